@@ -1,0 +1,108 @@
+"""The program `penteract`: its verbs, and errors as lines and exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from cyclopts import App, CycloptsError, UnknownOptionError
+
+from penteract.cli import init, train
+from penteract.cli.overrides import split_overrides
+from penteract.errors import BadInput, Bug, PenteractError
+from penteract.spec.keys import nearest_key, show_key
+
+_HELP = "Train large language models split over many GPUs, and see what each way to split them does."
+_EXAMPLES = ("penteract train", "penteract train --parallel.tp 2 --compare latest", "penteract init run.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How errors are told: read from the raw words, as the command line itself may be what is wrong."""
+
+    debug: bool
+    json: bool
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. Errors go to stderr, at most three lines, each `error[CODE]: …`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    how = _How(debug="--debug" in words, json="--json" in words)
+    try:
+        return _run(words)
+    except PenteractError as error:
+        return _report(error, how)
+    except CycloptsError as error:
+        return _report(_usage(error), how)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 141
+    except Exception as error:
+        fix = "see the traceback above" if how.debug else "run again with --debug for the traceback, and report it"
+        return _report(Bug("BUG", f"{type(error).__name__}: {error}", fix=fix), how)
+
+
+def _run(words: Sequence[str]) -> int:
+    verb, overrides = split_overrides(words)
+    app = _app()
+    command, bound, injected = app.parse_args(verb, print_error=False, exit_on_error=False)
+    if "overrides" in injected:
+        command = partial(command, overrides=overrides)
+    elif overrides:
+        raise BadInput("USAGE", "takes no values of a run", found=show_key(overrides[0]), fix="penteract train --help")
+    return _exit_code(command, bound.args, bound.kwargs)
+
+
+def _exit_code(command: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    result = command(*args, **kwargs)
+    return result if isinstance(result, int) else 0
+
+
+def _app() -> App:
+    app = App(
+        name="penteract", help=_HELP, help_epilogue=_shown(_EXAMPLES), help_format="markdown", version=_version,
+        result_action="return_value",
+    )  # fmt: skip
+    app.command(train.train, help_epilogue=_shown(train.EXAMPLES))
+    app.command(init.init, help_epilogue=_shown(init.EXAMPLES))
+    return app
+
+
+def _shown(examples: Sequence[str]) -> str:
+    """Examples below a verb's options, one a line, as they are typed."""
+    return "Examples:\n\n" + "\n".join(f"- {line}" for line in examples)
+
+
+def _version() -> str:
+    try:
+        return version("penteract")
+    except PackageNotFoundError:
+        return "not installed: run from a source folder"
+
+
+def _usage(error: CycloptsError) -> BadInput:
+    """A parse error of the command line as one line; a run's key without its section finds it."""
+    token = getattr(error, "token", None)
+    word = str(getattr(token, "keyword", None) or "").removeprefix("--")
+    near = nearest_key(word) if isinstance(error, UnknownOptionError) and word else ""
+    if near.endswith(f".{word}"):
+        return BadInput("USAGE", "a value of the run is named with its section", found=f"--{word}", fix=f"--{near}")
+    what = " ".join(str(error).split()) or "the command line is not understood"
+    return BadInput("USAGE", what[:300], fix="penteract --help")
+
+
+def _report(error: PenteractError, how: _How) -> int:
+    """The error on stderr, and as an object on stdout for who asked for JSON."""
+    if how.debug:
+        traceback.print_exc()
+    print(error, file=sys.stderr)
+    if how.json:
+        print(json.dumps({"error": error.as_dict()}))
+    return error.exit_code

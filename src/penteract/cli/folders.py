@@ -1,0 +1,44 @@
+"""Run folders named on a command line, checked before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penteract.errors import BadInput
+
+_MARK = "run.toml"  # what makes a folder a run
+
+
+def find_run(name: str, out: str, *, flag: str) -> Path:
+    """The run folder called `name`: a path, or "latest" for the newest one in the folder `out`.
+
+    Raises BadInput when there is none, or when it is no run.
+    """
+    if name == "latest":
+        return _latest(Path(out), flag)
+    folder = Path(name)
+    try:
+        is_folder, is_run = folder.is_dir(), (folder / _MARK).is_file()
+    except (OSError, ValueError):
+        is_folder = is_run = False
+    if is_run:
+        return folder
+    what = f"a folder without {_MARK} is no run" if is_folder else "no such folder"
+    raise BadInput("RUN", what, where=flag, found=_short(name), fix=f"{flag} latest, or the path of a run in {out}/")
+
+
+def _latest(out: Path, flag: str) -> Path:
+    """`out`/latest where it points at a run, or else the run whose run.toml is the newest."""
+    link = out / "latest"
+    if (link / _MARK).is_file():
+        return link.resolve()
+    runs = [path for path in out.iterdir() if (path / _MARK).is_file()] if out.is_dir() else []
+    if not runs:
+        fix = "train one first: penteract train"
+        raise BadInput("RUN", "there is no run yet", where=flag, found=f"latest in {out}/", fix=fix)
+    return max(runs, key=lambda path: ((path / _MARK).stat().st_mtime, path.name))
+
+
+def _short(name: str) -> str:
+    safe = "".join(c if c.isprintable() else "?" for c in name)
+    return safe if len(safe) <= 120 else safe[:117] + "..."

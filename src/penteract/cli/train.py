@@ -1,0 +1,103 @@
+"""`penteract train`: resolve, refuse what cannot be, and hand over to the engine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from penteract.cli.folders import find_run
+from penteract.cli.world import launched
+from penteract.errors import BadInput
+from penteract.schedule.draw import draw as draw_schedule
+from penteract.schedule.generate import generate
+from penteract.spec.presets import PRESETS
+from penteract.spec.resolve import Resolved, resolve
+from penteract.spec.run import RunSpec
+
+EXAMPLES = (
+    "penteract train",
+    "penteract train --parallel.dp 2 --parallel.tp 2 --compare latest",
+    "penteract train run.toml --steps 20 optimizer.learning_rate=1e-3",
+    "torchrun --nproc-per-node 8 -m penteract train run.toml --parallel.tp 2",
+)
+
+
+def train(
+    run: Annotated[Path | None, Parameter(help="A run file; see `penteract init`.")] = None,
+    /,
+    *,
+    preset: Annotated[str | None, Parameter(help=f"Start from one of: {', '.join(PRESETS)}.")] = None,
+    steps: Annotated[int | None, Parameter(help="Short for --training.steps.")] = None,
+    compare: Annotated[str | None, Parameter(help="A run folder, or latest: hold each step's loss against it.")] = None,
+    resume: Annotated[str | None, Parameter(help="A run folder, or latest: go on from its last checkpoint.")] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print one JSON object a step.")] = False,
+    draw: Annotated[bool, Parameter(negative="", help="Draw the pipeline's schedule and stop.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, Parameter(help="Short for --training.log_level.")
+    ] = None,
+    overrides: Annotated[Sequence[str], Parameter(parse=False)],
+) -> int:
+    """Train a model, on this machine or on the ranks that torchrun starts.
+
+    Any value of a run file can be set here: `--section.key VALUE` or `section.key=VALUE`.
+    """
+    place = launched(os.environ)
+    words = [*overrides, *_short_forms(steps, log_level)]
+    going_on = find_run(resume, _out_folder(words), flag="--resume") if resume else None
+    if going_on and run is None and preset is None:
+        run = going_on / "run.toml"
+    resolved = resolve(run, preset, words, place.world if place else None)
+    beside = find_run(compare, resolved.run.out, flag="--compare") if compare else None
+    _check_paths(resolved)
+    if draw:
+        print(_drawing(resolved.run))
+        return 0
+    start = import_module("penteract.engine.start")  # here, as it imports torch
+    return start.train(resolved, compare=beside, resume=going_on, json=json, debug=debug)
+
+
+def _short_forms(steps: int | None, log_level: str | None) -> list[str]:
+    short = {"training.steps": steps, "training.log_level": log_level}
+    return [f"{key}={value}" for key, value in short.items() if value is not None]
+
+
+def _out_folder(overrides: Sequence[str]) -> str:
+    """The folder of runs, needed before the run file is known: `--resume latest` finds the file there."""
+    probe = [w.removeprefix("--") for w in overrides]
+    for at, word in reversed(list(enumerate(probe))):
+        name, equals, value = word.partition("=")
+        if name == "output.folder":
+            return value if equals else "".join(probe[at + 1 : at + 2])
+    return "runs"
+
+
+def _check_paths(resolved: Resolved) -> None:
+    """Files that the run reads exist, before anything starts."""
+    run = resolved.run
+    sources = (run.data.source,) if isinstance(run.data.source, str) else run.data.source
+    files = [("data.source", s) for s in sources if s != "builtin" and not s.startswith("hf:")]
+    if run.tokenizer != "bytes":
+        files.append(("tokenizer.source", run.tokenizer))
+    for key, name in files:
+        try:
+            there = Path(name).exists()
+        except (OSError, ValueError):
+            there = False
+        if not there:
+            where = f"{key} ({resolved.origins[key]})"
+            raise BadInput("FILE", "no such file or folder", where=where, found=name[:120], fix="check the path")
+
+
+def _drawing(run: RunSpec) -> str:
+    lay = run.layout
+    lists = generate(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
+    return draw_schedule(
+        lists, lay.pp, lay.vpp, lay.gradient_accumulation_steps, width=shutil.get_terminal_size().columns
+    )

@@ -1,0 +1,1 @@
+"""Reading two: run it, on torch."""

@@ -1,0 +1,205 @@
+"""Reference bodies of the dense words: embedding, linear, norms, rope, activations."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from penteract.engine.bodies.body import Env, Tensors, TorchBody, put, put_product
+from penteract.engine.bodies.rotary import angles
+from penteract.ops.tape import Site
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+# ---- embedding ---------------------------------------------------------------------------------------------------
+
+
+def _local_ids(env: Env, site: Site, ids: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Row numbers in this rank's shard, and where an id belongs to another shard (None: nowhere)."""
+    axis = str(site.attrs["axis"])
+    if not axis or env.mesh.size(axis) == 1:
+        return ids.reshape(-1), None
+    local = ids.reshape(-1) - env.index(axis) * rows
+    elsewhere = (local < 0) | (local >= rows)
+    return local.masked_fill_(elsewhere, 0), elsewhere
+
+
+def embedding(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    local, elsewhere = _local_ids(env, site, ins[0], weights[0].shape[0])
+    out = _rows(outs[0])
+    torch.index_select(weights[0], 0, local, out=out)
+    if elsewhere is not None:
+        out.masked_fill_(elsewhere[:, None], 0)
+
+
+def embedding_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    ids, g = ins
+    local, elsewhere = _local_ids(env, site, ids, into[0].shape[0])
+    g = _rows(g)
+    if elsewhere is not None:
+        g = g.masked_fill(elsewhere[:, None], 0)
+    if not add:
+        into[0].zero_()
+    into[0].index_add_(0, local, g.to(into[0].dtype))
+
+
+# ---- linear ------------------------------------------------------------------------------------------------------
+
+
+def linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    out = _rows(outs[0])
+    torch.mm(_rows(ins[0]), weights[0].t(), out=out)
+    if len(weights) == 2:
+        out.add_(weights[1])
+
+
+def linear_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.mm(_rows(ins[0]), weights[0], out=_rows(outs[0]))
+
+
+def linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    x, g = _rows(ins[0]), _rows(ins[1])
+    put_product(into[0], g.t(), x, add)
+    if len(into) == 2:
+        put(into[1], g.sum(0, dtype=into[1].dtype), add)
+
+
+def add_bias(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.add(ins[0], weights[0], out=outs[0])
+
+
+def add_bias_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    put(into[0], _rows(ins[0]).sum(0, dtype=into[0].dtype), add)
+
+
+# ---- norms -------------------------------------------------------------------------------------------------------
+
+
+def _groups(x: torch.Tensor, width: int) -> torch.Tensor:
+    """[.., n·C] -> [.., n, C]: what is normed together."""
+    return x.unflatten(-1, (-1, width))
+
+
+def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x = _groups(ins[0], weights[0].shape[0])
+    scale = outs[1]
+    torch.mean(x.to(env.stat).square(), -1, out=scale)
+    scale.add_(site.attrs["epsilon"]).rsqrt_()
+    y = _groups(outs[0], weights[0].shape[0])
+    if x.dtype == env.stat:
+        torch.mul(x, scale[..., None], out=y).mul_(weights[0])
+    else:
+        y.copy_(x * scale[..., None] * weights[0])
+
+
+def rms_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x, scale, g = ins
+    width = weights[0].shape[0]
+    x, scale = _groups(x, width).to(env.stat), scale[..., None]
+    gn = _groups(g, width) * weights[0].to(env.stat)
+    mean = (gn * x).mean(-1, keepdim=True).mul_(scale.square())
+    _groups(outs[0], width).copy_(gn.sub_(x * mean).mul_(scale))
+
+
+def rms_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    x, scale, g = ins
+    width = into[0].shape[0]
+    put(into[0], (_groups(x, width) * scale[..., None]).mul_(_groups(g, width)).reshape(-1, width).sum(0), add)
+
+
+def layer_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x = ins[0].to(env.stat)
+    y, mean, scale = outs
+    torch.mean(x, -1, keepdim=True, out=mean)
+    centred = x - mean
+    torch.mean(centred.square(), -1, keepdim=True, out=scale)
+    scale.add_(site.attrs["epsilon"]).rsqrt_()
+    y.copy_(centred.mul_(scale).mul_(weights[0]).add_(weights[1]))
+
+
+def layer_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x, mean, scale, g = ins
+    n = (x.to(env.stat) - mean).mul_(scale)
+    gn = g * weights[0].to(env.stat)
+    inner = (gn * n).mean(-1, keepdim=True)
+    outs[0].copy_(gn.sub_(gn.mean(-1, keepdim=True)).sub_(n.mul_(inner)).mul_(scale))
+
+
+def layer_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    x, mean, scale, g = ins
+    put(into[0], _rows((x.to(env.stat) - mean).mul_(scale).mul_(g)).sum(0), add)
+    put(into[1], _rows(g).sum(0, dtype=into[1].dtype), add)
+
+
+# ---- positions ---------------------------------------------------------------------------------------------------
+
+
+def _rotate(env: Env, site: Site, x: torch.Tensor, positions: torch.Tensor, sign: int, out: torch.Tensor) -> None:
+    cos, sin = angles(site, positions, env.stat)  # [s, B, 1, C/2]
+    a, b = _groups(x, site.attrs["head_size"]).chunk(2, -1)
+    ya, yb = _groups(out, site.attrs["head_size"]).chunk(2, -1)
+    sin = sin.mul_(sign)
+    ya.copy_((a * cos).sub_(b * sin))
+    yb.copy_((b * cos).add_(a * sin))
+
+
+def rope(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    _rotate(env, site, ins[0], ins[1], 1, outs[0])
+
+
+def rope_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    _rotate(env, site, ins[1], ins[0], -1, outs[0])
+
+
+# ---- element-wise ------------------------------------------------------------------------------------------------
+
+
+def swiglu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.mul(F.silu(ins[0]), ins[1], out=outs[0])
+
+
+def swiglu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    gate, up, g = ins
+    s = torch.sigmoid(gate)
+    torch.mul(g, gate, out=outs[1]).mul_(s)  # d up = g · silu(gate)
+    slope = (1 - s).mul_(gate).add_(1).mul_(s)  # silu'
+    torch.mul(g, up, out=outs[0]).mul_(slope)
+
+
+def gelu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    outs[0].copy_(F.gelu(ins[0], approximate="tanh"))
+
+
+def gelu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    outs[0].copy_(torch.ops.aten.gelu_backward(ins[1], ins[0], approximate="tanh"))
+
+
+def add(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.add(ins[0], ins[1], out=outs[0])
+
+
+def repeat_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x = _groups(ins[0], site.attrs["head_size"])
+    outs[0].view(*x.shape[:-1], site.attrs["times"], x.shape[-1]).copy_(x[..., None, :].expand(*x.shape[:-1], site.attrs["times"], -1))
+
+
+def repeat_heads_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    out = _groups(outs[0], site.attrs["head_size"])
+    torch.sum(ins[0].view(*out.shape[:-1], site.attrs["times"], out.shape[-1]), -2, out=out)
+
+
+DENSE = {
+    "embedding": TorchBody(embedding, None, embedding_weight),
+    "linear": TorchBody(linear, linear_input, linear_weight),
+    "add_bias": TorchBody(add_bias, None, add_bias_weight),
+    "rms_norm": TorchBody(rms_norm, rms_norm_input, rms_norm_weight),
+    "layer_norm": TorchBody(layer_norm, layer_norm_input, layer_norm_weight),
+    "rope": TorchBody(rope, rope_input),
+    "swiglu": TorchBody(swiglu, swiglu_input),
+    "gelu": TorchBody(gelu, gelu_input),
+    "add": TorchBody(add),
+    "repeat_heads": TorchBody(repeat_heads, repeat_heads_input),
+}

@@ -1,0 +1,188 @@
+"""Reference bodies of the mixture of experts, with exact sizes: one look at routed counts a layer, nothing dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from penteract.engine.bodies.body import Env, Tensors, TorchBody, put_product
+from penteract.ops.tape import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Host sizes of one exchange. `table[sender][expert]`: rows that each local expert gets from each rank."""
+
+    sent: list[int]
+    received: list[int]
+    table: list[list[int]]
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of each local expert."""
+        return [sum(column) for column in zip(*self.table, strict=True)]
+
+
+def split_sizes(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    copies, coming = ins
+    n = int(site.attrs["ranks"])
+    both = torch.cat([copies, coming]).tolist()  # the one look
+    to, of = both[: len(copies)], both[len(copies) :]
+    each = len(to) // n
+    table = [of[i * each : (i + 1) * each] for i in range(n)]
+    outs[0] = Splits([sum(to[i * each : (i + 1) * each]) for i in range(n)], [sum(t) for t in table], table)
+
+
+def router(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    chosen, experts, scores, choices = outs
+    a, x = site.attrs, ins[0]
+    logits = x.reshape(-1, x.shape[-1]).to(env.stat) @ weights[0].to(env.stat).t()
+    scores.view_as(logits).copy_(logits.softmax(-1) if a["score"] == "softmax" else logits.sigmoid())
+    ranking = scores + env.biases[a["bias"]] if a["bias"] else scores
+    experts.copy_(ranking.topk(a["top_k"], dim=-1).indices)
+    w = scores.gather(-1, experts)
+    chosen.copy_(w / w.sum(-1, keepdim=True) if a["normalize"] else w)
+    picks = experts.permute(1, 0, 2).flatten(1)  # [B, s·k]
+    choices.zero_().scatter_add_(1, picks, torch.ones_like(picks))
+
+
+def router_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    experts, scores, g, *g_scores = ins
+    a, g = site.attrs, g.to(env.stat)
+    if a["normalize"]:
+        w = scores.gather(-1, experts)
+        total = w.sum(-1, keepdim=True)
+        g = (g - (g * w).sum(-1, keepdim=True) / total) / total
+    slope = g_scores[0].clone() if g_scores else torch.zeros_like(scores)
+    slope.scatter_add_(-1, experts, g)
+    if a["score"] == "softmax":
+        torch.mul(scores, slope - (slope * scores).sum(-1, keepdim=True), out=outs[1])
+    else:
+        torch.mul(slope, scores * (1 - scores), out=outs[1])
+    logits = outs[1].view(-1, scores.shape[-1])
+    outs[0].view(-1, outs[0].shape[-1]).copy_(logits @ weights[0].to(env.stat))
+
+
+def router_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    x, logits = ins
+    put_product(into[0], logits.reshape(-1, logits.shape[-1]).t(), x.reshape(-1, x.shape[-1]).to(env.stat), add)
+
+
+def sort_by_expert(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    flat = ins[0].reshape(-1)
+    outs[0].copy_(flat.argsort(stable=True))
+    outs[1].zero_().scatter_add_(0, flat, torch.ones_like(flat))
+
+
+def dispatch(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x, order = ins
+    torch.index_select(x.reshape(-1, x.shape[-1]), 0, order // site.attrs["top_k"], out=outs[0])
+
+
+def dispatch_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    order, g = ins
+    outs[0].zero_().view(-1, g.shape[-1]).index_add_(0, order // site.attrs["top_k"], g)
+
+
+def combine(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    y, w, order = ins
+    copies = torch.empty_like(y)
+    copies[order] = y
+    copies = copies.view(*w.shape, -1).mul_(w[..., None])
+    torch.sum(copies, -2, out=outs[0])
+
+
+def combine_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    y, w, order, g = ins
+    g = g.reshape(-1, g.shape[-1])[order // site.attrs["top_k"]]
+    torch.mul(g, w.reshape(-1)[order][:, None], out=outs[0])
+    outs[1].view(-1)[order] = (g * y).sum(-1)
+
+
+def _each_expert(splits: Splits) -> Iterator[tuple[int, slice]]:
+    at = 0
+    for e, n in enumerate(splits.rows):
+        yield e, slice(at, at + n)
+        at += n
+
+
+def expert_linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x, splits = ins
+    for e, rows in _each_expert(splits):
+        if rows.stop > rows.start:
+            torch.mm(x[rows], weights[0][e].t(), out=outs[0][rows])
+
+
+def expert_linear_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    splits, g = ins
+    for e, rows in _each_expert(splits):
+        if rows.stop > rows.start:
+            torch.mm(g[rows], weights[0][e], out=outs[0][rows])
+
+
+def expert_linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    x, splits, g = ins
+    for e, rows in _each_expert(splits):
+        if rows.stop > rows.start:
+            put_product(into[0][e], g[rows].t(), x[rows], add)
+        elif not add:
+            into[0][e].zero_()
+
+
+def regroup(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x, splits = ins
+    by_sender = list(torch.split(outs[0] if site.attrs["inverse"] else x, [n for row in splits.table for n in row]))
+    experts = len(splits.table[0])
+    by_expert = [by_sender[r * experts + e] for e in range(experts) for r in range(len(splits.table))]
+    at = 0
+    for piece in by_expert:
+        if site.attrs["inverse"]:
+            piece.copy_(x[at : at + len(piece)])
+        else:
+            outs[0][at : at + len(piece)].copy_(piece)
+        at += len(piece)
+
+
+def _shares(site: Site, scores: torch.Tensor) -> torch.Tensor:
+    """Scores as shares of one: they are already, unless they are sigmoids."""
+    return scores / scores.sum(-1, keepdim=True) if site.attrs["score"] == "sigmoid" else scores
+
+
+def _load(site: Site, choices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """f of each sequence and expert, over the sequence's length: [B, X]."""
+    s, k, x = (int(site.attrs[n]) for n in ("sequence_length", "top_k", "experts"))
+    return choices.to(dtype) * (x / (k * s) / s)
+
+
+def balance_loss(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    scores, choices = ins
+    outs[0].copy_((_shares(site, scores).sum(0) * _load(site, choices, scores.dtype)).sum())
+
+
+def balance_loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    scores, choices, g = ins
+    f = _load(site, choices, scores.dtype) * g
+    if site.attrs["score"] == "sigmoid":
+        total = scores.sum(-1, keepdim=True)
+        torch.sub(f, (f * scores).sum(-1, keepdim=True) / total, out=outs[0]).div_(total)
+    else:
+        outs[0].copy_(f.expand_as(outs[0]))
+
+
+def tally(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    env.tallies[str(site.attrs["name"])].add_(ins[0].sum(0))
+
+
+EXPERTS = {
+    "router": TorchBody(router, router_input, router_weight),
+    "sort_by_expert": TorchBody(sort_by_expert),
+    "split_sizes": TorchBody(split_sizes),
+    "dispatch": TorchBody(dispatch, dispatch_input),
+    "combine": TorchBody(combine, combine_input),
+    "expert_linear": TorchBody(expert_linear, expert_linear_input, expert_linear_weight),
+    "regroup": TorchBody(regroup),
+    "balance_loss": TorchBody(balance_loss, balance_loss_input),
+    "tally": TorchBody(tally),
+}

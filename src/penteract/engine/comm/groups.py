@@ -1,0 +1,45 @@
+"""Process groups: made once for each set of ranks, in the same order everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from penteract.ops.params import holders
+from penteract.spec.mesh import Mesh
+from penteract.step.program import Program
+
+Ranks = tuple[int, ...]
+
+NAMES = ("world", "dp", "tp", "cp", "pp", "ep", "sequence", "stage")
+
+
+@dataclass(slots=True)
+class Groups:
+    """Ranks -> process group. Creating one is collective over the world, so all ranks ask for the same, in one order."""
+
+    made: dict[Ranks, Any] = field(default_factory=dict[Ranks, Any])
+
+    def make(self, wanted: Iterable[Ranks]) -> None:
+        for ranks in sorted(set(wanted)):
+            if len(ranks) > 1 and ranks not in self.made:
+                self.made[ranks] = dist.new_group(list(ranks))
+
+    def __getitem__(self, ranks: Ranks) -> Any:
+        return self.made[ranks]
+
+
+def needed(p: Program) -> set[Ranks]:
+    """Every group that some rank of the layout uses."""
+    mesh: Mesh = p.mesh
+    world = range(p.layout.world)
+    wanted = {mesh.group(name, r) for name in NAMES for r in world}
+    # A group of holders is decided by what is cut and where it lives: one look at each kind is enough.
+    kinds = {(q.shards, p.homes[q.name]): q for q in p.everything}
+    for (_, home), q in kinds.items():
+        wanted |= {holders(q, home, mesh, r) for r in world if mesh.coordinates(r)["pp"] in home}
+    return wanted
+

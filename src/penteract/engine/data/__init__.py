@@ -1,0 +1,13 @@
+"""From a named source of text to samples: tokenise, pack, order, split.
+
+    source -> corpus (documents) -> tokenizer -> tokens (one long stream) -> pack (windows) -> order (which window when)
+
+Everything here is numpy; nothing imports torch.
+"""
+
+from penteract.engine.data.open import DataChoice, open_samples
+from penteract.engine.data.pack import Sample, Samples
+from penteract.engine.data.tokenizer import Tokenizer, open_tokenizer
+from penteract.engine.data.tokens import write_tokens
+
+__all__ = ["DataChoice", "Sample", "Samples", "Tokenizer", "open_samples", "open_tokenizer", "write_tokens"]

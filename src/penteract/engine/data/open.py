@@ -1,0 +1,80 @@
+"""Open what a run names as its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from penteract.engine.data.corpus import StreamedCorpus, TextCorpus, TokenCorpus, find_corpus
+from penteract.engine.data.pack import Packing, Samples, WindowSamples, split
+from penteract.engine.data.stream import hugging_face_texts, split_stream
+from penteract.engine.data.tokenizer import Tokenizer
+from penteract.engine.data.tokens import Tokens, have_tokens, read_tokens, tokenize, write_tokens
+from penteract.errors import BadInput
+from penteract.units import MIB
+
+LARGE = 16 * MIB  # text from this size on is tokenised once, into the cache folder
+
+
+class DataChoice(Protocol):
+    """What a run says of its data (see `spec.run`)."""
+
+    @property
+    def source(self) -> str | tuple[str, ...]: ...
+    @property
+    def validation_fraction(self) -> float: ...
+    @property
+    def pack_documents(self) -> bool: ...
+
+
+def open_samples(
+    data: DataChoice, tokenizer: Tokenizer, sequence_length: int, seed: int, cache: Path | None = None
+) -> tuple[Samples, Samples]:
+    """(train, validation) samples of `sequence_length` tokens; validation is empty when its fraction is 0.
+
+    `cache` is a folder for the ids of large texts; without it they stay in memory.  Processes may race for it safely,
+    but each that finds no file does all the work: let one process of a host open the data first.
+
+    Raises BadInput when the source is missing, empty or shorter than a sequence, CorruptData when it is damaged.
+    """
+    packing = Packing(sequence_length, tokenizer.end_of_document if data.pack_documents else None)
+    corpus = find_corpus(data.source)
+    if isinstance(corpus, StreamedCorpus):
+        texts = hugging_face_texts(corpus)
+        train, validation = split_stream(texts, tokenizer, packing, fraction=data.validation_fraction, seed=seed)
+        needed: list[tuple[str, Samples]] = []
+    else:
+        tokens = _tokens_of(corpus, tokenizer, cache)
+        if not len(tokens):
+            raise BadInput("EMPTY", "the data holds no text", found=_names(data), fix="builtin needs no file")
+        parts = split(tokens, data.validation_fraction, tokenizer.end_of_document)
+        train = WindowSamples(parts[0], packing, seed)
+        # Its order is the same for every seed: evaluating the first few samples judges every run on the same text.
+        validation = WindowSamples(parts[1], packing, 0, one_order=True)
+        needed = [("train", train)]
+    if data.validation_fraction > 0:
+        needed.append(("validation", validation))
+    for part, samples in needed:
+        if not len(samples):
+            raise BadInput("TOO_SHORT", f"the {part} part of the data is shorter than one sample", where=_names(data),
+                           allowed=f"at least {sequence_length + 1} tokens",
+                           fix="shorter sequences, another validation_fraction (0: none), or more text")  # fmt: skip
+    return train, validation
+
+
+def _tokens_of(corpus: TextCorpus | TokenCorpus, tokenizer: Tokenizer, cache: Path | None) -> Tokens:
+    if isinstance(corpus, TokenCorpus):
+        return Tokens(tuple(read_tokens(p, tokenizer) for p in corpus.files), tokenizer.vocab_size)
+    if cache is None or corpus.size() < LARGE:
+        arrays = list(tokenize(corpus.pieces(), tokenizer))
+        return Tokens((np.concatenate(arrays),) if arrays else (), tokenizer.vocab_size)
+    path = cache / f"{corpus.name}-{corpus.digest()[:16]}-{tokenizer.digest[:16]}.bin"
+    if not have_tokens(path):
+        write_tokens(path, tokenize(corpus.pieces(), tokenizer), tokenizer)
+    return Tokens((read_tokens(path, tokenizer),), tokenizer.vocab_size)
+
+
+def _names(data: DataChoice) -> str:
+    return data.source if isinstance(data.source, str) else " ".join(data.source)

@@ -1,0 +1,112 @@
+"""Windows of a stream of tokens, with the borders of documents inside them.
+
+Window w of sequence length S covers tokens [w·S, w·S + S]: its last token is the next window's first, so every token
+but the stream's first is a target exactly once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from penteract.engine.data.order import permute
+from penteract.engine.data.tokens import Tokens
+from penteract.errors import BadInput
+
+Array = npt.NDArray[np.int64]
+
+IGNORED = -1
+SEARCH = 2**20  # tokens on each side of a cut in which the end of a document is looked for
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sequence, all fields int64 [S].
+
+    targets: the next token, or IGNORED where that belongs to another document.
+    start: the place in the window of the first token of the same document; 0 when it began before the window.
+    positions: the token's own place minus `start`.
+    """
+
+    tokens: Array
+    targets: Array
+    start: Array
+    positions: Array
+
+
+class Samples(Protocol):
+    """Samples by global index. An index of `len` or more belongs to a later epoch, in another order."""
+
+    def __len__(self) -> int:
+        """Samples in an epoch; `sys.maxsize` when the source is a stream of unknown length."""
+        ...
+
+    def sample(self, index: int) -> Sample: ...
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a window becomes a sample. `end_of_document` None: the window is read as one document."""
+
+    sequence_length: int
+    end_of_document: int | None
+
+    def windows(self, tokens: int) -> int:
+        """How many windows that many tokens have."""
+        return max(0, (tokens - 1) // self.sequence_length)
+
+    def sample(self, window: Array) -> Sample:
+        """Tokens [S + 1] -> a sample."""
+        tokens, targets = window[:-1], window[1:].copy()
+        place = np.arange(self.sequence_length, dtype=np.int64)
+        start = np.zeros_like(place)
+        if self.end_of_document is not None:
+            ends = tokens == self.end_of_document
+            targets[ends] = IGNORED
+            start[1:] = np.maximum.accumulate(np.where(ends, place + 1, 0))[:-1]
+        return Sample(tokens, targets, start, place - start)
+
+
+class WindowSamples:
+    """Samples of a stream that can be read anywhere.
+
+    Epoch e visits every window once, in an order that depends on (seed, e) alone.  With `one_order` every epoch has
+    the same order, as validation wants it.
+    """
+
+    def __init__(self, tokens: Tokens, packing: Packing, seed: int, *, one_order: bool = False) -> None:
+        self._tokens, self._packing, self._seed, self._one_order = tokens, packing, seed, one_order
+        self._windows = packing.windows(len(tokens))
+
+    def __len__(self) -> int:
+        return self._windows
+
+    def sample(self, index: int) -> Sample:
+        if index < 0 or not self._windows:
+            raise IndexError(f"no sample {index} among {self._windows}")
+        epoch, at = divmod(index, self._windows)
+        window = permute(at, self._windows, self._seed, 0 if self._one_order else epoch)
+        first = window * self._packing.sequence_length
+        return self._packing.sample(self._tokens.read(first, first + self._packing.sequence_length + 1))
+
+
+def split(tokens: Tokens, fraction: float, end_of_document: int) -> tuple[Tokens, Tokens]:
+    """(train, validation): validation is the last `fraction` of the stream.
+
+    The cut is moved to the nearest end of a document when one is within half the size of validation (and SEARCH), so
+    that no document is on both sides; a corpus of few long documents is cut inside one.  The cut depends neither on
+    the seed nor on the sequence length: two runs are judged on the same text.
+    """
+    if not 0 <= fraction < 1:
+        raise BadInput("VALIDATION", "validation_fraction is a share of the data", found=fraction, allowed="0 <= f < 1",
+                       fix="validation_fraction = 0.01")  # fmt: skip
+    size = round(len(tokens) * fraction)
+    at, reach = len(tokens) - size, min(size // 2, SEARCH)
+    low, high = max(0, at - reach), min(len(tokens), at + reach)
+    borders = low + 1 + np.flatnonzero(tokens.read(low, high) == end_of_document)
+    if len(borders):
+        at = int(borders[np.abs(borders - at).argmin()])
+    return tokens.cut(at)

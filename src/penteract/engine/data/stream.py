@@ -1,0 +1,113 @@
+"""Samples of a stream that can only be read forwards."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
+
+import numpy as np
+
+from penteract.engine.data.corpus import Piece, StreamedCorpus
+from penteract.engine.data.order import permute
+from penteract.engine.data.pack import Array, Packing, Sample, WindowSamples
+from penteract.engine.data.tokenizer import Tokenizer
+from penteract.engine.data.tokens import Tokens, tokenize
+from penteract.errors import BadInput, CorruptData
+
+BLOCK = 256  # windows in memory at once, and shuffled among themselves
+COUNTED = 10_000  # documents that validation_fraction is a share of: a stream's length is unknown
+
+Texts = Callable[[], Iterable[str]]
+
+
+class StreamSamples:
+    """Windows of a stream of documents, in blocks of BLOCK, each block in an order of its own.
+
+    An index in the block at hand or a later one reads on; an earlier one starts again.  Resuming is reading on, so it
+    costs the tokenising of everything before.  After its end the stream starts over.
+    """
+
+    def __init__(self, texts: Texts, tokenizer: Tokenizer, packing: Packing, seed: int) -> None:
+        self._texts, self._tokenizer, self._packing, self._seed = texts, tokenizer, packing, seed
+        self._reader: Iterator[Array] = iter(())
+        self._block: list[Array] = []
+        self._number = -1
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def sample(self, index: int) -> Sample:
+        if index < 0:
+            raise IndexError(f"no sample {index}")
+        number, at = divmod(index, BLOCK)
+        if self._number < 0 or number < self._number:
+            self._reader, self._number = self._windows(), -1
+        while self._number < number:
+            self._block = list(itertools.islice(self._reader, BLOCK))
+            self._number += 1
+        return self._packing.sample(self._block[permute(at, BLOCK, self._seed, number)])
+
+    def _windows(self) -> Iterator[Array]:
+        """Every window [S + 1] of the stream repeated without end."""
+        length, waiting, size = self._packing.sequence_length, list[Array](), 0
+        while True:
+            empty = True
+            for ids in tokenize(as_pieces(self._texts()), self._tokenizer):
+                waiting.append(ids.astype(np.int64))
+                size, empty = size + len(ids), False
+                if size > length:
+                    joined = np.concatenate(waiting)
+                    used = (size - 1) // length * length
+                    for first in range(0, used, length):
+                        yield joined[first : first + length + 1]
+                    waiting, size = [joined[used:]], size - used
+            if empty:
+                raise _no_text()
+
+
+def as_pieces(texts: Iterable[str]) -> Iterator[Piece]:
+    """Whole documents, the empty ones left out."""
+    return (Piece(text, ends=True) for text in texts if text)
+
+
+def split_stream(
+    texts: Texts, tokenizer: Tokenizer, packing: Packing, *, fraction: float, seed: int
+) -> tuple[StreamSamples, WindowSamples]:
+    """(train, validation): validation is the first `fraction` of COUNTED documents, held in memory."""
+    held = round(COUNTED * fraction)
+    arrays = tuple(tokenize(as_pieces(itertools.islice(texts(), held)), tokenizer))
+    tokens = Tokens((np.concatenate(arrays),) if arrays else (), tokenizer.vocab_size)
+    train = StreamSamples(lambda: itertools.islice(texts(), held, None), tokenizer, packing, seed)
+    return train, WindowSamples(tokens, packing, 0, one_order=True)
+
+
+def hugging_face_texts(corpus: StreamedCorpus) -> Texts:
+    """The field `text` of the split `train`, streamed in the dataset's own order."""
+    try:
+        from datasets import load_dataset  # pyright: ignore[reportMissingImports, reportUnknownVariableType]
+    except ImportError as e:
+        raise BadInput("NO_DATASETS", "streaming from Hugging Face needs the library `datasets`",
+                       found=f"hf:{corpus.name}", fix='pip install "penteract[hf]"') from e  # fmt: skip
+    try:
+        rows = cast("Iterable[dict[str, object]]",
+                    load_dataset(corpus.name, corpus.config or None, split="train", streaming=True))  # fmt: skip
+    except Exception as e:  # the library raises many kinds: no such name, no network, no permission
+        raise BadInput("SOURCE", "could not open the dataset", where=f"hf:{corpus.name}", found=e,
+                       fix="check its name, its config (hf:NAME:CONFIG) and the network") from e  # fmt: skip
+
+    def texts() -> Iterator[str]:
+        for number, row in enumerate(rows):
+            text = row.get("text")
+            if not isinstance(text, str):
+                where = f"hf:{corpus.name}, row {number}"
+                raise CorruptData("TEXT", 'no field "text" that holds a string', where=where, found=", ".join(row),
+                                  fix='name a dataset with a field "text"')  # fmt: skip
+            yield text
+
+    return texts
+
+
+def _no_text() -> BadInput:
+    return BadInput("EMPTY", "the stream holds no text", found="0 tokens", fix="name a dataset with text in it")

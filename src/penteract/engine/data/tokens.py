@@ -1,0 +1,186 @@
+"""Token ids on disk and in memory: one long stream in which every document is ended by `end_of_document`.
+
+A token file is two files. `NAME.bin` holds nothing but ids, little-endian uint16 or uint32, so that
+`numpy.memmap(NAME.bin, dtype)` reads it too. `NAME.bin.json` beside it says how:
+
+    {"dtype": "uint16", "tokens": 1000, "end_of_document": 256, "vocab_size": 257, "largest": 256}
+
+Only `dtype` is required; what else is there is checked. A file should end with `end_of_document`: files are joined
+as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from penteract.engine.data.corpus import Piece
+from penteract.engine.data.tokenizer import Ids, Tokenizer, id_type
+from penteract.errors import BadInput, CorruptData, DiskFailure
+from penteract.units import MIB
+
+_BATCH = 2 * MIB  # characters tokenised together: enough for the library to use every core
+_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A read-only stream of ids, in memory or memory-mapped, made of one part or several."""
+
+    parts: tuple[Ids, ...]
+    vocab_size: int
+
+    def __len__(self) -> int:
+        return sum(len(p) for p in self.parts)
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Ids [stop - start]. Raises CorruptData at an id outside the vocabulary."""
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"tokens {start}..{stop} of {len(self)}")
+        out, at = np.empty(stop - start, np.int64), 0
+        for part in self.parts:
+            lo, hi = max(start - at, 0), min(stop - at, len(part))
+            if lo < hi:
+                out[at + lo - start : at + hi - start] = part[lo:hi]
+            at += len(part)
+        if out.size and out.max() >= self.vocab_size:
+            raise _outside(int(out.max()), self.vocab_size, f"tokens {start}..{stop - 1}")
+        return out
+
+    def cut(self, at: int) -> tuple[Tokens, Tokens]:
+        """The ids before `at`, and those from it on; nothing is copied."""
+        head, tail = list[Ids](), list[Ids]()
+        for part in self.parts:
+            inside = min(max(at, 0), len(part))
+            head.append(part[:inside])
+            tail.append(part[inside:])
+            at -= len(part)
+        kept = [tuple(p for p in parts if len(p)) for parts in (head, tail)]
+        return Tokens(kept[0], self.vocab_size), Tokens(kept[1], self.vocab_size)
+
+
+def tokenize(pieces: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[Ids]:
+    """Ids of each piece, in order, `end_of_document` after the last one of a document."""
+    end = np.array([tokenizer.end_of_document], id_type(tokenizer.vocab_size))
+    for batch in _batches(pieces):
+        for piece, ids in zip(batch, tokenizer.encode_many([p.text for p in batch]), strict=True):
+            yield np.concatenate([ids, end]) if piece.ends else ids
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch, size = list[Piece](), 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def write_tokens(path: Path, ids: Iterable[Ids], tokenizer: Tokenizer) -> None:
+    """Write `path` (a `.bin`) and its `.bin.json`, each by atomic rename, the second one last.
+
+    Several processes may write the same file at once: each writes its own and the last rename wins.  A reader that
+    finds the `.bin.json` finds a whole `.bin`.  Raises DiskFailure.
+    """
+    dtype, count, largest = id_type(tokenizer.vocab_size), 0, 0
+
+    def write_ids(file: BinaryIO) -> None:
+        nonlocal count, largest
+        for array in ids:
+            file.write(array.astype(dtype, copy=False).tobytes())
+            count, largest = count + len(array), max(largest, int(array.max(initial=0)))
+
+    def write_facts(file: BinaryIO) -> None:
+        facts = {"dtype": dtype.name, "tokens": count, "end_of_document": tokenizer.end_of_document,
+                 "vocab_size": tokenizer.vocab_size, "largest": largest}  # fmt: skip
+        file.write(json.dumps(facts).encode() + b"\n")
+
+    _write_whole(path, write_ids)
+    _write_whole(_facts_of(path), write_facts)
+
+
+def read_tokens(path: Path, tokenizer: Tokenizer) -> Ids:
+    """Memory-map a token file: ids [tokens].
+
+    Raises BadInput when its `.bin.json` is missing or it was made by another tokenizer, CorruptData when the two
+    files do not agree.
+    """
+    facts, where = _read_facts(path), str(path)
+    dtype = _DTYPES.get(str(facts.get("dtype")))
+    if dtype is None:
+        raise BadInput("TOKENS", "unknown dtype of ids", where=str(_facts_of(path)), found=facts.get("dtype"),
+                       allowed=" ".join(_DTYPES), fix='write "dtype": "uint16"')  # fmt: skip
+    size = path.stat().st_size
+    wanted = facts.get("tokens", size // dtype.itemsize)
+    if wanted != size / dtype.itemsize:
+        raise CorruptData("TOKENS", "the file's size is not what its .bin.json says", where=where,
+                          found=f"{size} bytes", allowed=f"{wanted} ids of {dtype.itemsize} bytes",
+                          fix="write or download it again")  # fmt: skip
+    end = facts.get("end_of_document", tokenizer.end_of_document)
+    if end != tokenizer.end_of_document:
+        raise BadInput("TOKENS", "these ids were made by another tokenizer", where=where,
+                       found=f"end_of_document {end}", allowed=tokenizer.end_of_document, fix="use the tokenizer that made them")  # fmt: skip
+    largest = facts.get("largest", 0)
+    if isinstance(largest, int) and largest >= tokenizer.vocab_size:
+        raise _outside(largest, tokenizer.vocab_size, where)
+    return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)
+
+
+def have_tokens(path: Path) -> bool:
+    """Whether a token file was written to its end."""
+    return path.is_file() and _facts_of(path).is_file()
+
+
+def _facts_of(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _read_facts(path: Path) -> dict[str, object]:
+    beside = _facts_of(path)
+    if not beside.is_file():
+        raise BadInput("TOKENS", "a .bin file needs a .bin.json that says how to read it", where=str(path),
+                       fix=f"""echo '{{"dtype": "uint16"}}' > {beside.name}""")  # fmt: skip
+    try:
+        facts: object = json.loads(beside.read_bytes())
+    except ValueError as e:
+        raise CorruptData("TOKENS", "not JSON", where=str(beside), found=e, allowed='{"dtype": "uint16"}',
+                          fix="write it again") from e  # fmt: skip
+    if not isinstance(facts, dict):
+        raise CorruptData("TOKENS", "not a JSON object", where=str(beside), allowed='{"dtype": "uint16"}',
+                          fix="write it again")  # fmt: skip
+    return cast("dict[str, object]", facts)
+
+
+def _write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """`write` into a file of this process's own, then rename it: no one sees half of it."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as e:
+        raise DiskFailure("WRITE", "could not write tokens", where=str(path), found=e.strerror,
+                          fix="free some space, or choose another cache folder") from e  # fmt: skip
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _outside(found: int, vocab_size: int, where: str) -> CorruptData:
+    return CorruptData("TOKEN_ID", "a token id is outside the vocabulary", where=where, found=found,
+                       allowed=f"0..{vocab_size - 1}", fix="use the tokenizer that made these ids")  # fmt: skip

@@ -1,0 +1,72 @@
+"""From samples to a rank's micro-batches: which sequences, and which of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from penteract.parallel.context import token_indices
+from penteract.step.program import Program
+
+
+class Sample(Protocol):
+    """One sequence. All are [S] of int64; see engine/data for what they mean."""
+
+    @property
+    def tokens(self) -> object: ...
+    @property
+    def targets(self) -> object: ...
+    @property
+    def start(self) -> object: ...
+    @property
+    def positions(self) -> object: ...
+
+
+def samples_of(p: Program, step: int) -> list[list[int]]:
+    """The global sample numbers of this rank's micro-batches in step `step` (from 0), independent of the layout's order."""
+    lay = p.layout
+    me, first = p.mesh.coordinates(p.rank)["dp"], step * lay.global_batch_size
+    b = lay.micro_batch_size
+    return [
+        [first + (m * lay.dp + me) * b + i for i in range(b)] for m in range(lay.gradient_accumulation_steps)
+    ]
+
+
+def micro_batch(p: Program, samples: Sequence[Sample], device: torch.device) -> dict[str, torch.Tensor]:
+    """Sequences -> this rank's tensors by name.
+
+    tokens, targets, start, positions  [S@cp, B]     `start:all` [S, B], in the order of gathered keys
+    positions:tp                       [S@cp·tp, B]
+    """
+    lay, s = p.layout, p.sequence_length
+    at = p.mesh.coordinates(p.rank)
+    own = torch.tensor(token_indices(s, lay.cp, at["cp"]))
+    whole = {
+        name: torch.stack([torch.as_tensor(getattr(x, name), dtype=torch.int64) for x in samples], 1)
+        for name in ("tokens", "targets", "start", "positions")
+    }
+    out = {name: x[own] for name, x in whole.items()}
+    out["positions:tp"] = out["positions"].chunk(lay.tp)[at["tp"]]
+    out["start:all"] = whole["start"][torch.tensor(_gathered(p))]
+    return {name: x.contiguous().to(device) for name, x in out.items()}
+
+
+def constants(p: Program, device: torch.device) -> dict[str, torch.Tensor]:
+    """Token indices of this rank, of its ring neighbours, and of all, in the order in which they are gathered."""
+    lay, s = p.layout, p.sequence_length
+    me = p.mesh.coordinates(p.rank)["cp"]
+    out = {"index": torch.tensor(token_indices(s, lay.cp, me)), "index:all": torch.tensor(_gathered(p))}
+    for i in range(1, lay.cp):
+        out[f"index:{i} before"] = torch.tensor(token_indices(s, lay.cp, (me - i) % lay.cp))
+    return {name: x.to(device) for name, x in out.items()}
+
+
+def _gathered(p: Program) -> list[int]:
+    return [i for r in range(p.layout.cp) for i in token_indices(p.sequence_length, p.layout.cp, r)]
+
+
+def target_count(samples: Sequence[Sample]) -> int:
+    """Targets that count."""
+    return sum(int((torch.as_tensor(x.targets) >= 0).sum()) for x in samples)

@@ -1,0 +1,122 @@
+"""`metrics.jsonl`: one JSON object a step, written as the run goes, readable while it does.
+
+| field | unit | when |
+|---|---|---|
+| `step` | steps done, from 1 | always |
+| `tokens` | tokens seen by the model since the run began | always |
+| `train/loss` | nats a token, mean over the global batch | always |
+| `train/grad_norm` | norm of the whole gradient, before clipping | always |
+| `train/lr` | learning rate of this step | always |
+| `val/loss` | nats a token | when it was measured |
+| `perf/tokens_per_sec` | tokens a second, all ranks | always |
+| `perf/step_time_s` | seconds | always |
+| `mem/predicted_gib` | GiB allocated, of the fullest rank, by the estimate | when it is known |
+| `mem/measured_gib` | GiB allocated, of the fullest rank, at the peak | when it can be measured |
+
+Other fields may stand beside these. A value that is not finite is written as null: JSON has no NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+from penteract.errors import Bug, CorruptData, DiskFailure
+
+Number = int | float | str | bool | None
+Row = dict[str, Number]
+
+
+class MetricsWriter:
+    """Append rows to `path`, one system call each, so that a crash tears at most the last line.
+
+    `resume_at` is the last step to keep (0: start anew); rows after it and a torn last line are cut off.
+    """
+
+    def __init__(self, path: Path, *, resume_at: int = 0) -> None:
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            keep, self._step = _length_up_to(path, resume_at)
+            self._file = path.open("ab", buffering=0)
+            if path.stat().st_size > keep:
+                self._file.truncate(keep)
+        except OSError as e:
+            raise self._failure(e) from e
+
+    def write(self, row: Mapping[str, Number]) -> None:
+        """Raises DiskFailure when it cannot, Bug when `step` does not increase."""
+        step = row.get("step")
+        if not isinstance(step, int) or step <= self._step:
+            raise Bug("METRICS", "steps must increase", where=str(self._path), found=step, allowed=f"> {self._step}")
+        left = json.dumps({k: _finite(v) for k, v in row.items()}, allow_nan=False).encode() + b"\n"
+        try:
+            while left:
+                left = left[self._file.write(left) or 0 :]
+        except OSError as e:
+            raise self._failure(e) from e
+        self._step = step
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _failure(self, e: OSError) -> DiskFailure:
+        return DiskFailure("WRITE", "could not write metrics", where=str(self._path), found=e.strerror,
+                           fix="free some space, or choose another run directory")  # fmt: skip
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """All whole rows; a last line that is torn or still being written is left out.
+
+    Raises CorruptData at a bad line before the last, FileNotFoundError when there is no file.
+    """
+    return [row for row, _ in _rows(path)]
+
+
+def _length_up_to(path: Path, step: int) -> tuple[int, int]:
+    """(bytes, last step) of the rows up to `step`."""
+    length, last = 0, 0
+    if step > 0 and path.exists():
+        for row, end in _rows(path):
+            at = row.get("step")
+            if not isinstance(at, int) or at > step:
+                break
+            length, last = end, at
+    return length, last
+
+
+def _rows(path: Path) -> Iterator[tuple[Row, int]]:
+    """Each row and the offset of its end."""
+    lines, end = path.read_bytes().splitlines(keepends=True), 0
+    for number, line in enumerate(lines, 1):
+        row = _parse(line)
+        end += len(line)
+        if row is not None:
+            yield row, end
+        elif number < len(lines):
+            raise CorruptData("METRICS", "not a row of metrics", where=f"{path}:{number}", found=repr(line[:40]),
+                              allowed='{"step": 1, …}', fix="delete this line")  # fmt: skip
+
+
+def _parse(line: bytes) -> Row | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row: object = json.loads(line)
+    except ValueError:
+        return None
+    return cast("Row", row) if isinstance(row, dict) else None
+
+
+def _finite(value: Number) -> Number:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

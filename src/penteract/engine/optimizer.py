@@ -1,0 +1,53 @@
+"""AdamW on flat buckets, with the global norm clipped on the device, and routers' biases moved.
+
+Loshchilov 2017 (1711.05101), decoupled decay; Wang 2024 (2408.15664) for the bias that balances without a loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from penteract.engine.state import Flat, State
+from penteract.spec.run import Optimizer
+from penteract.step.program import Program
+
+
+@dataclass(slots=True)
+class AdamW:
+    """Rate and step are device tensors, so that a captured step needs nothing from the host."""
+
+    spec: Optimizer
+    device: torch.device
+    rate: torch.Tensor = field(init=False)
+    step: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rate = torch.zeros((), dtype=torch.float64, device=self.device)
+        self.step = torch.ones((), dtype=torch.float64, device=self.device)  # the one now taken, from 1
+
+    def update(self, flat: Flat, squared_norm: torch.Tensor) -> None:
+        """One step of a bucket's parameters, in place; two temporaries of its size at most."""
+        s, g = self.spec, flat.gradient
+        if s.clip_norm:
+            g.mul_((s.clip_norm / (squared_norm.sqrt() + 1e-6)).clamp(max=1))
+        dtype = g.dtype
+        b1, b2 = s.betas
+        flat.mean.lerp_(g, 1 - b1)
+        flat.square.mul_(b2).addcmul_(g, g, value=1 - b2)
+        bias1, bias2 = 1 - b1**self.step, 1 - b2**self.step
+        divisor = flat.square.sqrt().div_(bias2.sqrt().to(dtype)).add_(s.epsilon)
+        if flat.bucket.decay:
+            flat.master.mul_((1 - self.rate * s.weight_decay).to(dtype))
+        flat.master.sub_(torch.div(flat.mean, divisor, out=divisor).mul_((self.rate / bias1).to(dtype)))
+        if flat.master is not flat.parameter:
+            flat.parameter.copy_(flat.master)
+
+    def end(self, p: Program, state: State) -> None:
+        """Experts chosen less than the mean get a larger bias, by one fixed step."""
+        if p.model.moe is None:
+            return
+        for name, tally in state.tallies.items():
+            chosen = tally.to(state.biases[name].dtype)
+            state.biases[name].add_((chosen.mean() - chosen).sign_().mul_(p.model.moe.bias_rate))

@@ -1,0 +1,177 @@
+"""The reading that runs: registers are tensors, words are bodies, buckets are summed while backward goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from penteract.engine.bodies.body import Env, TorchBody
+from penteract.engine.comm.comm import Comm, Flight
+from penteract.engine.memory import Memory
+from penteract.engine.optimizer import AdamW
+from penteract.engine.state import STAT, State
+from penteract.ops.spec import Received, Spec
+from penteract.ops.tape import Call
+from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.step.program import Program, Slot
+
+Batch = Mapping[str, torch.Tensor]  # one micro-batch's data by name
+
+
+@dataclass(slots=True)
+class Run:
+    """One rank's executor. A step is `walk(program, run)` after `feed`.
+
+    `received[(layer, micro)]` is the load it saw: the rows that its experts got.
+    """
+
+    p: Program
+    state: State
+    comm: Comm
+    bodies: Mapping[str, TorchBody]
+    memory: Memory
+    optimizer: AdamW | None = None
+    on_action: Callable[[str], None] | None = None
+    env: Env = field(init=False)
+    batches: list[Batch] = field(default_factory=list[Batch])
+    counts: torch.Tensor = field(init=False)  # target tokens of the step
+    registers: dict[tuple[Slot, int], Any] = field(default_factory=dict[tuple[Slot, int], Any])
+    flights: dict[tuple[Slot, int], Flight] = field(default_factory=dict[tuple[Slot, int], Flight])
+    reducing: dict[int, Flight | None] = field(default_factory=dict[int, "Flight | None"])
+    written: set[str] = field(default_factory=set[str])
+    received: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    totals: torch.Tensor = field(init=False)  # squared gradient norm, then the loss terms
+
+    def __post_init__(self) -> None:
+        device, stat = self.memory.device, STAT[self.p.precision]
+        self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies)
+        self.totals = torch.zeros(1 + len(self.p.losses), dtype=stat, device=device)
+        self.counts = torch.zeros((), dtype=torch.int64, device=device)
+        for i, name in enumerate(self.p.losses):
+            self.env.scale[name] = torch.ones((), dtype=stat, device=device)
+            self.env.losses[name] = self.totals[1 + i]
+
+    # ---- the walk --------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Loss terms are sums over the step's whole batch, so their scales are known before the first forward."""
+        self.totals.zero_()
+        self.written.clear()
+        for tally in self.state.tallies.values():
+            tally.zero_()
+        self.comm.finish(self.comm.sum(self._ranks("dp"), self.counts))
+        self.env.scale["cross_entropy"].copy_(1 / self.counts.clamp(min=1).to(self.totals.dtype))
+        if "balance" in self.env.scale and self.p.model.moe is not None:
+            self.env.scale["balance"].fill_(self.p.model.moe.balance_coefficient / self.p.layout.global_batch_size)
+
+    def call(self, slot: Slot, call: Call) -> None:
+        site, phase = call.site, call.phase
+        if phase == "start":
+            self._start(slot, call)
+        elif phase == "finish":
+            y = (slot, call.ins[-1])
+            self.comm.finish(self.flights.pop(y), self.registers[y])
+        elif phase == "weight_gradient":
+            body = self.bodies[site.word].weight_gradient
+            assert body is not None
+            add = site.params[0] in self.written
+            body(self.env, site, self._read(slot, call.ins), [self.state.gradients[n] for n in site.params], add)
+            self.written.update(site.params)
+        else:
+            body = self.bodies[site.word]
+            f = body.forward if phase == "forward" else body.input_gradient
+            assert f is not None
+            ins, outs = self._read(slot, call.ins), self._make(slot, call.outs)
+            f(self.env, site, ins, [self.state.parameters[n] for n in site.params], outs)
+            for r, y in zip(call.outs, outs, strict=True):
+                self.registers[slot, r] = y
+
+    def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
+        for r in registers:
+            del self.registers[slot, r]
+
+    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
+        sends: list[tuple[torch.Tensor, int]] = []
+        receives: list[tuple[torch.Tensor, int]] = []
+        for t, slot, r in transfers:
+            peer = self.p.mesh.neighbour(self.p.rank, t.peer)
+            if t.kind == "Send":
+                sends.append((self.registers[slot, r], peer))
+            else:
+                (self.registers[slot, r],) = self._make(slot, (r,))
+                receives.append((self.registers[slot, r], peer))
+        self.comm.exchange(sends, receives, self._ranks("pp"))
+
+    def reduce(self, bucket: int) -> None:
+        flat = self.state.flats[bucket]
+        self.reducing[bucket] = self.comm.sum(flat.bucket.holders, flat.gradient)
+
+    def after(self, action: Compute | Woven | Exchange) -> None:
+        if self.on_action is not None:
+            self.on_action(str(action))
+
+    def gradients(self) -> None:
+        self.comm.finish_sends()
+        for flight in self.reducing.values():
+            self.comm.finish(flight)
+        self.reducing.clear()
+        self._sum_tallies()
+        for flat in self.state.flats:
+            if flat.bucket.holders[0] == self.p.rank:  # every element is counted by one rank
+                self.totals[0].add_(flat.gradient.dot(flat.gradient))
+        self.comm.finish(self.comm.sum(self._ranks("world"), self.totals))
+
+    def update(self, bucket: int) -> None:
+        if self.optimizer is not None:
+            self.optimizer.update(self.state.flats[bucket], self.totals[0])
+
+    def end(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.end(self.p, self.state)
+
+    # ---- registers -------------------------------------------------------------------------------------------
+
+    def _ranks(self, axis: str) -> tuple[int, ...]:
+        return self.p.mesh.group(axis, self.p.rank)
+
+    def _read(self, slot: Slot, registers: tuple[int, ...]) -> list[Any]:
+        names = self.p.chunks[slot[0]].inputs
+        return [self.batches[slot[1]][names[r]] if r in names else self.registers[slot, r] for r in registers]
+
+    def _make(self, slot: Slot, registers: tuple[int, ...]) -> list[Any]:
+        specs = self.p.chunks[slot[0]].specs
+        return [None if specs[r].role == "host" else self.memory.new(self._known(specs[r], slot)) for r in registers]
+
+    def _known(self, spec: Spec, slot: Slot) -> Spec:
+        """Sizes that routing decided, as numbers."""
+        if all(isinstance(d, int) for d in spec.shape):
+            return spec
+        return Spec(tuple(self.received[d.layer, slot[1]] if isinstance(d, Received) else d for d in spec.shape), spec.role)
+
+    def _start(self, slot: Slot, call: Call) -> None:
+        site = call.site
+        x, *beside = self._read(slot, call.ins)
+        ranks = self._ranks(str(site.attrs["axis"]))
+        if site.word == "all_to_all_v":
+            splits = beside[0]
+            send, receive = splits.sent, splits.received
+            if site.attrs["direction"] == "back":
+                send, receive = receive, send
+            self.received[site.layer, slot[1]] = sum(splits.received)
+            (y,) = self._make(slot, call.outs)
+            flight = self.comm.start_uneven(ranks, x, y, send, receive)
+        else:
+            (y,) = self._make(slot, call.outs)
+            flight = self.comm.start(site.word, ranks, x, y, site.attrs)
+        self.registers[slot, call.outs[0]] = y
+        self.flights[slot, call.outs[0]] = flight
+
+    def _sum_tallies(self) -> None:
+        if self.state.tallies:
+            together = torch.cat(list(self.state.tallies.values()))
+            self.comm.finish(self.comm.sum(self._ranks("stage"), together))
+            for tally, total in zip(self.state.tallies.values(), together.chunk(len(self.state.tallies)), strict=True):
+                tally.copy_(total)

@@ -1,0 +1,83 @@
+"""Errors as features: every one names what, where, found, allowed and the fix, and carries its exit code."""
+
+from __future__ import annotations
+
+
+class PenteractError(Exception):
+    """A problem the user can act on.
+
+    Printed as at most three lines, `error[CODE]: what · where · found / allowed · fix: …`; the
+    process ends with `exit_code`.  A traceback is shown only with `--debug`.
+    """
+
+    exit_code = 70
+
+    def __init__(
+        self, code: str, what: str, *, where: str = "", found: object = "", allowed: object = "", fix: str = ""
+    ) -> None:
+        self.code, self.what, self.where = code, what, where
+        self.found, self.allowed, self.fix = str(found), str(allowed), fix
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        if self.where:
+            parts.append(self.where)
+        if self.found or self.allowed:
+            parts.append(" / ".join(s for s in (f"found {self.found}" * bool(self.found), f"allowed {self.allowed}" * bool(self.allowed)) if s))
+        if self.fix:
+            parts.append(f"fix: {self.fix}")
+        return f"error[{self.code}]: " + " · ".join(" ".join(p.split()) for p in parts)
+
+    def as_dict(self) -> dict[str, object]:
+        """The error as JSON: a row of `errors.jsonl`, and what `--json` prints."""
+        return {"code": self.code, "what": self.what, "where": self.where, "found": self.found,
+                "allowed": self.allowed, "fix": self.fix, "exit_code": self.exit_code}  # fmt: skip
+
+
+class BadInput(PenteractError):
+    """The command, file, model or layout cannot be: nothing was started."""
+
+    exit_code = 2
+
+
+class CorruptData(PenteractError):
+    """A file is damaged, truncated or not what its manifest says."""
+
+    exit_code = 65
+
+
+class Bug(PenteractError):
+    """A promise of our own is broken."""
+
+    exit_code = 70
+
+
+class OutOfMemory(PenteractError):
+    """The device or host has no memory left."""
+
+    exit_code = 71
+
+
+class PeerLost(PenteractError):
+    """Another rank failed or hangs; its own error is in `errors.jsonl`."""
+
+    exit_code = 72
+
+
+class BadNumerics(PenteractError):
+    """A loss or gradient is not finite."""
+
+    exit_code = 73
+
+
+class DiskFailure(PenteractError):
+    """A file could not be written: no space, no permission."""
+
+    exit_code = 74
+
+
+class Preempted(PenteractError):
+    """Stopped from outside after a checkpoint; `--resume` goes on."""
+
+    exit_code = 75

@@ -1,0 +1,1 @@
+"""Reading one: price it. No torch."""

@@ -1,0 +1,22 @@
+"""One layer. Knows where seams are, not what they do."""
+
+from __future__ import annotations
+
+from penteract.model.attention import attention
+from penteract.model.mlp import mlp
+from penteract.model.moe import moe
+from penteract.model.norm import norm
+from penteract.ops.do import Do, Value
+from penteract.spec.model import ModelSpec
+
+
+def block(do: Do, m: ModelSpec, layer: int, x: Value, sequence_length: int) -> Value:
+    """One pre-norm layer.   x [S@cp·tp, B, D] -> same"""
+    name = f"layers.{layer}"
+    x, h = do.fork(x)
+    x = do.add(x, attention(do, m, f"{name}.attention", norm(do, m, f"{name}.norm1", h), sequence_length))
+    x, h = do.fork(x)
+    h = norm(do, m, f"{name}.norm2", h)
+    if m.moe is not None and m.has_experts(layer):
+        return do.add(x, moe(do, m, m.moe, f"{name}.moe", h, sequence_length))
+    return do.add(x, mlp(do, m, f"{name}.mlp", h, m.ffn_size))

@@ -1,0 +1,27 @@
+"""The dense feed-forward half: SwiGLU (gate, up, down) or GELU (up, down)."""
+
+from __future__ import annotations
+
+from penteract.ops.do import Do, Value
+from penteract.ops.params import Param, Shard
+from penteract.parallel import tensor
+from penteract.spec.model import ModelSpec
+
+
+def mlp(do: Do, m: ModelSpec, name: str, x: Value, ffn_size: int) -> Value:
+    """x [S@cp·tp, B, D] -> same.   Columns F are cut over tp."""
+    h = do.seam(tensor.enter, x)  # [S@cp, B, D]
+    if m.activation == "swiglu":
+        hg, hu = do.fork(h)
+        h = do.swiglu(do.linear(hg, *_columns(m, name, "gate", ffn_size)), do.linear(hu, *_columns(m, name, "up", ffn_size)))
+    else:
+        h = do.gelu(do.linear(h, *_columns(m, name, "up", ffn_size)))
+    scale = m.initial_std / (2 * m.layers) ** 0.5
+    down = Param(f"{name}.down.weight", (m.hidden_size, ffn_size), (Shard(1, "tp"),), scale=scale)
+    y = do.seam(tensor.leave, do.linear(h, down))
+    return do.add_bias(y, Param(f"{name}.down.bias", (m.hidden_size,), decay=False)) if m.mlp_bias else y
+
+
+def _columns(m: ModelSpec, name: str, which: str, ffn_size: int) -> tuple[Param, ...]:
+    w = Param(f"{name}.{which}.weight", (ffn_size, m.hidden_size), (Shard(0, "tp"),), scale=m.initial_std)
+    return (w, Param(f"{name}.{which}.bias", (ffn_size,), (Shard(0, "tp"),), decay=False)) if m.mlp_bias else (w,)

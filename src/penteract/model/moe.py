@@ -1,0 +1,67 @@
+"""The mixture of experts: route, send every token to its experts, weigh what comes back. Nothing is dropped."""
+
+from __future__ import annotations
+
+from penteract.ops.do import Do, Seam, Value
+from penteract.ops.params import Param, Shard
+from penteract.parallel import expert, tensor
+from penteract.spec.model import MoESpec, ModelSpec
+
+from penteract.model.mlp import mlp
+
+# Who chose what, over all ranks that share a sequence: no gradient flows through a count.
+_over_sequence = Seam(
+    "choices",
+    lambda steps, counts: ((steps.collective("all_reduce", "sequence", counts),), ()),
+    lambda steps, kept, g: (),
+)
+
+# Routing travels with the tokens where experts are cut over tp.
+_indices = Seam("enter", lambda steps, x: ((steps.collective("all_gather", "tp", x),), ()), lambda steps, kept, g: ())
+
+
+def moe(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:
+    """x [S@cp·tp, B, D] -> same.   Experts are cut over ep, and their columns over expert_tp."""
+    if not spec.shared_ffn_size:
+        return _routed(do, m, spec, name, x, sequence_length)
+    routed, shared = do.fork(x)
+    y = _routed(do, m, spec, name, routed, sequence_length)
+    return do.add(y, mlp(do, m, f"{name}.shared", shared, spec.shared_ffn_size))
+
+
+def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:
+    to_router, tokens = do.fork(x)
+    weights, experts, scores, choices = do.say(
+        "router", to_router, params=(Param(f"{name}.router.weight", (spec.experts, m.hidden_size), scale=m.initial_std),),
+        top_k=spec.top_k, experts=spec.experts, score=spec.score, normalize=spec.normalize_weights,
+        balance=spec.balance, bias=f"{name}.balance" if spec.balance == "bias" else "",
+    )  # fmt: skip
+    if spec.balance == "loss":
+        share = do.say("balance_loss", scores, do.seam(_over_sequence, choices), sequence_length=sequence_length,
+                       top_k=spec.top_k, experts=spec.experts, score=spec.score)[0]  # fmt: skip
+        do.loss(share, "balance")
+    elif spec.balance == "bias":
+        do.say("tally", choices, name=f"{name}.balance")
+
+    split = do.layout.expert_tp > 1
+    if split:
+        tokens, weights, experts = do.seam(tensor.enter, tokens), do.seam(tensor.enter, weights), do.seam(_indices, experts)
+    order, copies = do.say("sort_by_expert", experts, experts=spec.experts)
+    sizes = expert.split_sizes(do, copies)
+    h = do.seam(expert.send, do.say("dispatch", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
+    y = do.seam(expert.back, _experts(do, m, spec, name, h, sizes), sizes, order)  # [s·B·k, D]
+    out = do.say("combine", y, weights, order, top_k=spec.top_k)[0]
+    return do.seam(tensor.leave, out) if split else out
+
+
+def _experts(do: Do, m: ModelSpec, spec: MoESpec, name: str, h: Value, sizes: Value) -> Value:
+    """Every expert's SwiGLU on its rows.   h [R, D] -> same"""
+    x, d, f, cut = spec.experts, m.hidden_size, spec.ffn_size, do.layout.expert_tp
+    columns = (Shard(0, "ep"), Shard(1, "tp", cut))
+    gate = Param(f"{name}.experts.gate", (x, f, d), columns, scale=m.initial_std)
+    up = Param(f"{name}.experts.up", (x, f, d), columns, scale=m.initial_std)
+    scale = m.initial_std / (2 * m.layers) ** 0.5
+    down = Param(f"{name}.experts.down", (x, d, f), (Shard(0, "ep"), Shard(2, "tp", cut)), scale=scale)
+    hg, hu = do.fork(h)
+    inner = do.swiglu(do.say("expert_linear", hg, sizes, params=(gate,))[0], do.say("expert_linear", hu, sizes, params=(up,))[0])
+    return do.say("expert_linear", inner, sizes, params=(down,))[0]

@@ -1,0 +1,1 @@
+"""The words a program may use, and what each costs. No torch."""

@@ -1,0 +1,270 @@
+"""`do`: the vocabulary in which the network, the dimensions and the step are written. Saying a word records it.
+
+Legend of dims, for the whole project: B micro-batch, S sequence, D hidden, H heads, K KV heads, C head size, F ffn,
+X experts, V vocabulary, R received token copies; sharding as `@axis`, so [S@cp·tp, B, D] is a residual stream whose
+tokens are cut over cp and tp. *axis* is of the mesh, *dim* of a tensor.
+
+A value through which a gradient flows has exactly one consumer; `fork` says that it has more.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from penteract.errors import Bug
+from penteract.ops import collectives
+from penteract.ops.bodies import BODIES
+from penteract.ops.params import Param
+from penteract.ops.spec import Dim, Role, Spec
+from penteract.ops.tape import Call, Op, SeamProgram, Site, Tape
+from penteract.spec.mesh import Mesh
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A logical tensor on the tape."""
+
+    id: int
+    spec: Spec
+    flows: bool
+    consumed_by: str = ""
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        return self.spec.shape
+
+
+Values = tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """A border between regions: two conjugate programs.
+
+    forward(steps, *ins) -> (outs, kept); backward(steps, kept, *gradients of outs) -> gradients of the ins that flow.
+    """
+
+    name: str
+    forward: Callable[..., tuple[Values, Values]]
+    backward: Callable[..., Values]
+
+
+def _line() -> str:
+    """The nearest line of the program outside this folder, as `model/mlp.py:31`."""
+    frame = sys._getframe(1)
+    while frame is not None:  # pyright: ignore[reportUnnecessaryComparison]
+        path = PurePath(frame.f_code.co_filename)
+        if path.parent.name != "ops":
+            return f"{path.parent.name}/{path.name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "?"
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A collective under way: `finish()` waits for it and gives its result."""
+
+    steps: Steps
+    site: Site
+    x: Value
+    y: Value
+
+    def finish(self) -> Value:
+        if self.y is not self.x:
+            self.steps.calls.append(Call(self.site, "finish", (self.x.id, self.y.id), ()))
+        return self.y
+
+
+@dataclass(slots=True)
+class Steps:
+    """The vocabulary inside a seam: collectives and phases of words, without gradients of their own."""
+
+    tape: Tape
+    mesh: Mesh
+    layer: int
+    calls: list[Call] = field(default_factory=list)
+
+    def value(self, spec: Spec) -> Value:
+        return Value(self.tape.new(spec, False), spec, False)
+
+    def start(self, kind: str, axis: str, x: Value, **attrs: Any) -> Ticket:
+        """Put a collective on the wire. Over one rank it is its input."""
+        n = self.mesh.size(axis)
+        if n == 1:
+            return Ticket(self, Site(kind, (), ()), x, x)
+        y = self.value(collectives.result(kind, x.spec, n, attrs))
+        others: Values = attrs.pop("beside", ())
+        site = Site(kind, (x.spec,), (y.spec,), attrs={"axis": axis, **attrs}, layer=self.layer, line=_line())
+        self.calls.append(Call(site, "start", (x.id, *(o.id for o in others)), (y.id,)))
+        return Ticket(self, site, x, y)
+
+    def collective(self, kind: str, axis: str, x: Value, **attrs: Any) -> Value:
+        return self.start(kind, axis, x, **attrs).finish()
+
+    def forward(self, word: str, *ins: Value, **attrs: Any) -> Values:
+        """A word's forward: its results, then its extras."""
+        outs, extras = BODIES[word].results([v.spec for v in ins], [], attrs)
+        made = tuple(self.value(s) for s in (*outs, *extras))
+        self.calls.append(Call(self._site(word, ins, made, attrs), "forward", _ids(ins), _ids(made)))
+        return made
+
+    def input_gradient(self, word: str, ins: Values, kept: Values, gradients: Values, **attrs: Any) -> Values:
+        """A word's input gradient, given what it keeps; `ins` only say the shapes it is about."""
+        body = BODIES[word]
+        outs, extras = body.results([v.spec for v in ins], [], attrs)
+        made = tuple(self.value(ins[i].spec) for i in body.differentiable)
+        site = Site(word, tuple(v.spec for v in ins), (*outs, *extras), attrs=attrs, layer=self.layer, line=_line())
+        self.calls.append(Call(site, "input_gradient", _ids((*kept, *gradients)), _ids(made)))
+        return made
+
+    def _site(self, word: str, ins: Values, outs: Values, attrs: dict[str, Any]) -> Site:
+        return Site(word, tuple(v.spec for v in ins), tuple(v.spec for v in outs), attrs=attrs, layer=self.layer, line=_line())
+
+
+def _ids(values: Sequence[Value]) -> tuple[int, ...]:
+    return tuple(v.id for v in values)
+
+
+class Do:
+    """Records one chunk of the network for one layout onto a tape."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self.layout = mesh.layout
+        self.tape = Tape()
+        self.layer = -1
+        self.params: dict[str, Param] = {}
+
+    # ---- structure -------------------------------------------------------------------------------------------
+
+    def input(self, name: str, shape: tuple[int, ...], role: Role = "index") -> Value:
+        """Data by name: tokens, targets, positions. Resident during the step; no gradient."""
+        spec = Spec(shape, role)
+        if name not in self.tape.inputs:
+            self.tape.inputs[name] = self.tape.new(spec, False)
+        return Value(self.tape.inputs[name], spec, False)
+
+    def enter(self, shape: tuple[int, ...]) -> Value:
+        """The value that the stage before sends.   -> [S@cp·tp, B, D]"""
+        spec = Spec(shape)
+        self.tape.entry = self.tape.new(spec, True)
+        return Value(self.tape.entry, spec, True)
+
+    def leave(self, x: Value) -> None:
+        """The value that the stage after receives."""
+        self._consume(x, "leave")
+        self.tape.exit = x.id
+
+    def fork(self, x: Value, n: int = 2) -> Values:
+        """x -> x, x, ...   Backward: the gradients' sum."""
+        return self._record("fork", (x,), tuple(x.spec for _ in range(n)), (), ())
+
+    def layers(self, which: Sequence[int], block: Callable[[int, Value], Value], x: Value) -> Value:
+        """x through the layers `which`. A layer's input is what full remaking keeps."""
+        for i in which:
+            self.layer = i
+            self.tape.anchors.add(x.id)
+            x = block(i, x)
+        self.tape.anchors.add(x.id)
+        self.layer = -1
+        return x
+
+    def seam(self, seam: Seam, *ins: Value) -> Any:
+        """Cross a border. At degree one it is nothing."""
+        tape = self.tape
+        steps = Steps(tape, self.mesh, self.layer)
+        outs, kept = seam.forward(steps, *ins)
+        if not steps.calls:
+            return outs[0] if len(outs) == 1 else outs
+        gradients = tuple(steps.value(o.spec) for o in outs)
+        back = Steps(tape, self.mesh, self.layer)
+        results = seam.backward(back, kept, *gradients)
+        program = SeamProgram(tuple(steps.calls), tuple(back.calls), _ids(kept), _ids(gradients), _ids(results))
+        for v in ins:
+            self._consume(v, seam.name)
+        site = Site(seam.name, tuple(v.spec for v in ins), tuple(o.spec for o in outs), layer=self.layer, line=_line())
+        flows = any(v.flows for v in ins)
+        for o in outs:
+            tape.flows[o.id] = o.flows = flows
+        inside = [i for c in program.forward for i in c.outs if i not in _ids(outs)]
+        tape.ops.append(Op(site, _ids(ins), _ids(outs), tuple(inside), program))
+        return outs[0] if len(outs) == 1 else outs
+
+    def _consume(self, x: Value, word: str) -> None:
+        if x.flows and x.consumed_by:
+            raise Bug("FORK", f"a value of {x.consumed_by} is used again by {word} ({_line()})", fix="say do.fork")
+        x.consumed_by = f"{word} ({_line()})" if x.flows else ""
+
+    def _record(self, word: str, ins: Values, outs: tuple[Spec, ...], extras: tuple[Spec, ...], params: tuple[Param, ...],
+                **attrs: Any) -> Values:  # fmt: skip
+        for v in ins:
+            self._consume(v, word)
+        flows = any(v.flows for v in ins) or bool(params)
+        through = [flows and s.role in ("compute", "stat") for s in outs]
+        made = tuple(Value(self.tape.new(s, f), s, f) for s, f in zip(outs, through, strict=True))
+        beside = tuple(self.tape.new(s, False) for s in extras)
+        for p in params:
+            self.params[p.name] = p
+        site = Site(word, tuple(v.spec for v in ins), (*outs, *extras), tuple(p.name for p in params),
+                    tuple(p.local_shape(self.mesh) for p in params), attrs, self.layer, _line())  # fmt: skip
+        self.tape.ops.append(Op(site, _ids(ins), _ids(made), beside))
+        return made
+
+    def say(self, word: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
+        """Record a word of `ops/bodies.py`."""
+        weights = [p.local_shape(self.mesh) for p in params]
+        outs, extras = BODIES[word].results([v.spec for v in ins], weights, attrs)
+        return self._record(word, ins, outs, extras, params, **attrs)
+
+    # ---- words -----------------------------------------------------------------------------------------------
+
+    def embedding(self, ids: Value, w: Param) -> Value:
+        """ids [s, B], w [V@tp, D] -> [s, B, D], partial over the axis that cuts w: other shards' ids give zeros."""
+        axis = w.shards[0].axis if w.shards else ""
+        return self.say("embedding", ids, params=(w,), axis=axis)[0]
+
+    def linear(self, x: Value, w: Param, bias: Param | None = None) -> Value:
+        """x [.., D], w [F, D] -> [.., F]"""
+        return self.say("linear", x, params=(w,) if bias is None else (w, bias))[0]
+
+    def add_bias(self, x: Value, b: Param) -> Value:
+        """x [.., D] + b [D]: the bias of a linear whose output was partial, added once after the region."""
+        return self.say("add_bias", x, params=(b,))[0]
+
+    def rms_norm(self, x: Value, w: Param, epsilon: float) -> Value:
+        """x [.., n·C], w [C] -> same; each group of C is normed alone (C = D: the whole row; QK-norm: a head)."""
+        return self.say("rms_norm", x, params=(w,), epsilon=epsilon)[0]
+
+    def layer_norm(self, x: Value, w: Param, b: Param, epsilon: float) -> Value:
+        """x [.., D], w [D], b [D] -> same"""
+        return self.say("layer_norm", x, params=(w, b), epsilon=epsilon)[0]
+
+    def rope(self, x: Value, positions: Value, **rotation: Any) -> Value:
+        """x [s, B, n·C], positions [s, B] -> same, each head's halves rotated."""
+        return self.say("rope", x, positions, **rotation)[0]
+
+    def swiglu(self, gate: Value, up: Value) -> Value:
+        """silu(gate) · up"""
+        return self.say("swiglu", gate, up)[0]
+
+    def gelu(self, x: Value) -> Value:
+        """GELU, tanh form (GPT-2)."""
+        return self.say("gelu", x)[0]
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self.say("add", a, b)[0]
+
+    def repeat_heads(self, x: Value, times: int, head_size: int) -> Value:
+        """x [s, B, K·C] -> [s, B, K·times·C], each head `times` times in a row."""
+        return self.say("repeat_heads", x, times=times, head_size=head_size)[0]
+
+    def loss(self, x: Value, name: str, copies: str = "") -> None:
+        """x [], a sum over tokens or sequences, becomes a term of the loss, times the step's scale of `name`.
+
+        `copies` names the axis whose ranks all hold the same x.
+        """
+        self.say("loss", x, name=name, copies=self.mesh.size(copies) if copies else 1)

@@ -1,0 +1,305 @@
+"""From the tape to instructions: backward written out, dropped values made again, weight gradients put where they
+overlap or where the schedule wants them, every register freed after its last use.
+
+All of this happens once, before any reading: price and run walk the same instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from penteract.errors import Bug
+from penteract.ops.bodies import BODIES
+from penteract.ops.spec import Spec
+from penteract.ops.tape import Call, Op, Phase, Site, Tape
+
+# Said once whatever is remade: they count, or look at the host.
+_ONCE = frozenset({"loss", "tally", "split_sizes"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instruction:
+    """A call, and the registers that nobody reads after it."""
+
+    call: Call
+    frees: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk of layers, ready to walk: instructions by action (`Fwd` and `Bwd`, or `Fwd`, `Inp`, `Wgt`)."""
+
+    tape: Tape
+    specs: tuple[Spec, ...]
+    actions: Mapping[str, tuple[Instruction, ...]]
+    entry: int | None
+    exit: int | None
+    entry_gradient: int | None
+    exit_gradient: int | None
+    freed_by_send: frozenset[int]
+    inputs: Mapping[int, str]  # registers that are data, by name
+
+
+@dataclass(slots=True)
+class _WeightGradient:
+    op: Op
+    sources: tuple[int, ...]  # carry or gradients
+
+
+@dataclass(slots=True)
+class _Lowering:
+    tape: Tape
+    remake: frozenset[str]
+    split: bool
+    specs: list[Spec] = field(init=False)
+    out: list[Call] = field(default_factory=list)
+    alias: dict[int, int] = field(default_factory=dict)
+    producer: dict[int, Op] = field(default_factory=dict)
+    gradient: dict[int, int] = field(default_factory=dict)
+    remade: dict[int, int] = field(default_factory=dict)
+    tails: dict[int, list[Call]] = field(default_factory=dict)  # of a remade seam under way: from its first finish on
+    waiting: dict[Op, list[_WeightGradient]] = field(default_factory=dict)  # for a seam's collective to overlap with
+    deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
+
+    def __post_init__(self) -> None:
+        self.specs = list(self.tape.specs)
+
+    # ---- helpers ---------------------------------------------------------------------------------------------
+
+    def root(self, v: int) -> int:
+        while v in self.alias:
+            v = self.alias[v]
+        return v
+
+    def new(self, spec: Spec) -> int:
+        self.specs.append(spec)
+        return len(self.specs) - 1
+
+    def emit(self, site: Site, phase: Phase, ins: Iterable[int], outs: Iterable[int]) -> None:
+        self.out.append(Call(site, phase, tuple(ins), tuple(outs)))
+
+    def emit_renamed(self, calls: Iterable[Call], names: Mapping[int, int]) -> None:
+        for c in calls:
+            self.emit(c.site, c.phase, (names.get(i, i) for i in c.ins), (names.get(o, o) for o in c.outs))
+
+    # ---- forward ---------------------------------------------------------------------------------------------
+
+    def forward(self) -> list[Call]:
+        for op in self.tape.ops:
+            if op.site.word == "fork":
+                self.alias |= dict.fromkeys(op.outs, op.ins[0])
+                continue
+            for r in (*op.outs, *op.extras):
+                self.producer[r] = op
+            self.out.extend(self._forward_calls(op))
+        return self._take()
+
+    def _forward_calls(self, op: Op) -> list[Call]:
+        if op.program is None:
+            return [Call(op.site, "forward", tuple(map(self.root, op.ins)), (*op.outs, *op.extras))]
+        return [Call(c.site, c.phase, tuple(map(self.root, c.ins)), c.outs) for c in op.program.forward]
+
+    def _take(self) -> list[Call]:
+        calls, self.out = self.out, []
+        return calls
+
+    # ---- remaking --------------------------------------------------------------------------------------------
+
+    def dropped(self, r: int) -> bool:
+        """Whether register r is not kept but made again."""
+        op = self.producer.get(r)
+        if op is None or r in self.anchors or op.site.word in _ONCE:
+            return False
+        return op.site.word in self.remake or ("*" in self.remake and op.site.layer >= 0)
+
+    @property
+    def anchors(self) -> set[int]:
+        return {self.root(v) for v in self.tape.anchors}
+
+    def require(self, v: int) -> int:
+        """The register that holds v now, remaking it if it was dropped."""
+        r = self.root(v)
+        if r in self.tails:
+            self.out.extend(self.tails.pop(r))
+        if r in self.remade:
+            return self.remade[r]
+        if not self.dropped(r):
+            return r
+        self._remake(r, whole=True)
+        return self.remade[r]
+
+    def prefetch(self, v: int) -> None:
+        """Put the collective that remakes v on the wire, to be finished by `require`."""
+        r = self.root(v)
+        if r not in self.remade and self.dropped(r) and self.producer[r].program is not None:
+            self._remake(r, whole=False)
+
+    def _remake(self, r: int, *, whole: bool) -> None:
+        op = self.producer[r]
+        names = {self.root(i): self.require(i) for i in op.ins}
+        for o in (*op.outs, *op.extras):
+            names[o] = self.remade[o] = self.new(self.specs[o])
+        start = len(self.out)
+        self.emit_renamed(self._forward_calls(op), names)
+        if not whole:
+            finish = next((i for i in range(start, len(self.out)) if self.out[i].phase == "finish"), len(self.out))
+            tail, self.out = self.out[finish:], self.out[:finish]
+            if tail:
+                self.tails[r] = tail
+
+    # ---- backward --------------------------------------------------------------------------------------------
+
+    def backward(self) -> list[Call]:
+        for op in reversed(self.tape.ops):
+            if op.site.word == "fork":
+                self._fork(op)
+            elif op.program is not None:
+                self._seam(op)
+            else:
+                self._word(op)
+        return self._take()
+
+    def weights(self) -> list[Call]:
+        for job in self.deferred:
+            self._weight_gradient(job)
+        return self._take()
+
+    def _fork(self, op: Op) -> None:
+        gradients = [self.gradient.pop(o) for o in op.outs if o in self.gradient]
+        if not gradients:
+            return
+        total, spec = gradients[0], op.site.ins[0]
+        site = Site("add", (spec, spec), (spec,), layer=op.site.layer, line=op.site.line)
+        for g in gradients[1:]:
+            both, total = (total, g), self.new(spec)
+            self.emit(site, "forward", both, (total,))
+        self.gradient[op.ins[0]] = total
+
+    def _seam(self, op: Op) -> None:
+        assert op.program is not None
+        gradients = [self.gradient.pop(o, None) for o in op.outs]
+        if all(g is None for g in gradients):
+            return
+        names = {k: self.require(k) for k in op.program.kept}
+        for register, g in zip(op.program.gradients_in, gradients, strict=True):
+            if g is None:
+                raise Bug("GRADIENT", f"a result of {op.site} has no gradient")
+            names[register] = g
+        calls = op.program.backward
+        first = next((i + 1 for i, c in enumerate(calls) if c.phase == "start"), len(calls))
+        self.emit_renamed(calls[:first], names)
+        for job in self.waiting.pop(op, []):
+            self._weight_gradient(job)
+        self.emit_renamed(calls[first:], names)
+        through = [i for i in op.ins if self.tape.flows[i]]
+        for i, g in zip(through, op.program.gradients_out, strict=True):
+            self.gradient[i] = names.get(g, g)
+
+    def _word(self, op: Op) -> None:
+        body, attrs = BODIES[op.site.word], op.site.attrs
+        gradients = [self.gradient.pop(op.outs[i], None) for i in body.gradients(attrs)]
+        for o in op.outs:
+            self.gradient.pop(o, None)
+        if all(g is None for g in gradients) and op.site.word != "loss":
+            return
+        known = tuple(g for g in gradients if g is not None)
+        if len(known) < len(gradients):
+            raise Bug("GRADIENT", f"a result of {op.site} has no gradient")
+        if op.site.params and not self.split:
+            self._prefetch_weights(op)
+        sources = known
+        if body.passes_gradient:
+            self.gradient |= {op.ins[i]: known[0] for i in body.differentiable}
+        elif any(self.tape.flows[op.ins[i]] for i in body.differentiable):
+            carry = tuple(self.new(s) for s in body.carry(op.site.ins, attrs))
+            made = tuple(self.new(op.site.ins[i]) for i in body.differentiable)
+            kept = tuple(self.require(_named(op, k)) for k in body.input_keeps)
+            self.emit(op.site, "input_gradient", (*kept, *known), (*made, *carry))
+            self.gradient |= {op.ins[i]: g for i, g in zip(body.differentiable, made, strict=True)}
+            sources = carry or known
+        if op.site.params:
+            self._place(_WeightGradient(op, sources))
+
+    def _prefetch_weights(self, op: Op) -> None:
+        for k in BODIES[op.site.word].weight_keeps:
+            self.prefetch(_named(op, k))
+
+    def _place(self, job: _WeightGradient) -> None:
+        """Now, beside the collective of the seam that the input came through, or when the schedule says."""
+        if not BODIES[job.op.site.word].deferrable:
+            self._weight_gradient(job)
+        elif self.split:
+            self.deferred.append(job)
+        else:
+            seam = self.producer.get(self.root(job.op.ins[0]))
+            if seam is not None and seam.program is not None and any(c.phase == "start" for c in seam.program.backward):
+                self.waiting.setdefault(seam, []).append(job)
+            else:
+                self._weight_gradient(job)
+
+    def _weight_gradient(self, job: _WeightGradient) -> None:
+        body = BODIES[job.op.site.word]
+        kept = tuple(self.require(_named(job.op, k)) for k in body.weight_keeps)
+        self.emit(job.op.site, "weight_gradient", (*kept, *job.sources), ())
+
+
+def _named(op: Op, name: str) -> int:
+    """`in0`, `out1`, `extra0` of an op."""
+    kind, index = name[:-1], int(name[-1])
+    return {"in": op.ins, "out": op.outs, "extra": op.extras}[kind][index]
+
+
+def lower(tape: Tape, remake: Iterable[str] = (), *, split: bool = False, training: bool = True) -> Chunk:
+    """A tape with its edits applied.
+
+    `remake`: words whose results are dropped and made again; "*" is every word of a layer.
+    `split`: weight gradients that may wait get an action of their own (`Wgt`). `training=False`: forward alone.
+    """
+    low = _Lowering(tape, frozenset(remake), split)
+    lists = {"Fwd": low.forward()}
+    exit_ = None if tape.exit is None else low.root(tape.exit)
+    if not training:
+        actions, by_send = _place_frees(lists, tape, exit_, None)
+        return Chunk(tape, tuple(low.specs), actions, tape.entry, exit_, None, None, by_send, _inputs(tape))
+    exit_gradient = None
+    if tape.exit is not None:
+        exit_gradient = low.gradient[tape.exit] = low.new(tape.specs[tape.exit])
+    if split:
+        lists["Inp"], lists["Wgt"] = low.backward(), low.weights()
+    else:
+        lists["Bwd"] = low.backward()
+    if low.waiting or low.tails:
+        raise Bug("LOWER", "a weight gradient or a gather was left behind")
+    entry_gradient = None if tape.entry is None else low.gradient.get(tape.entry)
+    actions, by_send = _place_frees(lists, tape, exit_, entry_gradient)
+    return Chunk(tape, tuple(low.specs), actions, tape.entry, exit_, entry_gradient, exit_gradient, by_send, _inputs(tape))
+
+
+def _inputs(tape: Tape) -> dict[int, str]:
+    return {v: name for name, v in tape.inputs.items()}
+
+
+def _place_frees(
+    lists: Mapping[str, list[Call]], tape: Tape, exit_: int | None, entry_gradient: int | None
+) -> tuple[dict[str, tuple[Instruction, ...]], frozenset[int]]:
+    """Every register but the resident inputs is freed after its last use; what is sent, by the send."""
+    last: dict[int, tuple[str, int]] = {}
+    for name, calls in lists.items():
+        for i, c in enumerate(calls):
+            last |= dict.fromkeys((*c.ins, *c.outs), (name, i))
+    resident = set(tape.inputs.values())
+    by_send = set[int]()
+    if exit_ is not None and last[exit_][0] == "Fwd":
+        by_send.add(exit_)
+    if entry_gradient is not None and last[entry_gradient][0] != "Wgt":
+        by_send.add(entry_gradient)
+    frees: dict[tuple[str, int], list[int]] = {}
+    for r, at in last.items():
+        if r not in resident and r not in by_send:
+            frees.setdefault(at, []).append(r)
+    actions = {
+        name: tuple(Instruction(c, tuple(frees.get((name, i), ()))) for i, c in enumerate(calls))
+        for name, calls in lists.items()
+    }
+    return actions, frozenset(by_send)

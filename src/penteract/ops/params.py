@@ -1,0 +1,79 @@
+"""Parameters carry their sharding: which dim is cut along which axis. Everything else is derived from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from penteract.spec.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Dim `dim` is cut along `axis` into at most `parts` pieces.
+
+    Where the axis has more ranks than pieces (KV heads under a large tp), neighbours hold the same piece.
+    """
+
+    dim: int
+    axis: Literal["tp", "ep"]
+    parts: int | None = None
+
+    def pieces(self, mesh: Mesh) -> int:
+        n = mesh.size(self.axis)
+        return n if self.parts is None else min(n, self.parts)
+
+    def index(self, mesh: Mesh, rank: int) -> int:
+        """Which piece `rank` holds."""
+        n = mesh.size(self.axis)
+        return mesh.coordinates(rank)[self.axis] // (n // self.pieces(mesh))
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One global tensor: its shape, how it is cut, how it starts, whether it decays.
+
+    `scale`: standard deviation of the normal start; None starts at `fill`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    shards: tuple[Shard, ...] = ()
+    scale: float | None = None
+    fill: float = 0.0
+    decay: bool = True
+
+    def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
+        shape = list(self.shape)
+        for s in self.shards:
+            shape[s.dim] //= s.pieces(mesh)
+        return tuple(shape)
+
+    def offset(self, mesh: Mesh, rank: int) -> tuple[int, ...]:
+        """Where `rank`'s rectangle begins in the global tensor."""
+        at, local = [0] * len(self.shape), self.local_shape(mesh)
+        for s in self.shards:
+            at[s.dim] = s.index(mesh, rank) * local[s.dim]
+        return tuple(at)
+
+    def numel(self, mesh: Mesh) -> int:
+        return prod(self.local_shape(mesh))
+
+
+Homes = Mapping[str, tuple[int, ...]]  # parameter name -> the pipeline ranks that hold it
+
+
+def holders(param: Param, homes: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[int, ...]:
+    """The ranks that hold the same piece of `param` as `rank`: they must agree on its gradient.
+
+    Every rank sees other tokens (dp, cp, and tp in the sequence-parallel region) or other heads, so a gradient is a
+    partial sum over every axis that does not cut the parameter. This is the only rule there is for who reduces.
+    """
+    piece = [s.index(mesh, rank) for s in param.shards]
+    return tuple(
+        r
+        for r in range(mesh.layout.world)
+        if mesh.coordinates(r)["pp"] in homes and [s.index(mesh, r) for s in param.shards] == piece
+    )

@@ -1,0 +1,84 @@
+"""The recorded program: sites (what is said, where), ops (what depends on what) and calls (what runs)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penteract.ops.spec import Spec
+
+Phase = Literal["forward", "input_gradient", "weight_gradient", "start", "finish"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """One saying of a word: what it is about in every phase, and the line of the program that said it."""
+
+    word: str
+    ins: tuple[Spec, ...]
+    outs: tuple[Spec, ...]  # results, then extras (what the body keeps beside them)
+    params: tuple[str, ...] = ()
+    weights: tuple[tuple[int, ...], ...] = ()  # local shapes of the params
+    attrs: Mapping[str, object] = field(default_factory=dict)
+    layer: int = -1
+    line: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word} ({self.line})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One instruction: a phase of a site on registers.
+
+    forward          ins                    -> outs, extras
+    input_gradient   kept, gradients        -> gradients of the differentiable ins, carry
+    weight_gradient  kept, carry | gradients -> (written into the gradients of site.params)
+    start / finish   a collective: `finish` takes (input, output), so neither is freed while it is on the wire
+    """
+
+    site: Site
+    phase: Phase
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeamProgram:
+    """A seam as recorded: two lists of calls that are each other's conjugate, and what the second needs of the first."""
+
+    forward: tuple[Call, ...]
+    backward: tuple[Call, ...]
+    kept: tuple[int, ...]
+    gradients_in: tuple[int, ...]  # registers that stand for the gradients of the outs
+    gradients_out: tuple[int, ...]  # gradients of the ins through which a gradient flows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op:
+    """A node of the tape: a word with stated gradients, a seam (`program`), or a fork."""
+
+    site: Site
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    extras: tuple[int, ...] = ()
+    program: SeamProgram | None = None
+
+
+@dataclass(slots=True)
+class Tape:
+    """What one chunk of layers says, once. `specs[i]` is value i's shape and role."""
+
+    specs: list[Spec] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    inputs: dict[str, int] = field(default_factory=dict)  # data by name: resident, never freed
+    flows: list[bool] = field(default_factory=list)  # does a gradient flow through value i
+    anchors: set[int] = field(default_factory=set)  # values that remaking never drops: a layer's input
+    entry: int | None = None  # from the stage before
+    exit: int | None = None  # for the stage after
+
+    def new(self, spec: Spec, flows: bool) -> int:
+        self.specs.append(spec)
+        self.flows.append(flows)
+        return len(self.specs) - 1

@@ -1,0 +1,110 @@
+"""Context parallelism.
+
+Split      tokens, through the whole network: rank i of n holds chunks i and 2n-1-i of 2n (zigzag), so causal work is even.
+Seams      gather     forward all-gather K and V          backward reduce-scatter their gradients
+           ring       forward K and V go round, each step's partial attention merged by its log-sum-exp
+                      backward the same round, with the gradients of K and V travelling along
+           exchange   forward all-to-all: tokens for heads   backward the same, turned round (Ulysses)
+Costs      K and V once (gather), n - 1 times a share of them (ring), Q, K, V and O once (exchange).
+Helps      when one sequence does not fit; ring hides its traffic, exchange needs heads enough, gather is simplest.
+Papers     Liu 2023 (2310.01889); Jacobs 2023 (2309.14509); Dubey 2024 (2407.21783) §3.3.2
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penteract.ops.do import Do, Seam, Steps, Value, Values
+
+
+def token_indices(sequence_length: int, ranks: int, rank: int) -> list[int]:
+    """Which tokens of a sequence `rank` holds, in the order in which it holds them."""
+    if ranks == 1:
+        return list(range(sequence_length))
+    n = sequence_length // (2 * ranks)
+    return [*range(rank * n, (rank + 1) * n), *range((2 * ranks - 1 - rank) * n, (2 * ranks - rank) * n)]
+
+
+gather = Seam(
+    "gather",
+    lambda steps, x: ((steps.collective("all_gather", "cp", x),), ()),  # [S@cp, B, K·C] -> [S, B, K·C]
+    lambda steps, kept, g: (steps.collective("reduce_scatter", "cp", g),),
+)
+
+to_heads = Seam(  # [S@cp, B, H·C] -> [S, B, H@cp·C]
+    "exchange",
+    lambda steps, x: ((steps.collective("all_to_all", "cp", x, split=2, concat=0),), ()),
+    lambda steps, kept, g: (steps.collective("all_to_all", "cp", g, split=0, concat=2),),
+)
+
+to_tokens = Seam(  # [S, B, H@cp·C] -> [S@cp, B, H·C]
+    "exchange",
+    lambda steps, x: ((steps.collective("all_to_all", "cp", x, split=0, concat=2),), ()),
+    lambda steps, kept, g: (steps.collective("all_to_all", "cp", g, split=2, concat=0),),
+)
+
+
+def ring(**shape: Any) -> Seam:
+    """Attention whose keys and values travel. At step i this rank sees those of the rank i places before it."""
+
+    def forward(steps: Steps, q: Value, k: Value, v: Value, index: Value, start: Value, *keys: Value) -> tuple[Values, Values]:
+        o, log_sum = q, q
+        held = (k, v)
+        for i, key in enumerate(keys):
+            under_way = [steps.start("shift", "cp", t) for t in held] if i < len(keys) - 1 else []
+            part = steps.forward("attention", q, *held, index, start, key, **shape)
+            o, log_sum = part if i == 0 else steps.forward("merge_attention", o, log_sum, *part)
+            held = tuple(t.finish() for t in under_way)
+        return (o,), (q, k, v, index, start, *keys, o, log_sum)
+
+    def backward(steps: Steps, kept: Values, g: Value) -> Values:
+        q, k, v, index, start, *keys, o, log_sum = kept
+        gq: Value | None = None
+        travelling: Values = ()
+        held = (k, v)
+        for i, key in enumerate(keys):
+            under_way = [steps.start("shift", "cp", t) for t in held] if i < len(keys) - 1 else []
+            arriving = [steps.start("shift", "cp", t) for t in travelling]
+            ins = (q, *held, index, start, key)
+            pq, pk, pv = steps.input_gradient("attention", ins, (*ins, o, log_sum), (g,), **shape)
+            gq = pq if gq is None else steps.forward("add", gq, pq)[0]
+            here = [t.finish() for t in arriving]
+            travelling = tuple(steps.forward("add", a, p)[0] for a, p in zip(here, (pk, pv), strict=True)) if here else (pk, pv)
+            held = tuple(t.finish() for t in under_way)
+        assert gq is not None
+        home = [steps.start("shift", "cp", t) for t in travelling]
+        return (gq, *(t.finish() for t in home))
+
+    return Seam("ring", forward, backward)
+
+
+def attend(do: Do, q: Value, k: Value, v: Value, sequence_length: int, *, head_size: int, window: int) -> Value:
+    """Causal attention within documents over all tokens of the sequence.
+
+    q [S@cp, B, H·C], k, v [S@cp, B, K·C] -> [S@cp, B, H·C]
+    """
+    cp, own, batch = do.layout.cp, sequence_length // do.layout.cp, do.layout.micro_batch_size
+    shape: dict[str, Any] = {"head_size": head_size, "window": window}
+    index, start = do.input("index", (own,)), do.input("start", (own, batch))
+    if cp == 1:
+        return do.say("attention", q, k, v, index, start, index, **shape)[0]
+    every = do.input("index:all", (sequence_length,))
+    match do.layout.context_method:
+        case "gather":
+            return do.say("attention", q, do.seam(gather, k), do.seam(gather, v), index, start, every, **shape)[0]
+        case "ring":
+            keys = [index, *(do.input(f"index:{i} before", (own,)) for i in range(1, cp))]
+            return do.seam(ring(**shape), q, k, v, index, start, *keys)
+        case "exchange":
+            kv_heads = _size(k) // head_size
+            if kv_heads % cp:  # fewer KV heads than ranks: neighbours get copies
+                k, v = (do.repeat_heads(t, cp // kv_heads, head_size) for t in (k, v))
+            q, k, v = (do.seam(to_heads, t) for t in (q, k, v))
+            all_start = do.input("start:all", (sequence_length, batch))
+            return do.seam(to_tokens, do.say("attention", q, k, v, every, all_start, every, **shape)[0])
+
+
+def _size(x: Value) -> int:
+    width = x.shape[-1]
+    assert isinstance(width, int)
+    return width

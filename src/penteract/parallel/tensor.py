@@ -1,0 +1,50 @@
+"""Tensor and sequence parallelism.
+
+Split      heads, ffn columns and vocabulary (weights); tokens (activations between regions).
+Seams      enter   forward all-gather tokens       backward reduce-scatter the gradient
+           leave   forward reduce-scatter partials  backward all-gather the gradient
+           cross_entropy   two small all-reduces: the rows' maximum, then their sums   backward nothing on the wire
+           What `enter` gathered is not kept: remaking "enter" gathers it again for the weight gradients, under the
+           input gradients. Drop "enter" from the remade words to hold it instead.
+Costs      four passes of the residual stream a block and direction, inside the node or not at all.
+Helps      when a layer is too large or too slow for one device; hurts when the pieces become small.
+Papers     Shoeybi 2019 (1909.08053) §3; Korthikanti 2022 (2205.05198) §4.2
+"""
+
+from __future__ import annotations
+
+from penteract.ops.do import Do, Seam, Steps, Value, Values
+from penteract.ops.params import Param
+
+enter = Seam(
+    "enter",
+    lambda steps, x: ((steps.collective("all_gather", "tp", x),), ()),  # [S@cp·tp, ..] -> [S@cp, ..]
+    lambda steps, kept, g: (steps.collective("reduce_scatter", "tp", g),),
+)
+
+leave = Seam(
+    "leave",
+    lambda steps, x: ((steps.collective("reduce_scatter", "tp", x),), ()),  # partial [S@cp, ..] -> [S@cp·tp, ..]
+    lambda steps, kept, g: (steps.collective("all_gather", "tp", g),),
+)
+
+
+def _cross_entropy(steps: Steps, logits: Value, targets: Value) -> tuple[Values, Values]:
+    (largest,) = steps.forward("row_max", logits)
+    largest = steps.collective("all_reduce", "tp", largest, reduce="max")
+    (sums,) = steps.forward("exp_sum", logits, largest, targets, axis="tp")
+    sums = steps.collective("all_reduce", "tp", sums)
+    loss, log_sum = steps.forward("negative_log_likelihood", sums, largest, targets)
+    return (loss,), (logits, log_sum, targets)
+
+
+def _cross_entropy_gradient(steps: Steps, kept: Values, g: Value) -> Values:
+    return steps.forward("cross_entropy_gradient", *kept, g, axis="tp")
+
+
+cross_entropy = Seam("cross_entropy", _cross_entropy, _cross_entropy_gradient)
+
+
+def linear_cross_entropy(do: Do, h: Value, w: Param, targets: Value) -> Value:
+    """h [S@cp, B, D], w [V@tp, D], targets [S@cp, B] -> Σ of the targets' negative log-likelihoods, [], on every tp rank."""
+    return do.seam(cross_entropy, do.linear(h, w), targets)

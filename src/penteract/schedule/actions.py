@@ -1,0 +1,95 @@
+"""What a pipeline rank can be told to do: compute a chunk, exchange with its neighbours. Schedules are lists of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ComputeKind = Literal["Fwd", "Bwd", "Inp", "Wgt"]
+Payload = Literal["value", "gradient"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Walk one chunk for one micro-batch.
+
+    `Bwd` is the input and weight gradients together; `Inp` then `Wgt` is the same work split, so that the previous
+    stage need not wait for the second half. `chunk` counts from 0 on its rank (see `stage_of`).
+    """
+
+    kind: ComputeKind
+    micro: int
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind[0]}{_name(self.micro, self.chunk)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Woven:
+    """The backward of one micro-batch and the forward of another, walked together, instruction by instruction."""
+
+    backward: Compute
+    forward: Compute
+
+    def __str__(self) -> str:
+        return f"{self.backward}|{self.forward}"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """This rank's half of one message between neighbouring stages.
+
+    `chunk` is the chunk of this rank that produces (Send) or consumes (Recv) the message; `peer` is the pipeline
+    coordinate of the other rank. A value goes to the next stage, a gradient to the previous one.
+    """
+
+    kind: Literal["Send", "Recv"]
+    what: Payload
+    micro: int
+    chunk: int
+    peer: int
+
+    def __str__(self) -> str:
+        way = "to" if self.kind == "Send" else "from"
+        return f"{self.kind} {self.what} {_name(self.micro, self.chunk)} {way} rank {self.peer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Transfers posted together; the rank goes on when all of them are done."""
+
+    transfers: tuple[Transfer, ...]
+
+    def __str__(self) -> str:
+        return f"[{', '.join(map(str, self.transfers))}]"
+
+
+ComputeList = list[Compute | Woven]
+ActionList = list[Compute | Woven | Exchange]
+
+
+def computes(action: Compute | Woven | Exchange) -> tuple[Compute, ...]:
+    """The chunk walks inside an action: one, two when woven, none in an exchange."""
+    match action:
+        case Compute():
+            return (action,)
+        case Woven():
+            return (action.backward, action.forward)
+        case Exchange():
+            return ()
+
+
+def stage_of(rank: int, chunk: int, pp: int) -> int:
+    """The global stage of a rank's chunk: stages are dealt round the ranks like cards."""
+    return chunk * pp + rank
+
+
+def home_of(stage: int, pp: int) -> tuple[int, int]:
+    """(rank, chunk) of a global stage: the inverse of `stage_of`."""
+    chunk, rank = divmod(stage, pp)
+    return rank, chunk
+
+
+def _name(micro: int, chunk: int) -> str:
+    return f"{micro}.{chunk}" if chunk else str(micro)

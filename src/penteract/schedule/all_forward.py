@@ -1,0 +1,16 @@
+"""All forward, all backward: the simplest schedule, and the one that keeps the most activations."""
+
+from __future__ import annotations
+
+from penteract.schedule.actions import Compute, ComputeList
+
+
+def all_forward(pp: int, vpp: int, micros: int) -> list[ComputeList]:
+    """Every forward, then every backward (GPipe, Huang et al. 2019, 1811.06965).
+
+    With several chunks it is breadth first (Lamy-Poirier 2023, 2211.05953): all micro-batches through one chunk, then
+    the next. Keeps micros·vpp activations on every rank.
+    """
+    forward = [Compute("Fwd", m, c) for c in range(vpp) for m in range(micros)]
+    backward = [Compute("Bwd", m, c) for c in reversed(range(vpp)) for m in range(micros)]
+    return [[*forward, *backward] for _ in range(pp)]

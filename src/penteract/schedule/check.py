@@ -1,0 +1,79 @@
+"""Proof that a schedule is whole, in order and free of deadlock; and what it costs in time and memory.
+
+Written apart from `transfers`, which it judges: it reads nothing but the finished lists.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, zip_longest
+
+from penteract.errors import Bug
+from penteract.schedule.actions import ActionList, Exchange, computes
+from penteract.schedule.program import Message, Program, message_of
+from penteract.schedule.rendezvous import Cost, Span, rendezvous, unit_cost
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a sound schedule takes. Tuples are by pipeline rank.
+
+    in_flight_peak  activations of (chunk, micro) alive at once, from Fwd until Bwd or Wgt
+    received_peak   received values and gradients that wait for their consumer at once
+    makespan        from the first start to the last end, in the unit of the given cost
+    bubble          the part of pp·makespan in which ranks do not compute
+    spans           when every action ran
+    """
+
+    in_flight_peak: tuple[int, ...]
+    received_peak: tuple[int, ...]
+    makespan: float
+    bubble: float
+    spans: tuple[tuple[Span, ...], ...]
+
+
+def check(
+    action_lists: Sequence[ActionList], pp: int, vpp: int, micros: int, *, cost: Cost = unit_cost, wire: float = 0.0
+) -> Report:
+    """Walk the lists with sends that have no buffer: a message moves once both its ranks have posted it.
+
+    `cost(rank, compute)` is the time of one walk, `wire` that of one message. By default Fwd, Inp and Wgt take 1,
+    Bwd takes 2, and a message nothing.
+
+    Raises Bug("SCHEDULE") with the first fault: an action missing, done twice, or before what it needs; two ranks that
+    take their messages in different orders; a cycle of ranks that wait for each other.
+    """
+    if len(action_lists) != pp:
+        raise Bug("SCHEDULE", "a schedule has one list a rank", found=len(action_lists), allowed=pp)
+    programs = [Program(rank, pp, vpp, micros) for rank in range(pp)]
+    for program, actions in zip(programs, action_lists, strict=True):
+        for action in actions:
+            program.step(action)
+        program.finish()
+    _same_order(action_lists)
+    spans = rendezvous(action_lists, cost, wire)
+    makespan = max(row[-1].end for row in spans)
+    busy = sum(cost(rank, part) for rank, row in enumerate(spans) for span in row for part in computes(span.action))
+    return Report(
+        in_flight_peak=tuple(program.kept_peak for program in programs),
+        received_peak=tuple(program.received_peak for program in programs),
+        makespan=makespan,
+        bubble=1 - busy / (pp * makespan),
+        spans=tuple(tuple(row) for row in spans),
+    )
+
+
+def _same_order(lists: Sequence[ActionList]) -> None:
+    """Two ranks must list the messages between them in one order: some backends match them by order alone."""
+    between: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
+    for rank, actions in enumerate(lists):
+        for action in actions:
+            for t in action.transfers if isinstance(action, Exchange) else ():
+                between[rank, t.peer].append(message_of(t, rank, len(lists)))
+    for low, high in combinations(range(len(lists)), 2):
+        for a, b in zip_longest(between[low, high], between[high, low]):
+            if a != b:
+                found = f"{a or 'nothing'} on rank {low}, {b or 'nothing'} on rank {high}"
+                raise Bug("SCHEDULE", f"ranks {low} and {high} differ in the order of their messages", found=found)

@@ -1,0 +1,23 @@
+"""1F1B: start backward as soon as it can be, so that early ranks keep no more than pp activations."""
+
+from __future__ import annotations
+
+from penteract.schedule.actions import Compute, ComputeList
+
+
+def one_f_one_b(pp: int, micros: int) -> list[ComputeList]:
+    """One forward, one backward in turn (PipeDream-Flush, Narayanan et al. 2021, 2104.04473 §2.2.1).
+
+    Rank r first runs the pp-r-1 forwards that fill the ranks after it. The bubble is that of all-forward; what is kept
+    falls from `micros` activations to min(pp-r, micros).
+    """
+    return [_rank(min(pp - rank - 1, micros), micros) for rank in range(pp)]
+
+
+def _rank(warmup: int, micros: int) -> ComputeList:
+    actions: ComputeList = [Compute("Fwd", m) for m in range(warmup)]
+    for m in range(micros):
+        if m + warmup < micros:
+            actions.append(Compute("Fwd", m + warmup))
+        actions.append(Compute("Bwd", m))
+    return actions

@@ -1,0 +1,141 @@
+"""One rank's list read by itself: is every step there once, and after what it needs?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from penteract.errors import Bug
+from penteract.schedule.actions import Compute, Exchange, Payload, Transfer, Woven, computes, home_of, stage_of
+
+Fact = tuple[str, int, int]  # (what happened, micro, chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as both of its ranks name it; stages are global."""
+
+    what: Payload
+    micro: int
+    source: int
+    target: int
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.micro} of stage {self.source} for stage {self.target}"
+
+
+def message_of(transfer: Transfer, rank: int, pp: int) -> Message:
+    """What `transfer` on `rank` carries, from which stage to which."""
+    sends = transfer.kind == "Send"
+    here = stage_of(rank, transfer.chunk, pp)
+    there = here + (1 if sends == (transfer.what == "value") else -1)
+    return Message(transfer.what, transfer.micro, *((here, there) if sends else (there, here)))
+
+
+@dataclass(slots=True)
+class Program:
+    """What one rank has done so far, and the peaks of what it holds."""
+
+    rank: int
+    pp: int
+    vpp: int
+    micros: int
+    facts: set[Fact] = field(default_factory=set[Fact])
+    kept: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])  # activations alive, (micro, chunk)
+    received: set[Fact] = field(default_factory=set[Fact])  # messages that wait for their consumer
+    kept_peak: int = 0
+    received_peak: int = 0
+
+    def step(self, action: Compute | Woven | Exchange) -> None:
+        """Do one action. Its parts run together: each finds only what was there before all of them."""
+        parts = action.transfers if isinstance(action, Exchange) else computes(action)
+        for part in parts:
+            self._require(part)
+        for part in parts:
+            self._record(part)
+        self.kept_peak = max(self.kept_peak, len(self.kept))
+        self.received_peak = max(self.received_peak, len(self.received))
+        for part in parts:
+            self._release(part)
+
+    def finish(self) -> None:
+        """Raise Bug when a step that the sizes ask for did not come."""
+        for chunk in range(self.vpp):
+            for micro in range(self.micros):
+                backward = ["Inp", "Wgt"] if ("Inp", micro, chunk) in self.facts else ["Bwd"]
+                for name in ["Fwd", *backward, *self._messages(chunk)]:
+                    if (name, micro, chunk) not in self.facts:
+                        self._fault(f"{name} is missing for micro-batch {micro}, chunk {chunk}")
+
+    def _messages(self, chunk: int) -> list[str]:
+        stage, names = stage_of(self.rank, chunk, self.pp), list[str]()
+        if stage > 0:
+            names += ["Recv value", "Send gradient"]
+        if stage < self.pp * self.vpp - 1:
+            names += ["Send value", "Recv gradient"]
+        return names
+
+    def _require(self, part: Compute | Transfer) -> None:
+        micro, chunk, name = part.micro, part.chunk, _name(part)
+        if not (0 <= micro < self.micros and 0 <= chunk < self.vpp):
+            self._fault(f"{part} is outside {self.micros} micro-batches and {self.vpp} chunks")
+        if isinstance(part, Transfer):
+            self._require_peer(part)
+        again = {"Bwd": ("Bwd", "Inp"), "Inp": ("Inp", "Bwd")}.get(name, (name,))
+        if any((n, micro, chunk) in self.facts for n in again):
+            self._fault(f"{part} comes twice")
+        for need in self._needs(part):
+            if not any((n, micro, chunk) in self.facts for n in need.split(" or ")):
+                self._fault(f"{part} comes before {need}")
+
+    def _require_peer(self, transfer: Transfer) -> None:
+        message = message_of(transfer, self.rank, self.pp)
+        other = message.target if transfer.kind == "Send" else message.source
+        if not 0 <= other < self.pp * self.vpp:
+            self._fault(f"{transfer} leaves the pipeline")
+        if transfer.peer != home_of(other, self.pp)[0]:
+            self._fault(f"{transfer} names the wrong rank, stage {other} is on rank {home_of(other, self.pp)[0]}")
+
+    def _needs(self, part: Compute | Transfer) -> list[str]:
+        names = self._messages(part.chunk)
+        match _name(part):
+            case "Fwd":
+                return [n for n in names if n == "Recv value"]
+            case "Bwd" | "Inp":
+                return ["Fwd", *(n for n in names if n == "Recv gradient")]
+            case "Wgt":
+                return ["Inp"]
+            case "Send value":
+                return ["Fwd"]
+            case "Send gradient":
+                return ["Bwd or Inp"]
+            case _:
+                return []
+
+    def _record(self, part: Compute | Transfer) -> None:
+        fact = (_name(part), part.micro, part.chunk)
+        self.facts.add(fact)
+        if fact[0] == "Fwd":
+            self.kept.add(fact[1:])
+        elif fact[0].startswith("Recv"):
+            self.received.add(fact)
+
+    def _release(self, part: Compute | Transfer) -> None:
+        match _name(part):
+            case "Fwd":
+                self.received.discard(("Recv value", part.micro, part.chunk))
+            case "Bwd" | "Inp" as name:
+                self.received.discard(("Recv gradient", part.micro, part.chunk))
+                if name == "Bwd":
+                    self.kept.discard((part.micro, part.chunk))
+            case "Wgt":
+                self.kept.discard((part.micro, part.chunk))
+            case _:
+                pass
+
+    def _fault(self, what: str) -> NoReturn:
+        raise Bug("SCHEDULE", what, where=f"rank {self.rank}")
+
+
+def _name(part: Compute | Transfer) -> str:
+    return part.kind if isinstance(part, Compute) else f"{part.kind} {part.what}"

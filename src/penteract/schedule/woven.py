@@ -1,0 +1,14 @@
+"""One stage, two micro-batches at a time: what one communicates, the other computes under."""
+
+from __future__ import annotations
+
+from penteract.schedule.actions import Compute, ComputeList, Woven
+
+
+def woven(micros: int) -> list[ComputeList]:
+    """F0, B0|F1, B1|F2, ..., B_last on a single pipeline rank; two activations are alive at most.
+
+    The pairing is that of DualPipe (DeepSeek-V3, 2412.19437 §3.2.1) without its pipeline.
+    """
+    pairs = [Woven(Compute("Bwd", m), Compute("Fwd", m + 1)) for m in range(micros - 1)]
+    return [[Compute("Fwd", 0), *pairs, Compute("Bwd", micros - 1)]]

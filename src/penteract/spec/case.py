@@ -1,0 +1,61 @@
+"""What legality looks at, as one value whose axes can be read and replaced by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
+
+# axis -> the key of a run file that sets it
+AXES: Mapping[str, str] = {
+    **{name: f"parallel.{name}" for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "schedule",
+                                             "context_method")},
+    **{name: f"batch.{name}" for name in ("micro_batch_size", "global_batch_size", "sequence_length",
+                                          "gradient_accumulation_steps")},
+    "bucket_mib": "memory.bucket_mib",
+    "kv_heads": "model.kv_heads",
+    "head_size": "model.head_size",
+    "vocab_size": "model.vocab_size",
+    "top_k": "model.moe.top_k",
+}  # fmt: skip
+
+_OF_LAYOUT = frozenset(f.name for f in fields(Layout))
+_OF_MODEL = frozenset(f.name for f in fields(ModelSpec))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A model, a layout and a batch. `global_batch_size` (sequences) and `world` are None where nothing fixes them."""
+
+    model: ModelSpec
+    layout: Layout
+    sequence_length: int
+    global_batch_size: int | None = None
+    world: int | None = None
+
+    def get(self, axis: str) -> Any:
+        if axis in _OF_LAYOUT:
+            return getattr(self.layout, axis)
+        if axis in _OF_MODEL:
+            return getattr(self.model, axis)
+        return getattr(self.model.moe, axis) if axis == "top_k" else getattr(self, axis)
+
+    def put(self, axis: str, value: Any) -> Case:
+        if axis in _OF_LAYOUT:
+            return replace(self, layout=replace(self.layout, **{axis: value})).counted()
+        if axis in _OF_MODEL:
+            return replace(self, model=replace(self.model, **{axis: value}))
+        if axis == "top_k" and self.model.moe:
+            return replace(self, model=replace(self.model, moe=replace(self.model.moe, top_k=value)))
+        return replace(self, **{axis: value}).counted()
+
+    def counted(self) -> Case:
+        """The same with the accumulation steps that the global batch leaves (rounded down where it does not divide)."""
+        at_once = self.layout.dp * self.layout.micro_batch_size
+        if self.global_batch_size is None or at_once < 1:
+            return self
+        steps = max(1, self.global_batch_size // at_once)
+        return replace(self, layout=replace(self.layout, gradient_accumulation_steps=steps))

@@ -1,0 +1,209 @@
+"""Every key of a run file: its type, its bounds, and what it means in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from penteract.errors import BadInput
+from penteract.spec.convert import convert
+from penteract.spec.model import ModelSpec, MoESpec, RopeScaling
+from penteract.spec.run import Checkpoint, Data, LearningRate, Optimizer, Precision, Training
+from penteract.spec.sections import Batch, Memory, Output, Parallel, Tokenizer
+
+# Section names differ from the verbs of the command line (train, plan, …): one word, one meaning.
+SECTIONS: Mapping[str, type] = {
+    "model": ModelSpec,
+    "model.moe": MoESpec,
+    "model.rope_scaling": RopeScaling,
+    "parallel": Parallel,
+    "batch": Batch,
+    "memory": Memory,
+    "optimizer": Optimizer,
+    "learning_rate": LearningRate,
+    "data": Data,
+    "tokenizer": Tokenizer,
+    "training": Training,
+    "checkpoint": Checkpoint,
+    "precision": Precision,
+    "output": Output,
+}
+
+_HUGE = 2**48
+_ROWS = 2**24
+
+# key -> (what it means, least, most)
+_ABOUT: Mapping[str, tuple[str, float, float]] = {
+    "model.name": ("what the run's folder is called after", 0, 0),
+    "model.layers": ("blocks", 1, 10_000),
+    "model.hidden_size": ("D: the width of the residual stream", 1, _ROWS),
+    "model.heads": ("H: query heads", 1, _ROWS),
+    "model.kv_heads": ("K: key and value heads; they divide heads", 1, _ROWS),
+    "model.head_size": ("C: the width of one head", 1, _ROWS),
+    "model.ffn_size": ("F: the inner width of the MLP", 1, _ROWS),
+    "model.vocab_size": ("V: rows of the embedding table", 1, _ROWS),
+    "model.activation": ("of the MLP", 0, 0),
+    "model.norm": ("RMSNorm or LayerNorm", 0, 0),
+    "model.norm_epsilon": ("added to the variance", 0, 1),
+    "model.positions": ("rotary, or a learned table", 0, 0),
+    "model.rope_theta": ("base of the rotary wavelengths", 1, 1e15),
+    "model.max_positions": ("rows of a learned table; a promise otherwise", 1, _HUGE),
+    "model.sliding_window": ("tokens each token sees; 0: the whole document", 0, _HUGE),
+    "model.qkv_bias": ("biases of the query, key and value projections", 0, 0),
+    "model.output_bias": ("bias of attention's output projection", 0, 0),
+    "model.mlp_bias": ("biases of the MLP", 0, 0),
+    "model.qk_norm": ("normalise queries and keys per head", 0, 0),
+    "model.tied": ("the head is the embedding table", 0, 0),
+    "model.initial_std": ("of the normal that weights are drawn from", 0, 100),
+    "model.moe.experts": ("X: routed experts of a layer", 1, _ROWS),
+    "model.moe.top_k": ("experts each token visits", 1, _ROWS),
+    "model.moe.ffn_size": ("F of one expert", 1, _ROWS),
+    "model.moe.shared_ffn_size": ("F of the MLP that every token visits; 0: none", 0, _ROWS),
+    "model.moe.every": ("layer i has experts when (i + 1) % every == 0", 1, 10_000),
+    "model.moe.dense_layers": ("layers without experts, whatever `every` says", 0, 10_000),
+    "model.moe.score": ("how the router's logits become weights", 0, 0),
+    "model.moe.normalize_weights": ("the top_k weights sum to one", 0, 0),
+    "model.moe.balance": ("what keeps experts evenly used", 0, 0),
+    "model.moe.balance_coefficient": ("of the balance loss", 0, 100),
+    "model.moe.bias_rate": ("a step of the balancing bias", 0, 100),
+    "model.rope_scaling.factor": ("long wavelengths are divided by this", 1, 1e6),
+    "model.rope_scaling.low_frequency_factor": ("where the smooth band ends", 1e-6, 1e6),
+    "model.rope_scaling.high_frequency_factor": ("where the smooth band begins", 1e-6, 1e6),
+    "model.rope_scaling.original_positions": ("positions seen before scaling", 1, _HUGE),
+    "parallel.dp": ("data: replicas of the model", 1, _HUGE),
+    "parallel.tp": ("tensor: ranks that share every matrix", 1, _HUGE),
+    "parallel.pp": ("pipeline: ranks that share the layers", 1, _HUGE),
+    "parallel.cp": ("context: ranks that share every sequence", 1, _HUGE),
+    "parallel.ep": ("expert: ranks that share the experts; folds over dp·cp", 1, _HUGE),
+    "parallel.vpp": ("chunks of layers a pipeline rank holds", 1, _HUGE),
+    "parallel.expert_tp": ("1: experts stay whole; tp: each is split over tp", 1, _HUGE),
+    "parallel.schedule": ("order of the pipeline's forwards and backwards", 0, 0),
+    "parallel.context_method": ("how attention sees other ranks' tokens", 0, 0),
+    "batch.sequence_length": ("tokens", 1, _HUGE),
+    "batch.micro_batch_size": ("sequences a replica takes at a time; auto: as many as fit evenly", 1, _HUGE),
+    "batch.global_batch_size": ("sequences a step", 1, _HUGE),
+    "batch.global_batch_tokens": ('tokens a step, instead: 65536, "1M" (10^6), "1Mi" (2^20)', 1, _HUGE),
+    "memory.recompute": ('"none", "full", or the words remade in backward: ["enter", "swiglu"]', 0, 0),
+    "memory.bucket_mib": ("MiB of one flat gradient bucket", 1, 2**20),
+    "optimizer.learning_rate": ("the peak", 0, 1e3),
+    "optimizer.betas": ("decay of AdamW's two averages", 0, 1),
+    "optimizer.epsilon": ("added to the root of the second average", 0, 1),
+    "optimizer.weight_decay": ("of matrices, not of norms and biases", 0, 1e3),
+    "optimizer.clip_norm": ("largest norm of the gradient; 0: never clipped", 0, 1e9),
+    "learning_rate.kind": ("its curve after the warmup", 0, 0),
+    "learning_rate.warmup_steps": ("steps from zero to the peak", 0, _HUGE),
+    "learning_rate.final_fraction": ("of the peak, at the last step", 0, 1),
+    "learning_rate.decay_fraction": ("of the steps, for wsd", 0, 1),
+    "data.source": ('"builtin", a file, a folder, a list of them, or "hf:NAME"', 0, 0),
+    "data.validation_fraction": ("of the documents, never trained on", 0, 0.9),
+    "data.pack_documents": ("several documents share a sequence, unseen by each other", 0, 0),
+    "tokenizer.source": ('"bytes", or the path of a tokenizer.json', 0, 0),
+    "training.steps": ("optimizer steps", 1, _HUGE),
+    "training.seed": ("decides weights and the order of data", 0, _HUGE),
+    "training.validation_every": ("steps; 0: never", 0, _HUGE),
+    "training.validation_batches": ("global batches each time", 1, _HUGE),
+    "training.log_level": ("of what is printed", 0, 0),
+    "training.sample_tokens": ("written by the model at the end; 0: none", 0, _HUGE),
+    "checkpoint.every": ("steps; 0: only at the end", 0, _HUGE),
+    "checkpoint.keep": ("the newest that stay; 0: all", 0, _HUGE),
+    "precision.dtype": ("of what is computed", 0, 0),
+    "precision.device": ("auto: CUDA when there is one", 0, 0),
+    "output.folder": ("holds one folder a run", 0, 0),
+}
+
+# What other trainers call it, so that an unknown key finds its name here.
+_ELSEWHERE: Mapping[str, str] = {
+    "data_parallel_size": "parallel.dp", "dp_size": "parallel.dp", "data_parallel_replicate_degree": "parallel.dp",
+    "tensor_model_parallel_size": "parallel.tp", "tensor_parallel_degree": "parallel.tp", "tp_size": "parallel.tp",
+    "pipeline_model_parallel_size": "parallel.pp", "pipeline_parallel_degree": "parallel.pp",
+    "pp_size": "parallel.pp", "pp_engine": "parallel.schedule",
+    "context_parallel_size": "parallel.cp", "context_parallel_degree": "parallel.cp", "cp_size": "parallel.cp",
+    "expert_model_parallel_size": "parallel.ep", "expert_parallel_size": "parallel.ep",
+    "expert_parallel_degree": "parallel.ep", "virtual_pipeline_model_parallel_size": "parallel.vpp",
+    "seq_len": "batch.sequence_length", "seq_length": "batch.sequence_length", "max_length": "batch.sequence_length",
+    "mbs": "batch.micro_batch_size", "per_device_train_batch_size": "batch.micro_batch_size",
+    "gradient_accumulation_steps": "batch.global_batch_size", "batch_size": "batch.global_batch_size",
+    "train_iters": "training.steps", "train_steps": "training.steps", "max_steps": "training.steps",
+    "total_train_steps": "training.steps", "lr": "optimizer.learning_rate",
+    "recompute_granularity": "memory.recompute", "gradient_checkpointing": "memory.recompute",
+    "num_hidden_layers": "model.layers", "num_attention_heads": "model.heads",
+    "num_key_value_heads": "model.kv_heads", "intermediate_size": "model.ffn_size", "head_dim": "model.head_size",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """One key. `required` means that the dataclass behind its section has no default for it."""
+
+    name: str
+    hint: Any  # the annotation, resolved
+    default: Any
+    required: bool
+    about: str
+    least: float
+    most: float
+
+    @property
+    def forms(self) -> frozenset[type]:
+        """Which of `str` (free text) and `tuple` (a list) its values may be."""
+        parts = get_args(self.hint) if get_origin(self.hint) in (Union, UnionType) else (self.hint,)
+        return frozenset(kind for kind in (str, tuple) if kind in (*parts, *map(get_origin, parts)))
+
+    def check(self, value: object, origin: str) -> Any:
+        """`value` as this key's type, or BadInput naming found, allowed and where it was set."""
+        return convert(value, self.hint, f"{self.name} ({origin})", bounds=(self.least, self.most))
+
+
+@cache
+def keys() -> Mapping[str, Key]:
+    """Every key by its dotted name, in the order of a written run file."""
+    found: dict[str, Key] = {}
+    for section, kind in SECTIONS.items():
+        hints = get_type_hints(kind)
+        for f in fields(kind):
+            name = f"{section}.{f.name}"
+            if name not in SECTIONS:
+                about, least, most = _ABOUT[name]
+                required = f.default is MISSING and f.default_factory is MISSING
+                found[name] = Key(
+                    name=name, hint=hints[f.name], default=None if required else f.default, required=required,
+                    about=about, least=least, most=most,
+                )  # fmt: skip
+    return found
+
+
+def nearest_key(name: str) -> str:
+    """The key that `name` was probably meant to be, or an empty string."""
+    leaf = name.rsplit(".", 1)[-1]
+    if leaf in _ELSEWHERE:
+        return _ELSEWHERE[leaf]
+    known = list(keys())
+    by_leaf = {k.rsplit(".", 1)[-1]: k for k in reversed(known)}
+    if leaf in by_leaf and name not in by_leaf.values():
+        return by_leaf[leaf]
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return near[0]
+    near = get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)
+    return by_leaf[near[0]] if near else ""
+
+
+def find_key(name: str, origin: str) -> Key:
+    """The key called `name`; BadInput with the nearest one when there is none."""
+    key = keys().get(name)
+    if key is None:
+        near = nearest_key(name)
+        fix = f"did you mean {near}?" if near else "remove it; `penteract init` writes every key"
+        allowed = "" if near else f"sections {', '.join(SECTIONS)}"
+        raise BadInput("KEY", "unknown key", where=origin, found=show_key(name), allowed=allowed, fix=fix)
+    return key
+
+
+def show_key(name: str) -> str:
+    """A key for a message: printable and not endless."""
+    safe = "".join(c if c.isprintable() else "?" for c in name)
+    return safe if len(safe) <= 80 else safe[:77] + "..."

@@ -1,0 +1,48 @@
+"""HOW it is laid out: five degrees and what goes with them, as a frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Schedule = Literal["afab", "1f1b", "interleaved", "zb_h1"]
+ContextMethod = Literal["gather", "ring", "exchange"]
+
+SCHEDULES: tuple[Schedule, ...] = ("afab", "1f1b", "interleaved", "zb_h1")
+CONTEXT_METHODS: tuple[ContextMethod, ...] = ("gather", "ring", "exchange")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """One way to split a training step over `world` ranks.
+
+    dp·tp·pp·cp = world; `ep` folds over dp·cp. `vpp` is the number of chunks a pipeline rank holds.
+    `remake` names the words whose results are dropped after forward and computed again in backward.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vpp: int = 1
+    expert_tp: int = 1  # 1: each tensor rank routes its own tokens to whole experts; tp: experts are split too
+    schedule: Schedule = "1f1b"
+    context_method: ContextMethod = "gather"
+    micro_batch_size: int = 1
+    gradient_accumulation_steps: int = 1
+    remake: tuple[str, ...] = ("enter",)
+    bucket_mib: int = 25  # of one flat gradient bucket
+
+    @property
+    def world(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def global_batch_size(self) -> int:
+        """In sequences."""
+        return self.dp * self.micro_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def stages(self) -> int:
+        return self.pp * self.vpp

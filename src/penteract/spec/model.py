@@ -1,0 +1,76 @@
+"""WHAT is trained: a decoder's sizes and choices, as a frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoESpec:
+    """The mixture-of-experts half of a block.
+
+    `ffn_size` is one expert's F; shared experts are one MLP of `shared_ffn_size`, seen by every token.
+    `balance`: "loss" adds the per-sequence balance loss with `balance_coefficient`
+    (DeepSeek-V3 2412.19437 eq. 17-20); "bias" steers the choice without a loss by moving a bias of
+    `bias_rate` a step (2408.15664); "none" does neither.
+    """
+
+    experts: int
+    top_k: int
+    ffn_size: int
+    shared_ffn_size: int = 0
+    every: int = 1  # layer i has experts when (i + 1) % every == 0
+    dense_layers: tuple[int, ...] = ()  # layers that stay dense whatever `every` says
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalize_weights: bool = True  # the k chosen weights sum to one
+    balance: Literal["loss", "bias", "none"] = "loss"
+    balance_coefficient: float = 0.01
+    bias_rate: float = 0.001
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RopeScaling:
+    """Llama-3.1 frequency scaling: long wavelengths divided by `factor`, a smooth band between."""
+
+    factor: float
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_positions: int = 8192
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """A decoder-only transformer, dense or with experts.
+
+    Legend of dims: D hidden_size, H heads, K kv_heads, C head_size, F ffn_size, V vocab_size.
+    """
+
+    name: str = "custom"
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    ffn_size: int
+    vocab_size: int
+    activation: Literal["swiglu", "gelu"] = "swiglu"
+    norm: Literal["rms", "layer"] = "rms"
+    norm_epsilon: float = 1e-5
+    positions: Literal["rope", "learned"] = "rope"
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    max_positions: int = 8192  # rows of the learned table; a promise otherwise
+    sliding_window: int = 0  # 0: the whole document
+    qkv_bias: bool = False
+    output_bias: bool = False  # of attention's output projection
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False  # the head is the embedding table
+    initial_std: float = 0.02
+    moe: MoESpec | None = None
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether `layer` (0-based) is a mixture of experts."""
+        moe = self.moe
+        return moe is not None and layer not in moe.dense_layers and (layer + 1) % moe.every == 0

@@ -1,0 +1,111 @@
+"""The nearest legal layout: a search over values near the ones that were asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from penteract.spec.case import AXES, Case
+from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES
+from penteract.spec.rules import breaches
+from penteract.spec.settle import Settle
+
+_DEGREES = 1024  # the search ends here; a larger degree is always far from one that a small one replaces
+_ROUNDS = 24
+_PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": "1f1b", "cp": 1, "pp": 1, "tp": 1, "micro_batch_size": 1}
+
+
+def allowed_values(case: Case, axis: str, settle: Settle) -> tuple[Any, ...]:
+    """Up to three values of `axis`, nearest first, with which no rule blames it."""
+    fine = (v for v in _candidates(case, axis, settle) if axis not in _blamed(settle(case.put(axis, v))))
+    return tuple(islice(fine, 3))
+
+
+def repair(case: Case, settle: Settle) -> dict[str, Any]:
+    """axis -> value: few changes that make `case` legal, the nearest first; empty when the search finds none."""
+    asked, now = case, case
+    for _ in range(_ROUNDS):
+        found = breaches(now)
+        if not found:
+            return _difference(asked, now, settle.open)
+        better = _step(now, found[0][0], settle)
+        if better is None:
+            break
+        now = better
+    return _difference(asked, _plain(case, settle), settle.open)
+
+
+def _step(case: Case, axis: str, settle: Settle) -> Case | None:
+    """`case` with the nearest `axis` that makes it legal, or else with the nearest that no rule blames."""
+    nearest: Case | None = None
+    for value in _candidates(case, axis, settle):
+        trial = settle(case.put(axis, value))
+        blamed = _blamed(trial)
+        if not blamed:
+            return trial
+        if nearest is None and axis not in blamed:
+            nearest = trial
+    return nearest
+
+
+def _plain(case: Case, settle: Settle) -> Case:
+    """Data parallelism alone, with a batch that its replicas share."""
+    now = case
+    for axis, value in _PLAIN.items():
+        now = now.put(axis, value)
+    now = now.put("dp", case.world or 1)
+    if now.global_batch_size is not None:
+        now = now.put("global_batch_size", max(1, round(now.global_batch_size / now.layout.dp)) * now.layout.dp)
+    return settle(now)
+
+
+def _blamed(case: Case) -> set[str]:
+    return {axis for axis, _ in breaches(case)}
+
+
+def _difference(asked: Case, now: Case, derived: frozenset[str]) -> dict[str, Any]:
+    if asked.global_batch_size is not None:
+        derived |= {"gradient_accumulation_steps"}
+    return {
+        axis: now.get(axis)
+        for axis in AXES
+        if axis not in derived and not (axis == "top_k" and asked.model.moe is None)
+        if (axis != "global_batch_size" or asked.global_batch_size is not None) and now.get(axis) != asked.get(axis)
+    }
+
+
+def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
+    """Other values of `axis`, nearest first: by ratio for degrees, by difference for sizes."""
+    found, lay = case.get(axis), case.layout
+    if axis == "schedule":
+        return _others(SCHEDULES, found)
+    if axis == "context_method":
+        return _others(CONTEXT_METHODS, found)
+    if axis == "dp" and case.world is not None:
+        return iter([max(1, case.world // (lay.tp * lay.pp * lay.cp))])
+    if axis == "sequence_length":
+        most = case.model.max_positions if case.model.positions == "learned" else None
+        return _multiples(found, (2 * lay.cp if lay.cp > 1 else 1) * lay.tp, most)
+    if axis == "vocab_size":
+        return iter([math.ceil(found / lay.tp) * lay.tp])
+    if axis == "global_batch_size":
+        micro = 1 if "micro_batch_size" in settle.open else lay.micro_batch_size
+        rounds = lay.pp if lay.schedule == "interleaved" else 1
+        return _multiples(found, lay.dp * micro * rounds, None)
+    return iter(sorted(set(range(1, _DEGREES + 1)) - {found}, key=lambda v: abs(math.log(v / max(1, found)))))
+
+
+def _others(values: Sequence[str], found: str) -> Iterator[str]:
+    """The common ones first."""
+    return iter(sorted((v for v in values if v != found), key=lambda v: v not in ("1f1b", "gather")))
+
+
+def _multiples(found: int, step: int, most: int | None) -> Iterator[int]:
+    """Multiples of `step` around `found`, nearest first, none above `most`."""
+    step = max(1, step)
+    limit = found if most is None else min(found, most)
+    near = {limit // step * step, limit // step * step + step}
+    fine = (v for v in near if v >= 1 and v != found and (most is None or v <= most))
+    return iter(sorted(fine, key=lambda v: (abs(v - found), v)))

@@ -1,0 +1,148 @@
+"""When a layout is legal: divisibility and the arithmetic of schedules, each rule with the axis it blames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penteract.spec.case import Case
+from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES
+
+Breach = tuple[str, str]  # (axis, what is wrong)
+
+_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
+           "bucket_mib", "sequence_length")  # fmt: skip
+
+
+def breaches(case: Case) -> list[Breach]:
+    """Every broken rule, the most basic first. An empty list means legal."""
+    basic = list(_counts(case))
+    if basic:
+        return basic
+    found: list[Breach] = []
+    for rule in (_model, _world, _tensor, _context, _pipeline, _experts, _batch):
+        found.extend(rule(case))
+    return found
+
+
+def _counts(case: Case) -> Iterator[Breach]:
+    for axis in _COUNTS:
+        if case.get(axis) < 1:
+            yield axis, f"{axis} is less than 1"
+    if case.global_batch_size is not None and case.global_batch_size < 1:
+        yield "global_batch_size", "global_batch_size is less than 1"
+    if case.layout.schedule not in SCHEDULES:
+        yield "schedule", "no such schedule"
+    if case.layout.context_method not in CONTEXT_METHODS:
+        yield "context_method", "no such context method"
+
+
+def _model(case: Case) -> Iterator[Breach]:
+    model = case.model
+    if model.heads % model.kv_heads:
+        yield "kv_heads", f"{model.heads} query heads do not divide into groups over {model.kv_heads} KV heads"
+    if model.positions == "rope" and model.head_size % 2:
+        yield "head_size", "rotary positions turn pairs: an odd head size has none for its last element"
+    if model.moe and model.moe.top_k > model.moe.experts:
+        yield "top_k", f"a token cannot visit {model.moe.top_k} of {model.moe.experts} experts"
+    if model.positions == "learned" and case.sequence_length > model.max_positions:
+        yield "sequence_length", f"the learned table has {model.max_positions} positions"
+
+
+def _world(case: Case) -> Iterator[Breach]:
+    lay, world = case.layout, case.world
+    if world is None or lay.world == world:
+        return
+    rest = lay.tp * lay.pp * lay.cp
+    product = f"dp·tp·pp·cp = {lay.dp}·{lay.tp}·{lay.pp}·{lay.cp} = {lay.world}, not the {world} ranks there are"
+    if world % rest == 0:
+        yield "dp", product
+        return
+    worst = max(("tp", "pp", "cp"), key=lambda axis: (world % case.get(axis) != 0, case.get(axis)))
+    yield worst, f"tp·pp·cp = {lay.tp}·{lay.pp}·{lay.cp} does not divide the {world} ranks there are"
+
+
+def _tensor(case: Case) -> Iterator[Breach]:
+    model, tp = case.model, case.layout.tp
+    broken = False
+    sizes = [("attention heads", model.heads), ("ffn_size", model.ffn_size)]
+    if model.moe:
+        sizes.append(("shared_ffn_size", model.moe.shared_ffn_size))
+    for name, size in sizes:
+        if size % tp:
+            broken = True
+            yield "tp", f"tp = {tp} does not divide {name} = {size}"
+    if model.kv_heads % tp and tp % model.kv_heads:
+        broken = True
+        yield "tp", f"tp = {tp} neither divides the {model.kv_heads} KV heads nor is a multiple of them"
+    if model.vocab_size % tp and not broken:  # padding the table is the smaller change
+        yield "vocab_size", f"tp = {tp} does not divide vocab_size = {model.vocab_size}"
+
+
+def _context(case: Case) -> Iterator[Breach]:
+    model, lay, tokens = case.model, case.layout, case.sequence_length
+    cp, tp = lay.cp, lay.tp
+    # Where the degree is a power of two, it is the length that is odd.
+    blamed = "sequence_length" if cp & (cp - 1) == 0 else "cp"
+    if cp > 1 and tokens % (2 * cp):
+        yield blamed, f"sequence_length = {tokens} does not cut into 2·cp = {2 * cp} equal chunks"
+    elif (tokens // cp) % tp and model.heads % tp == 0:
+        yield "sequence_length", f"tp = {tp} does not divide the {tokens // cp} tokens of a context rank"
+    if cp > 1 and lay.context_method == "exchange" and model.heads % tp == 0:
+        heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
+        if heads % cp:
+            yield "cp", f"exchange deals heads: cp = {cp} does not divide the {heads} heads of a tensor rank"
+        elif kv_heads % cp and cp % kv_heads:
+            yield "cp", f"exchange deals heads: cp = {cp} and the {kv_heads} KV heads of a tensor rank do not divide"
+
+
+def _pipeline(case: Case) -> Iterator[Breach]:
+    lay, layers = case.layout, case.model.layers
+    if lay.pp * lay.vpp > layers:
+        fewest = 2 if lay.schedule == "interleaved" else 1  # chunks that the schedule allows
+        axis = "pp" if lay.vpp <= fewest or lay.pp * fewest > layers else "vpp"
+        yield axis, f"pp·vpp = {lay.pp}·{lay.vpp} stages for {layers} layers"
+    if lay.schedule == "interleaved":
+        if lay.pp < 2:
+            yield "schedule", "interleaved needs pp of at least 2"
+        elif lay.vpp < 2:
+            yield "vpp", "interleaved needs vpp of at least 2"
+        elif lay.gradient_accumulation_steps % lay.pp:
+            axis = "gradient_accumulation_steps" if case.global_batch_size is None else "global_batch_size"
+            yield (
+                axis,
+                (
+                    f"interleaved takes micro-batches in rounds of pp = {lay.pp}, "
+                    f"and gradient_accumulation_steps = {lay.gradient_accumulation_steps}"
+                ),
+            )
+    elif lay.vpp > 1 and lay.pp == 1:
+        yield "vpp", "without a pipeline (pp = 1) a rank holds one chunk"
+    elif lay.vpp > 1 and lay.schedule in ("1f1b", "zb_h1"):
+        yield "vpp", f"{lay.schedule} runs one chunk a rank; interleaved and afab take more"
+
+
+def _experts(case: Case) -> Iterator[Breach]:
+    lay, moe = case.layout, case.model.moe
+    if lay.ep > 1 and moe is None:
+        yield "ep", "the model has no experts to share"
+    elif moe and moe.experts % lay.ep:
+        yield "ep", f"ep = {lay.ep} does not divide the {moe.experts} experts"
+    if (lay.dp * lay.cp) % lay.ep:
+        yield "ep", f"ep = {lay.ep} does not divide dp·cp = {lay.dp * lay.cp}"
+    if lay.expert_tp not in (1, lay.tp):
+        yield "expert_tp", f"experts are whole (1) or split over all of tp = {lay.tp}"
+    elif moe and moe.ffn_size % lay.expert_tp:
+        yield "expert_tp", f"expert_tp = {lay.expert_tp} does not divide an expert's ffn_size = {moe.ffn_size}"
+
+
+def _batch(case: Case) -> Iterator[Breach]:
+    lay, total = case.layout, case.global_batch_size
+    if total is None or total == lay.global_batch_size:
+        return
+    if total % lay.dp:
+        yield "global_batch_size", f"{total} sequences a step do not share over dp = {lay.dp}"
+    else:
+        yield (
+            "micro_batch_size",
+            (f"micro-batches of {lay.micro_batch_size} do not cut a replica's {total // lay.dp} sequences a step"),
+        )

@@ -1,0 +1,96 @@
+"""One training run as a frozen value: what is trained, how it is laid out, on what, for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimizer:
+    """AdamW (1711.05101) with the gradient's global norm clipped before the update."""
+
+    learning_rate: float = 1e-3  # the peak
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1  # of matrices; norms and biases are left alone
+    clip_norm: float = 1.0  # 0: never clipped
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningRate:
+    """The rate over the steps, as a fraction of the peak: a linear warmup, then `kind`.
+
+    "cosine" and "linear" fall to `final_fraction` at the last step; "wsd" (2404.06395) stays at the
+    peak and falls during the last `decay_fraction` of the steps.
+    """
+
+    kind: Literal["cosine", "wsd", "linear"] = "cosine"
+    warmup_steps: int = 0
+    final_fraction: float = 0.1
+    decay_fraction: float = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Where the text comes from.
+
+    `source`: "builtin" (a small text that travels with the program), one or more files or folders,
+    or "hf:NAME" (a data set of the Hugging Face hub).
+    """
+
+    source: str | tuple[str, ...] = "builtin"
+    validation_fraction: float = 0.05
+    pack_documents: bool = True  # several documents share a sequence, and attention stays inside each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """How long, and what is looked at on the way."""
+
+    steps: int = 1000
+    seed: int = 0
+    validation_every: int = 100  # steps; 0: never
+    validation_batches: int = 8  # global batches each time
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    sample_tokens: int = 0  # written by the model at the end; 0: none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """When the state is saved, and how many stay on disk."""
+
+    every: int = 0  # steps; 0: only at the end
+    keep: int = 2  # the newest; 0: all
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """Of what is computed; master weights and optimizer state never have less than fp32."""
+
+    dtype: Literal["fp32", "bf16", "fp64"] = "fp32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """All that decides a run's numbers. Two equal values train the same model on the same batches."""
+
+    model: ModelSpec
+    layout: Layout
+    sequence_length: int
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: LearningRate = field(default_factory=LearningRate)
+    data: Data = field(default_factory=Data)
+    tokenizer: str = "bytes"  # or the path of a tokenizer.json
+    train: Training = field(default_factory=Training)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    precision: Precision = field(default_factory=Precision)
+    out: str = "runs"  # the folder that holds run folders
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.layout.global_batch_size * self.sequence_length

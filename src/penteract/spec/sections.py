@@ -1,0 +1,57 @@
+"""The sections of a run file that become a `Layout`, a path or a folder: as people write them, not as they are used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+from penteract.spec.layout import ContextMethod, Schedule
+
+Count = NewType("Count", int)  # read from 4096, "1M" (10^6) or "1Mi" (2^20)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    """dp·tp·pp·cp = world; "auto" dp is what the ranks leave over, or the least that `ep` needs."""
+
+    dp: int | Literal["auto"] = "auto"
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vpp: int = 1
+    expert_tp: int = 1
+    schedule: Schedule = "1f1b"
+    context_method: ContextMethod = "gather"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """global_batch_size = dp·micro_batch_size·gradient_accumulation_steps, in sequences."""
+
+    sequence_length: int = 1024  # tokens
+    micro_batch_size: int | Literal["auto"] = "auto"
+    global_batch_size: int = 16
+    global_batch_tokens: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """What is remade in backward, and how gradients are gathered into buckets."""
+
+    recompute: Literal["none", "full"] | tuple[str, ...] = "none"
+    bucket_mib: int = 25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokenizer:
+    """How text becomes numbers."""
+
+    source: str = "bytes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """Where run folders go."""
+
+    folder: str = "runs"

@@ -1,0 +1,1 @@
+"""The one optimizer step: compiled once for a rank, walked by every reading."""

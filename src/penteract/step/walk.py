@@ -1,0 +1,92 @@
+"""The walk: the order of a step, said once. A reading answers each question with a price, a kernel, or nothing."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penteract.ops.tape import Call
+from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.step.program import Program, Slot
+
+
+class Reading(Protocol):
+    """What a reading answers. Registers live in slots, one for each pass (chunk, micro-batch)."""
+
+    def begin(self) -> None:
+        """Data is in place; the global count of target tokens is agreed on over dp."""
+
+    def call(self, slot: Slot, call: Call) -> None: ...
+
+    def free(self, slot: Slot, registers: tuple[int, ...]) -> None: ...
+
+    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
+        """Post all transfers of registers together; values to receive get storage here."""
+
+    def reduce(self, bucket: int) -> None:
+        """Put the sum of a bucket's gradients over its holders on the wire."""
+
+    def after(self, action: Compute | Woven | Exchange) -> None: ...
+
+    def gradients(self) -> None:
+        """Wait for all buckets; sum routed counts over the stage and the totals (norm, losses) over the world."""
+
+    def update(self, bucket: int) -> None:
+        """Clip, and move a bucket's parameters."""
+
+    def end(self) -> None: ...
+
+
+def walk(p: Program, reading: Reading) -> None:
+    """One optimizer step of `p.rank`."""
+    reading.begin()
+    for a, action in enumerate(p.actions):
+        if isinstance(action, Exchange):
+            _exchange(p, action, reading)
+        else:
+            for position, (slot, instruction) in enumerate(p.instructions(action)):
+                reading.call(slot, instruction.call)
+                reading.free(slot, instruction.frees)
+                for b in p.reduce_after.get((a, position), ()):
+                    reading.reduce(b)
+        reading.after(action)
+    for b, bucket in enumerate(p.buckets):
+        if bucket.across_stages:
+            reading.reduce(b)
+    reading.gradients()
+    for b in range(len(p.buckets)):
+        reading.update(b)
+    reading.end()
+
+
+def walk_forward(p: Program, reading: Reading) -> None:
+    """The forward passes alone, of a program compiled with `training=False`."""
+    reading.begin()
+    for action in p.actions:
+        if isinstance(action, Exchange):
+            _exchange(p, action, reading)
+        else:
+            for slot, instruction in p.instructions(action):
+                reading.call(slot, instruction.call)
+                reading.free(slot, instruction.frees)
+        reading.after(action)
+
+
+def _exchange(p: Program, action: Exchange, reading: Reading) -> None:
+    resolved = tuple((t, (t.chunk, t.micro), _register(p, t)) for t in action.transfers)
+    reading.exchange(resolved)
+    for t, slot, register in resolved:
+        if t.kind == "Send" and register in p.chunks[t.chunk].freed_by_send:
+            reading.free(slot, (register,))
+
+
+def _register(p: Program, t: Transfer) -> int:
+    """The register that a transfer sends or fills."""
+    chunk = p.chunks[t.chunk]
+    register = {
+        ("Send", "value"): chunk.exit,
+        ("Recv", "value"): chunk.entry,
+        ("Send", "gradient"): chunk.entry_gradient,
+        ("Recv", "gradient"): chunk.exit_gradient,
+    }[t.kind, t.what]
+    assert register is not None
+    return register

@@ -1,0 +1,63 @@
+"""Units: the one place that decides how bytes, seconds and counts are read and printed."""
+
+from __future__ import annotations
+
+import re
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+Bytes = int
+Flops = int
+Seconds = float
+
+_SUFFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12,
+           "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
+
+
+def gib(size: Bytes) -> float:
+    """Bytes -> GiB (2^30)."""
+    return size / GIB
+
+
+def show_bytes(size: Bytes) -> str:
+    """A size for people: memory is always binary (KiB, MiB, GiB)."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(size) >= unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} B"
+
+
+def show_count(n: float) -> str:
+    """A decimal count for people: 850k, 1.24M, 8.03B."""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(n) >= unit:
+            return f"{n / unit:.3g}{name}"
+    return f"{n:.3g}"
+
+
+def show_seconds(s: Seconds) -> str:
+    """A duration for people: 0.8 s, 4 min 05 s, 2 h 10 min."""
+    if s < 60:
+        return f"{s:.1f} s"
+    minutes, seconds = divmod(round(s), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def parse_count(text: str | int | float) -> int:
+    """`1M` -> 1_000_000, `1Mi` -> 1_048_576, `4096` -> 4096.
+
+    Raises ValueError when the text is no whole count.
+    """
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        if int(text) != text:
+            raise ValueError(f"{text!r} is not a whole number")
+        return int(text)
+    found = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
+    if not found or found[2] not in _SUFFIX:
+        raise ValueError(f"{text!r} is not a count such as 4096, 1M (10^6) or 1Mi (2^20)")
+    value = float(found[1].replace("_", "")) * _SUFFIX[found[2]]
+    if int(value) != value:
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(value)

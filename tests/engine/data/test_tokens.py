@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penteract.engine.data.corpus import Piece
+from penteract.engine.data.tokenizer import ByteTokenizer, open_tokenizer
+from penteract.engine.data.tokens import Tokens, read_tokens, tokenize, write_tokens
+from penteract.errors import BadInput, CorruptData, DiskFailure
+
+BYTES = ByteTokenizer()
+PIECES = [Piece("he", False), Piece("y", True), Piece("you", True)]
+IDS = [104, 101, 121, 256, 121, 111, 117, 256]
+
+
+def made(folder: Path) -> Path:
+    path = folder / "a.bin"
+    write_tokens(path, tokenize(PIECES, BYTES), BYTES)
+    return path
+
+
+def test_every_document_is_ended(tmp_path: Path) -> None:
+    assert np.concatenate(list(tokenize(PIECES, BYTES))).tolist() == IDS
+    path = made(tmp_path)
+    assert read_tokens(path, BYTES).tolist() == IDS
+    assert np.memmap(path, np.uint16, mode="r").tolist() == IDS
+    assert json.loads((tmp_path / "a.bin.json").read_text()) == {
+        "dtype": "uint16", "tokens": 8, "end_of_document": 256, "vocab_size": 257, "largest": 256}  # fmt: skip
+
+
+def test_dtype_alone_is_enough_and_both_widths_are_read(tmp_path: Path) -> None:
+    for dtype in ("uint16", "uint32"):
+        path = tmp_path / f"{dtype}.bin"
+        path.write_bytes(np.array(IDS, dtype).tobytes())
+        (tmp_path / f"{dtype}.bin.json").write_text(json.dumps({"dtype": dtype}))
+        assert read_tokens(path, BYTES).tolist() == IDS
+
+
+def test_parts_read_as_one_stream() -> None:
+    tokens = Tokens((np.array([1, 2], np.uint16), np.array([], np.uint16), np.array([3, 4, 5], np.uint16)), 10)
+    assert tokens.read(1, 4).tolist() == [2, 3, 4]
+    head, tail = tokens.cut(3)
+    assert (head.read(0, 3).tolist(), tail.read(0, 2).tolist()) == ([1, 2, 3], [4, 5])
+    with pytest.raises(IndexError):
+        tokens.read(3, 6)
+
+
+def test_facts_that_do_not_fit(tmp_path: Path, tokenizer_file: Path) -> None:
+    path, beside = made(tmp_path), tmp_path / "a.bin.json"
+    facts = json.loads(beside.read_text())
+    with pytest.raises(BadInput, match=r"made by another tokenizer · .* found end_of_document 256"):
+        read_tokens(path, open_tokenizer(str(tokenizer_file)))
+    for change, kind, message in [
+        ({"largest": 257}, CorruptData, r"outside the vocabulary · .* found 257 / allowed 0\.\.256"),
+        ({"tokens": 9}, CorruptData, "found 16 bytes / allowed 9 ids of 2 bytes"),
+        ({"dtype": "int8"}, BadInput, "allowed uint16 uint32"),
+    ]:
+        beside.write_text(json.dumps(facts | change))
+        with pytest.raises(kind, match=message):
+            read_tokens(path, BYTES)
+    for text, message in [("{", "not JSON"), ("[]", "not a JSON object")]:
+        beside.write_text(text)
+        with pytest.raises(CorruptData, match=message):
+            read_tokens(path, BYTES)
+    beside.unlink()
+    with pytest.raises(BadInput, match=r"fix: echo .*> a\.bin\.json"):
+        read_tokens(path, BYTES)
+
+
+def test_a_torn_file_is_found(tmp_path: Path) -> None:
+    path = made(tmp_path)
+    for keep in (15, 14):
+        with path.open("r+b") as file:
+            file.truncate(keep)
+        with pytest.raises(CorruptData, match="size"):
+            read_tokens(path, BYTES)
+
+
+def test_writers_may_race_and_leave_nothing_behind(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: made(tmp_path), range(12)))
+    assert read_tokens(tmp_path / "a.bin", BYTES).tolist() == IDS
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bin", "a.bin.json"]
+
+
+def test_a_writer_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    def broken() -> list[Piece]:
+        raise CorruptData("TEXT", "damaged")
+
+    with pytest.raises(CorruptData):
+        write_tokens(tmp_path / "a.bin", (ids for _ in [0] for ids in tokenize(broken(), BYTES)), BYTES)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskFailure):
+        made(tmp_path / "file")

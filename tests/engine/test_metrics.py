@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penteract.engine.metrics import MetricsWriter, read_metrics
+from penteract.errors import Bug, CorruptData, DiskFailure
+
+
+def written(path: Path, steps: int) -> None:
+    with MetricsWriter(path) as metrics:
+        for step in range(1, steps + 1):
+            metrics.write({"step": step, "train/loss": 1 / step})
+
+
+def steps(path: Path) -> list[object]:
+    return [row["step"] for row in read_metrics(path)]
+
+
+def test_rows_are_readable_while_the_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    metrics = MetricsWriter(path)
+    metrics.write({"step": 1, "train/loss": 2.5, "train/grad_norm": float("inf"), "val/loss": float("nan")})
+    assert read_metrics(path) == [{"step": 1, "train/loss": 2.5, "train/grad_norm": None, "val/loss": None}]
+    metrics.write({"step": 4})
+    assert steps(path) == [1, 4]
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 4]
+    metrics.close()
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 4, "train/lo', b'{"step": 4}', b"\0\0\0\n", b"\n"])
+def test_a_torn_last_line_is_ignored_and_then_cut_off(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "m.jsonl"
+    written(path, 3)
+    with path.open("ab") as file:
+        file.write(tail)
+    assert steps(path) == [1, 2, 3]
+    with MetricsWriter(path, resume_at=3) as metrics:
+        metrics.write({"step": 4})
+    assert steps(path) == [1, 2, 3, 4]
+
+
+def test_resuming_cuts_off_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    written(path, 9)
+    with MetricsWriter(path, resume_at=5) as metrics:
+        assert steps(path) == [1, 2, 3, 4, 5]
+        metrics.write({"step": 6, "tokens": 7})
+    assert read_metrics(path)[-1] == {"step": 6, "tokens": 7}
+    MetricsWriter(path).close()
+    assert read_metrics(path) == []
+
+
+def test_a_bad_line_in_the_middle_is_corruption(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
+    with pytest.raises(CorruptData, match=r"m\.jsonl:2"):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize("row", [{"step": 3}, {"step": 2}, {"train/loss": 1.0}])
+def test_steps_must_increase(tmp_path: Path, row: dict[str, float]) -> None:
+    written(tmp_path / "m.jsonl", 3)
+    with MetricsWriter(tmp_path / "m.jsonl", resume_at=3) as metrics, pytest.raises(Bug, match="must increase"):
+        metrics.write(row)
+
+
+def test_a_disk_that_fails_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskFailure, match="could not write metrics"):
+        MetricsWriter(tmp_path / "file" / "m.jsonl")
+    if Path("/dev/full").exists():
+        with MetricsWriter(Path("/dev/full")) as metrics, pytest.raises(DiskFailure, match="No space"):
+            metrics.write({"step": 1})

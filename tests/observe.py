@@ -1,0 +1,101 @@
+"""Observers of a running step: none of them knows a rule of the price.
+
+Wires   the tensors handed to torch.distributed
+Flops   torch's own FlopCounterMode
+Storages  every storage that torch's dispatcher hands out and that is still alive
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from penteract.engine import compat
+
+
+class Storages(TorchDispatchMode):
+    """Bytes of storages born under this mode and alive, and the most that were alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.now = self.peak = 0
+        self._next = 0
+        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, torch.Tensor) and t.untyped_storage()._cdata not in inputs:
+                self._born(t.untyped_storage())
+        return out
+
+    def _born(self, storage: Any) -> None:
+        if storage in self._known:
+            return
+        self._next += 1
+        key, size = self._next, storage.nbytes()
+        self._known[storage] = key
+        self.sizes[key] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._died, key)
+
+    def _died(self, key: int) -> None:
+        self.now -= self.sizes.pop(key)
+
+
+class Wires:
+    """Bytes handed to torch.distributed, by call and ranks of the group."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.bytes: Counter[tuple[str, tuple[int, ...]]] = Counter()
+
+    def _add(self, kind: str, group: Any, t: torch.Tensor) -> None:
+        self.bytes[kind, tuple(dist.get_process_group_ranks(group))] += t.numel() * t.element_size()
+
+    @contextmanager
+    def watch(self):
+        real = {n: getattr(dist, n) for n in ("all_reduce", "all_to_all_single", "batch_isend_irecv")}
+        gather, scatter = compat.all_gather, compat.reduce_scatter
+
+        def all_gather(out: Any, x: Any, group: Any) -> Any:
+            self._add("all_gather", group, out)
+            return gather(out, x, group)
+
+        def reduce_scatter(out: Any, x: Any, group: Any) -> Any:
+            self._add("reduce_scatter", group, x)
+            return scatter(out, x, group)
+
+        def all_reduce(t: Any, *a: Any, group: Any = None, **k: Any) -> Any:
+            self._add("all_reduce", group, t)
+            return real["all_reduce"](t, *a, group=group, **k)
+
+        def all_to_all_single(out: Any, x: Any, *a: Any, group: Any = None, **k: Any) -> Any:
+            self._add("all_to_all_v" if a else "all_to_all", group, x)
+            return real["all_to_all_single"](out, x, *a, group=group, **k)
+
+        def batch_isend_irecv(ops: Any) -> Any:
+            for op in ops:
+                kind = "send" if op.op is dist.isend else "recv"
+                size = op.tensor.numel() * op.tensor.element_size()
+                self.bytes[kind, (self.rank, op.peer)] += size
+            return real["batch_isend_irecv"](ops)
+
+        with ExitStack() as stack:
+            for name, f in (("all_reduce", all_reduce), ("all_to_all_single", all_to_all_single),
+                            ("batch_isend_irecv", batch_isend_irecv)):  # fmt: skip
+                stack.enter_context(patch.object(dist, name, f))
+            stack.enter_context(patch.object(compat, "all_gather", all_gather))
+            stack.enter_context(patch.object(compat, "reduce_scatter", reduce_scatter))
+            yield self

@@ -1,0 +1,98 @@
+"""Every schedule is whole, free of deadlock, as fast and as small as the literature says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penteract.schedule.actions import Compute
+from penteract.schedule.check import Report, check
+from penteract.schedule.generate import ScheduleName, generate, problem
+from penteract.schedule.transfers import with_transfers
+from penteract.spec.layout import SCHEDULES
+
+SIZES = st.integers(1, 8), st.integers(1, 4), st.integers(1, 16)
+NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "woven")
+
+
+def report(name: ScheduleName, pp: int, vpp: int, micros: int) -> Report:
+    return check(with_transfers(generate(name, pp, vpp, micros), pp, vpp), pp, vpp, micros)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.tuples(st.sampled_from(NAMES), *SIZES).filter(lambda case: problem(*case) is None))
+def test_every_legal_schedule_is_sound(case: tuple[ScheduleName, int, int, int]) -> None:
+    name, pp, vpp, micros = case
+    result = report(*case)
+    assert result.in_flight_peak == tuple(peak(name, pp, vpp, micros, rank) for rank in range(pp))
+    assert 0 <= result.bubble < 1
+    work = 3 * micros * vpp
+    assert result.bubble == pytest.approx(1 - work / result.makespan)
+
+
+def peak(name: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> int:
+    """The known in-flight peaks."""
+    return {
+        "afab": micros * vpp,
+        "1f1b": min(pp - rank, micros),
+        "interleaved": min((vpp - 1) * pp + 2 * (pp - 1 - rank) + 1, micros * vpp),
+        "zb_h1": min(pp, micros),
+        "woven": min(2, micros),
+    }[name]
+
+
+@settings(max_examples=60, deadline=None)
+@given(*SIZES)
+def test_makespans_follow_the_papers(pp: int, vpp: int, micros: int) -> None:
+    ideal = 3 * (micros + pp - 1)
+    assert report("afab", pp, 1, micros).makespan == ideal
+    assert report("1f1b", pp, 1, micros).makespan == ideal
+    if micros >= pp:
+        assert report("zb_h1", pp, 1, micros).makespan == 3 * micros + pp - 1
+    if problem("interleaved", pp, vpp, micros) is None:
+        assert report("interleaved", pp, vpp, micros).makespan == 3 * (micros * vpp + pp - 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 8), st.integers(2, 4), st.integers(1, 2))
+def test_interleaving_and_splitting_shrink_the_bubble(pp: int, vpp: int, groups: int) -> None:
+    plain = report("1f1b", pp, 1, groups * pp).bubble
+    assert report("interleaved", pp, vpp, groups * pp).bubble < plain
+    assert report("zb_h1", pp, 1, groups * pp).bubble < plain
+
+
+def test_zero_bubble_is_never_slower_than_1f1b() -> None:
+    for pp in range(1, 9):
+        for micros in range(1, 17):
+            assert report("zb_h1", pp, 1, micros).makespan <= report("1f1b", pp, 1, micros).makespan
+
+
+def test_costs_and_wire_time_are_counted() -> None:
+    def cost(rank: int, compute: Compute) -> float:
+        return (10.0 if compute.kind == "Fwd" else 20.0) + rank
+
+    lists = with_transfers(generate("1f1b", 2, 1, 1), 2, 1)
+    result = check(lists, 2, 1, 1, cost=cost, wire=0.5)
+    assert result.makespan == 10 + 0.5 + 11 + 21 + 0.5 + 20
+    assert result.bubble == pytest.approx(1 - 62 / (2 * 63))
+    assert [(str(s.action), s.start, s.end) for s in result.spans[1]] == [
+        ("[Recv value 0 from rank 0]", 0, 10.5),
+        ("F0", 10.5, 21.5),
+        ("B0", 21.5, 42.5),
+        ("[Send gradient 0 to rank 0]", 42.5, 43.0),
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.tuples(st.sampled_from(SCHEDULES), *SIZES).filter(lambda case: problem(*case) is None),
+    st.lists(st.floats(0.1, 10), min_size=5, max_size=5),
+)
+def test_no_cost_brings_a_deadlock(case: tuple[ScheduleName, int, int, int], times: list[float]) -> None:
+    """The order is made with unit costs; other costs make it slower, never wrong."""
+    name, pp, vpp, micros = case
+    kinds = dict(zip(("Fwd", "Bwd", "Inp", "Wgt"), times, strict=False))
+    lists = with_transfers(generate(name, pp, vpp, micros), pp, vpp)
+    result = check(lists, pp, vpp, micros, cost=lambda _, c: kinds[c.kind], wire=times[4])
+    assert result.in_flight_peak == report(*case).in_flight_peak

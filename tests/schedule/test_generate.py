@@ -1,0 +1,70 @@
+"""Names become lists; what a schedule cannot do is refused with the fix."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penteract.errors import BadInput
+from penteract.schedule.generate import ScheduleName, generate, problem
+from penteract.spec.layout import SCHEDULES
+
+NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "woven")
+
+
+@given(st.sampled_from(NAMES), st.integers(0, 8), st.integers(0, 4), st.integers(0, 16))
+def test_generate_refuses_exactly_what_problem_names(name: ScheduleName, pp: int, vpp: int, micros: int) -> None:
+    wrong = problem(name, pp, vpp, micros)
+    if wrong is None:
+        assert len(generate(name, pp, vpp, micros)) == pp
+        return
+    with pytest.raises(BadInput) as caught:
+        generate(name, pp, vpp, micros)
+    assert caught.value.fix == wrong.fix != ""
+    assert caught.value.allowed == wrong.allowed != ""
+
+
+@pytest.mark.parametrize(
+    ("name", "pp", "vpp", "micros", "legal"),
+    [
+        ("afab", 1, 1, 1, True),
+        ("afab", 1, 2, 4, False),
+        ("afab", 4, 3, 5, True),
+        ("1f1b", 1, 1, 3, True),
+        ("1f1b", 8, 1, 3, True),
+        ("1f1b", 4, 2, 8, False),
+        ("zb_h1", 1, 1, 1, True),
+        ("zb_h1", 4, 2, 8, False),
+        ("interleaved", 4, 2, 8, True),
+        ("interleaved", 4, 2, 6, False),
+        ("interleaved", 4, 1, 8, False),
+        ("interleaved", 1, 2, 8, False),
+        ("woven", 1, 1, 1, True),
+        ("woven", 2, 1, 4, False),
+        ("woven", 1, 2, 4, False),
+        ("1f1b", 2, 1, 0, False),
+    ],
+)
+def test_legal_combinations(name: ScheduleName, pp: int, vpp: int, micros: int, legal: bool) -> None:
+    assert (problem(name, pp, vpp, micros) is None) == legal
+
+
+def test_the_fix_names_the_nearest_counts() -> None:
+    wrong = problem("interleaved", 4, 2, 6)
+    assert wrong is not None
+    assert wrong.fix == "gradient_accumulation_steps = 4 or 8"
+    few = problem("interleaved", 4, 2, 3)
+    assert few is not None
+    assert few.fix == "gradient_accumulation_steps = 4"
+
+
+def test_the_lists_of_small_cases() -> None:
+    def shown(name: ScheduleName, pp: int, vpp: int, micros: int) -> list[str]:
+        return [" ".join(map(str, actions)) for actions in generate(name, pp, vpp, micros)]
+
+    assert shown("afab", 2, 2, 1) == ["F0 F0.1 B0.1 B0"] * 2
+    assert shown("1f1b", 2, 1, 3) == ["F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2"]
+    assert shown("zb_h1", 2, 1, 3) == ["F0 F1 I0 W0 F2 I1 W1 I2 W2", "F0 I0 F1 I1 W0 F2 I2 W1 W2"]
+    assert shown("interleaved", 2, 2, 2) == ["F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1", "F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1"]
+    assert shown("woven", 1, 1, 3) == ["F0 B0|F1 B1|F2 B2"]

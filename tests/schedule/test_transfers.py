@@ -1,0 +1,78 @@
+"""Messages stand where they can move, and are grouped without a new wait."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penteract.errors import Bug
+from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange
+from penteract.schedule.check import check
+from penteract.schedule.generate import ScheduleName, generate, problem
+from penteract.schedule.transfers import with_transfers
+from penteract.spec.layout import SCHEDULES
+
+CASES = st.tuples(st.sampled_from(SCHEDULES), st.integers(1, 8), st.integers(1, 4), st.integers(1, 16))
+
+
+def test_a_small_pipeline_in_full() -> None:
+    first, last = with_transfers(generate("1f1b", 2, 1, 2), 2, 1)
+    assert [str(a) for a in first] == [
+        "F0",
+        "[Send value 0 to rank 1]",
+        "F1",
+        "[Send value 1 to rank 1, Recv gradient 0 from rank 1]",
+        "B0",
+        "[Recv gradient 1 from rank 1]",
+        "B1",
+    ]
+    assert [str(a) for a in last] == [
+        "[Recv value 0 from rank 0]",
+        "F0",
+        "[Recv value 1 from rank 0]",
+        "B0",
+        "[Send gradient 0 to rank 0]",
+        "F1",
+        "B1",
+        "[Send gradient 1 to rank 0]",
+    ]
+
+
+def test_a_value_comes_round_to_the_next_chunk() -> None:
+    first, last = with_transfers(generate("interleaved", 2, 2, 2), 2, 2)
+    sent = [str(t) for a in last if isinstance(a, Exchange) for t in a.transfers if t.kind == "Send"]
+    got = [str(t) for a in first if isinstance(a, Exchange) for t in a.transfers if t.kind == "Recv"]
+    assert sent[:2] == ["Send value 0 to rank 0", "Send value 1 to rank 0"]
+    assert got[:2] == ["Recv value 0.1 from rank 1", "Recv value 1.1 from rank 1"]
+
+
+@settings(max_examples=80, deadline=None)
+@given(CASES.filter(lambda case: problem(*case) is None))
+def test_grouping_is_a_freedom_not_a_need(case: tuple[ScheduleName, int, int, int]) -> None:
+    """One transfer at a time in the listed order is sound as well, and as fast: groups never carry the proof."""
+    name, pp, vpp, micros = case
+    computed = generate(name, pp, vpp, micros)
+    grouped = with_transfers(computed, pp, vpp)
+    apart: list[ActionList] = [
+        [one for a in actions for one in ([Exchange((t,)) for t in a.transfers] if isinstance(a, Exchange) else [a])]
+        for actions in grouped
+    ]
+    assert check(apart, pp, vpp, micros).makespan == check(grouped, pp, vpp, micros).makespan
+    assert [[a for a in actions if not isinstance(a, Exchange)] for actions in grouped] == computed
+    for actions in grouped:
+        for a in actions:
+            if isinstance(a, Exchange):
+                assert len({(t.kind, t.peer) for t in a.transfers}) == len(a.transfers) > 0
+
+
+def test_one_rank_sends_nothing() -> None:
+    computed = generate("woven", 1, 1, 4)
+    assert with_transfers(computed, 1, 1) == computed
+
+
+def test_lists_that_wait_for_each_other_are_refused() -> None:
+    first: ComputeList = [Compute("Bwd", 0), Compute("Fwd", 0)]
+    last: ComputeList = [Compute("Fwd", 0), Compute("Bwd", 0)]
+    with pytest.raises(Bug, match="B0 can never start · rank 0"):
+        with_transfers([first, last], 2, 1)
