@@ -10,7 +10,9 @@ from penteract.spec.model import ModelSpec
 Params = dict[str, torch.Tensor]
 
 
-def loss(m: ModelSpec, w: Params, batch: dict[str, torch.Tensor], scale: dict[str, float], biases: Params | None = None):
+def loss(
+    m: ModelSpec, w: Params, batch: dict[str, torch.Tensor], scale: dict[str, float], biases: Params | None = None
+):
     """batch: tokens, targets, start, positions, each [N, S] -> (cross entropy, balance) already scaled."""
     x = F.embedding(batch["tokens"], w["embedding.weight"])
     if m.positions == "learned":

@@ -24,7 +24,13 @@ class PenteractError(Exception):
         if self.where:
             parts.append(self.where)
         if self.found or self.allowed:
-            parts.append(" / ".join(s for s in (f"found {self.found}" * bool(self.found), f"allowed {self.allowed}" * bool(self.allowed)) if s))
+            parts.append(
+                " / ".join(
+                    s
+                    for s in (f"found {self.found}" * bool(self.found), f"allowed {self.allowed}" * bool(self.allowed))
+                    if s
+                )
+            )
         if self.fix:
             parts.append(f"fix: {self.fix}")
         return f"error[{self.code}]: " + " · ".join(" ".join(p.split()) for p in parts)

@@ -83,7 +83,18 @@ def test_a_table_on_a_terminal_of_80_columns() -> None:
     found = run(ROWS + 3, console)
     last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found[found.rindex(LAYOUT) :]).splitlines()
     assert last[0].strip() == "dp 2 · tp 2 · 15 steps"
-    assert last[2].split() == ["step", "loss", "loss", "rate", "tokens/s", "predicted", "measured", "time", "left"]
+    assert last[2].split() == [
+        "step",
+        "loss",
+        "val",
+        "loss",
+        "rate",
+        "tokens/s",
+        "predicted",
+        "measured",
+        "time",
+        "left",
+    ]
     rows = [line.split() for line in last[4:-1]]
     assert [int(r[0]) for r in rows] == list(range(4, ROWS + 4))
     assert rows[-1][1:] == ["4.000", "1.00e-03", "12.3k", "1.50", "GiB", "256.00", "MiB", "0.0", "s"]

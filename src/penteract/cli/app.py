@@ -90,7 +90,7 @@ def _version() -> str:
 def _usage(error: CycloptsError) -> BadInput:
     """A parse error of the command line as one line; a run's key without its section finds it."""
     token = getattr(error, "token", None)
-    word = str(getattr(token, "keyword", None) or "").removeprefix("--")
+    word = str(getattr(token, "keyword", None) or getattr(token, "value", "")).removeprefix("--")
     near = nearest_key(word) if isinstance(error, UnknownOptionError) and word else ""
     if near.endswith(f".{word}"):
         return BadInput("USAGE", "a value of the run is named with its section", found=f"--{word}", fix=f"--{near}")

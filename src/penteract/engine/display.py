@@ -96,7 +96,7 @@ class LiveTable:
         # `_rows` is replaced, never changed: the drawing thread sees it whole.
         rows = self._rows
         table = Table(
-            title=f"{self._layout} · {self._total} steps", title_justify="left", box=SIMPLE_HEAD, show_edge=False,
+            title=Text(f"{self._layout} · {self._total} steps"), title_justify="left", box=SIMPLE_HEAD, show_edge=False,
             padding=(0, 1, 0, 0), pad_edge=False,
         )  # fmt: skip
         for name in rows[-1] if rows else ("step",):

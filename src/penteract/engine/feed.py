@@ -29,9 +29,7 @@ def samples_of(p: Program, step: int) -> list[list[int]]:
     lay = p.layout
     me, first = p.mesh.coordinates(p.rank)["dp"], step * lay.global_batch_size
     b = lay.micro_batch_size
-    return [
-        [first + (m * lay.dp + me) * b + i for i in range(b)] for m in range(lay.gradient_accumulation_steps)
-    ]
+    return [[first + (m * lay.dp + me) * b + i for i in range(b)] for m in range(lay.gradient_accumulation_steps)]
 
 
 def micro_batch(p: Program, samples: Sequence[Sample], device: torch.device) -> dict[str, torch.Tensor]:

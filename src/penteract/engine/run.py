@@ -149,7 +149,9 @@ class Run:
         """Sizes that routing decided, as numbers."""
         if all(isinstance(d, int) for d in spec.shape):
             return spec
-        return Spec(tuple(self.received[d.layer, slot[1]] if isinstance(d, Received) else d for d in spec.shape), spec.role)
+        return Spec(
+            tuple(self.received[d.layer, slot[1]] if isinstance(d, Received) else d for d in spec.shape), spec.role
+        )
 
     def _start(self, slot: Slot, call: Call) -> None:
         site = call.site

@@ -68,8 +68,7 @@ class _Pricing:
             self._hold(slot, r, self._bytes(specs[r], slot))
         if call.phase == "start":
             wire = counted(site.word, site.ins[0], site.outs[0])
-            group = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank)
-            self.price.wires[site.word, group] += self._bytes(wire, slot)
+            self._wire(site.word, self.p.mesh.group(str(site.attrs["axis"]), self.p.rank), self._bytes(wire, slot))
             return
         ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
         body = BODIES[site.word]
@@ -117,6 +116,15 @@ class _Pricing:
     def _bytes(self, spec: Spec, slot: Slot) -> Bytes:
         return spec.numel(lambda layer: self.load.received(layer, slot[1])) * self.p.widths[spec.role]
 
+    def _wire(self, kind: str, group: tuple[int, ...], amount: Bytes) -> None:
+        """A shift is a send to the next of the ring and a receive from the one before."""
+        if kind == "shift":
+            me = group.index(self.p.rank)
+            self.price.wires["send", (self.p.rank, group[(me + 1) % len(group)])] += amount
+            self.price.wires["recv", (self.p.rank, group[me - 1])] += amount
+        else:
+            self.price.wires[kind, group] += amount
+
     def _hold(self, slot: Slot, register: int, amount: Bytes) -> None:
         self.alive[slot, register] = amount
         self.now += amount
@@ -153,5 +161,3 @@ def _data(p: Program) -> Iterator[Bytes]:
     for name, spec in seen.items():
         copies = 1 if name.startswith("index") else micros
         yield prod(spec.shape) * copies * p.widths[spec.role]  # type: ignore[arg-type]
-
-

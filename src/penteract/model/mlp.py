@@ -13,7 +13,9 @@ def mlp(do: Do, m: ModelSpec, name: str, x: Value, ffn_size: int) -> Value:
     h = do.seam(tensor.enter, x)  # [S@cp, B, D]
     if m.activation == "swiglu":
         hg, hu = do.fork(h)
-        h = do.swiglu(do.linear(hg, *_columns(m, name, "gate", ffn_size)), do.linear(hu, *_columns(m, name, "up", ffn_size)))
+        h = do.swiglu(
+            do.linear(hg, *_columns(m, name, "gate", ffn_size)), do.linear(hu, *_columns(m, name, "up", ffn_size))
+        )
     else:
         h = do.gelu(do.linear(h, *_columns(m, name, "up", ffn_size)))
     scale = m.initial_std / (2 * m.layers) ** 0.5

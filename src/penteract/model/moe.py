@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from penteract.model.mlp import mlp
 from penteract.ops.do import Do, Seam, Value
 from penteract.ops.params import Param, Shard
 from penteract.parallel import expert, tensor
-from penteract.spec.model import MoESpec, ModelSpec
-
-from penteract.model.mlp import mlp
+from penteract.spec.model import ModelSpec, MoESpec
 
 # Who chose what, over all ranks that share a sequence: no gradient flows through a count.
 _over_sequence = Seam(
@@ -45,7 +44,11 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
 
     split = do.layout.expert_tp > 1
     if split:
-        tokens, weights, experts = do.seam(tensor.enter, tokens), do.seam(tensor.enter, weights), do.seam(_indices, experts)
+        tokens, weights, experts = (
+            do.seam(tensor.enter, tokens),
+            do.seam(tensor.enter, weights),
+            do.seam(_indices, experts),
+        )
     order, copies = do.say("sort_by_expert", experts, experts=spec.experts)
     sizes = expert.split_sizes(do, copies)
     h = do.seam(expert.send, do.say("dispatch", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
@@ -63,5 +66,7 @@ def _experts(do: Do, m: ModelSpec, spec: MoESpec, name: str, h: Value, sizes: Va
     scale = m.initial_std / (2 * m.layers) ** 0.5
     down = Param(f"{name}.experts.down", (x, d, f), (Shard(0, "ep"), Shard(2, "tp", cut)), scale=scale)
     hg, hu = do.fork(h)
-    inner = do.swiglu(do.say("expert_linear", hg, sizes, params=(gate,))[0], do.say("expert_linear", hu, sizes, params=(up,))[0])
+    inner = do.swiglu(
+        do.say("expert_linear", hg, sizes, params=(gate,))[0], do.say("expert_linear", hu, sizes, params=(up,))[0]
+    )
     return do.say("expert_linear", inner, sizes, params=(down,))[0]

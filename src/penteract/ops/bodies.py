@@ -41,7 +41,9 @@ class Body:
     def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
         return 0
 
-    def workspace(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
         """Bytes that the reference body allocates at its worst moment beside its results, freed on return."""
         return 0
 

@@ -122,7 +122,9 @@ class Steps:
         return made
 
     def _site(self, word: str, ins: Values, outs: Values, attrs: dict[str, Any]) -> Site:
-        return Site(word, tuple(v.spec for v in ins), tuple(v.spec for v in outs), attrs=attrs, layer=self.layer, line=_line())
+        return Site(
+            word, tuple(v.spec for v in ins), tuple(v.spec for v in outs), attrs=attrs, layer=self.layer, line=_line()
+        )
 
 
 def _ids(values: Sequence[Value]) -> tuple[int, ...]:

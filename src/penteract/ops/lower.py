@@ -273,7 +273,9 @@ def lower(tape: Tape, remake: Iterable[str] = (), *, split: bool = False, traini
         raise Bug("LOWER", "a weight gradient or a gather was left behind")
     entry_gradient = None if tape.entry is None else low.gradient.get(tape.entry)
     actions, by_send = _place_frees(lists, tape, exit_, entry_gradient)
-    return Chunk(tape, tuple(low.specs), actions, tape.entry, exit_, entry_gradient, exit_gradient, by_send, _inputs(tape))
+    return Chunk(
+        tape, tuple(low.specs), actions, tape.entry, exit_, entry_gradient, exit_gradient, by_send, _inputs(tape)
+    )
 
 
 def _inputs(tape: Tape) -> dict[int, str]:

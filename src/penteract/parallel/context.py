@@ -47,7 +47,9 @@ to_tokens = Seam(  # [S, B, H@cp·C] -> [S@cp, B, H·C]
 def ring(**shape: Any) -> Seam:
     """Attention whose keys and values travel. At step i this rank sees those of the rank i places before it."""
 
-    def forward(steps: Steps, q: Value, k: Value, v: Value, index: Value, start: Value, *keys: Value) -> tuple[Values, Values]:
+    def forward(
+        steps: Steps, q: Value, k: Value, v: Value, index: Value, start: Value, *keys: Value
+    ) -> tuple[Values, Values]:
         o, log_sum = q, q
         held = (k, v)
         for i, key in enumerate(keys):
@@ -69,7 +71,9 @@ def ring(**shape: Any) -> Seam:
             pq, pk, pv = steps.input_gradient("attention", ins, (*ins, o, log_sum), (g,), **shape)
             gq = pq if gq is None else steps.forward("add", gq, pq)[0]
             here = [t.finish() for t in arriving]
-            travelling = tuple(steps.forward("add", a, p)[0] for a, p in zip(here, (pk, pv), strict=True)) if here else (pk, pv)
+            travelling = (
+                tuple(steps.forward("add", a, p)[0] for a, p in zip(here, (pk, pv), strict=True)) if here else (pk, pv)
+            )
             held = tuple(t.finish() for t in under_way)
         assert gq is not None
         home = [steps.start("shift", "cp", t) for t in travelling]

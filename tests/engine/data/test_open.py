@@ -10,6 +10,7 @@ import pytest
 from penteract.engine.data import Samples, open_samples, open_tokenizer, write_tokens
 from penteract.engine.data.open import LARGE
 from penteract.errors import BadInput, CorruptData
+from penteract.spec.run import Data as RunData
 
 BYTES = open_tokenizer("bytes")
 
@@ -47,7 +48,7 @@ def test_no_document_is_on_both_sides(tmp_path: Path) -> None:
 
 
 def test_builtin_gives_both_parts_and_the_same_ones_again() -> None:
-    once, again = (open_samples(Data("builtin", 0.02), BYTES, 128, seed=1) for _ in range(2))
+    once, again = (open_samples(RunData(validation_fraction=0.02), BYTES, 128, seed=1) for _ in range(2))
     for a, b in zip(once, again, strict=True):
         assert len(a) == len(b) > 100
         assert a.sample(17).tokens.tolist() == b.sample(17).tokens.tolist()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +76,9 @@ def test_half_a_surrogate_pair_is_an_error(name: str, tokenizer_file: Path) -> N
 
 def test_ids_are_as_narrow_as_the_vocabulary_allows() -> None:
     assert [id_type(n).itemsize for n in (257, 65_536, 65_537)] == [2, 2, 4]
+
+
+def test_without_the_library_the_fix_is_named(tokenizer_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(BadInput, match=r'fix: pip install "penteract\[hf\]"'):
+        open_tokenizer(str(tokenizer_file))

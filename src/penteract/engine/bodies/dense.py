@@ -183,7 +183,9 @@ def add(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> 
 
 def repeat_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     x = _groups(ins[0], site.attrs["head_size"])
-    outs[0].view(*x.shape[:-1], site.attrs["times"], x.shape[-1]).copy_(x[..., None, :].expand(*x.shape[:-1], site.attrs["times"], -1))
+    outs[0].view(*x.shape[:-1], site.attrs["times"], x.shape[-1]).copy_(
+        x[..., None, :].expand(*x.shape[:-1], site.attrs["times"], -1)
+    )
 
 
 def repeat_heads_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:

@@ -50,7 +50,9 @@ class Comm:
             case _:
                 raise ValueError(f"no collective named {kind}")
 
-    def start_uneven(self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]) -> Flight:
+    def start_uneven(
+        self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]
+    ) -> Flight:
         """All-to-all of rows: `send[i]` of x to the group's rank i, `receive[i]` from it."""
         work = dist.all_to_all_single(y, x, receive, send, group=self.groups[ranks], async_op=True)
         return Flight([work], (x, y))
@@ -70,7 +72,9 @@ class Comm:
         if flight.landed is not None and y is not None:
             torch.cat(flight.landed.unbind(0), dim=flight.concat, out=y)
 
-    def exchange(self, sends: list[tuple[torch.Tensor, int]], receives: list[tuple[torch.Tensor, int]], ranks: Ranks) -> None:
+    def exchange(
+        self, sends: list[tuple[torch.Tensor, int]], receives: list[tuple[torch.Tensor, int]], ranks: Ranks
+    ) -> None:
         """Post all transfers together; return when what is received is there. Sends stay pinned until the next call."""
         self.finish_sends()
         group = self.groups[ranks]

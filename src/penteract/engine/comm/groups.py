@@ -42,4 +42,3 @@ def needed(p: Program) -> set[Ranks]:
     for (_, home), q in kinds.items():
         wanted |= {holders(q, home, mesh, r) for r in world if mesh.coordinates(r)["pp"] in home}
     return wanted
-

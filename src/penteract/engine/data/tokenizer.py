@@ -130,7 +130,7 @@ def _load(path: Path) -> tuple[Backend, str]:
         from tokenizers import Tokenizer as Backend
     except ImportError as e:
         raise BadInput("NO_TOKENIZERS", "reading a tokenizer.json needs the library `tokenizers`", where=str(path),
-                       fix='pip install tokenizers, or use the tokenizer "bytes"') from e  # fmt: skip
+                       fix='pip install "penteract[hf]", or use the tokenizer bytes') from e  # fmt: skip
     raw = path.read_bytes()
     try:
         backend = Backend.from_str(raw.decode())
@@ -154,7 +154,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _ids_in(ids: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.int64]:
-    if ids.size and not (0 <= ids.min() and ids.max() < vocab_size):
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
         raise BadInput("TOKEN_ID", "token ids outside the vocabulary", found=f"{ids.min()}..{ids.max()}",
                        allowed=f"0..{vocab_size - 1}", fix="use the tokenizer that made these ids")  # fmt: skip
     return ids

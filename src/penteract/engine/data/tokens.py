@@ -131,7 +131,8 @@ def read_tokens(path: Path, tokenizer: Tokenizer) -> Ids:
     end = facts.get("end_of_document", tokenizer.end_of_document)
     if end != tokenizer.end_of_document:
         raise BadInput("TOKENS", "these ids were made by another tokenizer", where=where,
-                       found=f"end_of_document {end}", allowed=tokenizer.end_of_document, fix="use the tokenizer that made them")  # fmt: skip
+                       found=f"end_of_document {end}", allowed=tokenizer.end_of_document,
+                       fix="use the tokenizer that made them")  # fmt: skip
     largest = facts.get("largest", 0)
     if isinstance(largest, int) and largest >= tokenizer.vocab_size:
         raise _outside(largest, tokenizer.vocab_size, where)
