@@ -144,7 +144,7 @@ def _compare_values(case: Case, p: Program, run: Run, verdict: Verdict) -> None:
         error = error / scale if scale > ZERO else error
         if not error <= verdict.gradient:
             verdict.gradient, verdict.worst = error, q.name
-    losses = dict(zip(p.losses, run.totals[1:].tolist(), strict=True))
+    losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True))
     verdict.loss = abs(losses["cross_entropy"] - ce) + abs(losses.get("balance", 0.0) - balance)
 
 

@@ -145,16 +145,10 @@ def test_files_that_are_no_config(tmp_path: Path, text: str) -> None:
         model_from_hf(tmp_path / "none.json")
 
 
-JUNK = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=5)
-    | st.sampled_from([10**400, -(10**400), 2**24]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
+ATOMS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.sampled_from([10**400, -(10**400), 2**24])
 )
+JUNK = ATOMS | st.lists(ATOMS, max_size=3) | st.dictionaries(st.text(max_size=5), ATOMS | st.lists(ATOMS), max_size=3)
 
 
 @settings(max_examples=400, deadline=None)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from penteract.spec.read import is_setting
+
 _FLAG = re.compile(r"--[A-Za-z_][\w-]*\.[^=]*(=.*)?", re.DOTALL)
-_PAIR = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+=.*", re.DOTALL)
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(the words of the verb, the overrides as `resolve` takes them).
+    """(the words of the verb, the overrides as `--a.b=v`, `a.b=v`, or `--a.b` for a switch).
 
-    A dotted flag takes the next word as its value unless that word is a flag. Everything after `--` is the verb's.
+    A dotted flag takes the next word as its value unless that word sets something itself. Everything after `--` is the verb's.
     """
     verb: list[str] = []
     overrides: list[str] = []
@@ -21,12 +22,11 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
         word = rest.pop(0)
         if word == "--":
             return [*verb, word, *rest], overrides
-        if _PAIR.fullmatch(word):
+        if found := _FLAG.fullmatch(word):
+            takes_next = not found[1] and rest and not is_setting(rest[0])
+            overrides.append(f"{word}={rest.pop(0)}" if takes_next else word)
+        elif is_setting(word) and not word.startswith("--"):
             overrides.append(word)
-        elif found := _FLAG.fullmatch(word):
-            overrides.append(word)
-            if not found[1] and rest and not rest[0].startswith("--"):
-                overrides.append(rest.pop(0))
         else:
             verb.append(word)
     return verb, overrides

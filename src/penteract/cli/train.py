@@ -70,12 +70,8 @@ def _short_forms(steps: int | None, log_level: str | None) -> list[str]:
 
 def _out_folder(overrides: Sequence[str]) -> str:
     """The folder of runs, needed before the run file is known: `--resume latest` finds the file there."""
-    probe = [w.removeprefix("--") for w in overrides]
-    for at, word in reversed(list(enumerate(probe))):
-        name, equals, value = word.partition("=")
-        if name == "output.folder":
-            return value if equals else "".join(probe[at + 1 : at + 2])
-    return "runs"
+    given = (word.removeprefix("--").partition("=") for word in reversed(overrides))
+    return next((value for key, _, value in given if key == "output.folder"), RunSpec.out)
 
 
 def _check_paths(resolved: Resolved) -> None:

@@ -25,7 +25,7 @@ class Sample(Protocol):
 
 
 def samples_of(p: Program, step: int) -> list[list[int]]:
-    """The global sample numbers of this rank's micro-batches in step `step` (from 0), independent of the layout's order."""
+    """The global sample numbers of this rank's micro-batches in step `step` (from 0)."""
     lay = p.layout
     me, first = p.mesh.coordinates(p.rank)["dp"], step * lay.global_batch_size
     b = lay.micro_batch_size
@@ -48,7 +48,12 @@ def micro_batch(p: Program, samples: Sequence[Sample], device: torch.device) -> 
     out = {name: x[own] for name, x in whole.items()}
     out["positions:tp"] = out["positions"].chunk(lay.tp)[at["tp"]]
     out["start:all"] = whole["start"][torch.tensor(_gathered(p))]
-    return {name: x.contiguous().to(device) for name, x in out.items()}
+    return {name: x.contiguous().to(device) for name, x in out.items() if name in _said(p)}
+
+
+def _said(p: Program) -> set[str]:
+    """Names of the data that this rank's chunks read."""
+    return {name for chunk in p.chunks for name in chunk.tape.inputs}
 
 
 def constants(p: Program, device: torch.device) -> dict[str, torch.Tensor]:
@@ -58,7 +63,7 @@ def constants(p: Program, device: torch.device) -> dict[str, torch.Tensor]:
     out = {"index": torch.tensor(token_indices(s, lay.cp, me)), "index:all": torch.tensor(_gathered(p))}
     for i in range(1, lay.cp):
         out[f"index:{i} before"] = torch.tensor(token_indices(s, lay.cp, (me - i) % lay.cp))
-    return {name: x.to(device) for name, x in out.items()}
+    return {name: x.to(device) for name, x in out.items() if name in _said(p)}
 
 
 def _gathered(p: Program) -> list[int]:

@@ -31,7 +31,7 @@ class AdamW:
         """One step of a bucket's parameters, in place; two temporaries of its size at most."""
         s, g = self.spec, flat.gradient
         if s.clip_norm:
-            g.mul_((s.clip_norm / (squared_norm.sqrt() + 1e-6)).clamp(max=1))
+            g.mul_(self.clipping(squared_norm))
         dtype = g.dtype
         b1, b2 = s.betas
         flat.mean.lerp_(g, 1 - b1)
@@ -43,6 +43,12 @@ class AdamW:
         flat.master.sub_(torch.div(flat.mean, divisor, out=divisor).mul_((self.rate / bias1).to(dtype)))
         if flat.master is not flat.parameter:
             flat.parameter.copy_(flat.master)
+
+    def clipping(self, squared_norm: torch.Tensor) -> torch.Tensor:
+        """What gradients are multiplied with, [], at most one."""
+        if not self.spec.clip_norm:
+            return torch.ones_like(squared_norm)
+        return (self.spec.clip_norm / (squared_norm.sqrt() + 1e-6)).clamp(max=1)
 
     def end(self, p: Program, state: State) -> None:
         """Experts chosen less than the mean get a larger bias, by one fixed step."""

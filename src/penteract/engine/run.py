@@ -43,12 +43,14 @@ class Run:
     reducing: dict[int, Flight | None] = field(default_factory=dict[int, "Flight | None"])
     written: set[str] = field(default_factory=set[str])
     received: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    totals: torch.Tensor = field(init=False)  # squared gradient norm, then the loss terms
+    totals: torch.Tensor = field(init=False)  # squared gradient norm, the loss terms, ranks that were asked to stop
+    stop: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, STAT[self.p.precision]
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies)
-        self.totals = torch.zeros(1 + len(self.p.losses), dtype=stat, device=device)
+        self.totals = torch.zeros(2 + len(self.p.losses), dtype=stat, device=device)
+        self.stop = torch.zeros((), dtype=stat, device=device)
         self.counts = torch.zeros((), dtype=torch.int64, device=device)
         for i, name in enumerate(self.p.losses):
             self.env.scale[name] = torch.ones((), dtype=stat, device=device)
@@ -59,6 +61,7 @@ class Run:
     def begin(self) -> None:
         """Loss terms are sums over the step's whole batch, so their scales are known before the first forward."""
         self.totals.zero_()
+        self.totals[-1].copy_(self.stop)
         self.written.clear()
         for tally in self.state.tallies.values():
             tally.zero_()
@@ -122,6 +125,10 @@ class Run:
         for flat in self.state.flats:
             if flat.bucket.holders[0] == self.p.rank:  # every element is counted by one rank
                 self.totals[0].add_(flat.gradient.dot(flat.gradient))
+        self.collect()
+
+    def collect(self) -> None:
+        """Sum the totals over all ranks."""
         self.comm.finish(self.comm.sum(self._ranks("world"), self.totals))
 
     def update(self, bucket: int) -> None:

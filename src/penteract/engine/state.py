@@ -17,7 +17,7 @@ STAT = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
 
 @dataclass(slots=True)
 class Flat:
-    """One bucket's buffers. `master` is the parameter in full precision where compute has less, else `parameter` itself."""
+    """One bucket's buffers. `master`: the parameter in full precision, or `parameter` itself where that is full."""
 
     bucket: Bucket
     parameter: torch.Tensor

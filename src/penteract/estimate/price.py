@@ -99,7 +99,7 @@ class _Pricing:
     def gradients(self) -> None:
         if self.p.balanced and self.p.model.moe is not None:
             self._reduce_over("stage", len(self.p.balanced) * self.p.model.moe.experts * self.p.widths["index"])
-        self._reduce_over("world", (1 + len(self.p.losses)) * self.p.widths["stat"])
+        self._reduce_over("world", (2 + len(self.p.losses)) * self.p.widths["stat"])
 
     def update(self, bucket: int) -> None:
         """AdamW works in place but for two temporaries of the bucket's size."""

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from penteract.model.mlp import mlp
-from penteract.ops.do import Do, Seam, Value
+from penteract.ops.do import Do, Value, lone
 from penteract.ops.params import Param, Shard
 from penteract.parallel import expert, tensor
 from penteract.spec.model import ModelSpec, MoESpec
 
 # Who chose what, over all ranks that share a sequence: no gradient flows through a count.
-_over_sequence = Seam(
-    "choices",
-    lambda steps, counts: ((steps.collective("all_reduce", "sequence", counts),), ()),
-    lambda steps, kept, g: (),
-)
+_over_sequence = lone("choices", "sequence", "all_reduce")
 
 # Routing travels with the tokens where experts are cut over tp.
-_indices = Seam("enter", lambda steps, x: ((steps.collective("all_gather", "tp", x),), ()), lambda steps, kept, g: ())
+_indices = lone("enter", "tp", "all_gather")
 
 
 def moe(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:

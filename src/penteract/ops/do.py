@@ -53,6 +53,23 @@ class Seam:
     backward: Callable[..., Values]
 
 
+def lone(name: str, axis: str, there: str, back: str = "", *, split: int = 0, concat: int = 0) -> Seam:
+    """The simplest seam: collective `there` in forward, its conjugate `back` in backward, nothing kept.
+
+    Without `back` no gradient crosses. `split` and `concat` are the dims of an all-to-all, turned round on the way back.
+    """
+
+    def forward(steps: Steps, x: Value) -> tuple[Values, Values]:
+        dims = {"split": split, "concat": concat} if there == "all_to_all" else {}
+        return (steps.collective(there, axis, x, **dims),), ()
+
+    def backward(steps: Steps, kept: Values, *gradients: Value) -> Values:
+        dims = {"split": concat, "concat": split} if back == "all_to_all" else {}
+        return tuple(steps.collective(back, axis, g, **dims) for g in gradients) if back else ()
+
+    return Seam(name, forward, backward)
+
+
 def _line() -> str:
     """The nearest line of the program outside this folder, as `model/mlp.py:31`."""
     frame = sys._getframe(1)
@@ -163,7 +180,7 @@ class Do:
 
     def fork(self, x: Value, n: int = 2) -> Values:
         """x -> x, x, ...   Backward: the gradients' sum."""
-        return self._record("fork", (x,), tuple(x.spec for _ in range(n)), (), ())
+        return self._record("fork", (x,), tuple(x.spec for _ in range(n)), (), (), {})
 
     def layers(self, which: Sequence[int], block: Callable[[int, Value], Value], x: Value) -> Value:
         """x through the layers `which`. A layer's input is what full remaking keeps."""
@@ -202,7 +219,7 @@ class Do:
         x.consumed_by = f"{word} ({_line()})" if x.flows else ""
 
     def _record(self, word: str, ins: Values, outs: tuple[Spec, ...], extras: tuple[Spec, ...], params: tuple[Param, ...],
-                **attrs: Any) -> Values:  # fmt: skip
+                attrs: dict[str, Any]) -> Values:  # fmt: skip
         for v in ins:
             self._consume(v, word)
         flows = any(v.flows for v in ins) or bool(params)
@@ -220,7 +237,7 @@ class Do:
         """Record a word of `ops/bodies.py`."""
         weights = [p.local_shape(self.mesh) for p in params]
         outs, extras = BODIES[word].results([v.spec for v in ins], weights, attrs)
-        return self._record(word, ins, outs, extras, params, **attrs)
+        return self._record(word, ins, outs, extras, params, attrs)
 
     # ---- words -----------------------------------------------------------------------------------------------
 

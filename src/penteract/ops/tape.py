@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from penteract.ops.spec import Spec
 
@@ -20,7 +20,7 @@ class Site:
     outs: tuple[Spec, ...]  # results, then extras (what the body keeps beside them)
     params: tuple[str, ...] = ()
     weights: tuple[tuple[int, ...], ...] = ()  # local shapes of the params
-    attrs: Mapping[str, object] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     layer: int = -1
     line: str = ""
 
@@ -46,7 +46,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeamProgram:
-    """A seam as recorded: two lists of calls that are each other's conjugate, and what the second needs of the first."""
+    """A seam as recorded: two conjugate lists of calls, and what the second needs of the first."""
 
     forward: tuple[Call, ...]
     backward: tuple[Call, ...]

@@ -1,6 +1,6 @@
 """Context parallelism.
 
-Split      tokens, through the whole network: rank i of n holds chunks i and 2n-1-i of 2n (zigzag), so causal work is even.
+Split      tokens, through the whole network: rank i of n holds chunks i and 2n-1-i of 2n (zigzag: causal work is even).
 Seams      gather     forward all-gather K and V          backward reduce-scatter their gradients
            ring       forward K and V go round, each step's partial attention merged by its log-sum-exp
                       backward the same round, with the gradients of K and V travelling along
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penteract.ops.do import Do, Seam, Steps, Value, Values
+from penteract.ops.do import Do, Seam, Steps, Value, Values, lone
 
 
 def token_indices(sequence_length: int, ranks: int, rank: int) -> list[int]:
@@ -25,23 +25,9 @@ def token_indices(sequence_length: int, ranks: int, rank: int) -> list[int]:
     return [*range(rank * n, (rank + 1) * n), *range((2 * ranks - 1 - rank) * n, (2 * ranks - rank) * n)]
 
 
-gather = Seam(
-    "gather",
-    lambda steps, x: ((steps.collective("all_gather", "cp", x),), ()),  # [S@cp, B, K·C] -> [S, B, K·C]
-    lambda steps, kept, g: (steps.collective("reduce_scatter", "cp", g),),
-)
-
-to_heads = Seam(  # [S@cp, B, H·C] -> [S, B, H@cp·C]
-    "exchange",
-    lambda steps, x: ((steps.collective("all_to_all", "cp", x, split=2, concat=0),), ()),
-    lambda steps, kept, g: (steps.collective("all_to_all", "cp", g, split=0, concat=2),),
-)
-
-to_tokens = Seam(  # [S, B, H@cp·C] -> [S@cp, B, H·C]
-    "exchange",
-    lambda steps, x: ((steps.collective("all_to_all", "cp", x, split=0, concat=2),), ()),
-    lambda steps, kept, g: (steps.collective("all_to_all", "cp", g, split=2, concat=0),),
-)
+gather = lone("gather", "cp", "all_gather", "reduce_scatter")  # [S@cp, B, K·C] -> [S, B, K·C]
+to_heads = lone("exchange", "cp", "all_to_all", "all_to_all", split=2, concat=0)  # [S@cp, B, H·C] -> [S, B, H@cp·C]
+to_tokens = lone("exchange", "cp", "all_to_all", "all_to_all", split=0, concat=2)  # and back
 
 
 def ring(**shape: Any) -> Seam:

@@ -11,14 +11,10 @@ Papers     Lepikhin 2020 (2006.16668); DeepSeek-V3 2024 (2412.19437) §2.1.2
 
 from __future__ import annotations
 
-from penteract.ops.do import Do, Seam, Steps, Value, Values
+from penteract.ops.do import Do, Seam, Steps, Value, Values, lone
 from penteract.ops.spec import Dim, Received
 
-counts = Seam(
-    "counts",
-    lambda steps, x: ((steps.collective("all_to_all", "ep", x, split=0, concat=0),), ()),
-    lambda steps, kept, g: (),
-)
+counts = lone("counts", "ep", "all_to_all")  # [X] -> [X]: this rank's experts, by sender
 
 
 def _cross(steps: Steps, x: Value, splits: Value, rows: Dim, direction: str) -> Value:

@@ -9,9 +9,11 @@ Papers     Narayanan 2021 (2104.04473) §2.2; Qi 2023 (2401.10241)
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 
 def stage_layers(layers: int, stages: int) -> list[range]:
     """The layers of each stage. Where they do not divide, the early stages take one more: the last has the head."""
     each, more = divmod(layers, stages)
     starts = [s * each + min(s, more) for s in range(stages + 1)]
-    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(starts)]

@@ -13,20 +13,11 @@ Papers     Shoeybi 2019 (1909.08053) §3; Korthikanti 2022 (2205.05198) §4.2
 
 from __future__ import annotations
 
-from penteract.ops.do import Do, Seam, Steps, Value, Values
+from penteract.ops.do import Do, Seam, Steps, Value, Values, lone
 from penteract.ops.params import Param
 
-enter = Seam(
-    "enter",
-    lambda steps, x: ((steps.collective("all_gather", "tp", x),), ()),  # [S@cp·tp, ..] -> [S@cp, ..]
-    lambda steps, kept, g: (steps.collective("reduce_scatter", "tp", g),),
-)
-
-leave = Seam(
-    "leave",
-    lambda steps, x: ((steps.collective("reduce_scatter", "tp", x),), ()),  # partial [S@cp, ..] -> [S@cp·tp, ..]
-    lambda steps, kept, g: (steps.collective("all_gather", "tp", g),),
-)
+enter = lone("enter", "tp", "all_gather", "reduce_scatter")  # [S@cp·tp, ..] -> [S@cp, ..]
+leave = lone("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..] -> [S@cp·tp, ..]
 
 
 def _cross_entropy(steps: Steps, logits: Value, targets: Value) -> tuple[Values, Values]:
@@ -46,5 +37,5 @@ cross_entropy = Seam("cross_entropy", _cross_entropy, _cross_entropy_gradient)
 
 
 def linear_cross_entropy(do: Do, h: Value, w: Param, targets: Value) -> Value:
-    """h [S@cp, B, D], w [V@tp, D], targets [S@cp, B] -> Σ of the targets' negative log-likelihoods, [], on every tp rank."""
+    """h [S@cp, B, D], w [V@tp, D], targets [S@cp, B] -> Σ of their negative log-likelihoods [], on every tp rank."""
     return do.seam(cross_entropy, do.linear(h, w), targets)

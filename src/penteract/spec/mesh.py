@@ -30,9 +30,9 @@ class Mesh:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """rank -> {pp, dp, cp, tp, ep, edp}; (dp, cp) read as one number splits into (edp, ep)."""
-        at, rest = {}, rank
+        at, rest = dict[str, int](), rank
         for axis in reversed(AXES):
-            rest, at[axis] = divmod(rest, getattr(self.layout, axis))
+            rest, at[axis] = divmod(rest, int(getattr(self.layout, axis)))
         at["edp"], at["ep"] = divmod(at["dp"] * self.layout.cp + at["cp"], self.layout.ep)
         return at
 

@@ -12,7 +12,9 @@ from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES
 from penteract.spec.rules import breaches
 from penteract.spec.settle import Settle
 
-_DEGREES = 1024  # the search ends here; a larger degree is always far from one that a small one replaces
+# Degrees worth a try. Beyond them a legal degree exists for some models, but never one near a mistake.
+_DEGREES = (*range(1, 129), *range(136, 1025, 8))
+_MOST = 2**48  # of any size, as in run files
 _ROUNDS = 24
 _PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": "1f1b", "cp": 1, "pp": 1, "tp": 1, "micro_batch_size": 1}
 
@@ -25,16 +27,21 @@ def allowed_values(case: Case, axis: str, settle: Settle) -> tuple[Any, ...]:
 
 def repair(case: Case, settle: Settle) -> dict[str, Any]:
     """axis -> value: few changes that make `case` legal, the nearest first; empty when the search finds none."""
-    asked, now = case, case
+    fixed = _search(case, settle) or _search(_plain(case, settle), settle)
+    return _difference(case, fixed, settle.open) if fixed else {}
+
+
+def _search(case: Case, settle: Settle) -> Case | None:
+    """Mend the first broken rule until none is broken; None when a rule has no nearby value that keeps it."""
     for _ in range(_ROUNDS):
-        found = breaches(now)
+        found = breaches(case)
         if not found:
-            return _difference(asked, now, settle.open)
-        better = _step(now, found[0][0], settle)
+            return case
+        better = _step(case, found[0][0], settle)
         if better is None:
-            break
-        now = better
-    return _difference(asked, _plain(case, settle), settle.open)
+            return None
+        case = better
+    return None
 
 
 def _step(case: Case, axis: str, settle: Settle) -> Case | None:
@@ -51,13 +58,14 @@ def _step(case: Case, axis: str, settle: Settle) -> Case | None:
 
 
 def _plain(case: Case, settle: Settle) -> Case:
-    """Data parallelism alone, with a batch that its replicas share."""
-    now = case
+    """Data parallelism alone, with a batch that its replicas share: from here every rule has a value that keeps it."""
+    now = case.put("dp", case.world or 1)
     for axis, value in _PLAIN.items():
         now = now.put(axis, value)
-    now = now.put("dp", case.world or 1)
+    for axis in ("gradient_accumulation_steps", "bucket_mib", "sequence_length"):
+        now = now.put(axis, max(1, now.get(axis)))
     if now.global_batch_size is not None:
-        now = now.put("global_batch_size", max(1, round(now.global_batch_size / now.layout.dp)) * now.layout.dp)
+        now = now.put("global_batch_size", max(1, now.global_batch_size // now.layout.dp) * now.layout.dp)
     return settle(now)
 
 
@@ -84,17 +92,18 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
     if axis == "context_method":
         return _others(CONTEXT_METHODS, found)
     if axis == "dp" and case.world is not None:
-        return iter([max(1, case.world // (lay.tp * lay.pp * lay.cp))])
+        return iter([max(1, case.world // max(1, lay.tp * lay.pp * lay.cp))])
     if axis == "sequence_length":
-        most = case.model.max_positions if case.model.positions == "learned" else None
+        most = case.model.max_positions if case.model.positions == "learned" else _MOST
         return _multiples(found, (2 * lay.cp if lay.cp > 1 else 1) * lay.tp, most)
     if axis == "vocab_size":
         return iter([math.ceil(found / lay.tp) * lay.tp])
     if axis == "global_batch_size":
         micro = 1 if "micro_batch_size" in settle.open else lay.micro_batch_size
         rounds = lay.pp if lay.schedule == "interleaved" else 1
-        return _multiples(found, lay.dp * micro * rounds, None)
-    return iter(sorted(set(range(1, _DEGREES + 1)) - {found}, key=lambda v: abs(math.log(v / max(1, found)))))
+        return _multiples(found, lay.dp * micro * rounds, _MOST)
+    others = (v for v in _DEGREES if v != found)
+    return iter(sorted(others, key=lambda v: abs(math.log(v / max(1, found)))))
 
 
 def _others(values: Sequence[str], found: str) -> Iterator[str]:
@@ -102,10 +111,10 @@ def _others(values: Sequence[str], found: str) -> Iterator[str]:
     return iter(sorted((v for v in values if v != found), key=lambda v: v not in ("1f1b", "gather")))
 
 
-def _multiples(found: int, step: int, most: int | None) -> Iterator[int]:
+def _multiples(found: int, step: int, most: int) -> Iterator[int]:
     """Multiples of `step` around `found`, nearest first, none above `most`."""
     step = max(1, step)
-    limit = found if most is None else min(found, most)
+    limit = min(found, most)
     near = {limit // step * step, limit // step * step + step}
-    fine = (v for v in near if v >= 1 and v != found and (most is None or v <= most))
+    fine = (v for v in near if 1 <= v <= most and v != found)
     return iter(sorted(fine, key=lambda v: (abs(v - found), v)))

@@ -15,6 +15,8 @@ from penteract.spec.keys import SECTIONS, find_key, keys, show_key
 _LARGEST_FILE = 2**20  # bytes of a run file; a real one has a few thousand
 _SPECIAL = ("preset", "model.config")  # where a model comes from, not a value of the run
 
+_PAIR = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+=.*", re.DOTALL)  # a.b=v
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -70,7 +72,7 @@ def read_overrides(words: Sequence[str]) -> Settings:
                 raise BadInput("USAGE", "not an override", found=show_key(word), allowed="--section.key value")
             if name not in _SPECIAL:
                 name = find_key(name, origin).name
-            if rest and not rest[0].startswith("--"):
+            if rest and not is_setting(rest[0]):
                 text = rest.pop(0)
             elif name in _SPECIAL or keys()[name].hint is not bool:
                 raise BadInput("USAGE", "an override without a value", where=origin, fix=f"{origin} VALUE")
@@ -78,6 +80,11 @@ def read_overrides(words: Sequence[str]) -> Settings:
                 text = "true"
         found[name] = _setting(name, _parse(name, text, origin), origin)
     return found
+
+
+def is_setting(word: str) -> bool:
+    """Whether a word of a command line sets something itself, and so is no value of the flag before it."""
+    return word.startswith("--") or _PAIR.fullmatch(word) is not None
 
 
 def _setting(name: str, value: object, origin: str) -> Setting:

@@ -11,7 +11,7 @@ from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.params import Homes, Param
 from penteract.ops.spec import WIDTHS, Widths
 from penteract.parallel.data import Bucket, buckets
-from penteract.schedule.actions import ActionList, Compute, Exchange, Woven, stage_of
+from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven, stage_of
 from penteract.schedule.generate import ScheduleName, generate
 from penteract.schedule.transfers import with_transfers
 from penteract.spec.layout import Layout
@@ -23,7 +23,10 @@ Slot = tuple[int, int]  # (chunk, micro-batch): what one pass keeps lives in its
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """All that rank `rank` does in a step. `reduce_after[(action, position)]`: buckets whose last gradient is then written."""
+    """All that rank `rank` does in a step.
+
+    `reduce_after[(action, position)]`: buckets whose last gradient has then been written.
+    """
 
     model: ModelSpec
     mesh: Mesh
@@ -118,9 +121,8 @@ def _backward_order(said: list[Do]) -> tuple[Param, ...]:
 
 def _actions(layout: Layout, name: ScheduleName, training: bool) -> list[ActionList]:
     n = layout.gradient_accumulation_steps
-    if training:
-        lists = generate(name, layout.pp, layout.vpp, n)
-    else:
+    lists: list[ComputeList] = generate(name, layout.pp, layout.vpp, n) if training else []
+    if not training:
         lists = [[Compute("Fwd", m, c) for c in range(layout.vpp) for m in range(n)] for _ in range(layout.pp)]
     return with_transfers(lists, layout.pp, layout.vpp)
 

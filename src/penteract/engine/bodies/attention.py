@@ -1,4 +1,4 @@
-"""Reference attention: scores in full, masked, with the log-sum-exp that lets parts be merged and backward start anew."""
+"""Reference attention: scores in full, masked; its log-sum-exp lets parts be merged and backward start anew."""
 
 from __future__ import annotations
 

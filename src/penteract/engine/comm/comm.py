@@ -15,7 +15,7 @@ from penteract.engine.comm.groups import Groups, Ranks
 
 @dataclass(slots=True)
 class Flight:
-    """A collective under way. It pins its buffers; `landed` is the wire's own buffer where the result needs reordering."""
+    """A collective under way. It pins its buffers; `landed` is the wire's own where the result needs reordering."""
 
     works: list[Any]
     pinned: tuple[torch.Tensor, ...]

@@ -19,7 +19,7 @@ NAMES = ("world", "dp", "tp", "cp", "pp", "ep", "sequence", "stage")
 
 @dataclass(slots=True)
 class Groups:
-    """Ranks -> process group. Creating one is collective over the world, so all ranks ask for the same, in one order."""
+    """Ranks -> process group. Creating one is collective: all ranks of the world ask for the same, in one order."""
 
     made: dict[Ranks, Any] = field(default_factory=dict[Ranks, Any])
 

@@ -1,0 +1,29 @@
+# The README's two commands, and what a maintainer runs.
+.PHONY: setup demo test test-all lint
+
+PYTHON ?= python3
+RUN := .venv/bin/python
+
+setup: .venv/.done
+
+.venv/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@
+
+# Train a small model on the text that every machine has.
+demo: setup
+	$(RUN) -m penteract train --preset tiny $(ARGS)
+
+lint: setup
+	.venv/bin/ruff check src tests examples scripts
+	.venv/bin/ruff format --check src tests examples scripts
+	.venv/bin/lint-imports
+	.venv/bin/basedpyright
+
+test: lint
+	$(RUN) -m pytest tests
+
+# Every layout of 2, 4 and 8 ranks; resumable; its last result is benchmarks/results/test_all.json.
+test-all: test
+	$(RUN) scripts/sweep.py

@@ -1,0 +1,67 @@
+"""One rank's place: its device, its process group, its number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from penteract.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """`number` of `world`; `store` is None when there is one rank."""
+
+    number: int
+    world: int
+    device: torch.device
+    store: dist.Store | None
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def agree(self, text: str) -> str:
+        """Rank 0's text, on every rank."""
+        box = [text]
+        if self.world > 1:
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+def join(environment: Mapping[str, str], device: str, precision: str) -> Rank:
+    """Take the place that a launcher gave, or be alone."""
+    world, number = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
+    local = int(environment.get("LOCAL_RANK", "0"))
+    chosen = _device(device, local, precision)
+    _threads(environment, int(environment.get("LOCAL_WORLD_SIZE", world)), chosen)
+    if world == 1:
+        return Rank(0, 1, chosen, None)
+    backend = "gloo" if chosen.type == "cpu" else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, rank=number, world_size=world, timeout=timedelta(minutes=10))
+    return Rank(number, world, chosen, dist.distributed_c10d._get_default_store())
+
+
+def _threads(environment: Mapping[str, str], ranks: int, device: torch.device) -> None:
+    """Cores are shared among the ranks of a host: more threads than cores cost more than they give."""
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in environment:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+
+
+def _device(wanted: str, local: int, precision: str) -> torch.device:
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise BadInput("DEVICE", "there is no GPU that torch sees", where="precision.device", found=wanted, allowed="cpu, auto",
+                       fix="--precision.device cpu")  # fmt: skip
+    if local >= torch.cuda.device_count():
+        raise BadInput("DEVICE", "more ranks than GPUs on this host", where="precision.device",
+                       found=f"local rank {local}", allowed=f"0 to {torch.cuda.device_count() - 1}",
+                       fix="fewer ranks on this host, or --precision.device cpu")  # fmt: skip
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)

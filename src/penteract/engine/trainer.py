@@ -1,0 +1,116 @@
+"""One rank's trainer: a compiled step, its state, and the batches that feed it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.data import Samples
+from penteract.engine.feed import constants, micro_batch, samples_of, target_count
+from penteract.engine.memory import Fresh
+from penteract.engine.optimizer import AdamW
+from penteract.engine.rank import Rank
+from penteract.engine.run import Run
+from penteract.engine.state import State, allocate, initialise
+from penteract.engine.storages import Storages, bytes_of
+from penteract.spec.run import RunSpec
+from penteract.step.program import Program, compile_step
+from penteract.step.rate import rate
+from penteract.step.walk import walk, walk_forward
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step gave, read on the host."""
+
+    loss: float
+    balance: float
+    norm: float
+    stop: bool
+
+
+@dataclass(slots=True)
+class Trainer:
+    """`step(n)` trains on batch n; `validate()` judges; both feed the same state."""
+
+    spec: RunSpec
+    rank: Rank
+    program: Program
+    state: State
+    run: Run
+    judge: Run
+    fixed: dict[str, torch.Tensor]
+
+    @staticmethod
+    def build(spec: RunSpec, rank: Rank) -> Trainer:
+        """Compile, allocate, initialise."""
+        dtype = spec.precision.dtype
+        program = compile_step(spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=dtype)
+        groups = Groups()
+        if rank.world > 1:
+            groups.make(needed(program))
+        state = allocate(program, rank.device)
+        initialise(program, state, spec.train.seed)
+        comm, memory = Comm(groups, rank.number), Fresh(dtype, rank.device)
+        run = Run(program, state, comm, REFERENCE, memory, AdamW(spec.optimizer, rank.device))
+        forward = compile_step(
+            spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=dtype, training=False
+        )
+        judge = Run(forward, state, comm, REFERENCE, memory)
+        return Trainer(spec, rank, program, state, run, judge, constants(program, rank.device))
+
+    def step(self, number: int, samples: Samples) -> Outcome:
+        """Optimizer step `number`, from 1."""
+        assert self.run.optimizer is not None
+        peak = self.spec.optimizer.learning_rate
+        self.run.optimizer.rate.fill_(rate(self.spec.schedule, peak, number, self.spec.train.steps))
+        self.run.optimizer.step.fill_(number)
+        self.feed(self.run, number - 1, samples)
+        walk(self.program, self.run)
+        return self._outcome(self.run)
+
+    def validate(self, samples: Samples) -> float:
+        """Mean cross entropy of the first validation batches, nats a token."""
+        batches = min(self.spec.train.validation_batches, max(1, len(samples) // self.spec.layout.global_batch_size))
+        total = 0.0
+        for b in range(batches):
+            self.feed(self.judge, b, samples)
+            walk_forward(self.judge.p, self.judge)
+            self.judge.comm.finish_sends()
+            self.judge.collect()
+            total += self._outcome(self.judge).loss
+        return total / batches
+
+    def feed(self, run: Run, step: int, samples: Samples) -> None:
+        """Put step's micro-batches in place."""
+        device = self.rank.device
+        mine = [[samples.sample(i) for i in ids] for ids in samples_of(run.p, step)]
+        run.batches = [self.fixed | micro_batch(run.p, batch, device) for batch in mine]
+        run.counts.fill_(sum(target_count(batch) for batch in mine))
+
+    def observed(self, number: int, samples: Samples) -> tuple[Outcome, int]:
+        """A step like any other, and the most bytes of tensors that lived at once on this rank."""
+        if self.rank.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            outcome = self.step(number, samples)
+            return outcome, torch.cuda.max_memory_allocated()
+        self.run.batches = []
+        with Storages() as storages:
+            outcome = self.step(number, samples)
+        flats = [t for f in self.state.flats for t in (f.parameter, f.gradient, f.master, f.mean, f.square)]
+        return outcome, bytes_of([*flats, *self.fixed.values()]) + storages.peak
+
+    def _outcome(self, run: Run) -> Outcome:
+        norm, *losses, stop = run.totals.tolist()
+        terms = dict(zip(run.p.losses, losses, strict=True))
+        return Outcome(terms["cross_entropy"], terms.get("balance", 0.0), norm**0.5, stop > 0)
+
+
+def sampling_layout(spec: RunSpec) -> RunSpec:
+    """One sequence a data rank: what it takes to write text."""
+    lay = replace(spec.layout, micro_batch_size=1, gradient_accumulation_steps=1, schedule="afab")
+    return replace(spec, layout=lay)

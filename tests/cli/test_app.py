@@ -1,0 +1,55 @@
+"""The program around its verbs."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penteract.cli.overrides import split_overrides
+from penteract.spec.resolve import resolve
+
+Tell = Callable[..., Any]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["init", "--help"], []])
+def test_help_shows_an_example(tell: Tell, words: list[str]) -> None:
+    told = tell(*words)
+    assert told.code == 0
+    assert "penteract " + (words[0] if len(words) > 1 else "train") in told.out.split("Examples:")[1]
+
+
+def test_version_is_a_line(tell: Tell) -> None:
+    told = tell("--version")
+    assert (told.code, told.out.count("\n")) == (0, 1)
+
+
+def test_init_writes_a_file_that_trains_tiny(tell: Tell, tmp_path: Path) -> None:
+    assert tell("init").code == 0
+    assert resolve(tmp_path / "run.toml").run == resolve().run
+    again = tell("init")
+    assert (again.code, again.err.split(" · ")[0]) == (2, "error[FILE]: it exists already")
+    assert tell("init", "none/run.toml").code == 2
+    assert tell("init", "parallel.tp=2").err.startswith("error[USAGE]: takes no values of a run")
+
+
+def test_a_mistyped_verb(tell: Tell) -> None:
+    told = tell("trian")
+    assert told.code == 2
+    assert told.err.startswith('error[USAGE]: Unknown command "trian". Did you mean "train"?')
+
+
+def test_options_and_values_are_told_apart() -> None:
+    words = ["train", "--parallel.tp", "2", "a.b/run.toml", "x.y=1 2", "--data.pack_documents", "--json", "--", "p.q=1"]
+    verb, overrides = split_overrides(words)
+    assert verb == ["train", "a.b/run.toml", "--json", "--", "p.q=1"]
+    assert overrides == ["--parallel.tp=2", "x.y=1 2", "--data.pack_documents"]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "parallel.tp=3"], ["train", "--draw"], ["init", "x.toml"]])
+def test_torch_stays_away(tmp_path: Path, words: list[str]) -> None:
+    """Help, a refusal, a drawing and a template start without torch."""
+    code = f"import sys; from penteract.cli import main; main({words!r}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False).returncode == 0

@@ -1,0 +1,130 @@
+"""`penteract train` up to the engine: what it hands over, and what it refuses."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penteract.spec.resolve import resolve
+from penteract.spec.write import to_toml
+
+Tell = Callable[..., Any]
+Calls = list[dict[str, Any]]
+
+
+def a_run(folder: Path, *overrides: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text(to_toml(resolve(overrides=overrides)), encoding="utf-8")
+    return folder
+
+
+def test_alone_it_trains_tiny(tell: Tell, started: Calls) -> None:
+    assert tell("train").code == 0
+    (call,) = started
+    assert call["resolved"].run == resolve().run
+    assert {k: v for k, v in call.items() if k != "resolved"} == {
+        "compare": None, "resume": None, "json": False, "debug": False,
+    }  # fmt: skip
+
+
+def test_values_options_and_a_file_in_any_order(tell: Tell, started: Calls, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[training]\nseed = 4\nsteps = 9")
+    words = ["train", "parallel.pp=2", "--json", "--parallel.tp", "2", "run.toml", "--steps", "3", "--data.pack_documents"]
+    assert tell(*words).code == 0
+    resolved = started[0]["resolved"]
+    assert (resolved.run.layout.tp, resolved.run.layout.pp) == (2, 2)
+    assert (resolved.run.train.seed, resolved.run.train.steps) == (4, 3)
+    assert resolved.origins["training.steps"] == "--training.steps"
+    assert started[0]["json"] is True
+
+
+def test_the_engines_exit_code_is_the_programs(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["penteract.engine.start"], "train", lambda *_, **__: 75)
+    assert tell("train").code == 75
+
+
+def test_a_fault_of_ours_is_one_line_and_a_traceback_on_request(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> int:
+        raise KeyError("lost\nkey")
+
+    monkeypatch.setattr(sys.modules["penteract.engine.start"], "train", broken)
+    told = tell("train")
+    assert (told.code, told.err.count("\n")) == (70, 1)
+    assert told.err.startswith("error[BUG]: KeyError: ")
+    assert "--debug" in told.err
+    told = tell("train", "--debug")
+    assert told.code == 70
+    assert "Traceback" in told.err
+
+
+def test_runs_to_compare_with_and_to_resume(tell: Tell, started: Calls, tmp_path: Path) -> None:
+    old = a_run(tmp_path / "runs" / "a")
+    new = a_run(tmp_path / "runs" / "b", "training.seed=9")
+    os.utime(old / "run.toml", (1, 1))
+    assert tell("train", "--compare", "latest").code == 0
+    assert started[-1]["compare"].resolve() == new
+    (tmp_path / "runs" / "latest").symlink_to("a")
+    assert tell("train", "--compare", "latest").code == 0
+    assert started[-1]["compare"].resolve() == old
+    assert tell("train", "--resume", new).code == 0
+    assert started[-1]["resume"] == new
+    assert started[-1]["resolved"].run.train.seed == 9  # a resumed run is its own run file
+    a_run(tmp_path / "elsewhere" / "c", "training.seed=5")
+    assert tell("train", "--resume", "latest", "--output.folder", "elsewhere").code == 0
+    assert started[-1]["resolved"].run.train.seed == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--compare", "latest"], "error[RUN]: there is no run yet · --compare"),
+        (["--resume", "latest"], "error[RUN]: there is no run yet · --resume"),
+        (["--resume", "nowhere"], "error[RUN]: no such folder"),
+        (["--resume", "\0"], "error[RUN]: no such folder"),
+        (["--compare", "."], "error[RUN]: a folder without run.toml is no run"),
+        (["none.toml"], "error[FILE]: cannot be read: No such file"),
+        (["data.source=none.txt"], "error[FILE]: no such file or folder · data.source (--data.source) · found none.txt"),
+        (["tokenizer.source=none.json"], "error[FILE]: no such file or folder · tokenizer.source"),
+        (["--tp", "4"], "error[USAGE]: a value of the run is named with its section · found --tp · fix: --parallel.tp"),
+        (["--stepz", "4"], "error[USAGE]: Unknown option: --stepz. Did you mean --steps?"),
+        (["--steps", "x"], "error[USAGE]: Invalid value for --steps"),
+        (["--steps"], "error[USAGE]"),
+        (["--steps", "0"], "error[VALUE]"),
+        (["--log-level", "loud"], "error[USAGE]"),
+        (["--preset", "huge"], "error[PRESET]"),
+        (["a", "b"], "error[USAGE]"),
+        (["parallel.tp=3"], "error[LAYOUT]: tp = 3 does not divide attention heads = 8"),
+    ],
+)
+def test_refusals(tell: Tell, started: Calls, words: list[str], line: str) -> None:
+    told = tell("train", *words)
+    assert told.code == 2
+    assert told.err.startswith(line)
+    assert all(row.startswith("error[") for row in told.err.splitlines())
+    assert not started
+
+
+def test_a_refusal_as_json(tell: Tell) -> None:
+    assert tell("train", "--json", "parallel.tp=3").out.startswith('{"error": {"code": "LAYOUT"')
+
+
+def test_a_launchers_ranks_decide_dp(tell: Tell, started: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert tell("train", "--parallel.tp", "2").code == 0
+    assert started[-1]["resolved"].run.layout.dp == 4
+    assert tell("train", "--parallel.tp", "2", "--parallel.dp", "2").err.endswith("fix: --parallel.dp 4\n")
+    monkeypatch.setenv("RANK", "8")
+    assert tell("train").err.startswith("error[LAUNCH]")
+    monkeypatch.setenv("RANK", "two")
+    assert tell("train").err.startswith("error[LAUNCH]")
+
+
+def test_a_drawing_starts_nothing(tell: Tell, started: Calls) -> None:
+    told = tell("train", "--draw", "--parallel.pp", "4")
+    assert told.code == 0
+    assert len([row for row in told.out.splitlines() if row.startswith("rank ")]) == 4
+    assert not started
