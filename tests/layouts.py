@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from math import inf, isnan
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+import torch.distributed as dist
 
 import oracle
-from observe import Storages, Wires
+from observe import Watched, Wires
 from penteract.engine.bodies.body import TorchBody
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.comm import Comm
@@ -23,25 +25,51 @@ from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
 from penteract.estimate.load import Recorded
-from penteract.estimate.price import price
+from penteract.estimate.price import Price, price
+from penteract.schedule.generate import ScheduleName
 from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
+from penteract.spec.model import ModelSpec, MoESpec
 from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk
+from penteract.units import MIB
 from samples import sample, stacked
-from tolerances import ZERO
+from tolerances import PARITY, ZERO
 
 CPU = torch.device("cpu")
+PATIENCE = 0.5  # seconds that the transport gets to drop its buffers
 
 
 @dataclass(frozen=True)
 class Case:
-    """One layout of one model."""
+    """One layout of one model. Its text is Python that makes it again.
+
+    `schedule`: one that a layout cannot name ("woven"). `bucket_bytes`: of tiny models' buckets, far below a MiB.
+    """
 
     model: ModelSpec
     layout: Layout
     sequence_length: int = 16
-    schedule: str | None = None
+    schedule: ScheduleName | None = None
+    bucket_bytes: int | None = None
+
+    def __repr__(self) -> str:
+        return _said(self)
+
+    def compile(self, rank: int) -> Program:
+        layout = self.layout
+        if self.bucket_bytes is not None:
+            layout = replace(layout, bucket_mib=self.bucket_bytes / MIB)  # type: ignore[arg-type]
+        return compile_step(
+            self.model, layout, self.sequence_length, rank=rank, precision="fp64", schedule=self.schedule
+        )
+
+
+def _said(value: Any) -> str:
+    """A frozen value without what it has by default."""
+    if not isinstance(value, (Case, Layout, ModelSpec, MoESpec)):
+        return repr(value)
+    said = ((f.name, getattr(value, f.name), f.default) for f in fields(value))
+    return f"{type(value).__name__}({', '.join(f'{n}={_said(v)}' for n, v, default in said if v != default)})"
 
 
 @dataclass
@@ -51,13 +79,44 @@ class Verdict:
     gradient: float = 0.0
     worst: str = ""
     loss: float = 0.0
-    differences: list[str] = field(default_factory=list)
+    differences: list[tuple[str, str]] = field(default_factory=list)  # (wires | FLOPs | kept | routing, what)
     received: int = 0
+
+    @property
+    def red(self) -> set[str]:
+        """Which comparisons fail."""
+        values = {"values"} if max(self.gradient, self.loss) > PARITY else set[str]()
+        return values | {kind for kind, _ in self.differences}
+
+    def __str__(self) -> str:
+        differences = "".join(f"\n  {kind}: {what}" for kind, what in self.differences[:6])
+        return f"gradient {self.gradient:.1e} ({self.worst}), loss {self.loss:.1e}{differences}"
+
+
+@dataclass
+class Subject:
+    """What a mutation may change before the step: the program that runs, its bodies, or (by a patch) any rule."""
+
+    priced: Program
+    program: Program
+    bodies: dict[str, TorchBody]
+    patches: ExitStack
+
+
+Mutation = Callable[[Subject], None]
+Reference = tuple[dict[str, torch.Tensor], dict[str, float]]
 
 
 @lru_cache(maxsize=64)
-def reference(m: ModelSpec, sequence_length: int, batch: int) -> tuple[dict[str, torch.Tensor], float, float]:
-    """The oracle's gradients and losses for the first `batch` samples, in float64."""
+def reference(rank: int, m: ModelSpec, sequence_length: int, batch: int) -> Reference:
+    """The oracle's gradients and losses for the first `batch` samples, in float64: made by one rank, for all."""
+    last = dist.get_world_size() - 1  # most likely to have nothing else to do
+    box: list[Any] = [_reference(m, sequence_length, batch) if rank == last else None]
+    dist.broadcast_object_list(box, src=last)
+    return box[0]
+
+
+def _reference(m: ModelSpec, sequence_length: int, batch: int) -> Reference:
     p = compile_step(m, Layout(), sequence_length, precision="fp64")
     state = allocate(p, CPU)
     initialise(p, state, 0)
@@ -69,7 +128,8 @@ def reference(m: ModelSpec, sequence_length: int, batch: int) -> tuple[dict[str,
         scale["balance"] = m.moe.balance_coefficient / batch
     ce, balance = oracle.loss(m, w, stacked(samples), scale, state.biases)
     (ce + balance).backward()
-    return {n: t.grad for n, t in w.items() if t.grad is not None}, ce.item(), balance.item()
+    gradients = {n: t.grad for n, t in w.items() if t.grad is not None}
+    return gradients, {"cross_entropy": ce.item(), "balance": balance.item()}
 
 
 def steer(biases: dict[str, torch.Tensor]) -> None:
@@ -78,37 +138,50 @@ def steer(biases: dict[str, torch.Tensor]) -> None:
         b[0], b[-1] = -10.0, 0.2
 
 
-def run_case(
-    rank: int, groups: Groups, case: Case, mutate: Callable[[Program, dict[str, TorchBody]], Program] | None = None
-) -> Verdict | None:
+def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = None) -> Verdict | None:
     """One step of `case` on this rank; None when the layout has fewer ranks."""
-    p = compile_step(case.model, case.layout, case.sequence_length, rank=rank % case.layout.world,
-                     precision="fp64", schedule=case.schedule)  # type: ignore[arg-type]  # fmt: skip
+    p = case.compile(rank % case.layout.world)
     groups.make(needed(p))
-    if rank >= case.layout.world:
-        return None
-    bodies = dict(REFERENCE)
-    priced = p
-    if mutate is not None:
-        p = mutate(p, bodies)
-    run = _prepare(p, groups, bodies)
-    wires, flops, storages = Wires(rank), FlopCounterMode(display=False), Storages()
-    alive: list[tuple[str, int]] = []
-    run.on_action = lambda name: alive.append((name, _settled(priced, run, storages, len(alive))))
-    with wires.watch(), flops, storages:
-        walk(p, run)
-    verdict = Verdict(received=sum(run.received.values()))
-    _compare_values(case, p, run, verdict)
-    _compare_bytes(priced, run, (wires, flops, alive), verdict)
+    verdict, losses, gradients = None, {}, {}
+    if rank < case.layout.world:
+        with ExitStack() as patches:
+            subject = Subject(p, p, dict(REFERENCE), patches)
+            if mutate is not None:
+                mutate(subject)
+            run, verdict = _step(subject, groups)
+            losses, gradients = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True)), run.state.gradients
+    want = reference(rank, case.model, case.sequence_length, case.layout.global_batch_size)
+    if verdict is not None:
+        _compare_values(p, want, gradients, losses, verdict)
     return verdict
+
+
+def run_cases(rank: int, groups: Groups, cases: Iterable[Case]) -> list[Verdict | None]:
+    """Several cases with one message to the pool."""
+    return [run_case(rank, groups, case) for case in cases]
+
+
+def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
+    """Walk the step under observation; what is observed against its price."""
+    run = _prepare(subject.program, groups, subject.bodies)
+    wires, watched, prices = Wires(run.p.rank), Watched(), _Prices(subject.priced, run)
+    alive: list[int] = []
+    run.on_action = lambda name: alive.append(_settled(run, watched, prices.kept(len(alive))))
+    with wires.watch(), watched:
+        walk(run.p, run)
+    verdict = Verdict(received=sum(run.received.values()))
+    priced = price(subject.priced, Recorded(run.received))
+    verdict.differences += _compare_bytes(priced, wires, watched, alive)
+    verdict.differences += _compare_routing(run)
+    return run, verdict
 
 
 def _prepare(p: Program, groups: Groups, bodies: dict[str, TorchBody]) -> Run:
     state = allocate(p, CPU)
     initialise(p, state, 0)
     steer(state.biases)
-    for n, t in state.gradients.items():
-        t.fill_(float("nan") if n else 0)  # whatever the first writer does not write shows
+    for t in state.gradients.values():
+        t.fill_(float("nan"))  # whatever the first writer does not write shows
     run = Run(p, state, Comm(groups, p.rank), bodies, Fresh("fp64", CPU))
     fixed = constants(p, CPU)
     mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
@@ -117,11 +190,27 @@ def _prepare(p: Program, groups: Groups, bodies: dict[str, TorchBody]) -> Run:
     return run
 
 
-def _settled(p: Program, run: Run, storages: Storages, action: int) -> int:
-    """Bytes alive after an action. The transport's threads drop finished buffers a moment late: give them that moment."""
-    expected = price(p, Recorded(defaultdict(int, run.received))).kept[action][1]
-    deadline = time.monotonic() + 0.5
-    while (now := storages.now - _in_flight(run)) > expected and time.monotonic() < deadline:
+@dataclass
+class _Prices:
+    """The price under the load seen so far: it changes only when routing has been seen again."""
+
+    p: Program
+    run: Run
+    of: dict[int, Price] = field(default_factory=dict)
+
+    def kept(self, action: int) -> int:
+        """Bytes alive after an action; -1 past the priced ones."""
+        seen = len(self.run.received)
+        if seen not in self.of:
+            self.of[seen] = price(self.p, Recorded(defaultdict(int, self.run.received)))
+        kept = self.of[seen].kept
+        return kept[action][1] if action < len(kept) else -1
+
+
+def _settled(run: Run, watched: Watched, expected: int) -> int:
+    """Bytes alive after an action. The transport's threads drop finished buffers a moment late: they get that moment."""
+    deadline = time.monotonic() + PATIENCE
+    while (now := watched.now - _in_flight(run)) > expected and time.monotonic() < deadline:
         time.sleep(0.001)
     return now
 
@@ -133,32 +222,39 @@ def _in_flight(run: Run) -> int:
     return sum(n for k, n in pinned.items() if k not in held)
 
 
-def _compare_values(case: Case, p: Program, run: Run, verdict: Verdict) -> None:
-    want, ce, balance = reference(case.model, case.sequence_length, case.layout.global_batch_size)
+def _compare_values(
+    p: Program, want: Reference, gradients: dict[str, torch.Tensor], losses: dict[str, float], verdict: Verdict
+) -> None:
     for q in p.params:
-        part = want[q.name]
+        part = want[0][q.name]
         for dim, (at, n) in enumerate(zip(q.offset(p.mesh, p.rank), q.local_shape(p.mesh), strict=True)):
             part = part.narrow(dim, at, n)
-        scale = want[q.name].abs().max().item()
-        error = (run.state.gradients[q.name] - part).abs().max().item()
-        error = error / scale if scale > ZERO else error
-        if not error <= verdict.gradient:
+        error = _relative((gradients[q.name] - part).abs().max().item(), want[0][q.name].abs().max().item())
+        if error > verdict.gradient:
             verdict.gradient, verdict.worst = error, q.name
-    losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True))
-    verdict.loss = abs(losses["cross_entropy"] - ce) + abs(losses.get("balance", 0.0) - balance)
+    verdict.loss = max(_relative(abs(x - want[1][name]), abs(want[1][name])) for name, x in losses.items())
 
 
-def _compare_bytes(p: Program, run: Run, seen: tuple[Wires, FlopCounterMode, list[Any]], verdict: Verdict) -> None:
-    wires, flops, alive = seen
-    priced = price(p, Recorded(run.received))
+def _relative(error: float, scale: float) -> float:
+    """NaN, which compares with nothing, counts as infinite."""
+    return inf if isnan(error) else error / scale if scale > ZERO else error
+
+
+def _compare_bytes(priced: Price, wires: Wires, watched: Watched, alive: list[int]) -> Iterable[tuple[str, str]]:
     for key in sorted(set(priced.wires) | set(wires.bytes)):
         if priced.wires[key] != wires.bytes[key]:
-            verdict.differences.append(f"{key}: priced {priced.wires[key]}, seen {wires.bytes[key]}")
-    if priced.total_flops != flops.get_total_flops():
-        verdict.differences.append(f"FLOPs: priced {priced.total_flops}, counted {flops.get_total_flops()}")
-    for (action, expected), (_, observed) in zip(priced.kept, alive, strict=True):
+            yield "wires", f"{key}: priced {priced.wires[key]}, seen {wires.bytes[key]}"
+    if priced.total_flops != watched.flops:
+        yield "FLOPs", f"priced {priced.total_flops}, counted {watched.flops}"
+    for (action, expected), observed in zip(priced.kept, alive, strict=True):
         if expected != observed:
-            verdict.differences.append(f"kept after {action}: priced {expected}, alive {observed}")
+            yield "kept", f"after {action}: priced {expected}, alive {observed}"
 
 
-__all__ = ["Case", "Layout", "Verdict", "replace", "run_case"]
+def _compare_routing(run: Run) -> Iterable[tuple[str, str]]:
+    """Every token is counted at each steered router, and none by the expert that the bias shuts."""
+    lay, moe = run.p.layout, run.p.model.moe
+    for name, tally in run.state.tallies.items():
+        counted, chosen = tally.tolist(), lay.global_batch_size * run.p.sequence_length * (moe.top_k if moe else 0)
+        if sum(counted) != chosen or counted[0]:
+            yield "routing", f"{name} counts {counted}, of {chosen} choices"

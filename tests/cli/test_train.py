@@ -14,6 +14,8 @@ from penteract.spec.write import to_toml
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]
 
+MISSING = ModuleNotFoundError("no torch", name="torch")
+
 
 def a_run(folder: Path, *overrides: str) -> Path:
     folder.mkdir(parents=True)
@@ -32,8 +34,8 @@ def test_alone_it_trains_tiny(tell: Tell, started: Calls) -> None:
 
 def test_values_options_and_a_file_in_any_order(tell: Tell, started: Calls, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[training]\nseed = 4\nsteps = 9")
-    words = ["train", "parallel.pp=2", "--json", "--parallel.tp", "2", "run.toml", "--steps", "3", "--data.pack_documents"]
-    assert tell(*words).code == 0
+    words = "train parallel.pp=2 --json --parallel.tp 2 run.toml --steps 3 --data.pack_documents"
+    assert tell(*words.split()).code == 0
     resolved = started[0]["resolved"]
     assert (resolved.run.layout.tp, resolved.run.layout.pp) == (2, 2)
     assert (resolved.run.train.seed, resolved.run.train.steps) == (4, 3)
@@ -58,6 +60,14 @@ def test_a_fault_of_ours_is_one_line_and_a_traceback_on_request(tell: Tell, monk
     told = tell("train", "--debug")
     assert told.code == 70
     assert "Traceback" in told.err
+
+
+def test_without_torch_the_fix_is_to_install_it(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "penteract.engine.start")
+    monkeypatch.setattr("penteract.cli.train.import_module", lambda _: (_ for _ in ()).throw(MISSING))
+    assert (
+        tell("train").err == "error[TORCH]: training needs torch · found none · fix: pip install 'penteract[train]'\n"
+    )
 
 
 def test_runs_to_compare_with_and_to_resume(tell: Tell, started: Calls, tmp_path: Path) -> None:
@@ -86,7 +96,7 @@ def test_runs_to_compare_with_and_to_resume(tell: Tell, started: Calls, tmp_path
         (["--resume", "\0"], "error[RUN]: no such folder"),
         (["--compare", "."], "error[RUN]: a folder without run.toml is no run"),
         (["none.toml"], "error[FILE]: cannot be read: No such file"),
-        (["data.source=none.txt"], "error[FILE]: no such file or folder · data.source (--data.source) · found none.txt"),
+        (["data.source=none.txt"], "error[FILE]: no such file or folder · data.source (--data.source) · found none"),
         (["tokenizer.source=none.json"], "error[FILE]: no such file or folder · tokenizer.source"),
         (["--tp", "4"], "error[USAGE]: a value of the run is named with its section · found --tp · fix: --parallel.tp"),
         (["--stepz", "4"], "error[USAGE]: Unknown option: --stepz. Did you mean --steps?"),

@@ -1,6 +1,7 @@
 """Legality against a second statement of the rules, and repairs that repair."""
 
 import json
+import time
 
 import pytest
 from hypothesis import example, given, settings
@@ -84,7 +85,7 @@ def test_a_case_is_legal_when_the_formula_says_so(case: Case) -> None:
     assert (breaches(case) == []) == legal(case)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(CASES, SETTLES)
 def test_a_repair_repairs_and_changes_nothing_legal(case: Case, settle: Settle) -> None:
     case = settle(case.counted())
@@ -109,7 +110,10 @@ def test_a_repair_repairs_and_changes_nothing_legal(case: Case, settle: Settle) 
         (Layout(vpp=2), "vpp", 2, (1,), "--parallel.vpp 1"),
         (Layout(tp=2, expert_tp=4), "expert_tp", 4, (2, 1), "--parallel.expert_tp 2"),
         (Layout(cp=16, context_method="exchange"), "cp", 16, (8, 4, 2), "--parallel.cp 8"),
-        (Layout(schedule="interleaved"), "schedule", "interleaved", ("1f1b", "afab", "zb_h1"), "--parallel.schedule 1f1b"),
+        (
+            Layout(schedule="interleaved"),
+            "schedule", "interleaved", ("1f1b", "afab", "zb_h1"), "--parallel.schedule 1f1b",
+        ),
         (
             Layout(schedule="interleaved", pp=2, vpp=2, gradient_accumulation_steps=3),
             "gradient_accumulation_steps", 3, (4, 2, 6), "--batch.gradient_accumulation_steps 4",
@@ -152,11 +156,13 @@ def test_all_problems_are_told_and_three_are_shown() -> None:
     assert len(json.loads(json.dumps(caught.value.as_dict()))["problems"]) == len(caught.value.problems)
 
 
-@settings(max_examples=50, deadline=500)
+@settings(max_examples=50, deadline=None)
 @given(
     st.integers(2**40, 2**48), st.sampled_from(["tp", "pp", "cp", "ep", "vpp", "dp", "expert_tp", "micro_batch_size"])
 )
 @example(2**48, "cp")
 def test_huge_degrees_are_refused_quickly(huge: int, axis: str) -> None:
     layout = Layout(**{axis: huge})
+    started = time.process_time()
     assert problems(TINY_MOE, layout, 256, global_batch_size=16, world=8)[0].fix
+    assert time.process_time() - started < 0.5

@@ -8,11 +8,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from cyclopts import App, CycloptsError, UnknownOptionError
 
+from penteract._version import __version__
 from penteract.cli import init, train
 from penteract.cli.overrides import split_overrides
 from penteract.errors import BadInput, Bug, PenteractError
@@ -67,7 +67,7 @@ def _exit_code(command: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 
 def _app() -> App:
     app = App(
-        name="penteract", help=_HELP, help_epilogue=_shown(_EXAMPLES), help_format="markdown", version=_version,
+        name="penteract", help=_HELP, help_epilogue=_shown(_EXAMPLES), help_format="markdown", version=__version__,
         result_action="return_value",
     )  # fmt: skip
     app.command(train.train, help_epilogue=_shown(train.EXAMPLES))
@@ -78,13 +78,6 @@ def _app() -> App:
 def _shown(examples: Sequence[str]) -> str:
     """Examples below a verb's options, one a line, as they are typed."""
     return "Examples:\n\n" + "\n".join(f"- {line}" for line in examples)
-
-
-def _version() -> str:
-    try:
-        return version("penteract")
-    except PackageNotFoundError:
-        return "not installed: run from a source folder"
 
 
 def _usage(error: CycloptsError) -> BadInput:

@@ -13,7 +13,8 @@ _FLAG = re.compile(r"--[A-Za-z_][\w-]*\.[^=]*(=.*)?", re.DOTALL)
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """(the words of the verb, the overrides as `--a.b=v`, `a.b=v`, or `--a.b` for a switch).
 
-    A dotted flag takes the next word as its value unless that word sets something itself. Everything after `--` is the verb's.
+    A dotted flag takes the next word as its value unless that word sets something itself.
+    Everything after `--` is the verb's.
     """
     verb: list[str] = []
     overrides: list[str] = []

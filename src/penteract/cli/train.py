@@ -6,7 +6,9 @@ import os
 import shutil
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -14,11 +16,14 @@ from cyclopts import Parameter
 from penteract.cli.folders import find_run
 from penteract.cli.world import launched
 from penteract.errors import BadInput
+from penteract.estimate.price import price
 from penteract.schedule.draw import draw as draw_schedule
 from penteract.schedule.generate import generate
+from penteract.spec.keys import keys
 from penteract.spec.presets import PRESETS
 from penteract.spec.resolve import Resolved, resolve
 from penteract.spec.run import RunSpec
+from penteract.step.program import compile_step
 
 EXAMPLES = (
     "penteract train",
@@ -28,7 +33,7 @@ EXAMPLES = (
 )
 
 
-def train(
+def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     run: Annotated[Path | None, Parameter(help="A run file; see `penteract init`.")] = None,
     /,
     *,
@@ -59,8 +64,14 @@ def train(
     if draw:
         print(_drawing(resolved.run))
         return 0
-    start = import_module("penteract.engine.start")  # here, as it imports torch
-    return start.train(resolved, compare=beside, resume=going_on, json=json, debug=debug)
+    return _engine().train(resolved, predicted=_predicted(resolved.run), compare=beside, resume=going_on, json=json, debug=debug)
+
+
+def _engine() -> ModuleType:
+    """`penteract.engine.start`, once it is known that torch is there."""
+    if find_spec("torch") is None:
+        raise BadInput("TORCH", "training needs torch", found="none", fix="pip install 'penteract[train]'")
+    return import_module("penteract.engine.start")
 
 
 def _short_forms(steps: int | None, log_level: str | None) -> list[str]:
@@ -71,7 +82,7 @@ def _short_forms(steps: int | None, log_level: str | None) -> list[str]:
 def _out_folder(overrides: Sequence[str]) -> str:
     """The folder of runs, needed before the run file is known: `--resume latest` finds the file there."""
     given = (word.removeprefix("--").partition("=") for word in reversed(overrides))
-    return next((value for key, _, value in given if key == "output.folder"), RunSpec.out)
+    return next((value for key, _, value in given if key == "output.folder"), keys()["output.folder"].default)
 
 
 def _check_paths(resolved: Resolved) -> None:
@@ -89,6 +100,11 @@ def _check_paths(resolved: Resolved) -> None:
         if not there:
             where = f"{key} ({resolved.origins[key]})"
             raise BadInput("FILE", "no such file or folder", where=where, found=name[:120], fix="check the path")
+
+
+def _predicted(run: RunSpec) -> int:
+    """Bytes that rank 0 will allocate: both readings meet here alone."""
+    return price(compile_step(run.model, run.layout, run.sequence_length, precision=run.precision.dtype)).allocated_with_arena
 
 
 def _drawing(run: RunSpec) -> str:

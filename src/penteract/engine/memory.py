@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from penteract.engine.state import COMPUTE, STAT
 from penteract.ops.spec import Spec
+from penteract.step.arena import ArenaPlan
 
 
 class Memory(Protocol):
     device: torch.device
 
+    def begin(self) -> None:
+        """A step begins: nothing lives."""
+        ...
+
     def new(self, spec: Spec) -> torch.Tensor:
         """Storage for a register; its content is not defined."""
+        ...
+
+    def resident(self) -> list[torch.Tensor]:
+        """What stays between steps."""
         ...
 
 
@@ -26,8 +35,41 @@ class Fresh:
     precision: str
     device: torch.device
 
+    def begin(self) -> None: ...
+
+    def resident(self) -> list[torch.Tensor]:
+        return []
+
     def new(self, spec: Spec) -> torch.Tensor:
         return torch.empty(spec.shape, dtype=dtype_of(spec, self.precision), device=self.device)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class Arena:
+    """One block, every register at the place that was planned for it; routed sizes alone come from the allocator."""
+
+    plan: ArenaPlan
+    precision: str
+    device: torch.device
+    block: torch.Tensor = field(init=False)
+    next: int = 0
+
+    def __post_init__(self) -> None:
+        self.block = torch.empty(self.plan.size, dtype=torch.uint8, device=self.device)
+
+    def begin(self) -> None:
+        self.next = 0
+
+    def resident(self) -> list[torch.Tensor]:
+        return [self.block]
+
+    def new(self, spec: Spec) -> torch.Tensor:
+        at, dtype = self.plan.offsets[self.next], dtype_of(spec, self.precision)
+        self.next += 1
+        if at is None:
+            return torch.empty(spec.shape, dtype=dtype, device=self.device)  # type: ignore[arg-type]
+        n = spec.numel() * dtype.itemsize
+        return self.block[at : at + n].view(dtype).view(spec.shape)  # type: ignore[arg-type]
 
 
 def dtype_of(spec: Spec, precision: str) -> torch.dtype:

@@ -34,11 +34,11 @@ class Rank:
         return box[0]
 
 
-def join(environment: Mapping[str, str], device: str, precision: str) -> Rank:
+def join(environment: Mapping[str, str], device: str) -> Rank:
     """Take the place that a launcher gave, or be alone."""
     world, number = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     local = int(environment.get("LOCAL_RANK", "0"))
-    chosen = _device(device, local, precision)
+    chosen = _device(device, local)
     _threads(environment, int(environment.get("LOCAL_WORLD_SIZE", world)), chosen)
     if world == 1:
         return Rank(0, 1, chosen, None)
@@ -53,12 +53,12 @@ def _threads(environment: Mapping[str, str], ranks: int, device: torch.device) -
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
 
 
-def _device(wanted: str, local: int, precision: str) -> torch.device:
+def _device(wanted: str, local: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise BadInput("DEVICE", "there is no GPU that torch sees", where="precision.device", found=wanted, allowed="cpu, auto",
-                       fix="--precision.device cpu")  # fmt: skip
+        raise BadInput("DEVICE", "there is no GPU that torch sees", where="precision.device", found=wanted,
+                       allowed="cpu, auto", fix="--precision.device cpu")  # fmt: skip
     if local >= torch.cuda.device_count():
         raise BadInput("DEVICE", "more ranks than GPUs on this host", where="precision.device",
                        found=f"local rank {local}", allowed=f"0 to {torch.cuda.device_count() - 1}",

@@ -60,6 +60,7 @@ class Run:
 
     def begin(self) -> None:
         """Loss terms are sums over the step's whole batch, so their scales are known before the first forward."""
+        self.memory.begin()
         self.totals.zero_()
         self.totals[-1].copy_(self.stop)
         self.written.clear()

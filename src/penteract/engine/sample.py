@@ -25,7 +25,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
         spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.dtype, training=False
     )
     seen: list[torch.Tensor] = []
-    run = Run(p, trainer.state, trainer.run.comm, _listening(seen), trainer.run.memory)
+    run = Run(p, trainer.state, trainer.run.comm, _listening(seen), trainer.judge.memory)
     fixed = constants(p, rank.device)
     generator = torch.Generator().manual_seed(seed)
     text = list(prompt)

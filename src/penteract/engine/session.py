@@ -27,7 +27,6 @@ from penteract.engine.sample import write
 from penteract.engine.saved import after_load, state_slices
 from penteract.engine.trainer import Outcome, Trainer
 from penteract.errors import BadInput, BadNumerics, Preempted
-from penteract.estimate.price import price
 from penteract.spec.run import RunSpec
 from penteract.units import gib, show_count
 
@@ -42,6 +41,7 @@ class Orders:
     compare: Path | None = None
     resume: Path | None = None
     as_json: bool = False
+    predicted: int = 0  # bytes that rank 0 will allocate
 
 
 @dataclass(slots=True)
@@ -58,7 +58,6 @@ class Session:
     first: int = 1
     losses: list[float] = field(default_factory=list[float])
     times: list[float] = field(default_factory=list[float])
-    predicted: int = 0
     measured: int = 0
     asked_to_stop: bool = False
 
@@ -73,7 +72,6 @@ class Session:
                            fix=f"--model.vocab_size {-(-self.tokenizer.vocab_size // 64) * 64}")  # fmt: skip
         self._open_data()
         self.trainer = Trainer.build(spec, self.rank)
-        self.predicted = price(self.trainer.program).allocated
         if self.orders.resume is not None:
             self._load(self.orders.resume)
 
@@ -145,7 +143,7 @@ class Session:
             "step": number, "tokens": number * spec.tokens_per_step, "train/loss": outcome.loss,
             "train/grad_norm": outcome.norm, "train/lr": float(self.trainer.run.optimizer.rate),
             "perf/tokens_per_sec": spec.tokens_per_step / self.times[-1], "perf/step_time_s": self.times[-1],
-            "mem/predicted_gib": gib(self.predicted),
+            "mem/predicted_gib": gib(self.orders.predicted),
         }  # fmt: skip
         if self.measured:
             row["mem/measured_gib"] = gib(self.measured)
@@ -193,7 +191,7 @@ class Session:
 
     def _result(self) -> dict[str, Any]:
         tokens = self.spec.tokens_per_step / median(self.times) if self.times else 0.0
-        memory = {"predicted_gib": gib(self.predicted), "measured_gib": gib(self.measured) if self.measured else None}
+        memory = {"predicted_gib": gib(self.orders.predicted), "measured_gib": gib(self.measured) if self.measured else None}
         return {
             "run_dir": str(self.orders.folder), "steps": self.first - 1 + len(self.losses),
             "loss_first": self.losses[0] if self.losses else None, "loss_last": self.losses[-1] if self.losses else None,

@@ -11,13 +11,14 @@ from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.data import Samples
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
-from penteract.engine.memory import Fresh
+from penteract.engine.memory import Arena, Fresh
 from penteract.engine.optimizer import AdamW
 from penteract.engine.rank import Rank
 from penteract.engine.run import Run
 from penteract.engine.state import State, allocate, initialise
 from penteract.engine.storages import Storages, bytes_of
 from penteract.spec.run import RunSpec
+from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.rate import rate
 from penteract.step.walk import walk, walk_forward
@@ -55,12 +56,12 @@ class Trainer:
             groups.make(needed(program))
         state = allocate(program, rank.device)
         initialise(program, state, spec.train.seed)
-        comm, memory = Comm(groups, rank.number), Fresh(dtype, rank.device)
+        comm, memory = Comm(groups, rank.number), Arena(plan_arena(program), dtype, rank.device)
         run = Run(program, state, comm, REFERENCE, memory, AdamW(spec.optimizer, rank.device))
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=dtype, training=False
         )
-        judge = Run(forward, state, comm, REFERENCE, memory)
+        judge = Run(forward, state, comm, REFERENCE, Fresh(dtype, rank.device))
         return Trainer(spec, rank, program, state, run, judge, constants(program, rank.device))
 
     def step(self, number: int, samples: Samples) -> Outcome:
@@ -102,7 +103,7 @@ class Trainer:
         with Storages() as storages:
             outcome = self.step(number, samples)
         flats = [t for f in self.state.flats for t in (f.parameter, f.gradient, f.master, f.mean, f.square)]
-        return outcome, bytes_of([*flats, *self.fixed.values()]) + storages.peak
+        return outcome, bytes_of([*flats, *self.fixed.values(), *self.run.memory.resident()]) + storages.peak
 
     def _outcome(self, run: Run) -> Outcome:
         norm, *losses, stop = run.totals.tolist()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from penteract.engine.rank import Rank, join
 from penteract.engine.session import Orders, Session, closing_line, set_up
 from penteract.engine.watch import watched
+from penteract.errors import PenteractError
 from penteract.spec.resolve import resolve
 from penteract.spec.run import RunSpec
 
@@ -30,18 +33,36 @@ def work(spec: RunSpec, rank: Rank, orders: Orders) -> int:
     return 0
 
 
+def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
+    """A rank that a launcher made: rank 0 makes the run's folder, all train in it."""
+    rank = join(os.environ, spec.precision.device)
+    agreed = rank.agree(str(folder()) if rank.number == 0 else "")
+    return work(spec, rank, _orders([agreed, *words])[0])
+
+
 def main(argv: list[str]) -> int:
-    """Run file in, exit code out."""
+    """Run folder in, exit code out."""
+    orders, debug = _orders(argv)
+    try:
+        spec = resolve(orders.folder / "run.toml", "").run
+        return work(spec, join(os.environ, spec.precision.device), orders)
+    except PenteractError as e:
+        if debug:
+            traceback.print_exc()
+        print(e, file=sys.stderr, flush=True)
+        return e.exit_code
+
+
+def _orders(argv: list[str]) -> tuple[Orders, bool]:
     parser = argparse.ArgumentParser(prog="penteract.engine.worker")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--resume", type=Path)
+    parser.add_argument("--predicted", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--debug", action="store_true")
     asked = parser.parse_args(argv)
-    spec = resolve(asked.folder / "run.toml", "").run
-    rank = join(os.environ, spec.precision.device, spec.precision.dtype)
-    return work(spec, rank, Orders(asked.folder, asked.compare, asked.resume, asked.json))
+    return Orders(asked.folder, asked.compare, asked.resume, asked.json, asked.predicted), asked.debug
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from penteract.ops.collectives import counted
 from penteract.ops.spec import Spec, size
 from penteract.ops.tape import Call, Site
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot
 from penteract.step.walk import walk
 from penteract.units import Bytes, Flops
@@ -26,6 +27,7 @@ class Price:
 
     `resident`  bytes by kind that stay from step to step; `peak` is the most alive at once beside them
     `kept`      bytes alive after each action, in the order of the walk
+    `arena`     the block in which registers get fixed places; `workspace` what one body allocates beside it at most
     """
 
     wires: Counter[Wire] = field(default_factory=Counter[Wire])
@@ -33,12 +35,19 @@ class Price:
     resident: dict[str, Bytes] = field(default_factory=dict[str, Bytes])
     kept: list[tuple[str, Bytes]] = field(default_factory=list[tuple[str, Bytes]])
     peak: Bytes = 0
+    arena: Bytes = 0
+    workspace: Bytes = 0
     peak_at: str = ""
 
     @property
     def allocated(self) -> Bytes:
-        """The most bytes of tensors that live at once."""
+        """The most bytes of tensors that live at once when registers have storages of their own."""
         return sum(self.resident.values()) + self.peak
+
+    @property
+    def allocated_with_arena(self) -> Bytes:
+        """The most bytes of tensors that live at once when registers lie in the arena, as in training."""
+        return sum(self.resident.values()) + self.arena + self.workspace
 
     @property
     def total_flops(self) -> Flops:
@@ -130,6 +139,7 @@ class _Pricing:
         self.now += amount
 
     def _note(self, workspace: Bytes, site: Site | None) -> None:
+        self.price.workspace = max(self.price.workspace, workspace)
         if self.now + workspace > self.price.peak:
             self.price.peak, self.price.peak_at = self.now + workspace, str(site or "the update")
 
@@ -143,6 +153,7 @@ def price(p: Program, load: Load | None = None) -> Price:
     reading = _Pricing(p, load or Balanced.of(p))
     walk(p, reading)
     reading.price.resident = resident(p)
+    reading.price.arena = plan_arena(p).size
     return reading.price
 
 

@@ -84,10 +84,8 @@ def problems(
     if not found:
         return []
     fix = " ".join(f"--{AXES[axis]} {value}" for axis, value in repair(case, settle).items())
-    return [
-        Problem(axis=axis, what=what, found=case.get(axis), allowed=allowed_values(case, axis, settle), fix=fix)
-        for axis, what in found
-    ]
+    allowed = {axis: allowed_values(case, axis, settle) for axis in {axis for axis, _ in found}}
+    return [Problem(axis=axis, what=what, found=case.get(axis), allowed=allowed[axis], fix=fix) for axis, what in found]
 
 
 def check_legal(

@@ -15,6 +15,7 @@ from penteract.spec.settle import Settle
 # Degrees worth a try. Beyond them a legal degree exists for some models, but never one near a mistake.
 _DEGREES = (*range(1, 129), *range(136, 1025, 8))
 _MOST = 2**48  # of any size, as in run files
+_FURTHER = 16  # values tried past the first that would do, to need no second change
 _ROUNDS = 24
 _PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": "1f1b", "cp": 1, "pp": 1, "tp": 1, "micro_batch_size": 1}
 
@@ -45,16 +46,17 @@ def _search(case: Case, settle: Settle) -> Case | None:
 
 
 def _step(case: Case, axis: str, settle: Settle) -> Case | None:
-    """`case` with the nearest `axis` that makes it legal, or else with the nearest that no rule blames."""
+    """`case` with the nearest `axis` that no rule blames, or with one a little further if that makes it legal."""
+    trials = (settle(case.put(axis, value)) for value in _candidates(case, axis, settle))
     nearest: Case | None = None
-    for value in _candidates(case, axis, settle):
-        trial = settle(case.put(axis, value))
+    for trial in trials:
         blamed = _blamed(trial)
         if not blamed:
             return trial
-        if nearest is None and axis not in blamed:
+        if axis not in blamed:
             nearest = trial
-    return nearest
+            break
+    return next((trial for trial in islice(trials, _FURTHER) if not _blamed(trial)), nearest)
 
 
 def _plain(case: Case, settle: Settle) -> Case:

@@ -28,7 +28,7 @@ class Settle:
     def _micro_batch(self, case: Case) -> int:
         """The largest, up to the bound, that cuts a replica's share evenly, and in whole rounds if interleaved."""
         lay, total = case.layout, case.global_batch_size
-        if total is None or total < lay.dp:
+        if total is None or not 1 <= lay.dp <= total:
             return 1
         share = total // lay.dp
         fits = [m for m in range(1, min(share, self.largest_micro_batch) + 1) if share % m == 0]

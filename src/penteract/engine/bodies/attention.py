@@ -28,38 +28,48 @@ def _scores(env: Env, site: Site, q: torch.Tensor, k: torch.Tensor, ins: Tensors
     s, b = start.shape
     scores = torch.bmm(q, k.transpose(1, 2)).to(env.stat)
     scores = scores.view(b, -1, q.shape[1] // s, s, k.shape[1]).mul_(site.attrs["head_size"] ** -0.5)
-    hidden = (key > index[:, None]) | (key < start.t()[..., None])  # [B, s, t]
+    hidden = key < start.t()[..., None]  # [B, s, t]
+    hidden |= key > index[:, None]
     if site.attrs["window"]:
         hidden |= key <= index[:, None] - site.attrs["window"]
     return scores.masked_fill_(hidden[:, None, None], float("-inf"))
+
+
+def _softmax_(scores: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
+    """Scores [.., t] become their shares, in place; log_sum [..] is written. A row without keys: zeros and -inf."""
+    largest = scores.amax(-1).clamp_(min=torch.finfo(scores.dtype).min)
+    torch.sum(scores.sub_(largest[..., None]).exp_(), -1, out=log_sum)
+    scores.div_(log_sum.clamp(min=1)[..., None])  # a row with keys sums to at least one
+    log_sum.log_().add_(largest)
+    return scores
 
 
 def attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     q, k, v, *mask = ins
     size = int(site.attrs["head_size"])
     kv = k.shape[-1] // size
-    scores = _scores(env, site, _by_kv_head(q, kv, size), _by_kv_head(k, kv, size), mask)
-    log_sum = outs[1].view(scores.shape[:-1])
-    torch.logsumexp(scores, -1, out=log_sum)
-    seen = log_sum.masked_fill(log_sum == float("-inf"), 0)  # a row without keys in this part
-    p = scores.sub_(seen[..., None]).exp_().to(v.dtype).view(q.shape[1] * kv, -1, k.shape[0])
+    p = _scores(env, site, _by_kv_head(q, kv, size), _by_kv_head(k, kv, size), mask)
+    p = _softmax_(p, outs[1].view(p.shape[:-1])).to(v.dtype).view(q.shape[1] * kv, -1, k.shape[0])
     _put_by_kv_head(torch.bmm(p, _by_kv_head(v, kv, size)), outs[0], kv, size)
 
 
 def attention_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     q, k, v, index, start, key, o, log_sum, g = ins
     size = int(site.attrs["head_size"])
-    kv = k.shape[-1] // size
+    kv, heads = k.shape[-1] // size, q.shape[-1] // size
+    inner = (o * g).unflatten(-1, (heads, size)).sum(-1, dtype=env.stat).permute(1, 2, 0)  # [B, H, s]
     qh, kh, gh = (_by_kv_head(x, kv, size) for x in (q, k, g))
     p = _scores(env, site, qh, kh, [index, start, key])
-    p.sub_(log_sum.view(p.shape[:-1])[..., None]).exp_()
+    p.sub_(log_sum.clamp(min=torch.finfo(env.stat).min).view(p.shape[:-1])[..., None]).exp_()
     p = p.view(q.shape[1] * kv, -1, k.shape[0])  # [B·K, r·s, t]
     _put_by_kv_head(torch.bmm(p.to(g.dtype).transpose(1, 2), gh), outs[2], kv, size)
-    inner = (_by_kv_head(o, kv, size) * gh).sum(-1, keepdim=True, dtype=env.stat)
-    slope = torch.bmm(gh, _by_kv_head(v, kv, size).transpose(1, 2)).to(env.stat).sub_(inner)
-    slope = slope.mul_(p).mul_(size**-0.5).to(q.dtype)  # d scores, unscaled
-    _put_by_kv_head(torch.bmm(slope, kh), outs[0], kv, size)
-    _put_by_kv_head(torch.bmm(slope.transpose(1, 2), qh), outs[1], kv, size)
+    slope = torch.bmm(gh, _by_kv_head(v, kv, size).transpose(1, 2)).to(env.stat)
+    slope.view(*inner.shape, -1).sub_(inner[..., None])
+    p = slope.mul_(p).mul_(size**-0.5)  # d scores, unscaled
+    del slope
+    p = p.to(q.dtype)
+    _put_by_kv_head(torch.bmm(p, kh), outs[0], kv, size)
+    _put_by_kv_head(torch.bmm(p.transpose(1, 2), qh), outs[1], kv, size)
 
 
 def merge_attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -68,7 +78,7 @@ def merge_attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
     wa, wb = ((x - outs[1]).exp_().permute(2, 0, 1)[..., None] for x in (log_a, log_b))  # [s, B, H, 1]
     heads = wa.shape[2]
     a, b = (x.unflatten(-1, (heads, -1)) for x in (a, b))
-    outs[0].unflatten(-1, (heads, -1)).copy_((a * wa).add_(b * wb))
+    outs[0].unflatten(-1, (heads, -1)).copy_((a * wa).addcmul_(b, wb))
 
 
 ATTENTION = {"attention": TorchBody(attention, attention_input), "merge_attention": TorchBody(merge_attention)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from penteract.engine.bodies.body import Env, Tensors, TorchBody, put, put_product
 from penteract.engine.bodies.rotary import angles
@@ -18,12 +17,12 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _local_ids(env: Env, site: Site, ids: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Row numbers in this rank's shard, and where an id belongs to another shard (None: nowhere)."""
+    """Row numbers in this rank's shard, and where an id belongs to another shard (None: the table is whole)."""
     axis = str(site.attrs["axis"])
-    if not axis or env.mesh.size(axis) == 1:
+    if not axis:
         return ids.reshape(-1), None
     local = ids.reshape(-1) - env.index(axis) * rows
-    elsewhere = (local < 0) | (local >= rows)
+    elsewhere = (local < 0).logical_or_(local >= rows)
     return local.masked_fill_(elsewhere, 0), elsewhere
 
 
@@ -38,12 +37,12 @@ def embedding(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensor
 def embedding_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
     ids, g = ins
     local, elsewhere = _local_ids(env, site, ids, into[0].shape[0])
-    g = _rows(g)
+    g = _rows(g).to(into[0].dtype, copy=elsewhere is not None)
     if elsewhere is not None:
-        g = g.masked_fill(elsewhere[:, None], 0)
+        g.masked_fill_(elsewhere[:, None], 0)
     if not add:
         into[0].zero_()
-    into[0].index_add_(0, local, g.to(into[0].dtype))
+    into[0].index_add_(0, local, g)
 
 
 # ---- linear ------------------------------------------------------------------------------------------------------
@@ -83,25 +82,32 @@ def _groups(x: torch.Tensor, width: int) -> torch.Tensor:
     return x.unflatten(-1, (-1, width))
 
 
+def _put_rms(scale: torch.Tensor, x: torch.Tensor, epsilon: float, *, keepdim: bool = False) -> None:
+    """1 / sqrt(mean of squares + epsilon) of the last dim into `scale`: by the norm, so that no squares lie about."""
+    torch.linalg.vector_norm(x, dim=-1, keepdim=keepdim, dtype=scale.dtype, out=scale)
+    scale.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+
+
 def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     x = _groups(ins[0], weights[0].shape[0])
-    scale = outs[1]
-    torch.mean(x.to(env.stat).square(), -1, out=scale)
-    scale.add_(site.attrs["epsilon"]).rsqrt_()
     y = _groups(outs[0], weights[0].shape[0])
+    scale = outs[1]
+    _put_rms(scale, x, site.attrs["epsilon"])
     if x.dtype == env.stat:
         torch.mul(x, scale[..., None], out=y).mul_(weights[0])
     else:
-        y.copy_(x * scale[..., None] * weights[0])
+        y.copy_((x * scale[..., None]).mul_(weights[0]))
 
 
 def rms_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     x, scale, g = ins
     width = weights[0].shape[0]
-    x, scale = _groups(x, width).to(env.stat), scale[..., None]
-    gn = _groups(g, width) * weights[0].to(env.stat)
-    mean = (gn * x).mean(-1, keepdim=True).mul_(scale.square())
-    _groups(outs[0], width).copy_(gn.sub_(x * mean).mul_(scale))
+    x, scale = _groups(x, width), scale[..., None]
+    slope = _groups(g, width) * weights[0].to(env.stat)
+    other = slope * x
+    mean = other.mean(-1, keepdim=True).mul_(scale).mul_(scale)
+    torch.mul(x, mean, out=other)
+    _groups(outs[0], width).copy_(slope.sub_(other).mul_(scale))
 
 
 def rms_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
@@ -111,26 +117,26 @@ def rms_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool
 
 
 def layer_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    x = ins[0].to(env.stat)
     y, mean, scale = outs
-    torch.mean(x, -1, keepdim=True, out=mean)
-    centred = x - mean
-    torch.mean(centred.square(), -1, keepdim=True, out=scale)
-    scale.add_(site.attrs["epsilon"]).rsqrt_()
+    torch.mean(ins[0], -1, keepdim=True, dtype=env.stat, out=mean)
+    centred = ins[0] - mean
+    _put_rms(scale, centred, site.attrs["epsilon"], keepdim=True)
     y.copy_(centred.mul_(scale).mul_(weights[0]).add_(weights[1]))
 
 
 def layer_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     x, mean, scale, g = ins
-    n = (x.to(env.stat) - mean).mul_(scale)
-    gn = g * weights[0].to(env.stat)
-    inner = (gn * n).mean(-1, keepdim=True)
-    outs[0].copy_(gn.sub_(gn.mean(-1, keepdim=True)).sub_(n.mul_(inner)).mul_(scale))
+    slope = g * weights[0].to(env.stat)
+    slope.sub_(slope.mean(-1, keepdim=True))
+    other = (x - mean).mul_(slope)
+    inner = other.mean(-1, keepdim=True).mul_(scale).mul_(scale)
+    torch.sub(x, mean, out=other).mul_(inner)
+    outs[0].copy_(slope.sub_(other).mul_(scale))
 
 
 def layer_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
     x, mean, scale, g = ins
-    put(into[0], _rows((x.to(env.stat) - mean).mul_(scale).mul_(g)).sum(0), add)
+    put(into[0], _rows((x - mean).mul_(scale).mul_(g)).sum(0), add)
     put(into[1], _rows(g).sum(0, dtype=into[1].dtype), add)
 
 
@@ -142,8 +148,8 @@ def _rotate(env: Env, site: Site, x: torch.Tensor, positions: torch.Tensor, sign
     a, b = _groups(x, site.attrs["head_size"]).chunk(2, -1)
     ya, yb = _groups(out, site.attrs["head_size"]).chunk(2, -1)
     sin = sin.mul_(sign)
-    ya.copy_((a * cos).sub_(b * sin))
-    yb.copy_((b * cos).add_(a * sin))
+    ya.copy_((a * cos).addcmul_(b, sin, value=-1))
+    yb.copy_((b * cos).addcmul_(a, sin))
 
 
 def rope(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -158,23 +164,22 @@ def rope_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tenso
 
 
 def swiglu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    torch.mul(F.silu(ins[0]), ins[1], out=outs[0])
+    torch.ops.aten.silu.out(ins[0], out=outs[0]).mul_(ins[1])
 
 
 def swiglu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     gate, up, g = ins
-    s = torch.sigmoid(gate)
-    torch.mul(g, gate, out=outs[1]).mul_(s)  # d up = g · silu(gate)
-    slope = (1 - s).mul_(gate).add_(1).mul_(s)  # silu'
-    torch.mul(g, up, out=outs[0]).mul_(slope)
+    torch.ops.aten.silu.out(gate, out=outs[1]).mul_(g)
+    torch.mul(g, up, out=outs[0])
+    torch.ops.aten.silu_backward.grad_input(outs[0], gate, grad_input=outs[0])
 
 
 def gelu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    outs[0].copy_(F.gelu(ins[0], approximate="tanh"))
+    torch.ops.aten.gelu.out(ins[0], approximate="tanh", out=outs[0])
 
 
 def gelu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    outs[0].copy_(torch.ops.aten.gelu_backward(ins[1], ins[0], approximate="tanh"))
+    torch.ops.aten.gelu_backward.grad_input(ins[1], ins[0], approximate="tanh", grad_input=outs[0])
 
 
 def add(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from penteract.engine.bodies.body import Env, Tensors, TorchBody, put_product
 from penteract.ops.tape import Site
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """[.., D] -> [n, D]: a view of what is contiguous, as all registers are."""
+    return x.view(-1, x.shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,52 +44,72 @@ def split_sizes(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tens
 def router(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     chosen, experts, scores, choices = outs
     a, x = site.attrs, ins[0]
-    logits = x.reshape(-1, x.shape[-1]).to(env.stat) @ weights[0].to(env.stat).t()
-    scores.view_as(logits).copy_(logits.softmax(-1) if a["score"] == "softmax" else logits.sigmoid())
-    ranking = scores + env.biases[a["bias"]] if a["bias"] else scores
-    experts.copy_(ranking.topk(a["top_k"], dim=-1).indices)
-    w = scores.gather(-1, experts)
-    chosen.copy_(w / w.sum(-1, keepdim=True) if a["normalize"] else w)
-    picks = experts.permute(1, 0, 2).flatten(1)  # [B, s·k]
-    choices.zero_().scatter_add_(1, picks, torch.ones_like(picks))
+    torch.mm(_rows(x).to(env.stat), weights[0].to(env.stat).t(), out=_rows(scores))
+    if a["score"] == "softmax":
+        _softmax_(scores)
+    else:
+        scores.sigmoid_()
+    _choose(a, scores, scores + env.biases[a["bias"]] if a["bias"] else scores, experts, chosen)
+    choices.zero_().scatter_(1, experts.permute(1, 0, 2).flatten(1), 1, reduce="add")  # by sequence: [B, s·k]
+
+
+def _softmax_(x: torch.Tensor) -> None:
+    x.sub_(x.amax(-1, keepdim=True)).exp_()
+    x.div_(x.sum(-1, keepdim=True))
+
+
+def _choose(
+    attrs: Mapping[str, Any], scores: torch.Tensor, ranking: torch.Tensor, experts: torch.Tensor, chosen: torch.Tensor
+) -> None:
+    """The top k of `ranking`, and the scores that they have."""
+    w = torch.empty(experts.shape, dtype=scores.dtype, device=scores.device)
+    torch.topk(ranking, attrs["top_k"], out=(w, experts))
+    torch.gather(scores, -1, experts, out=w)
+    chosen.copy_(w.div_(w.sum(-1, keepdim=True)) if attrs["normalize"] else w)
 
 
 def router_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     experts, scores, g, *g_scores = ins
-    a, g = site.attrs, g.to(env.stat)
-    if a["normalize"]:
-        w = scores.gather(-1, experts)
-        total = w.sum(-1, keepdim=True)
-        g = (g - (g * w).sum(-1, keepdim=True) / total) / total
-    slope = g_scores[0].clone() if g_scores else torch.zeros_like(scores)
-    slope.scatter_add_(-1, experts, g)
-    if a["score"] == "softmax":
-        torch.mul(scores, slope - (slope * scores).sum(-1, keepdim=True), out=outs[1])
+    slope = outs[1]  # of the scores, then of the logits
+    slope.copy_(g_scores[0]) if g_scores else slope.zero_()
+    if site.attrs["normalize"]:
+        slope.scatter_add_(-1, experts, _before_normalizing(scores, experts, g))
     else:
-        torch.mul(slope, scores * (1 - scores), out=outs[1])
-    logits = outs[1].view(-1, scores.shape[-1])
-    outs[0].view(-1, outs[0].shape[-1]).copy_(logits @ weights[0].to(env.stat))
+        slope.scatter_add_(-1, experts, g.to(env.stat))
+    if site.attrs["score"] == "softmax":
+        slope.sub_((slope * scores).sum(-1, keepdim=True)).mul_(scores)
+    else:
+        slope.mul_(scores).addcmul_(slope, scores, value=-1)
+    put_product(_rows(outs[0]), _rows(slope), weights[0].to(env.stat), False)
+
+
+def _before_normalizing(scores: torch.Tensor, experts: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """The gradient of the chosen scores, given that of their shares of their sum."""
+    w = scores.gather(-1, experts)
+    total = w.sum(-1, keepdim=True)
+    inner = w.div_(total).mul_(g).sum(-1, keepdim=True)
+    return torch.sub(g, inner, out=w).div_(total)
 
 
 def router_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
     x, logits = ins
-    put_product(into[0], logits.reshape(-1, logits.shape[-1]).t(), x.reshape(-1, x.shape[-1]).to(env.stat), add)
+    put_product(into[0], _rows(logits).t(), _rows(x).to(env.stat), add)
 
 
 def sort_by_expert(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     flat = ins[0].reshape(-1)
-    outs[0].copy_(flat.argsort(stable=True))
-    outs[1].zero_().scatter_add_(0, flat, torch.ones_like(flat))
+    torch.sort(flat, stable=True, out=(torch.empty_like(flat), outs[0]))
+    outs[1].zero_().scatter_(0, flat, 1, reduce="add")
 
 
 def dispatch(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     x, order = ins
-    torch.index_select(x.reshape(-1, x.shape[-1]), 0, order // site.attrs["top_k"], out=outs[0])
+    torch.index_select(_rows(x), 0, order // site.attrs["top_k"], out=outs[0])
 
 
 def dispatch_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     order, g = ins
-    outs[0].zero_().view(-1, g.shape[-1]).index_add_(0, order // site.attrs["top_k"], g)
+    _rows(outs[0].zero_()).index_add_(0, order // site.attrs["top_k"], g)
 
 
 def combine(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -96,9 +122,9 @@ def combine(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors)
 
 def combine_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     y, w, order, g = ins
-    g = g.reshape(-1, g.shape[-1])[order // site.attrs["top_k"]]
-    torch.mul(g, w.reshape(-1)[order][:, None], out=outs[0])
-    outs[1].view(-1)[order] = (g * y).sum(-1)
+    torch.index_select(_rows(g), 0, order // site.attrs["top_k"], out=outs[0])
+    outs[1].view(-1)[order] = (outs[0] * y).sum(-1)
+    outs[0].mul_(w.reshape(-1)[order][:, None])
 
 
 def _each_expert(splits: Splits) -> Iterator[tuple[int, slice]]:
@@ -153,20 +179,22 @@ def _shares(site: Site, scores: torch.Tensor) -> torch.Tensor:
 def _load(site: Site, choices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """f of each sequence and expert, over the sequence's length: [B, X]."""
     s, k, x = (int(site.attrs[n]) for n in ("sequence_length", "top_k", "experts"))
-    return choices.to(dtype) * (x / (k * s) / s)
+    return choices.to(dtype).mul_(x / (k * s) / s)
 
 
 def balance_loss(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     scores, choices = ins
-    outs[0].copy_((_shares(site, scores).sum(0) * _load(site, choices, scores.dtype)).sum())
+    share = _shares(site, scores).sum(0)
+    torch.sum(share.mul_(_load(site, choices, scores.dtype)), (0, 1), out=outs[0])
 
 
 def balance_loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     scores, choices, g = ins
-    f = _load(site, choices, scores.dtype) * g
+    f = _load(site, choices, scores.dtype).mul_(g)
     if site.attrs["score"] == "sigmoid":
         total = scores.sum(-1, keepdim=True)
-        torch.sub(f, (f * scores).sum(-1, keepdim=True) / total, out=outs[0]).div_(total)
+        mean = torch.mul(f, scores, out=outs[0]).sum(-1, keepdim=True).div_(total)
+        torch.sub(f, mean, out=outs[0]).div_(total)
     else:
         outs[0].copy_(f.expand_as(outs[0]))
 

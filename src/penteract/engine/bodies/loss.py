@@ -9,10 +9,10 @@ from penteract.ops.tape import Site
 
 
 def _local_targets(env: Env, site: Site, targets: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Targets as columns of this shard (0 where they are not), and where they are."""
+    """Targets as columns of this shard, and where they are that: the rest, and ignored targets (< 0), get any."""
     local = targets - env.index(str(site.attrs["axis"])) * columns
-    here = (local >= 0) & (local < columns) & (targets >= 0)
-    return local.masked_fill_(~here, 0), here
+    here = (local >= 0).logical_and_(local < columns)
+    return local.clamp_(0, columns - 1), here
 
 
 def row_max(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -21,9 +21,10 @@ def row_max(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors)
 
 def exp_sum(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     logits, largest, targets = ins
-    shifted = logits.to(env.stat) - largest[..., None]
     local, here = _local_targets(env, site, targets, logits.shape[-1])
-    outs[0][1].copy_(shifted.gather(-1, local[..., None]).squeeze(-1).mul_(here))
+    shifted = logits - largest[..., None]
+    torch.gather(shifted, -1, local[..., None], out=outs[0][1][..., None])
+    outs[0][1].mul_(here)
     torch.sum(shifted.exp_(), -1, out=outs[0][0])
 
 
@@ -31,20 +32,20 @@ def negative_log_likelihood(env: Env, site: Site, ins: Tensors, weights: Tensors
     (total, target), largest, targets = ins
     log_total = total.log()
     torch.add(log_total, largest, out=outs[1])
-    outs[0].copy_(log_total.sub_(target).mul_(targets >= 0).sum())
+    torch.sum(log_total.sub_(target).mul_(targets >= 0), (0, 1), out=outs[0])
 
 
 def cross_entropy_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     logits, log_sum, targets, g = ins
-    p = (logits.to(env.stat) - log_sum[..., None]).exp_()
     local, here = _local_targets(env, site, targets, logits.shape[-1])
+    p = (logits - log_sum[..., None]).exp_()
     p.scatter_add_(-1, local[..., None], here[..., None].to(p.dtype).neg_())
     outs[0].copy_(p.mul_(g * (targets >= 0)[..., None]))
 
 
 def loss(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     name = str(site.attrs["name"])
-    env.losses[name].add_(ins[0] * env.scale[name] / site.attrs["copies"])
+    env.losses[name].addcmul_(ins[0], env.scale[name], value=1 / site.attrs["copies"])
 
 
 def loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:

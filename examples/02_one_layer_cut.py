@@ -1,0 +1,108 @@
+"""The same layer cut by tp=2 and by cp=2: what changes on its tape, and what every rank then pays. No torch.
+
+The block's source does not change. A seam over one rank says nothing; over two it says its collectives, and every shape
+between two seams follows.
+
+    python examples/02_one_layer_cut.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+from penteract import Layout, ModelSpec
+from penteract.estimate.price import Price, price
+from penteract.model.block import block
+from penteract.ops.do import Do
+from penteract.ops.tape import Op, Tape
+from penteract.spec.mesh import Mesh
+from penteract.step.program import compile_step
+
+S = 4096  # tokens of the one sequence
+MODEL = ModelSpec(
+    layers=1, hidden_size=1024, heads=16, kv_heads=8, head_size=64, ffn_size=4096, vocab_size=32_000, tied=True
+)
+LAYOUTS = {"whole": Layout(), "tp=2": Layout(tp=2), "cp=2": Layout(cp=2)}
+
+
+def record(layout: Layout) -> Tape:
+    """The layer's tape for one layout."""
+    do = Do(Mesh(layout))
+    x = do.enter((S // layout.cp // layout.tp, 1, MODEL.hidden_size))
+    do.leave(do.layers([0], lambda i, x: block(do, MODEL, i, x, S), x))
+    return do.tape
+
+
+Said = tuple[list[Op], Op]  # the seams crossed on the way to a word, and the word
+
+
+def by_word(tape: Tape) -> list[Said]:
+    """The tape in groups that end with a word: cuts put seams between words and nothing else."""
+    groups: list[Said] = []
+    seams: list[Op] = []
+    for op in tape.ops:
+        if op.program is not None:
+            seams.append(op)
+        elif op.site.word != "fork":
+            groups.append((seams, op))
+            seams = []
+    return groups
+
+
+def crossing(seam: Op) -> str:
+    """What a seam puts on the wire: there / back."""
+    assert seam.program is not None
+    there, back = (
+        "+".join(c.site.word for c in calls if c.phase == "start")
+        for calls in (seam.program.forward, seam.program.backward)
+    )
+    return f"{there} / {back}"
+
+
+def show(tapes: dict[str, Tape]) -> None:
+    """The tapes side by side: a row for each word with its input, and one for each seam before it."""
+    rows = [("", list(tapes))]
+    for said in zip(*(by_word(t) for t in tapes.values()), strict=True):
+        for i in range(max(len(seams) for seams, _ in said)):
+            rows.append(("", [crossing(seams[i]) if i < len(seams) else "" for seams, _ in said]))
+        rows.append((said[0][1].site.word, [str(list(op.site.ins[0].shape)) for _, op in said]))
+    for word, cells in rows:
+        print((f"{word:10}" + "".join(f"{cell:32}" for cell in cells)).rstrip())
+
+
+def ledger(layout: Layout) -> list[Price]:
+    """Every rank's price of the whole step: the layer between its embedding and its loss."""
+    return [price(compile_step(MODEL, layout, S, rank=r, precision="bf16")) for r in range(layout.world)]
+
+
+def main() -> None:
+    tapes = {name: record(layout) for name, layout in LAYOUTS.items()}
+    show(tapes)
+
+    print("\nwhat a step takes, rank by rank (MiB; GFLOP of matrix products)")
+    ledgers = {name: ledger(layout) for name, layout in LAYOUTS.items()}
+    for name, ranks in ledgers.items():
+        for r, p in enumerate(ranks):
+            wires = Counter[str]()
+            for (kind, _), size in p.wires.items():
+                wires[kind] += size
+            sent = ", ".join(f"{kind} {size / 2**20:.1f}" for kind, size in sorted(wires.items())) or "nothing"
+            held, work = p.resident["parameters"] / 2**20, p.total_flops / 1e9
+            took = f"parameters {held:5.1f}  most alive {p.peak / 2**20:6.1f}  work {work:6.1f}"
+            print(f"  {name:6} rank {r}  {took}  wire: {sent}")
+
+    words = {name: Counter(op.site.word for op in t.ops if op.program is None) for name, t in tapes.items()}
+    assert words["whole"] == words["tp=2"] == words["cp=2"], "a cut adds seams and changes shapes, never words"
+    (whole,), tp, cp = ledgers.values()
+    assert not whole.wires
+    shares = {sum(p.total_flops for p in ranks) for ranks in ledgers.values()}
+    assert len(shares) == 1, "work is shared, not added"
+    assert tp[0].resident["parameters"] < 0.51 * whole.resident["parameters"], "tp cuts weights"
+    assert cp[0].resident["parameters"] == whole.resident["parameters"], "cp cuts tokens alone"
+    assert cp[0].wires["all_reduce", (0, 1)] > whole.resident["gradients"], "so its gradients are summed whole"
+    assert "torch" not in sys.modules
+
+
+if __name__ == "__main__":
+    main()

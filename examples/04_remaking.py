@@ -1,0 +1,58 @@
+"""What to keep and what to make again: the price of each choice of `remake`. No torch.
+
+Remaking is an edit of the tape, made before anything walks it, so it is priced exactly like the rest: what is made
+again appears as forward work inside backward, and as traffic where a collective has to be repeated.
+
+    python examples/04_remaking.py
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from penteract import Layout
+from penteract.estimate.price import Price, price
+from penteract.spec.catalog.models import LLAMA_3_2_1B
+from penteract.step.program import compile_step
+from penteract.units import show_bytes
+
+S = 8192
+MODEL = replace(LLAMA_3_2_1B, layers=4)  # a stage of the model: enough to see, quick to price
+CHOICES: dict[str, tuple[str, ...]] = {
+    "nothing": (),
+    "enter": ("enter",),  # the default: gather tokens again for the weight gradients, and keep a shard of them
+    "enter, swiglu": ("enter", "swiglu"),  # cheap to make, as large as the ffn
+    "enter, swiglu, norms": ("enter", "swiglu", "rms_norm"),
+    "+ attention": ("enter", "swiglu", "rms_norm", "rope", "attention"),
+    "a whole layer": ("*",),  # keep each layer's input alone
+}
+
+
+def priced(remake: tuple[str, ...]) -> Price:
+    """Rank 0 of tp=4."""
+    return price(compile_step(MODEL, Layout(tp=4, remake=remake), S, precision="bf16"))
+
+
+def main() -> None:
+    prices = {name: priced(remake) for name, remake in CHOICES.items()}
+    base = prices["nothing"]
+    print(f"4 layers of {LLAMA_3_2_1B.name}, {S} tokens, tp=4, bf16: one rank")
+    print(f"{'made again':22}{'kept':>11}{'most alive':>12}{'more work':>11}{'more traffic':>14}")
+    kept, work, wire = {}, {}, {}
+    for name, p in prices.items():
+        kept[name] = max(size for _, size in p.kept)
+        work[name] = p.total_flops / base.total_flops - 1
+        wire[name] = sum(p.wires.values()) / sum(base.wires.values()) - 1
+        print(f"{name:22}{show_bytes(kept[name]):>11}{show_bytes(p.peak):>12}{work[name]:>11.1%}{wire[name]:>14.1%}")
+
+    shrinking = list(kept.values())
+    assert shrinking == sorted(shrinking, reverse=True) and len(set(shrinking)) == len(shrinking), "each keeps less"
+    assert work["enter"] == 0 and wire["enter"] > 0, "remaking a gather costs traffic, which hides under backward"
+    assert work["enter, swiglu, norms"] == 0, "only matrix products count as work: these words have none"
+    assert work["+ attention"] > 0
+    assert "torch" not in sys.modules
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""`manifest.json`: the table of a checkpoint's tensors, with a digest of itself.
+
+It is read as a stranger's file: nothing in it is believed before its form has been checked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penteract.engine.checkpoint.slices import DTYPES, Box, Dims, digest, first_overlap, inside, show, volume
+from penteract.errors import BadInput, Bug, CorruptData
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One stored rectangle: tensor `key` of `file`; `digest` is of its bytes."""
+
+    file: str
+    key: str
+    box: Box
+    digest: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"file": self.file, "key": self.key, "offset": self.box[0], "size": self.box[1], "digest": self.digest}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One global tensor. `dtype` is the safetensors name."""
+
+    shape: Dims
+    dtype: str
+    parts: tuple[Part, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {"shape": self.shape, "dtype": self.dtype, "parts": [p.as_json() for p in self.parts]}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A whole checkpoint. `files`: name -> bytes."""
+
+    step: int
+    extra: dict[str, Any]
+    files: Mapping[str, int]
+    tensors: Mapping[str, Entry]
+
+    def text(self) -> str:
+        content: dict[str, Any] = {
+            "format": FORMAT, "step": self.step, "extra": self.extra, "files": dict(self.files),
+            "tensors": {name: entry.as_json() for name, entry in self.tensors.items()},
+        }  # fmt: skip
+        return json.dumps({"digest": digest(_canonical(content)), **content}, indent=1, allow_nan=False) + "\n"
+
+
+def tensors_json(tensors: Mapping[str, Entry]) -> dict[str, Any]:
+    """One rank's share of the table."""
+    return {name: entry.as_json() for name, entry in tensors.items()}
+
+
+def merge(shares: Sequence[Mapping[str, Entry]]) -> dict[str, Entry]:
+    """All ranks' shares as one table. Raises Bug when a tensor's rectangles do not tile it exactly."""
+    table: dict[str, Entry] = {}
+    for share in shares:
+        for name, entry in share.items():
+            known = table.get(name, Entry(entry.shape, entry.dtype, ()))
+            if (known.shape, known.dtype) != (entry.shape, entry.dtype):
+                raise Bug("CHECKPOINT", "ranks disagree about a tensor", where=name,
+                          found=f"{entry.dtype} {entry.shape}", allowed=f"{known.dtype} {known.shape}")  # fmt: skip
+            table[name] = Entry(known.shape, known.dtype, known.parts + entry.parts)
+    for name, entry in table.items():
+        if problem := untiled(entry):
+            raise Bug("CHECKPOINT", "a tensor's owned pieces do not tile it", where=name, found=problem,
+                      allowed=f"each element of {entry.shape} once")  # fmt: skip
+    return table
+
+
+def untiled(entry: Entry) -> str:
+    """What is wrong with an entry's rectangles; empty when each element is there exactly once."""
+    boxes = [part.box for part in entry.parts]
+    if outside := next((b for b in boxes if not inside(b, entry.shape)), None):
+        return f"{show(outside)} lies outside"
+    if pair := first_overlap(boxes):
+        return f"{show(pair[0])} and {show(pair[1])} overlap"
+    missing = volume((entry.shape, entry.shape)) - sum(map(volume, boxes))
+    return f"{missing} elements are missing" if missing else ""
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest of a committed step. Raises CorruptData, or BadInput when a later version wrote it."""
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_bytes())
+        claimed = content.pop("digest")
+        if claimed != digest(_canonical(content)):
+            raise ValueError("its digest differs")
+        if content["format"] != FORMAT:
+            raise BadInput(
+                "CHECKPOINT", "another version wrote this checkpoint", where=str(path),
+                found=f"format {content['format']}", allowed=f"format {FORMAT}", fix="upgrade penteract",
+            )  # fmt: skip
+        tensors = parse_tensors(content["tensors"])
+        files = {_file(name): _count(size) for name, size in content["files"].items()}
+        if strange := {p.file for e in tensors.values() for p in e.parts} - set(files):
+            raise ValueError(f"{min(strange)} is not among its files")
+        return Manifest(_count(content["step"]), dict(content["extra"]), files, tensors)
+    except OSError as e:
+        raise CorruptData("CHECKPOINT", "no manifest that can be read", where=str(path), found=e.strerror,
+                          fix="use another step's folder") from e  # fmt: skip
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+        found = f"{type(e).__name__}: {e}"[:200]
+        raise CorruptData("CHECKPOINT", "the manifest is damaged", where=str(path), found=found,
+                          fix="remove this step's folder: the one before is used then") from e  # fmt: skip
+
+
+def parse_tensors(table: Mapping[str, Any]) -> dict[str, Entry]:
+    """A table as `tensors_json` wrote it. Raises ValueError, TypeError, KeyError or AttributeError when it is none."""
+    out: dict[str, Entry] = {}
+    for name, row in table.items():
+        if row["dtype"] not in DTYPES:
+            raise ValueError(f"{name}: unknown dtype")
+        parts = tuple(_part(p) for p in row["parts"])
+        out[name] = Entry(_dims(row["shape"]), row["dtype"], parts)
+        if outside := next((p.box for p in parts if not inside(p.box, out[name].shape)), None):
+            raise ValueError(f"{name}{show(outside)} lies outside {out[name].shape}")
+    return out
+
+
+def _part(row: Mapping[str, Any]) -> Part:
+    return Part(_file(row["file"]), str(row["key"]), (_dims(row["offset"]), _dims(row["size"])), str(row["digest"]))
+
+
+def _dims(values: Any) -> Dims:
+    return tuple(_count(v) for v in values)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError("not a count")
+    return value
+
+
+def _file(name: Any) -> str:
+    """Plain names of our own making: nothing may lead out of the folder."""
+    if not isinstance(name, str) or not _FILE.fullmatch(name):
+        raise ValueError("not the name of one of its files")
+    return name
+
+
+def _canonical(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

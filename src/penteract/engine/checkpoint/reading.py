@@ -1,0 +1,104 @@
+"""Load: fill any layout's rectangles from whichever were stored, and believe no byte whose digest differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from penteract.engine.checkpoint import manifest
+from penteract.engine.checkpoint.manifest import Entry, Manifest, Part
+from penteract.engine.checkpoint.slices import DTYPES, NAMES, Box, Slice, digest, first_overlap, meet, raw, view, volume
+from penteract.errors import BadInput, CorruptData
+
+_SHOWN = 5  # names in a message
+
+
+def load(at: Path, wanted: Iterable[Slice]) -> dict[str, Any]:
+    """Fill each wanted tensor in place from the checkpoint `at`; returns the `extra` of `save`.
+
+    Only stored rectangles that overlap a wanted one are read. The digest is one a rectangle, so each of them is read
+    whole, checked, and then the overlap copied. Nothing is cast. All names, shapes, dtypes and the cover are checked
+    before the first tensor is touched.
+    Raises BadInput when the checkpoint is of another model, CorruptData when it is damaged.
+    """
+    stored, slices = manifest.read(at), list(wanted)
+    _refuse_another_model(at, stored, slices)
+    copies: dict[str, dict[Part, list[tuple[Slice, Box]]]] = {}
+    for s in slices:
+        for part, box in _pieces(at, stored.tensors[s.name], s):
+            copies.setdefault(part.file, {}).setdefault(part, []).append((s, box))
+    for file, parts in copies.items():
+        with _opened(at / file) as handle:
+            for part, targets in parts.items():
+                tensor = _checked(at / file, handle, part, NAMES[targets[0][0].tensor.dtype])
+                for s, box in targets:
+                    view(s.tensor, box, s.offset).copy_(view(tensor, box, part.box[0]))
+    return stored.extra
+
+
+def verify(at: Path) -> None:
+    """Read every byte that counts. Raises CorruptData at the first that is not what was written."""
+    stored = manifest.read(at)
+    for name, entry in stored.tensors.items():
+        if problem := manifest.untiled(entry):
+            raise _damaged(at, f"{name}: {problem}")
+    for file in stored.files:
+        with _opened(at / file) as handle:
+            for entry in stored.tensors.values():
+                for part in entry.parts:
+                    if part.file == file:
+                        _checked(at / file, handle, part, entry.dtype)
+
+
+def _refuse_another_model(at: Path, stored: Manifest, slices: list[Slice]) -> None:
+    """BadInput that names the first few tensors which are not there, or not of that shape or dtype."""
+    missing = sorted({s.name for s in slices} - set(stored.tensors))
+    if missing:
+        there = ", ".join(sorted(stored.tensors)[:_SHOWN])
+        raise BadInput("CHECKPOINT", f"{len(missing)} tensors are not in this checkpoint", where=str(at),
+                       found="no " + ", ".join(missing[:_SHOWN]), allowed=f"{there}, …",
+                       fix="resume with the model that wrote it")  # fmt: skip
+    for s in slices:
+        entry, dtype = stored.tensors[s.name], NAMES.get(s.tensor.dtype, str(s.tensor.dtype))
+        if entry.shape != tuple(s.shape):
+            raise BadInput("CHECKPOINT", "a tensor has another shape", where=f"{at.name}: {s.name}", found=entry.shape,
+                           allowed=tuple(s.shape), fix="resume with the model that wrote it")  # fmt: skip
+        if entry.dtype != dtype:
+            raise BadInput("CHECKPOINT", "a tensor has another dtype", where=f"{at.name}: {s.name}", found=entry.dtype,
+                           allowed=dtype, fix="resume with the precision that wrote it")  # fmt: skip
+
+
+def _pieces(at: Path, entry: Entry, s: Slice) -> list[tuple[Part, Box]]:
+    """The stored rectangles that overlap the wanted one, each with the overlap; together they are all of it."""
+    found = [(part, box) for part in entry.parts if (box := meet(part.box, s.box))]
+    missing = volume(s.box) - sum(volume(box) for _, box in found)
+    if missing or first_overlap(box for _, box in found):
+        raise _damaged(at, f"{s.name}: its rectangles do not tile it")
+    return found
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as handle:
+            yield handle
+    except (SafetensorError, OSError) as e:
+        raise _damaged(path, str(e)) from e
+
+
+def _checked(path: Path, handle: Any, part: Part, dtype: str) -> torch.Tensor:
+    """A stored rectangle whose bytes are the ones that were written."""
+    tensor: torch.Tensor = handle.get_tensor(part.key)
+    if (tensor.dtype, tuple(tensor.shape)) != (DTYPES[dtype], part.box[1]) or digest(raw(tensor)) != part.digest:
+        raise _damaged(path, f"{part.key}: its bytes are not the ones that were written")
+    return tensor
+
+
+def _damaged(path: Path, found: str) -> CorruptData:
+    return CorruptData("CHECKPOINT", "the checkpoint is damaged", where=str(path), found=found[:300],
+                       fix="remove this step's folder: the one before is used then")  # fmt: skip

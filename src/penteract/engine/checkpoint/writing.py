@@ -1,0 +1,138 @@
+"""Save: every rank writes what it owns, rank 0 checks the whole and commits it by a rename."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from penteract.engine.checkpoint import disk, manifest
+from penteract.engine.checkpoint.folder import clear, commit, prune, step_folder, unfinished
+from penteract.engine.checkpoint.manifest import Entry, Manifest, Part
+from penteract.engine.checkpoint.slices import NAMES, Slice, digest, raw, show, volume
+from penteract.errors import BadInput, Bug, DiskFailure
+from penteract.units import gib
+
+
+def save(  # noqa: PLR0913 -- the last four say who is asking
+    folder: Path, step: int, slices: Iterable[Slice], extra: dict[str, Any],
+    *, rank: int, world: int, barrier: Callable[[], None], keep: int,
+) -> Path:  # fmt: skip
+    """Commit a checkpoint of `step` below `folder`, and remove those beyond the newest `keep` (0: none).
+
+    Called by every rank with its own slices and the same rest; `extra` is JSON that `load` gives back. Two saves never
+    mix: the files go to a folder of their own, which takes its name when all are on the disk. An existing checkpoint of
+    the same step is replaced as a whole. `barrier` waits for all ranks; a rank that fails does not reach it.
+    Raises DiskFailure; Bug when the owned rectangles do not tile each tensor.
+    """
+    at = step_folder(folder, step)
+    fresh = unfinished(at)
+    if rank == 0:
+        with disk.failing(folder, "prepare a checkpoint's folder"):
+            clear(folder)
+            fresh.mkdir()
+    barrier()
+    with disk.failing(fresh, "write a checkpoint"):
+        _write_share(fresh, slices, rank)
+    barrier()
+    if rank == 0:
+        with disk.failing(fresh, "commit a checkpoint"):
+            _finish_manifest(fresh, step, extra, world)
+            commit(folder, step)
+            prune(folder, step, keep)
+    barrier()
+    return at
+
+
+def file_of(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def _share_of(rank: int) -> str:
+    return f"rank-{rank:05d}.json"
+
+
+def _write_share(fresh: Path, slices: Iterable[Slice], rank: int) -> None:
+    """This rank's file, where it owns anything, and the table of what is in it."""
+    owned = [s for s in slices if s.owner]
+    for s in owned:
+        if s.tensor.dtype not in NAMES or len(s.offset) != len(s.shape) or s.tensor.dim() != len(s.shape):
+            raise Bug("CHECKPOINT", "not a slice of a tensor", where=s.name,
+                      found=f"{s.tensor.dtype} {show(s.box)} of {s.shape}")  # fmt: skip
+    # Wide elements first: then each tensor begins at a multiple of its element's size.
+    solid = sorted((s for s in owned if s.tensor.numel()), key=lambda s: -s.tensor.element_size())
+    need = sum(s.tensor.nbytes for s in solid)
+    if need > (free := disk.free_bytes(fresh)):
+        raise DiskFailure("DISK", "no room for a checkpoint", where=str(fresh), found=f"{gib(free):.3f} GiB free",
+                          allowed=f"{gib(need):.3f} GiB for rank {rank}", fix="free some space")  # fmt: skip
+    digests: dict[str, str] = {}
+    path = fresh / file_of(rank)
+    try:
+        size = disk.write(path, _stream(solid, digests)) if solid else 0
+        share: dict[str, Any] = {"size": size, "tensors": manifest.tensors_json(_table(owned, digests, path.name))}
+        disk.write(fresh / _share_of(rank), [json.dumps(share).encode()])
+    except OSError:
+        with contextlib.suppress(OSError):  # what is half written only takes space
+            os.unlink(path)
+        raise
+
+
+def _key(s: Slice) -> str:
+    """A whole tensor goes by its name, so that a single rank's file is what others expect of safetensors."""
+    return s.name if s.box[1] == tuple(s.shape) else f"{s.name}@{','.join(map(str, s.offset))}"
+
+
+def _stream(slices: list[Slice], digests: dict[str, str]) -> Iterator[bytes | memoryview]:
+    """The safetensors format, one tensor at a time; fills `digests`, key -> digest, on the way."""
+    header: dict[str, Any] = {}
+    end = 0
+    for s in slices:
+        if _key(s) in header:
+            raise Bug("CHECKPOINT", "a rank owns one rectangle twice", where=_key(s))
+        header[_key(s)] = {
+            "dtype": NAMES[s.tensor.dtype], "shape": list(s.tensor.shape), "data_offsets": [end, end + s.tensor.nbytes]
+        }  # fmt: skip
+        end += s.tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for s in slices:
+        data = raw(s.tensor.to("cpu") if s.tensor.device.type != "cpu" else s.tensor)
+        digests[_key(s)] = digest(data)
+        yield data
+
+
+def _table(owned: list[Slice], digests: dict[str, str], file: str) -> dict[str, Entry]:
+    table: dict[str, Entry] = {}
+    for s in owned:
+        mine = (Part(file, _key(s), s.box, digests[_key(s)]),) if volume(s.box) else ()
+        before = table.get(s.name)
+        table[s.name] = Entry(tuple(s.shape), NAMES[s.tensor.dtype], (before.parts if before else ()) + mine)
+    return table
+
+
+def _finish_manifest(fresh: Path, step: int, extra: dict[str, Any], world: int) -> None:
+    """Merge the ranks' tables, check that they tile, write `manifest.json`."""
+    shares: list[dict[str, Entry]] = []
+    files: dict[str, int] = {}
+    for rank in range(world):
+        path = fresh / _share_of(rank)
+        try:
+            share = json.loads(path.read_bytes())
+        except (FileNotFoundError, ValueError) as e:
+            raise DiskFailure("DISK", f"what rank {rank} wrote cannot be seen from rank 0", where=str(path),
+                              fix="let --output.folder be one that all hosts share") from e  # fmt: skip
+        shares.append(manifest.parse_tensors(share["tensors"]))
+        if share["size"]:
+            files[file_of(rank)] = share["size"]
+    whole = Manifest(step, extra, files, manifest.merge(shares))
+    try:
+        text = whole.text()
+    except (TypeError, ValueError) as e:
+        raise BadInput("CHECKPOINT", "what goes beside the tensors is not JSON", where="extra", found=str(e)) from e
+    disk.write(fresh / manifest.MANIFEST, [text.encode()])
+    for rank in range(world):
+        os.unlink(fresh / _share_of(rank))

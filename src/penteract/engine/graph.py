@@ -1,0 +1,34 @@
+"""A step as one CUDA graph: recorded once, replayed with new data, rate and step number in the same tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from penteract.engine.run import Run
+from penteract.errors import Bug
+from penteract.step.walk import walk
+
+
+@dataclass(slots=True)
+class CapturedStep:
+    """`replay()` is `walk(run.p, run)` without Python. Feed by copying into `run.batches` and `run.counts`.
+
+    Capture after an eager step or two, so that libraries have made what they need. Host values are not for graphs:
+    raises Bug for a program whose words look at the host (routed sizes).
+    """
+
+    run: Run
+    graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
+
+    def capture(self) -> None:
+        """Record the walk. Nothing runs."""
+        looks = [op.site for c in self.run.p.chunks for op in c.tape.ops if op.site.word == "split_sizes"]
+        if looks:
+            raise Bug("CAPTURE", "a step that looks at routed counts cannot be captured", where=str(looks[0]))
+        with torch.cuda.graph(self.graph):
+            walk(self.run.p, self.run)
+
+    def replay(self) -> None:
+        self.graph.replay()

@@ -1,0 +1,64 @@
+"""What a word's body declares: results, what it keeps for which gradient, FLOPs, workspace.
+
+FLOPs are those of matrix products (2·m·n·k); everything else is bytes moved. Shapes reach `flops` and `workspace`
+as plain numbers, with the sizes that routing decides already filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penteract.ops.spec import Spec, Widths
+
+Specs = tuple[Spec, ...]
+Shape = tuple[int, ...]
+Attrs = Mapping[str, Any]
+
+BOOL = 1  # bytes of an element of a mask
+
+
+class Body:
+    """The declaration of one word. Names of what is kept: in0, in1, … out0, … extra0, …"""
+
+    differentiable: tuple[int, ...] = (0,)  # ins that get a gradient
+    input_keeps: tuple[str, ...] = ()
+    weight_keeps: tuple[str, ...] = ()
+    deferrable = False  # may the weight gradient run at any later time
+    passes_gradient = False  # the input gradient of every differentiable in *is* the gradient of out0
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        """-> results, extras"""
+        return (ins[0],), ()
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        """The outs whose gradients the input gradient reads."""
+        return (0,)
+
+    def carry(self, ins: Sequence[Spec], attrs: Attrs) -> Specs:
+        """What the input gradient hands to the weight gradient; nothing: the gradients themselves."""
+        return ()
+
+    def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
+        return 0
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Bytes that the reference body allocates at its worst moment beside its results, freed on return."""
+        return 0
+
+
+def mixed(widths: Widths) -> bool:
+    """Whether statistics, and gradients of parameters, have another dtype than activations."""
+    return widths["compute"] != widths["stat"]
+
+
+def widened(elements: int, widths: Widths) -> int:
+    """Bytes of activations copied to the dtype of statistics; where that is theirs, there is no copy."""
+    return elements * widths["stat"] if mixed(widths) else 0
+
+
+def narrow_product(elements: int, widths: Widths) -> int:
+    """Bytes of a weight gradient made beside its bucket, because the bucket has another dtype than the factors."""
+    return elements * widths["compute"] if mixed(widths) else 0

@@ -1,0 +1,138 @@
+"""Declarations of the dense words: embedding, linear, norms, rope, activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from penteract.ops.bodies.body import BOOL, Attrs, Body, Shape, Specs, narrow_product, widened
+from penteract.ops.spec import Spec, Widths
+
+
+class Embedding(Body):
+    differentiable = ()
+    weight_keeps = ("in0",)
+    deferrable = True
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((*ins[0].shape, weights[0][1])),), ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Where the table is cut: ids as its rows, and which are of other shards (two masks while that is found)."""
+        tokens, width = prod(ins[0]), weights[0][1]
+        if phase == "forward":
+            return tokens * (widths["index"] + 2 * BOOL) if attrs["axis"] else 0
+        if not attrs["axis"]:
+            return widened(tokens * width, widths)
+        return tokens * (widths["index"] + BOOL + width * widths["stat"])
+
+
+class Linear(Body):
+    weight_keeps = ("in0",)
+    deferrable = True
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((*ins[0].shape[:-1], weights[0][0])),), ()
+
+    def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
+        return 2 * prod(ins[0]) * weights[0][0]
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        if phase != "weight_gradient":
+            return 0
+        bias = sum(prod(b) for b in weights[1:]) * widths["stat"]
+        return max(narrow_product(prod(weights[0]), widths), bias)
+
+
+class AddBias(Body):
+    passes_gradient = True
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return weights[0][0] * widths["stat"] if phase == "weight_gradient" else 0
+
+
+class RmsNorm(Body):
+    input_keeps = weight_keeps = ("in0", "extra0")
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        *rows, width = ins[0].shape
+        assert isinstance(width, int)
+        return (ins[0],), (Spec((*rows, width // weights[0][0]), "stat"),)
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        n, width = prod(ins[0]), weights[0][0]
+        if phase == "forward":
+            return widened(n, widths)
+        if phase == "input_gradient":
+            return (2 * n + n // width) * widths["stat"]
+        return (n + width) * widths["stat"]
+
+
+class LayerNorm(Body):
+    input_keeps = weight_keeps = ("in0", "extra0", "extra1")
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        row = Spec((*ins[0].shape[:-1], 1), "stat")
+        return (ins[0],), (row, row)
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        n, width = prod(ins[0]), weights[0][0]
+        elements = {"forward": n, "input_gradient": 2 * n + n // width, "weight_gradient": n + width}
+        return elements[phase] * widths["stat"]
+
+
+class Rope(Body):
+    input_keeps = ("in1",)
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Frequencies and angles are float64: beside the angles one cosine is left, and a sine where it is narrower."""
+        half, double, stat = attrs["head_size"] // 2, 8, widths["stat"]
+        angles = prod(ins[1]) * half
+        sine = stat if stat != double else 0
+        return max(half * double + angles * (double + stat + sine), (2 * angles + prod(ins[0]) // 2) * stat)
+
+
+class Swiglu(Body):
+    differentiable = (0, 1)
+    input_keeps = ("in0", "in1")
+
+
+class Gelu(Body):
+    input_keeps = ("in0",)
+
+
+class Add(Body):
+    differentiable = (0, 1)
+    passes_gradient = True
+
+
+class RepeatHeads(Body):
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        *rows, width = ins[0].shape
+        return (Spec((*rows, width * attrs["times"])),), ()
+
+
+DENSE: dict[str, Body] = {
+    "embedding": Embedding(),
+    "linear": Linear(),
+    "add_bias": AddBias(),
+    "rms_norm": RmsNorm(),
+    "layer_norm": LayerNorm(),
+    "rope": Rope(),
+    "swiglu": Swiglu(),
+    "gelu": Gelu(),
+    "add": Add(),
+    "repeat_heads": RepeatHeads(),
+}

@@ -1,0 +1,184 @@
+"""Declarations of the mixture of experts: route, sort, send, weigh, balance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from penteract.ops.bodies.body import Attrs, Body, Shape, Specs, narrow_product, widened
+from penteract.ops.spec import Spec, Widths
+
+
+class Router(Body):
+    """x [s, B, D], w [X, D] -> weights [s, B, k], experts [s, B, k], scores [s, B, X], choices [B, X]."""
+
+    input_keeps = ("out1", "out2")
+    weight_keeps = ("in0",)
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        s, b, _ = ins[0].shape
+        x, k = weights[0][0], attrs["top_k"]
+        return (Spec((s, b, k)), Spec((s, b, k), "index"), Spec((s, b, x), "stat"), Spec((b, x), "index")), ()
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        return (0, 2) if attrs["balance"] == "loss" else (0,)
+
+    def carry(self, ins: Sequence[Spec], attrs: Attrs) -> Specs:
+        return (Spec((*ins[0].shape[:-1], attrs["experts"]), "stat"),)
+
+    def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
+        return 2 * prod(ins[0]) * weights[0][0]
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Routing is done in stat: tokens and weights are widened for the products."""
+        (s, b, _), stat = ins[0], widths["stat"]
+        tokens, copies = s * b, s * b * attrs["top_k"]
+        scores = tokens * weights[0][0] * stat
+        product = widened(prod(ins[0]) + prod(weights[0]), widths)
+        row = tokens * stat
+        if phase == "forward":
+            softmax = row if attrs["score"] == "softmax" else 0
+            choice = (scores if attrs["bias"] else 0) + copies * stat + (row if attrs["normalize"] else 0)
+            by_sequence = copies * widths["index"] if s > 1 and b > 1 else 0
+            return max(product, softmax, choice, by_sequence)
+        if phase == "input_gradient":
+            chosen = copies * stat + 2 * row if attrs["normalize"] else widened(copies, widths)
+            return max(product, chosen, scores + row if attrs["score"] == "softmax" else 0)
+        return widened(prod(ins[0]), widths)
+
+
+class SortByExpert(Body):
+    """experts [s, B, k] -> order [s·B·k] (a stable sort of the copies by expert), copies of each expert [X]."""
+
+    differentiable = ()
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((prod(ins[0].shape),), "index"), Spec((attrs["experts"],), "index")), ()  # type: ignore[arg-type]
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return prod(ins[0]) * widths["index"]
+
+
+class SplitSizes(Body):
+    """copies sent [X], copies coming [ep·X/ep] -> the host's sizes: the one look a step takes at routed counts."""
+
+    differentiable = ()
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((), "host"),), ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return (prod(ins[0]) + prod(ins[1])) * widths["index"]
+
+
+class Dispatch(Body):
+    """x [s, B, D], order [s·B·k] -> copies in expert order [s·B·k, D]."""
+
+    input_keeps = ("in1",)
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((ins[1].shape[0], ins[0].shape[-1])),), ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return prod(ins[1]) * widths["index"]
+
+
+class Regroup(Body):
+    """Rows [R, D] by sender, then expert -> by expert, then sender; `inverse` the other way."""
+
+
+class ExpertLinear(Body):
+    """One matrix an expert: w [X, F, D]; `in1` is the host's row counts."""
+
+    input_keeps = ("in1",)
+    weight_keeps = ("in0", "in1")
+    deferrable = True
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((ins[0].shape[0], weights[0][1])),), ()
+
+    def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
+        return 2 * prod(ins[0]) * weights[0][1]
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """One expert at a time; those without rows make nothing."""
+        if phase != "weight_gradient" or not prod(ins[0]):
+            return 0
+        return narrow_product(prod(weights[0][1:]), widths)
+
+
+class Combine(Body):
+    """copies y [s·B·k, D], weights [s, B, k], order -> [s, B, D], each token the weighted sum of its copies."""
+
+    differentiable = (0, 1)
+    input_keeps = ("in0", "in1", "in2")
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((*ins[1].shape[:-1], ins[0].shape[-1])),), ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        rows, copies = prod(ins[0]), prod(ins[2])
+        if phase == "forward":
+            return rows * widths["compute"]
+        return max((rows + copies) * widths["compute"], copies * widths["index"])
+
+
+class BalanceLoss(Body):
+    """scores [s, B, X], choices [B, X] of the whole sequence -> this rank's share of Σ over sequences of f·P, []."""
+
+    input_keeps = ("in0", "in1")
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((), "stat"),), ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Sigmoids are first made shares of one, which needs their sum a token."""
+        scores, tokens, loads = prod(ins[0]), prod(ins[0][:-1]), prod(ins[1])
+        sigmoid = attrs["score"] == "sigmoid"
+        if phase == "forward":
+            return (scores + max(tokens, loads) if sigmoid else 2 * loads) * widths["stat"]
+        return (loads + (2 * tokens if sigmoid else 0)) * widths["stat"]
+
+
+class Tally(Body):
+    """choices [B, X] are added to the step's count that moves the balance bias."""
+
+    differentiable = ()
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        return ()
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (), ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return ins[0][-1] * widths["index"]
+
+
+EXPERTS: dict[str, Body] = {
+    "router": Router(),
+    "sort_by_expert": SortByExpert(),
+    "split_sizes": SplitSizes(),
+    "dispatch": Dispatch(),
+    "regroup": Regroup(),
+    "expert_linear": ExpertLinear(),
+    "combine": Combine(),
+    "balance_loss": BalanceLoss(),
+    "tally": Tally(),
+}

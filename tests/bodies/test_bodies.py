@@ -1,0 +1,104 @@
+"""Every body against its formula and its declaration: values, gradients, FLOPs, bytes kept and bytes of workspace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bodies.cases import CASES, Case
+from bodies.formulas import FORMULAS
+from bodies.trial import check
+from penteract.engine.bodies.body import TorchBody
+from penteract.engine.bodies.reference import REFERENCE
+from penteract.ops.bodies import BODIES, Body
+
+# Said inside seams, whose backward is a program of its own, or of integers alone.
+FORWARD_ONLY = {"merge_attention", "row_max", "exp_sum", "negative_log_likelihood", "cross_entropy_gradient", "regroup"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_body_does_what_it_declares(case: Case, precision: str):
+    assert check(case, precision) == []
+
+
+def test_every_word_is_tried():
+    assert {c.word for c in CASES} == set(BODIES) == set(REFERENCE) == set(FORMULAS)
+    assert len({str(c) for c in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("word", BODIES)
+def test_a_body_has_the_phases_that_its_declaration_asks_for(word: str):
+    body, torch_body = BODIES[word], REFERENCE[word]
+    asked = bool(body.differentiable) and not body.passes_gradient and word not in FORWARD_ONLY
+    assert (torch_body.input_gradient is not None) == asked
+    assert (torch_body.weight_gradient is not None) == any(c.weights for c in CASES if c.word == word)
+    assert torch_body.weight_gradient is not None or not body.weight_keeps
+
+
+# ---- the test can fail -------------------------------------------------------------------------------------------
+
+
+def _patched(body: Body, **members: Any) -> Body:
+    return type("Patched", (type(body),), members)()
+
+
+def _first(word: str) -> Case:
+    return next(c for c in CASES if c.word == word)
+
+
+@pytest.mark.parametrize("word", BODIES)
+def test_workspace_eight_bytes_too_large_is_seen(word: str):
+    body = _patched(BODIES[word], workspace=lambda self, *about: BODIES[word].workspace(*about) + 8)
+    assert any("workspace" in d for d in check(_first(word), "fp64", body))
+
+
+@pytest.mark.parametrize("word", ["linear", "expert_linear", "attention", "router"])
+def test_doubled_flops_are_seen(word: str):
+    body = _patched(BODIES[word], flops=lambda self, *about: 2 * BODIES[word].flops(*about))
+    assert any("FLOPs" in d for d in check(_first(word), "fp64", body))
+
+
+KEPT = [(w, m, n) for w, b in BODIES.items() for m in ("input_keeps", "weight_keeps") for n in getattr(b, m)]
+
+
+@pytest.mark.parametrize(("word", "member", "name"), KEPT)
+def test_a_kept_name_dropped_is_seen(word: str, member: str, name: str):
+    left = tuple(n for n in getattr(BODIES[word], member) if n != name)
+    assert check(_first(word), "fp64", _patched(BODIES[word], **{member: left}))
+
+
+@pytest.mark.parametrize("word", [w for w, b in BODIES.items() if b.input_keeps])
+def test_a_name_kept_for_nothing_is_seen(word: str):
+    body = BODIES[word]
+    assert check(_first(word), "fp64", _patched(body, input_keeps=(*body.input_keeps, "in0")))
+
+
+def test_a_body_that_keeps_for_itself_is_seen():
+    hidden: list[torch.Tensor] = []
+
+    def hoard(env: Any, site: Any, ins: Any, weights: Any, outs: Any) -> None:
+        hidden.append(ins[0].clone())
+        REFERENCE["gelu"].forward(env, site, ins, weights, outs)
+
+    found = check(_first("gelu"), "fp64", torch_body=TorchBody(hoard, REFERENCE["gelu"].input_gradient))
+    assert any("left behind" in d for d in found)
+    assert any(d.startswith("kept") for d in found)
+
+
+def test_a_wrong_gradient_is_seen():
+    def wrong(env: Any, site: Any, ins: Any, weights: Any, outs: Any) -> None:
+        REFERENCE["gelu"].input_gradient(env, site, ins, weights, outs)  # type: ignore[misc]
+        outs[0].mul_(1 + 1e-8)
+
+    assert check(_first("gelu"), "fp64", torch_body=TorchBody(REFERENCE["gelu"].forward, wrong))

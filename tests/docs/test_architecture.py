@@ -1,0 +1,173 @@
+"""ARCHITECTURE.md is held against the code: floors, seams, words."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+import tokenize
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from penteract.model.decoder import stage
+from penteract.ops.bodies import BODIES
+from penteract.ops.do import Do, Seam
+from penteract.ops.tape import Call
+from penteract.spec.layout import CONTEXT_METHODS, Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.model import ModelSpec, MoESpec
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "penteract"
+PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+NOTHING = "–"
+
+DENSE = ModelSpec(layers=2, hidden_size=64, heads=8, kv_heads=4, head_size=8, ffn_size=64, vocab_size=64)
+MOE = replace(DENSE, moe=MoESpec(experts=4, top_k=2, ffn_size=32, shared_ffn_size=32))
+LAYOUTS = (
+    Layout(),
+    Layout(tp=2, pp=2),
+    *(Layout(cp=4, context_method=method) for method in CONTEXT_METHODS),
+    Layout(dp=2, tp=2, cp=2, ep=4),
+    Layout(dp=2, tp=2, ep=2, expert_tp=2),
+)
+
+Row = tuple[str, ...]
+
+
+def table(heading: str) -> list[Row]:
+    """The rows of the table under a heading, cells without their backticks."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [tuple(cell.strip().replace("`", "") for cell in line.strip("|").split("|")) for line in lines]
+
+
+class Listening(Do):
+    """Records as ever, and remembers every seam that was crossed over more than one rank."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__(mesh)
+        self.crossed: list[tuple[Seam, int]] = []  # the seam, and its op on the tape
+
+    def seam(self, seam: Seam, *ins: Any) -> Any:
+        before = len(self.tape.ops)
+        out = super().seam(seam, *ins)
+        if len(self.tape.ops) > before:
+            self.crossed.append((seam, before))
+        return out
+
+
+def modules(*packages: str) -> Iterator[tuple[str, ModuleType]]:
+    for package in packages:
+        for found in pkgutil.iter_modules([str(SOURCE / package)]):
+            yield (
+                f"{package}/{found.name}.py",
+                importlib.import_module(f"penteract.{package.replace('/', '.')}.{found.name}"),
+            )
+
+
+def defined() -> dict[int, str]:
+    """Seams that stand in a module of `parallel` or `model`: id -> file."""
+    found: dict[int, str] = {}
+    for file, module in modules("parallel", "model"):
+        for value in vars(module).values():
+            if isinstance(value, Seam):
+                found.setdefault(id(value), file)
+    return found
+
+
+def issued(calls: tuple[Call, ...]) -> str:
+    """The collectives that calls put on the wire, each once, in order."""
+    kinds = [f"{c.site.word} {c.site.attrs['axis']}" for c in calls if c.phase == "start"]
+    return ", ".join(dict.fromkeys(kinds)) or NOTHING
+
+
+def recorded() -> tuple[dict[Row, set[str]], set[int]]:
+    """(file, seam, forward, backward) -> the files that cross it, over models and layouts; and the seams themselves."""
+    home, rows, seen = defined(), dict[Row, set[str]](), set[int]()
+    for m in (DENSE, MOE):
+        for layout in LAYOUTS:
+            if layout.ep > 1 and m.moe is None:
+                continue
+            for number in range(layout.stages):
+                do = Listening(Mesh(layout))
+                stage(do, m, number, 64)
+                for seam, at in do.crossed:
+                    op = do.tape.ops[at]
+                    assert op.program is not None
+                    made = seam.forward.__module__.removeprefix("penteract.").replace(".", "/") + ".py"
+                    row = (home.get(id(seam), made), seam.name, issued(op.program.forward), issued(op.program.backward))
+                    rows.setdefault(row, set()).add(op.site.line.split(":")[0])
+                    seen.add(id(seam))
+    return rows, seen
+
+
+def test_seams() -> None:
+    """Every row is what some recorded program does, and every recorded program has its row."""
+    rows, seen = recorded()
+    assert set(defined()) <= seen, "a seam that no model crosses"
+    listed = {row[:4]: set(row[4].split(", ")) for row in table("Seams")}
+    assert listed == rows
+
+
+def test_words() -> None:
+    def kept(names: tuple[str, ...], waits: bool = False) -> str:
+        return ", ".join([*names, *(["waits"] if waits else [])]) or NOTHING
+
+    listed = [(word, for_input, for_weight) for word, _, for_input, for_weight in table("Words")]
+    assert listed == [(w, kept(b.input_keeps), kept(b.weight_keeps, b.deferrable)) for w, b in BODIES.items()]
+
+
+def test_words_have_their_bodies_in_the_file_of_the_same_name() -> None:
+    def words(package: str) -> dict[str, set[str]]:
+        groups = {
+            file: [v for n, v in vars(m).items() if n.isupper() and type(v) is dict] for file, m in modules(package)
+        }
+        return {Path(file).name: set().union(*dicts) for file, dicts in groups.items() if dicts}
+
+    ran = words("engine/bodies")
+    ran.pop("reference.py")  # all of them together
+    assert words("ops/bodies") == ran
+
+
+def test_floors() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    floors = next(c["layers"] for c in contracts if c["type"] == "layers")
+    assert PAGE.split("```floors\n")[1].split("\n```")[0].splitlines() == floors
+
+
+def test_files_that_it_names_exist() -> None:
+    names = set(re.findall(r"`([a-z_]+/[\w/]*\.py)`", PAGE))
+    assert names
+    assert [n for n in names if not ((SOURCE / n).is_file() or (ROOT / n).is_file())] == []
+
+
+def test_a_dimension_names_no_cost() -> None:
+    """A dimension says who holds what and who talks to whom; what that takes is counted elsewhere."""
+    said = {
+        (path.name, token.string)
+        for path in (SOURCE / "parallel").glob("*.py")
+        for token in tokenize.generate_tokens(path.open(encoding="utf-8").readline)
+        if token.type == tokenize.NAME and token.string.lower() in ("flops", "bytes", "seconds")
+    }
+    assert not said
+
+
+def test_sizes() -> None:
+    """Habits: a file under 300 lines, a function under 60. Offenders are shown; far ones fail."""
+    over: list[tuple[str, int]] = []
+    far: list[str] = []
+    for path in SOURCE.rglob("*.py"):
+        name, text = path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8")
+        functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+        sizes = [(name, len(text.splitlines()), 300, 400)]
+        sizes += [(f"{name}:{f.name}", (f.end_lineno or f.lineno) - f.lineno + 1, 60, 90) for f in functions]
+        over += [(what, size) for what, size, habit, _ in sizes if size > habit]
+        far += [f"{what}: {size}" for what, size, _, limit in sizes if size > limit]
+    print("longer than the habit:", *sorted(over), sep="\n  ")
+    assert not far

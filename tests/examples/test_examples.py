@@ -1,0 +1,34 @@
+"""Every example runs, asserts what it claims, and ends within a minute."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LIMIT = 60  # seconds, on two cores
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_runs(path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=LIMIT, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() and not done.stderr
+
+
+def test_are_numbered_in_reading_order() -> None:
+    assert [p.name[:2] for p in EXAMPLES] == [f"{i:02}" for i in range(1, len(EXAMPLES) + 1)]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_fits_a_terminal(path: Path) -> None:
+    """Short enough to be read in one sitting."""
+    assert len(path.read_text().splitlines()) <= 160

@@ -1,0 +1,194 @@
+"""Faults put into a step on purpose, the same on every rank: what the suite must see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import layouts
+from layouts import Subject
+from penteract.engine import feed
+from penteract.engine.comm.comm import Comm, Flight
+from penteract.engine.run import Run
+from penteract.estimate import price as price_module
+from penteract.estimate.load import Balanced
+from penteract.ops.bodies import BODIES
+from penteract.ops.lower import Instruction
+from penteract.ops.spec import WIDTHS
+from penteract.parallel import data
+from penteract.step.program import compile_step
+
+# ---- wrong rules of the price ------------------------------------------------------------------------------------
+
+
+def gathers_counted_by_their_input(s: Subject) -> None:
+    s.patches.enter_context(patch.object(price_module, "counted", lambda kind, x, y: x))
+
+
+def attention_backward_counted_as_forward(s: Subject) -> None:
+    def flops(self: Any, phase: str, ins: Any, weights: Any, attrs: Any) -> int:
+        return 4 * prod(ins[0]) * ins[1][0]
+
+    s.patches.enter_context(patch.object(type(BODIES["attention"]), "flops", flops))
+
+
+def statistics_counted_in_half_width(s: Subject) -> None:
+    s.patches.enter_context(patch.dict(WIDTHS, fp64={**WIDTHS["fp64"], "stat": 4}))
+
+
+def routing_taken_for_balanced(s: Subject) -> None:
+    s.patches.enter_context(patch.object(layouts, "Recorded", lambda rows: Balanced.of(s.priced)))
+
+
+# ---- a wrong rule that price and run share -----------------------------------------------------------------------
+
+
+def tensor_ranks_left_out_of_reductions(s: Subject) -> None:
+    p = s.priced
+
+    def only_dp(param: Any, homes: Any, mesh: Any, rank: int) -> tuple[int, ...]:
+        return mesh.group("dp", rank)
+
+    with patch.object(data, "holders", only_dp):
+        wrong = compile_step(p.model, p.layout, p.sequence_length, rank=p.rank, precision=p.precision)
+    s.priced = s.program = wrong
+
+
+def gathered_keys_taken_for_ordered(s: Subject) -> None:
+    """The zigzag forgotten: chunks i and 2n-1-i of rank i are labelled as if they lay in a row."""
+    s.patches.enter_context(patch.object(feed, "_gathered", lambda p: list(range(p.sequence_length))))
+
+
+# ---- collectives -------------------------------------------------------------------------------------------------
+
+
+def bucket_not_reduced(s: Subject) -> None:
+    s.program = replace(s.priced, reduce_after={})
+
+
+def bucket_reduced_twice(s: Subject) -> None:
+    reduce = Run.reduce
+
+    def twice(self: Run, bucket: int) -> None:
+        reduce(self, bucket)
+        self.comm.finish(self.reducing[bucket])
+        reduce(self, bucket)
+
+    s.patches.enter_context(patch.object(Run, "reduce", twice))
+
+
+def target_counts_not_summed(s: Subject) -> None:
+    real = Comm.sum
+
+    def only_floats(self: Comm, ranks: Any, x: torch.Tensor) -> Flight | None:
+        return real(self, ranks, x) if x.is_floating_point() else None
+
+    s.patches.enter_context(patch.object(Comm, "sum", only_floats))
+
+
+def _instead_of(s: Subject, kind: str, stand_in: Any) -> None:
+    real = Comm.start
+
+    def start(self: Comm, said: str, ranks: Any, x: torch.Tensor, y: torch.Tensor, attrs: Any) -> Flight:
+        if said == kind:
+            return stand_in(lambda: real(self, said, ranks, x, y, attrs), self, x, y)
+        return real(self, said, ranks, x, y, attrs)
+
+    s.patches.enter_context(patch.object(Comm, "start", start))
+
+
+def gather_dropped(s: Subject) -> None:
+    def own(real: Any, comm: Comm, x: torch.Tensor, y: torch.Tensor) -> Flight:
+        y.copy_(x.repeat(len(y) // len(x), *[1] * (x.dim() - 1)))
+        return Flight([], (x, y))
+
+    _instead_of(s, "all_gather", own)
+
+
+def gather_doubled(s: Subject) -> None:
+    def twice(real: Any, comm: Comm, x: torch.Tensor, y: torch.Tensor) -> Flight:
+        comm.finish(real())
+        return real()
+
+    _instead_of(s, "all_gather", twice)
+
+
+def scatter_dropped(s: Subject) -> None:
+    """Under context by gathering, the only such collective is a seam's backward."""
+
+    def own(real: Any, comm: Comm, x: torch.Tensor, y: torch.Tensor) -> Flight:
+        y.copy_(x[: len(y)])
+        return Flight([], (x, y))
+
+    _instead_of(s, "reduce_scatter", own)
+
+
+def ring_turned_round(s: Subject) -> None:
+    real = Comm._shift
+
+    def shift(self: Comm, group: Any, ranks: Any, x: torch.Tensor, y: torch.Tensor) -> Flight:
+        return real(self, group, ranks[::-1], x, y)
+
+    s.patches.enter_context(patch.object(Comm, "_shift", shift))
+
+
+# ---- bodies and registers ----------------------------------------------------------------------------------------
+
+
+def weight_gradient_doubled(s: Subject) -> None:
+    real = s.bodies["linear"].weight_gradient
+    assert real is not None
+
+    def doubled(env: Any, site: Any, ins: Any, into: Any, add: bool) -> None:
+        real(env, site, [ins[0], 2 * ins[1]], into, add)
+
+    s.bodies["linear"] = replace(s.bodies["linear"], weight_gradient=doubled)
+
+
+def last_micro_batch_wins(s: Subject) -> None:
+    real = s.bodies["rms_norm"].weight_gradient
+    assert real is not None
+
+    def written(env: Any, site: Any, ins: Any, into: Any, add: bool) -> None:
+        real(env, site, ins, into, False)
+
+    s.bodies["rms_norm"] = replace(s.bodies["rms_norm"], weight_gradient=written)
+
+
+def gradient_never_written(s: Subject) -> None:
+    s.bodies["rms_norm"] = replace(s.bodies["rms_norm"], weight_gradient=lambda *_: None)
+
+
+def product_made_twice(s: Subject) -> None:
+    real = s.bodies["linear"].forward
+
+    def twice(*arguments: Any) -> None:
+        real(*arguments)
+        real(*arguments)
+
+    s.bodies["linear"] = replace(s.bodies["linear"], forward=twice)
+
+
+def rows_not_regrouped(s: Subject) -> None:
+    def as_they_came(env: Any, site: Any, ins: Any, weights: Any, outs: Any) -> None:
+        outs[0].copy_(ins[0])
+
+    s.bodies["regroup"] = replace(s.bodies["regroup"], forward=as_they_came)
+
+
+def choices_not_tallied(s: Subject) -> None:
+    s.bodies["tally"] = replace(s.bodies["tally"], forward=lambda *_: None)
+
+
+def register_never_freed(s: Subject) -> None:
+    chunk = s.priced.chunks[0]
+    actions = dict(chunk.actions)
+    forward = list(actions["Fwd"])
+    at = next(i for i, instruction in enumerate(forward) if instruction.frees)
+    forward[at] = Instruction(forward[at].call, ())
+    actions["Fwd"] = tuple(forward)
+    s.program = replace(s.priced, chunks=(replace(chunk, actions=actions), *s.priced.chunks[1:]))

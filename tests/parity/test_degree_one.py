@@ -1,0 +1,83 @@
+"""A dimension of degree one is not there: its seams record nothing and put nothing on a wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from layouts import Case, run_case
+from penteract.estimate.price import price
+from penteract.model.decoder import record
+from penteract.ops.do import Do, Seam, Value
+from penteract.ops.spec import Role
+from penteract.ops.tape import Call
+from penteract.parallel import context, expert, tensor
+from penteract.spec.layout import CONTEXT_METHODS, Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.model import ModelSpec, MoESpec
+from pool import Pool
+from tiny import SIZES
+
+MODELS = [ModelSpec(**SIZES), ModelSpec(**SIZES, tied=True, moe=MoESpec(experts=4, top_k=2, ffn_size=24))]
+
+_LENGTH = 16
+# What each axis may put on the wire. The choices of a sequence are summed over cp·tp.
+ALONE: list[tuple[dict[str, Any], set[str]]] = [
+    ({}, set()),
+    ({"dp": 2}, set()),
+    ({"pp": 2}, set()),
+    ({"tp": 2}, {"tp", "sequence"}),
+    ({"tp": 2, "expert_tp": 2}, {"tp", "sequence"}),
+    *(({"cp": 2, "context_method": method}, {"cp", "sequence"}) for method in CONTEXT_METHODS),
+    ({"dp": 2, "ep": 2}, {"ep"}),
+]
+
+
+def _value(do: Do, shape: tuple[int, ...] = (4, 2, 8), role: Role = "compute") -> Value:
+    return do.input(f"{role} {shape}", shape, role)
+
+
+IDENTITIES: list[tuple[str, Seam, Callable[[Do], list[Value]]]] = [
+    ("enter", tensor.enter, lambda do: [_value(do)]),
+    ("leave", tensor.leave, lambda do: [_value(do)]),
+    ("gather", context.gather, lambda do: [_value(do)]),
+    ("to heads", context.to_heads, lambda do: [_value(do)]),
+    ("to tokens", context.to_tokens, lambda do: [_value(do)]),
+    ("counts", expert.counts, lambda do: [_value(do, (4,), "index")]),
+    ("send", expert.send, lambda do: [_value(do, (8, 8)), _value(do, (), "host"), _value(do, (8,), "index")]),
+    ("back", expert.back, lambda do: [_value(do, (8, 8)), _value(do, (), "host"), _value(do, (8,), "index")]),
+]
+
+
+@pytest.mark.parametrize(("seam", "ins"), [i[1:] for i in IDENTITIES], ids=[i[0] for i in IDENTITIES])
+def test_a_seam_at_degree_one_is_its_input(seam: Seam, ins: Callable[[Do], list[Value]]) -> None:
+    do = Do(Mesh(Layout()))
+    values = ins(do)
+    assert do.seam(seam, *values) is values[0]
+    assert do.tape.ops == []
+
+
+def _calls(model: ModelSpec, layout: Layout) -> Iterator[Call]:
+    for stage in range(layout.stages):
+        for op in record(model, Mesh(layout), stage, _LENGTH).tape.ops:
+            if op.program is not None:
+                yield from (*op.program.forward, *op.program.backward)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["dense", "experts"])
+@pytest.mark.parametrize(("degrees", "axes"), ALONE, ids=[",".join(f"{k}={v}" for k, v in d.items()) for d, _ in ALONE])
+def test_an_axis_alone_talks_alone(model: ModelSpec, degrees: dict[str, Any], axes: set[str]) -> None:
+    if "ep" in degrees and model.moe is None:
+        pytest.skip("experts are what ep shares")
+    said = {str(c.site.attrs["axis"]) for c in _calls(model, Layout(**degrees)) if c.phase == "start"}
+    expected = axes if model.moe is not None else axes - {"sequence"}
+    assert said == expected
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["dense", "experts"])
+def test_one_rank_issues_no_collective(pool: Pool, model: ModelSpec) -> None:
+    case = Case(model, Layout(gradient_accumulation_steps=2))
+    assert price(case.compile(0)).wires == {}
+    assert pool.run(run_case, case)[0].red == set()  # what is seen on the wires is what is priced
