@@ -60,7 +60,9 @@ TINY = {
 
 def parity(name: str, m: ModelSpec, device: torch.device, schedule: str) -> dict[str, Any]:
     """One step of a tiny model on `device` in float64: the worst relative gradient error against the oracle on a CPU."""
-    p = compile_step(m, Layout(micro_batch_size=2, gradient_accumulation_steps=2), 16, precision="fp64", schedule=schedule)  # type: ignore[arg-type]
+    p = compile_step(
+        m, Layout(micro_batch_size=2, gradient_accumulation_steps=2), 16, precision="fp64", schedule=schedule
+    )  # type: ignore[arg-type]
     state = allocate(p, device)
     initialise(p, state, 0)
     run = Run(p, state, Comm(Groups(), 0), REFERENCE, Fresh("fp64", device))
@@ -79,7 +81,12 @@ def parity(name: str, m: ModelSpec, device: torch.device, schedule: str) -> dict
         assert t.grad is not None
         error, largest = (state.gradients[n].cpu() - t.grad).abs().max().item(), t.grad.abs().max().item()
         worst = max(worst, error / largest if largest > 1e-13 else error)
-    return {"model": name, "schedule": schedule, "worst_gradient_error": worst, "loss_error": abs(run.totals[1].item() - ce.item())}
+    return {
+        "model": name,
+        "schedule": schedule,
+        "worst_gradient_error": worst,
+        "loss_error": abs(run.totals[1].item() - ce.item()),
+    }
 
 
 class Steps:
@@ -89,7 +96,14 @@ class Steps:
         self.p, self.device = p, device
         self.state = allocate(p, device)
         initialise(p, self.state, 0)
-        self.run = Run(p, self.state, Comm(Groups(), 0), REFERENCE, Fresh(p.precision, device), AdamW(Optimizer(learning_rate=3e-4), device))
+        self.run = Run(
+            p,
+            self.state,
+            Comm(Groups(), 0),
+            REFERENCE,
+            Fresh(p.precision, device),
+            AdamW(Optimizer(learning_rate=3e-4), device),
+        )
         train, _ = open_samples(Data(), open_tokenizer("bytes"), p.sequence_length, 0)
         fixed, self.batches, self.counts = constants(p, device), [], []
         for step in range(4):
@@ -148,7 +162,9 @@ def one_model(name: str, steps: int, sequence_length: int, device: torch.device)
                      "tokens_per_s": tokens / median(timed) * 1e3, "peak_allocated_gib": gib(eager_peak),
                      "reserved_gib": gib(torch.cuda.memory_reserved())}  # fmt: skip
         del s
-    out["max_abs_loss_difference"] = max(abs(a - b) for a, b in zip(out["eager"]["losses"], out["captured"]["losses"], strict=True))
+    out["max_abs_loss_difference"] = max(
+        abs(a - b) for a, b in zip(out["eager"]["losses"], out["captured"]["losses"], strict=True)
+    )
     out["loss_falls"] = out["eager"]["losses"][-1] < out["eager"]["losses"][0]
     return out
 

@@ -156,11 +156,6 @@ def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = No
     return verdict
 
 
-def run_cases(rank: int, groups: Groups, cases: Iterable[Case]) -> list[Verdict | None]:
-    """Several cases with one message to the pool."""
-    return [run_case(rank, groups, case) for case in cases]
-
-
 def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
     """Walk the step under observation; what is observed against its price."""
     run = _prepare(subject.program, groups, subject.bodies)

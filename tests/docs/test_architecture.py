@@ -6,6 +6,7 @@ import ast
 import importlib
 import pkgutil
 import re
+import sys
 import tokenize
 import tomllib
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 from penteract.model.decoder import stage
 from penteract.ops.bodies import BODIES
 from penteract.ops.do import Do, Seam
-from penteract.ops.tape import Call
+from penteract.ops.tape import Call, Op
 from penteract.spec.layout import CONTEXT_METHODS, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec, MoESpec
@@ -52,13 +53,14 @@ class Listening(Do):
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh)
-        self.crossed: list[tuple[Seam, int]] = []  # the seam, and its op on the tape
+        self.crossed: list[tuple[Seam, Op, str]] = []  # the seam, its op on the tape, and the file that crosses it
 
     def seam(self, seam: Seam, *ins: Any) -> Any:
         before = len(self.tape.ops)
         out = super().seam(seam, *ins)
         if len(self.tape.ops) > before:
-            self.crossed.append((seam, before))
+            where = Path(sys._getframe(1).f_code.co_filename).relative_to(SOURCE).as_posix()
+            self.crossed.append((seam, self.tape.ops[before], where))
         return out
 
 
@@ -97,12 +99,13 @@ def recorded() -> tuple[dict[Row, set[str]], set[int]]:
             for number in range(layout.stages):
                 do = Listening(Mesh(layout))
                 stage(do, m, number, 64)
-                for seam, at in do.crossed:
-                    op = do.tape.ops[at]
+                for seam, op, where in do.crossed:
                     assert op.program is not None
                     made = seam.forward.__module__.removeprefix("penteract.").replace(".", "/") + ".py"
                     row = (home.get(id(seam), made), seam.name, issued(op.program.forward), issued(op.program.backward))
-                    rows.setdefault(row, set()).add(op.site.line.split(":")[0])
+                    if row[2:] == (NOTHING, NOTHING):
+                        continue  # over one rank: words alone
+                    rows.setdefault(row, set()).add(where)
                     seen.add(id(seam))
     return rows, seen
 

@@ -64,7 +64,9 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     if draw:
         print(_drawing(resolved.run))
         return 0
-    return _engine().train(resolved, predicted=_predicted(resolved.run), compare=beside, resume=going_on, json=json, debug=debug)
+    return _engine().train(
+        resolved, predicted=_predicted(resolved.run), compare=beside, resume=going_on, json=json, debug=debug
+    )
 
 
 def _engine() -> ModuleType:
@@ -104,7 +106,9 @@ def _check_paths(resolved: Resolved) -> None:
 
 def _predicted(run: RunSpec) -> int:
     """Bytes that rank 0 will allocate: both readings meet here alone."""
-    return price(compile_step(run.model, run.layout, run.sequence_length, precision=run.precision.dtype)).allocated_with_arena
+    return price(
+        compile_step(run.model, run.layout, run.sequence_length, precision=run.precision.dtype)
+    ).allocated_with_arena
 
 
 def _drawing(run: RunSpec) -> str:

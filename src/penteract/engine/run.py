@@ -109,6 +109,9 @@ class Run:
                 receives.append((self.registers[slot, r], peer))
         self.comm.exchange(sends, receives, self._ranks("pp"))
 
+    def settle(self) -> None:
+        self.comm.finish_sends()
+
     def reduce(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
         self.reducing[bucket] = self.comm.sum(flat.bucket.holders, flat.gradient)
@@ -118,7 +121,6 @@ class Run:
             self.on_action(str(action))
 
     def gradients(self) -> None:
-        self.comm.finish_sends()
         for flight in self.reducing.values():
             self.comm.finish(flight)
         self.reducing.clear()

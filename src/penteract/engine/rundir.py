@@ -1,38 +1,117 @@
-"""A run's folder: the truth about a run, as files."""
+"""A run's directory, which is the truth about it.
+
+`runs/2026-11-21_tiny_a1b2c3` holds `run.toml`, `command.txt`, `status.json`, `metrics.jsonl`, `checkpoints/`, `logs/`
+and, where something failed, `errors.jsonl`; `runs/latest` points at the newest.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import json
 import os
+import re
+import secrets
 import shlex
 import sys
-import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from penteract.errors import DiskFailure
+from penteract.errors import BadInput, DiskFailure, PenteractError
+
+COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
+    "command.txt", "errors.jsonl", "latest", "logs", "run.toml", "status.json"
+)  # fmt: skip
 
 
-def create(out: str | Path, name: str) -> Path:
-    """Make `out`/DATE_NAME_HASH for a new run and point `out`/latest at it.
+def create(out: str | Path, name: str, command: Sequence[str] | None = None) -> Path:
+    """A new run's directory below `out`, named by day, model and six random digits; `out/latest` points at it.
 
-    Raises DiskFailure when it cannot.
+    `command`: what to keep in `command.txt`; by default the words this process was started with.
+    Raises DiskFailure.
     """
-    salt = hashlib.sha256(f"{time.time_ns()} {os.getpid()}".encode()).hexdigest()[:6]
-    safe = "".join(c if c.isalnum() or c in "-._" else "-" for c in name)
-    folder = Path(out) / f"{time.strftime('%Y-%m-%d')}_{safe}_{salt}"
+    out = Path(out)
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:64] or "run"
     try:
-        (folder / "logs").mkdir(parents=True)
-        (folder / "command.txt").write_text(shlex.join(sys.argv) + "\n")
-        _point(Path(out) / "latest", folder)
+        out.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = out / f"{datetime.now().astimezone():%Y-%m-%d}_{plain}_{secrets.token_hex(3)}"
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
+        (folder / "checkpoints").mkdir()
+        (folder / COMMAND).write_text(shlex.join(sys.argv if command is None else command) + "\n")
+        write_status(folder, "created")
+        _point(out / LATEST, folder.name)
     except OSError as e:
-        raise DiskFailure("DISK", f"a run's folder cannot be made: {e.strerror}", where=str(folder),
-                          fix="free space, or another --output.folder") from e  # fmt: skip
+        raise DiskFailure("DISK", "could not make a run's directory", where=str(e.filename or out), found=e.strerror,
+                          fix="choose another --output.folder") from e  # fmt: skip
     return folder
 
 
-def _point(link: Path, folder: Path) -> None:
-    """Move the link in one step: a reader finds the old run or the new one."""
-    new = link.with_name(f".latest-{os.getpid()}")
-    new.unlink(missing_ok=True)
-    new.symlink_to(folder.name)
-    new.replace(link)
+def find(text: str, out: str | Path = "runs") -> Path:
+    """The run called `text`: a path, or "latest" for the newest below `out`. Raises BadInput when there is none."""
+    folder = Path(out) / LATEST if text == LATEST else Path(text)
+    try:
+        if (folder / RUN).is_file():
+            return folder.resolve() if text == LATEST else folder
+        what = f"a folder without {RUN} is no run" if folder.is_dir() else "no such run"
+    except (OSError, ValueError):
+        what = "no such run"
+    raise BadInput("RUN", what, where=str(out), found=text[:120], fix=f"latest, or the path of a run in {out}/")
+
+
+def write_status(folder: Path, state: str, **more: Any) -> None:
+    """`status.json`, replaced as a whole: the state (created, running, done, stopped, failed) and when it began."""
+    row = {"state": state, "since": now(), "pid": os.getpid(), **more}
+    fresh = folder / f"{STATUS}.tmp"
+    fresh.write_text(json.dumps(row) + "\n")
+    fresh.replace(folder / STATUS)
+
+
+def ended(exit_code: int) -> str:
+    """The state of a run that ended with this code."""
+    return {0: "done", 75: "stopped", 130: "stopped"}.get(exit_code, "failed")
+
+
+def append_error(folder: Path, error: PenteractError, **more: Any) -> dict[str, Any]:
+    """A row of `errors.jsonl`, in one system call so that ranks' rows do not mix; returns it. Never raises OSError."""
+    row: dict[str, Any] = {**error.as_dict(), **more, "time": now()}
+    with contextlib.suppress(OSError), (folder / ERRORS).open("ab", buffering=0) as file:
+        file.write(json.dumps(row).encode() + b"\n")
+    return row
+
+
+def errors(folder: Path, start: int = 0) -> list[dict[str, Any]]:
+    """Rows of `errors.jsonl` from byte `start`; torn ones are left out."""
+    rows: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):
+        for line in (folder / ERRORS).read_bytes()[start:].splitlines():
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and {"code", "what", "rank", "exit_code"} <= row.keys():
+                    rows.append(row)
+    return rows
+
+
+def told(row: dict[str, Any]) -> str:
+    """A row of `errors.jsonl` as the line its rank printed, or would have."""
+    fields = {k: str(row.get(k, "")) for k in ("where", "found", "allowed", "fix")}
+    return str(PenteractError(str(row["code"]), str(row["what"]), **fields))
+
+
+def now() -> str:
+    """UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _point(link: Path, target: str) -> None:
+    """`link` -> `target` in one operation."""
+    fresh = link.with_name(f".{link.name}-{target}")
+    fresh.symlink_to(target)
+    try:
+        fresh.replace(link)
+    except OSError:
+        fresh.unlink()
+        raise

@@ -32,7 +32,6 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
     for _ in range(tokens):
         run.batches = [fixed | micro_batch(p, [_window(text, spec.sequence_length)], rank.device)]
         walk_forward(p, run)
-        run.comm.finish_sends()
         at = min(len(text), spec.sequence_length) - 1
         logits = _logits(run, seen, at).double().cpu() / temperature
         text.append(int(torch.multinomial(logits.softmax(-1), 1, generator=generator)))

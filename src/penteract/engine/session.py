@@ -191,7 +191,10 @@ class Session:
 
     def _result(self) -> dict[str, Any]:
         tokens = self.spec.tokens_per_step / median(self.times) if self.times else 0.0
-        memory = {"predicted_gib": gib(self.orders.predicted), "measured_gib": gib(self.measured) if self.measured else None}
+        memory = {
+            "predicted_gib": gib(self.orders.predicted),
+            "measured_gib": gib(self.measured) if self.measured else None,
+        }
         return {
             "run_dir": str(self.orders.folder), "steps": self.first - 1 + len(self.losses),
             "loss_first": self.losses[0] if self.losses else None, "loss_last": self.losses[-1] if self.losses else None,

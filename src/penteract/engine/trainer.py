@@ -81,7 +81,6 @@ class Trainer:
         for b in range(batches):
             self.feed(self.judge, b, samples)
             walk_forward(self.judge.p, self.judge)
-            self.judge.comm.finish_sends()
             self.judge.collect()
             total += self._outcome(self.judge).loss
         return total / batches

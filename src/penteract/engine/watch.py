@@ -138,4 +138,6 @@ def typed(e: BaseException) -> PenteractError:
     if isinstance(e, torch.OutOfMemoryError | MemoryError):
         fix = "a smaller micro-batch, more recompute, or more ranks"
         return OutOfMemory("MEMORY", " ".join(str(e).split())[:200], fix=fix)
-    return Bug("BUG", f"{type(e).__name__}: {' '.join(str(e).split())[:200]}", fix="run again with --debug, and report it")
+    return Bug(
+        "BUG", f"{type(e).__name__}: {' '.join(str(e).split())[:200]}", fix="run again with --debug, and report it"
+    )

@@ -97,6 +97,8 @@ class _Pricing:
             self.price.wires[t.kind.lower(), ends] += amount
         self._note(0, None)
 
+    def settle(self) -> None: ...
+
     def reduce(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
         if len(b.holders) > 1:

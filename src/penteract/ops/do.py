@@ -234,7 +234,7 @@ class Do:
         return made
 
     def say(self, word: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
-        """Record a word of `ops/bodies.py`."""
+        """Record a word of `ops/bodies`."""
         weights = [p.local_shape(self.mesh) for p in params]
         outs, extras = BODIES[word].results([v.spec for v in ins], weights, attrs)
         return self._record(word, ins, outs, extras, params, attrs)
@@ -243,7 +243,7 @@ class Do:
 
     def embedding(self, ids: Value, w: Param) -> Value:
         """ids [s, B], w [V@tp, D] -> [s, B, D], partial over the axis that cuts w: other shards' ids give zeros."""
-        axis = w.shards[0].axis if w.shards else ""
+        axis = w.shards[0].axis if w.shards and w.shards[0].pieces(self.mesh) > 1 else ""
         return self.say("embedding", ids, params=(w,), axis=axis)[0]
 
     def linear(self, x: Value, w: Param, bias: Param | None = None) -> Value:

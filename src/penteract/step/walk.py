@@ -22,6 +22,9 @@ class Reading(Protocol):
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
         """Post all transfers of registers together; values to receive get storage here."""
 
+    def settle(self) -> None:
+        """Wait until what was sent has left."""
+
     def reduce(self, bucket: int) -> None:
         """Put the sum of a bucket's gradients over its holders on the wire."""
 
@@ -38,17 +41,7 @@ class Reading(Protocol):
 
 def walk(p: Program, reading: Reading) -> None:
     """One optimizer step of `p.rank`."""
-    reading.begin()
-    for a, action in enumerate(p.actions):
-        if isinstance(action, Exchange):
-            _exchange(p, action, reading)
-        else:
-            for position, (slot, instruction) in enumerate(p.instructions(action)):
-                reading.call(slot, instruction.call)
-                reading.free(slot, instruction.frees)
-                for b in p.reduce_after.get((a, position), ()):
-                    reading.reduce(b)
-        reading.after(action)
+    _actions(p, reading)
     for b, bucket in enumerate(p.buckets):
         if bucket.across_stages:
             reading.reduce(b)
@@ -60,23 +53,38 @@ def walk(p: Program, reading: Reading) -> None:
 
 def walk_forward(p: Program, reading: Reading) -> None:
     """The forward passes alone, of a program compiled with `training=False`."""
+    _actions(p, reading)
+
+
+def _actions(p: Program, reading: Reading) -> None:
     reading.begin()
-    for action in p.actions:
+    sent: list[tuple[Slot, int]] = []
+    for a, action in enumerate(p.actions):
         if isinstance(action, Exchange):
-            _exchange(p, action, reading)
+            _settle(reading, sent)
+            sent = _exchange(p, action, reading)
         else:
-            for slot, instruction in p.instructions(action):
+            for position, (slot, instruction) in enumerate(p.instructions(action)):
                 reading.call(slot, instruction.call)
                 reading.free(slot, instruction.frees)
+                for b in p.reduce_after.get((a, position), ()):
+                    reading.reduce(b)
         reading.after(action)
+    _settle(reading, sent)
 
 
-def _exchange(p: Program, action: Exchange, reading: Reading) -> None:
+def _settle(reading: Reading, sent: list[tuple[Slot, int]]) -> None:
+    """A transfer pins what it sends until it is done: at the latest when the next one begins."""
+    reading.settle()
+    for slot, register in sent:
+        reading.free(slot, (register,))
+
+
+def _exchange(p: Program, action: Exchange, reading: Reading) -> list[tuple[Slot, int]]:
+    """Post an exchange; returns the registers that nobody needs once they are sent."""
     resolved = tuple((t, (t.chunk, t.micro), _register(p, t)) for t in action.transfers)
     reading.exchange(resolved)
-    for t, slot, register in resolved:
-        if t.kind == "Send" and register in p.chunks[t.chunk].freed_by_send:
-            reading.free(slot, (register,))
+    return [(slot, r) for t, slot, r in resolved if t.kind == "Send" and r in p.chunks[t.chunk].freed_by_send]
 
 
 def _register(p: Program, t: Transfer) -> int:

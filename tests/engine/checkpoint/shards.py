@@ -47,8 +47,11 @@ def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 def cut(tensors: Mapping[str, torch.Tensor], cuts: Mapping[str, Cut], rank: int) -> list[Slice]:
     """One rank's owned slices of `tensors`, as views."""
     return [
-        Slice(name, tuple(t.shape), box[0], part(t, box)) for name, t in tensors.items() for r, box in cuts[name] if r == rank
-    ]  # fmt: skip
+        Slice(name, tuple(t.shape), box[0], part(t, box))
+        for name, t in tensors.items()
+        for r, box in cuts[name]
+        if r == rank
+    ]
 
 
 def save_all(
@@ -57,10 +60,13 @@ def save_all(
     """All ranks' saves at once; the first error of a rank is raised, and no other waits for it."""
     barrier = Barrier(len(slices), timeout=20)
 
+    def meet() -> None:
+        barrier.wait()
+
     def one(rank: int) -> Path:
         try:
             return save(folder, step, slices[rank], extra or {"step": step}, rank=rank, world=len(slices),
-                        barrier=lambda: void(barrier), keep=keep)  # fmt: skip
+                        barrier=meet, keep=keep)  # fmt: skip
         except BaseException:
             barrier.abort()
             raise
@@ -73,10 +79,6 @@ def save_all(
     for e in sorted(errors, key=lambda e: isinstance(e, BrokenBarrierError)):
         raise e
     return tasks[0].result()
-
-
-def void(barrier: Barrier) -> None:
-    barrier.wait()
 
 
 def save_whole(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], **how: Any) -> Path:
@@ -93,9 +95,11 @@ def load_whole(at: Path, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Te
 
 def same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     """Bit for bit."""
-    return a.keys() == b.keys() and all(
-        t.reshape(-1).view(torch.uint8).equal(b[n].reshape(-1).view(torch.uint8)) for n, t in a.items()
-    )
+    return a.keys() == b.keys() and all(_bytes(t).equal(_bytes(b[n])) for n, t in a.items())
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def noise(shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Checkpoints are logical: global tensors by name, as rectangles that any layout wrote and any other reads.
 
 A committed step is a folder `step-00000050` with `rank-00000.safetensors` …, one for each rank that owned
-something, and `manifest.json`: where every tensor's rectangles are, each with a digest of its bytes. Nothing is a pickle.
+something, and `manifest.json`: where every tensor's rectangles are, each with a digest of its
+bytes. Nothing is a pickle.
 """
 
 from penteract.engine.checkpoint.folder import latest

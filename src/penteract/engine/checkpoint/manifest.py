@@ -59,7 +59,7 @@ class Manifest:
             "format": FORMAT, "step": self.step, "extra": self.extra, "files": dict(self.files),
             "tensors": {name: entry.as_json() for name, entry in self.tensors.items()},
         }  # fmt: skip
-        return json.dumps({"digest": digest(_canonical(content)), **content}, indent=1, allow_nan=False) + "\n"
+        return json.dumps({"digest": digest(_canonical(content)), **content}, indent=1, allow_nan=False)
 
 
 def tensors_json(tensors: Mapping[str, Entry]) -> dict[str, Any]:

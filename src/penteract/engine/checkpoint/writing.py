@@ -12,7 +12,7 @@ from typing import Any
 from penteract.engine.checkpoint import disk, manifest
 from penteract.engine.checkpoint.folder import clear, commit, prune, step_folder, unfinished
 from penteract.engine.checkpoint.manifest import Entry, Manifest, Part
-from penteract.engine.checkpoint.slices import NAMES, Slice, digest, raw, show, volume
+from penteract.engine.checkpoint.slices import NAMES, Slice, digest, inside, raw, show, volume
 from penteract.errors import BadInput, Bug, DiskFailure
 from penteract.units import gib
 
@@ -59,8 +59,8 @@ def _write_share(fresh: Path, slices: Iterable[Slice], rank: int) -> None:
     """This rank's file, where it owns anything, and the table of what is in it."""
     owned = [s for s in slices if s.owner]
     for s in owned:
-        if s.tensor.dtype not in NAMES or len(s.offset) != len(s.shape) or s.tensor.dim() != len(s.shape):
-            raise Bug("CHECKPOINT", "not a slice of a tensor", where=s.name,
+        if s.tensor.dtype not in NAMES or not inside(s.box, s.shape):
+            raise Bug("CHECKPOINT", "a slice lies outside its tensor, or its dtype cannot be stored", where=s.name,
                       found=f"{s.tensor.dtype} {show(s.box)} of {s.shape}")  # fmt: skip
     # Wide elements first: then each tensor begins at a multiple of its element's size.
     solid = sorted((s for s in owned if s.tensor.numel()), key=lambda s: -s.tensor.element_size())

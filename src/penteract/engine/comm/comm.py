@@ -29,7 +29,7 @@ class Comm:
 
     groups: Groups
     rank: int
-    sends: list[Flight] = field(default_factory=list[Flight])  # of the pipeline, pinned until they are done
+    sends: list[Flight] = field(default_factory=list[Flight])  # of the pipeline, not yet waited for
 
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Flight:
         """Begin `kind` from x into y."""
@@ -75,8 +75,7 @@ class Comm:
     def exchange(
         self, sends: list[tuple[torch.Tensor, int]], receives: list[tuple[torch.Tensor, int]], ranks: Ranks
     ) -> None:
-        """Post all transfers together; return when what is received is there. Sends stay pinned until the next call."""
-        self.finish_sends()
+        """Post all transfers together; return when what is received is there. `finish_sends` waits for the rest."""
         group = self.groups[ranks]
         ops = [dist.P2POp(dist.isend, x, to, group) for x, to in sends]
         ops += [dist.P2POp(dist.irecv, x, of, group) for x, of in receives]

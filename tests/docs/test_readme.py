@@ -1,0 +1,127 @@
+"""What README.md shows works: commands resolve or run, snippets print what stands below them, the tour is as long as said."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from penteract.cli.overrides import split_overrides
+from penteract.spec.resolve import resolve
+from penteract.spec.write import template
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [line.split("#")[0].strip() for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+COMMANDS += [c for c in re.findall(r"`([^`\n]+)`", PAGE) if c.startswith("torchrun ")]
+
+# Values that make a run end soon; what a command says of its layout stays.
+SHORT = (
+    "batch.sequence_length=32", "batch.global_batch_size=4", "batch.micro_batch_size=1", "precision.device=cpu",
+    "training.sample_tokens=0", "training.validation_every=0",
+)  # fmt: skip
+
+
+def train_words(command: str) -> list[str] | None:
+    """The words after `train` of a command that trains, however it is started."""
+    words = shlex.split(command)
+    if "train" not in words or "--draw" in words:
+        return None
+    return words[words.index("train") + 1 :]
+
+
+def without(words: Sequence[str], *options: str) -> list[str]:
+    """`words` without `options` and their values."""
+    left = list(words)
+    for option in options:
+        if option in left:
+            at = left.index(option)
+            del left[at : at + 2]
+    return left
+
+
+def run(words: Sequence[str], folder: Path, limit: float = 60) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "80"}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
+
+
+TRAINING = [c for c in COMMANDS if train_words(c) is not None]
+QUICK = [c for c in COMMANDS if c.startswith("penteract ") and train_words(c) is None]
+SHOWN = [(a, b) for a, b in zip(BLOCKS, BLOCKS[1:], strict=False) if b[0] == "text"]
+
+
+def test_every_command_is_of_a_kind_that_is_tested() -> None:
+    assert len(TRAINING) >= 4 and len(QUICK) >= 2
+    assert set(COMMANDS) == {*TRAINING, *QUICK, "make demo", "make test"}
+
+
+@pytest.mark.parametrize("target", [c.split()[1] for c in COMMANDS if c.startswith("make ")])
+def test_make_targets_exist(target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", TRAINING)
+def test_training_commands_resolve(command: str, tmp_path: Path) -> None:
+    verb, overrides = split_overrides(train_words(command) or [])
+    file = next((w for w in verb if w.endswith(".toml")), None)
+    if file:
+        (tmp_path / file).write_text(template(file))
+    world = int(shlex.split(command)[2]) if command.startswith("torchrun --nproc-per-node ") else None
+    found = resolve(tmp_path / file if file else None, None, overrides, world)
+    degrees = {k: v for k, v in re.findall(r"--parallel\.(\w+) (\d+)", command)}
+    assert {k: str(getattr(found.run.layout, k)) for k in degrees} == degrees
+    assert world is None or found.run.layout.world == world
+
+
+@pytest.mark.parametrize("command", QUICK)
+def test_quick_commands_run(command: str, tmp_path: Path) -> None:
+    done = run(["-m", "penteract", *shlex.split(command)[1:]], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=lambda pair: pair[0][0])
+def test_output_is_as_shown(shown: tuple[tuple[str, str], tuple[str, str]], tmp_path: Path) -> None:
+    (kind, source), (_, expected) = shown
+    words = ["-c", source] if kind == "python" else ["-m", "penteract", *shlex.split(source)[1:]]
+    done = run(words, tmp_path)
+    assert done.stdout.strip() == expected.strip(), done.stderr
+
+
+def test_training_commands_run_in_their_order(tmp_path: Path) -> None:
+    """The demo, then what the page does with it: compare another layout, resume on a third."""
+    ours = [c for c in TRAINING if "--compare" in c or "--resume" in c]
+    assert len(ours) == 2
+    for i, command in enumerate(["penteract train --preset tiny", *ours]):
+        words = without(train_words(command) or [], "--steps")
+        short = [*SHORT, f"training.steps={2 + i}"] if "--resume" not in words else [f"training.steps={2 + i}"]
+        done = run(["-m", "penteract", "train", *words, *short], tmp_path, limit=180)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        if "--compare" in words:
+            assert "largest difference to" in done.stdout
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", PAGE)
+    assert links and [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_tour_is_as_long_as_it_says() -> None:
+    tour = re.findall(r"^\d\. \[`([^`]+)`\]", PAGE, re.MULTILINE)
+    said = int(re.search(r"Six files, about (\d+) lines", PAGE)[1])  # type: ignore[index]
+    assert len(tour) == 6
+    assert abs(sum(len((ROOT / f).read_text().splitlines()) for f in tour) - said) <= 50

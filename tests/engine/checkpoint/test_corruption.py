@@ -1,0 +1,183 @@
+"""Damage is noticed: no bit that counts can change between save and load."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.checkpoint.shards import load_whole, noise, same, save_all, save_whole
+from penteract.engine.checkpoint import Slice, latest, load, verify
+from penteract.engine.checkpoint.disk import write
+from penteract.engine.checkpoint.slices import digest
+from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
+
+TENSORS = {"w": noise((7, 5), torch.float32, 1), "b": noise((9,), torch.bfloat16, 2)}
+
+
+def flipped(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def test_every_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
+    at = save_whole(tmp_path / "a", 3, TENSORS)
+    found = tried = 0
+    for name in ("rank-00000.safetensors", "manifest.json"):
+        path = at / name
+        clean, dice = path.read_bytes(), random.Random(5)
+        for bit in dice.sample(range(len(clean) * 8), 400):
+            flipped(path, bit)
+            try:
+                assert same(load_whole(at, TENSORS), TENSORS)  # in the white space of a header, say
+            except CorruptData:
+                found += 1
+            tried += 1
+            path.write_bytes(clean)
+    assert found > 0.75 * tried
+    assert same(load_whole(at, TENSORS), TENSORS)
+
+
+@pytest.mark.parametrize("bit", [0, 13, 31])
+def test_a_flip_in_any_element_of_a_tensor_is_found(tmp_path: Path, bit: int) -> None:
+    at = save_whole(tmp_path, 1, TENSORS)
+    path = at / "rank-00000.safetensors"
+    body = path.stat().st_size - sum(t.nbytes for t in TENSORS.values())
+    for element in range(35):
+        flipped(path, (body + 4 * element) * 8 + bit)
+        with pytest.raises(CorruptData, match=r"rank-00000\.safetensors · found w: its bytes"):
+            load_whole(at, TENSORS)
+        flipped(path, (body + 4 * element) * 8 + bit)
+    verify(at)
+
+
+def test_a_file_of_another_rank_or_save_is_found(tmp_path: Path) -> None:
+    halves = [[Slice("w", (4,), (2 * r,), torch.full((2,), float(r)))] for r in range(2)]
+    at = save_all(tmp_path, 1, halves)
+    shutil.copy(at / "rank-00001.safetensors", at / "rank-00000.safetensors")
+    with pytest.raises(CorruptData, match="rank-00000"):
+        load_whole(at, {"w": torch.zeros(4)})
+    with pytest.raises(CorruptData, match="rank-00000"):
+        verify(at)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "rank-00000.safetensors"])
+@pytest.mark.parametrize("left", [None, 0, 7, -1])
+def test_a_damaged_step_gives_way_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, left: int | None
+) -> None:
+    old, new = (save_whole(tmp_path, step, TENSORS) for step in (10, 20))
+    path = new / name
+    path.unlink() if left is None else os.truncate(path, left if left >= 0 else path.stat().st_size + left)
+    with caplog.at_level(logging.WARNING, "penteract"):
+        assert latest(tmp_path) == old
+    assert "step-00000020 is damaged" in caplog.text
+    shutil.rmtree(old)
+    with pytest.raises(CorruptData, match="no intact checkpoint"):
+        latest(tmp_path)
+
+
+@pytest.mark.parametrize("pointer", ["", "release", "\0\0", "step-00000099\n"])
+def test_the_pointer_is_only_for_people(tmp_path: Path, pointer: str) -> None:
+    at = save_whole(tmp_path, 1, TENSORS)
+    assert (tmp_path / "latest").read_text() == "step-00000001\n"
+    (tmp_path / "latest").write_text(pointer)
+    assert latest(tmp_path) == at
+
+
+HOSTILE = {
+    "a path": lambda c: c["tensors"]["w"]["parts"][0].update(file="../../secret.safetensors"),
+    "an absolute path": lambda c: c["files"].update({"/etc/passwd": 3}),
+    "a file that is not listed": lambda c: c["tensors"]["w"]["parts"][0].update(file="rank-00009.safetensors"),
+    "a huge shape": lambda c: c["tensors"]["w"].update(shape=[2**63, 2]),
+    "a negative offset": lambda c: c["tensors"]["w"]["parts"][0].update(offset=[-1, 0]),
+    "a part twice": lambda c: c["tensors"]["w"]["parts"].append(c["tensors"]["w"]["parts"][0]),
+    "no part": lambda c: c["tensors"]["w"].update(parts=[]),
+    "another dtype": lambda c: c["tensors"]["w"].update(dtype="PICKLE"),
+    "a list for a table": lambda c: c.update(tensors=[]),
+    "no step": lambda c: c.pop("step"),
+    "another key": lambda c: c["tensors"]["w"]["parts"][0].update(key="b"),
+    "another size": lambda c: c["tensors"]["w"]["parts"][0].update(size=[7, 4]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_manifest_is_not_believed(tmp_path: Path, edit: object) -> None:
+    at = save_whole(tmp_path, 1, TENSORS)
+    content = json.loads((at / "manifest.json").read_text())
+    del content["digest"]
+    edit(content)  # type: ignore[operator]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    (at / "manifest.json").write_text(json.dumps({"digest": digest(text), **content}))
+    with pytest.raises(CorruptData):
+        load_whole(at, TENSORS)
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", "{}", '{"digest": 1}', "[" * 100_000, "\ufffe", '{"digest": NaN}'])
+def test_what_is_no_manifest_is_told(tmp_path: Path, text: str) -> None:
+    at = save_whole(tmp_path, 1, TENSORS)
+    (at / "manifest.json").write_text(text)
+    with pytest.raises(CorruptData, match="manifest is damaged"):
+        load_whole(at, TENSORS)
+
+
+def test_a_later_format_is_told_as_such(tmp_path: Path) -> None:
+    at = save_whole(tmp_path, 1, TENSORS)
+    content = json.loads((at / "manifest.json").read_text()) | {"format": 2}
+    del content["digest"]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    (at / "manifest.json").write_text(json.dumps({"digest": digest(text), **content}))
+    with pytest.raises(BadInput, match="found format 2 / allowed format 1"):
+        load_whole(at, TENSORS)
+
+
+def test_no_room_is_refused_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = save_whole(tmp_path, 1, TENSORS)
+    monkeypatch.setattr("penteract.engine.checkpoint.disk.free_bytes", lambda folder: 100)
+    with pytest.raises(DiskFailure, match="no room") as caught:
+        save_whole(tmp_path, 2, TENSORS)
+    assert caught.value.exit_code == 74
+    assert latest(tmp_path) == old
+
+
+def test_a_disk_that_fills_leaves_the_old_one_and_no_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = save_whole(tmp_path, 1, TENSORS)
+    before = os.write
+
+    def full(fd: int, data: memoryview) -> int:
+        if len(data) == 140:  # the first tensor
+            raise OSError(28, "No space left on device")
+        return before(fd, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(DiskFailure, match="No space left"):
+            save_whole(tmp_path, 2, TENSORS)
+    assert latest(tmp_path) == old
+    assert not list(tmp_path.glob("**/step-00000002.tmp/*"))
+    assert save_whole(tmp_path, 2, TENSORS) == latest(tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_a_disk_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskFailure):
+        save_whole(tmp_path / "file" / "checkpoints", 1, TENSORS)
+    if Path("/dev/full").exists():
+        with pytest.raises(OSError, match="No space"):
+            write(Path("/dev/full"), [b"x"])
+
+
+def test_loading_runs_nothing(tmp_path: Path) -> None:
+    at = save_whole(tmp_path, 1, TENSORS)
+    marker = tmp_path / "ran"
+    (at / "rank-00000.safetensors").write_bytes(f"cposix\nsystem\n(S'touch {marker}'\ntR.".encode())
+    with pytest.raises(PenteractError):
+        load(at, [Slice("b", (9,), (0,), torch.zeros(9, dtype=torch.bfloat16))])
+    assert not marker.exists()

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from penteract.engine import rundir
+from penteract.errors import BadInput, BadNumerics, DiskFailure
+
+
+def made(out: Path, name: str = "tiny") -> Path:
+    folder = rundir.create(out, name, ["penteract", "train", "--note", "two words"])
+    (folder / "run.toml").write_text("")
+    return folder
+
+
+def test_a_new_run_is_the_latest(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "runs"
+    first, second = made(out), made(out)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_tiny_[0-9a-f]{6}", first.name)
+    assert first != second
+    assert rundir.find("latest", out) == second.resolve()
+    assert rundir.find(str(first), out) == first
+    assert (second / "command.txt").read_text() == "penteract train --note 'two words'\n"
+    assert (second / "checkpoints").is_dir()
+    assert json.loads((second / "status.json").read_text())["state"] == "created"
+    assert sorted(p.name for p in out.iterdir()) == sorted([first.name, second.name, "latest"])
+
+
+@pytest.mark.parametrize("name", ["../../etc", "/abs", "a/b", "", "..", "é x", "x" * 300, "-rf"])
+def test_names_stay_below_the_folder(tmp_path: Path, name: str) -> None:
+    folder = made(tmp_path, name)
+    assert folder.parent == tmp_path
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", folder.name)
+
+
+def test_many_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(lambda _: made(tmp_path), range(24)))) == 24
+    assert rundir.find("latest", tmp_path).is_dir()
+
+
+@pytest.mark.parametrize("text", ["latest", "nowhere", "\0", "x" * 5000, "."])
+def test_a_run_that_is_not_there_is_named(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=r"error\[RUN\].*fix: latest"):
+        rundir.find(text, tmp_path / "runs")
+
+
+def test_a_place_that_cannot_be_is_a_disk_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskFailure):
+        rundir.create(tmp_path / "file", "tiny")
+    (tmp_path / "runs" / "latest" / "in the way").mkdir(parents=True)
+    with pytest.raises(DiskFailure, match="latest"):
+        rundir.create(tmp_path / "runs", "tiny")
+
+
+def test_errors_are_rows_and_torn_ones_are_left_out(tmp_path: Path) -> None:
+    assert rundir.errors(tmp_path) == []
+    error = BadNumerics("NUMERICS", "the loss is not finite", where="step 3", found="nan", fix="a smaller rate")
+    rundir.append_error(tmp_path, error, rank=1, traceback="…")
+    start = (tmp_path / "errors.jsonl").stat().st_size
+    with (tmp_path / "errors.jsonl").open("ab") as file:
+        file.write(b'{"half": \n[]\n')
+    rundir.append_error(tmp_path, error, rank=2)
+    assert [row["rank"] for row in rundir.errors(tmp_path)] == [1, 2]
+    (row,) = rundir.errors(tmp_path, start)
+    assert (row["rank"], row["exit_code"]) == (2, 73)
+    assert rundir.told(row) == str(error)
