@@ -203,7 +203,7 @@ class _Prices:
 
 
 def _settled(run: Run, watched: Watched, expected: int) -> int:
-    """Bytes alive after an action. The transport's threads drop finished buffers a moment late: they get that moment."""
+    """Bytes alive after an action. The transport drops finished buffers a moment late: it gets that moment."""
     deadline = time.monotonic() + PATIENCE
     while (now := watched.now - _in_flight(run)) > expected and time.monotonic() < deadline:
         time.sleep(0.001)

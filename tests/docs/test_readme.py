@@ -1,4 +1,4 @@
-"""What README.md shows works: commands resolve or run, snippets print what stands below them, the tour is as long as said."""
+"""What README.md shows works: commands resolve or run, snippets print what stands below them, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def run(words: Sequence[str], folder: Path, limit: float = 60) -> subprocess.Com
 
 TRAINING = [c for c in COMMANDS if train_words(c) is not None]
 QUICK = [c for c in COMMANDS if c.startswith("penteract ") and train_words(c) is None]
-SHOWN = [(a, b) for a, b in zip(BLOCKS, BLOCKS[1:], strict=False) if b[0] == "text"]
+SHOWN = [(a, b) for a, b in pairwise(BLOCKS) if b[0] == "text"]
 
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
@@ -103,16 +104,18 @@ def test_output_is_as_shown(shown: tuple[tuple[str, str], tuple[str, str]], tmp_
 
 
 def test_training_commands_run_in_their_order(tmp_path: Path) -> None:
-    """The demo, then what the page does with it: compare another layout, resume on a third."""
-    ours = [c for c in TRAINING if "--compare" in c or "--resume" in c]
-    assert len(ours) == 2
-    for i, command in enumerate(["penteract train --preset tiny", *ours]):
-        words = without(train_words(command) or [], "--steps")
-        short = [*SHORT, f"training.steps={2 + i}"] if "--resume" not in words else [f"training.steps={2 + i}"]
-        done = run(["-m", "penteract", "train", *words, *short], tmp_path, limit=180)
+    """The demo, then what the page does after it, each for a few steps: what `latest` means follows from the order."""
+    page = [c for c in COMMANDS if c.startswith("penteract ") and "--draw" not in c]
+    for i, command in enumerate(["penteract train --preset tiny", *page]):
+        words = without(shlex.split(command)[1:], "--steps")
+        if words[0] == "train":
+            words += [f"training.steps={1 + i}", *(SHORT if "--resume" not in words else ())]
+        done = run(["-m", "penteract", *words], tmp_path, limit=180)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         if "--compare" in words:
             assert "largest difference to" in done.stdout
+        if "--resume" in words:
+            assert f"resumed from step {i}" in done.stderr
 
 
 def test_links_lead_somewhere() -> None:

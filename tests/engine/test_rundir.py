@@ -62,12 +62,13 @@ def test_a_place_that_cannot_be_is_a_disk_failure(tmp_path: Path) -> None:
 def test_errors_are_rows_and_torn_ones_are_left_out(tmp_path: Path) -> None:
     assert rundir.errors(tmp_path) == []
     error = BadNumerics("NUMERICS", "the loss is not finite", where="step 3", found="nan", fix="a smaller rate")
-    rundir.append_error(tmp_path, error, rank=1, traceback="…")
-    start = (tmp_path / "errors.jsonl").stat().st_size
+    rundir.append_error(tmp_path, rundir.error_row(error, 1, ValueError("cause")))
+    start = rundir.errors_size(tmp_path)
     with (tmp_path / "errors.jsonl").open("ab") as file:
         file.write(b'{"half": \n[]\n')
-    rundir.append_error(tmp_path, error, rank=2)
+    rundir.append_error(tmp_path, rundir.error_row(error, 2, noticed_by=1))
     assert [row["rank"] for row in rundir.errors(tmp_path)] == [1, 2]
+    assert "ValueError: cause" in rundir.errors(tmp_path)[0]["traceback"]
     (row,) = rundir.errors(tmp_path, start)
     assert (row["rank"], row["exit_code"]) == (2, 73)
     assert rundir.told(row) == str(error)

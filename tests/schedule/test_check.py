@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from penteract.schedule.actions import Compute
 from penteract.schedule.check import Report, check
-from penteract.schedule.generate import ScheduleName, generate, problem
+from penteract.schedule.generate import generate
 from penteract.schedule.transfers import with_transfers
 from penteract.spec.layout import SCHEDULES
+from penteract.spec.schedules import ScheduleName, schedule_breach
 
 SIZES = st.integers(1, 8), st.integers(1, 4), st.integers(1, 16)
 NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "woven")
@@ -21,7 +22,7 @@ def report(name: ScheduleName, pp: int, vpp: int, micros: int) -> Report:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.tuples(st.sampled_from(NAMES), *SIZES).filter(lambda case: problem(*case) is None))
+@given(st.tuples(st.sampled_from(NAMES), *SIZES).filter(lambda case: schedule_breach(*case) is None))
 def test_every_legal_schedule_is_sound(case: tuple[ScheduleName, int, int, int]) -> None:
     name, pp, vpp, micros = case
     result = report(*case)
@@ -50,7 +51,7 @@ def test_makespans_follow_the_papers(pp: int, vpp: int, micros: int) -> None:
     assert report("1f1b", pp, 1, micros).makespan == ideal
     if micros >= pp:
         assert report("zb_h1", pp, 1, micros).makespan == 3 * micros + pp - 1
-    if problem("interleaved", pp, vpp, micros) is None:
+    if schedule_breach("interleaved", pp, vpp, micros) is None:
         assert report("interleaved", pp, vpp, micros).makespan == 3 * (micros * vpp + pp - 1)
 
 
@@ -86,7 +87,7 @@ def test_costs_and_wire_time_are_counted() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.tuples(st.sampled_from(SCHEDULES), *SIZES).filter(lambda case: problem(*case) is None),
+    st.tuples(st.sampled_from(SCHEDULES), *SIZES).filter(lambda case: schedule_breach(*case) is None),
     st.lists(st.floats(0.1, 10), min_size=5, max_size=5),
 )
 def test_no_cost_brings_a_deadlock(case: tuple[ScheduleName, int, int, int], times: list[float]) -> None:

@@ -7,22 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penteract.errors import BadInput
-from penteract.schedule.generate import ScheduleName, generate, problem
+from penteract.schedule.generate import generate
 from penteract.spec.layout import SCHEDULES
+from penteract.spec.schedules import ScheduleName, schedule_breach
 
 NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "woven")
 
 
 @given(st.sampled_from(NAMES), st.integers(0, 8), st.integers(0, 4), st.integers(0, 16))
 def test_generate_refuses_exactly_what_problem_names(name: ScheduleName, pp: int, vpp: int, micros: int) -> None:
-    wrong = problem(name, pp, vpp, micros)
+    wrong = schedule_breach(name, pp, vpp, micros)
     if wrong is None:
         assert len(generate(name, pp, vpp, micros)) == pp
         return
     with pytest.raises(BadInput) as caught:
         generate(name, pp, vpp, micros)
-    assert caught.value.fix == wrong.fix != ""
-    assert caught.value.allowed == wrong.allowed != ""
+    assert (caught.value.where, caught.value.what) == wrong
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,7 @@ def test_generate_refuses_exactly_what_problem_names(name: ScheduleName, pp: int
     ],
 )
 def test_legal_combinations(name: ScheduleName, pp: int, vpp: int, micros: int, legal: bool) -> None:
-    assert (problem(name, pp, vpp, micros) is None) == legal
-
-
-def test_the_fix_names_the_nearest_counts() -> None:
-    wrong = problem("interleaved", 4, 2, 6)
-    assert wrong is not None
-    assert wrong.fix == "gradient_accumulation_steps = 4 or 8"
-    few = problem("interleaved", 4, 2, 3)
-    assert few is not None
-    assert few.fix == "gradient_accumulation_steps = 4"
+    assert (schedule_breach(name, pp, vpp, micros) is None) == legal
 
 
 def test_the_lists_of_small_cases() -> None:

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange
 from penteract.schedule.check import check
-from penteract.schedule.generate import ScheduleName, generate, problem
+from penteract.schedule.generate import generate
 from penteract.schedule.transfers import with_transfers
 from penteract.spec.layout import SCHEDULES
+from penteract.spec.schedules import ScheduleName, schedule_breach
 
 CASES = st.tuples(st.sampled_from(SCHEDULES), st.integers(1, 8), st.integers(1, 4), st.integers(1, 16))
 
@@ -48,7 +49,7 @@ def test_a_value_comes_round_to_the_next_chunk() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(CASES.filter(lambda case: problem(*case) is None))
+@given(CASES.filter(lambda case: schedule_breach(*case) is None))
 def test_grouping_is_a_freedom_not_a_need(case: tuple[ScheduleName, int, int, int]) -> None:
     """One transfer at a time in the listed order is sound as well, and as fast: groups never carry the proof."""
     name, pp, vpp, micros = case

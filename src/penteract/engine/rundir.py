@@ -12,7 +12,9 @@ import os
 import re
 import secrets
 import shlex
+import socket
 import sys
+import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,12 +77,24 @@ def ended(exit_code: int) -> str:
     return {0: "done", 75: "stopped", 130: "stopped"}.get(exit_code, "failed")
 
 
-def append_error(folder: Path, error: PenteractError, **more: Any) -> dict[str, Any]:
-    """A row of `errors.jsonl`, in one system call so that ranks' rows do not mix; returns it. Never raises OSError."""
-    row: dict[str, Any] = {**error.as_dict(), **more, "time": now()}
+def error_row(error: PenteractError, rank: int, cause: BaseException | None = None, **more: Any) -> dict[str, Any]:
+    """What `errors.jsonl` says of rank `rank`'s failure; with `cause`, its traceback too."""
+    trace = "".join(traceback.format_exception(cause)) if cause is not None else ""
+    return {**error.as_dict(), "rank": rank, "host": socket.gethostname(), "time": now(), **more, "traceback": trace}
+
+
+def append_error(folder: Path, row: dict[str, Any]) -> None:
+    """Add a row to `errors.jsonl`, in one system call so that ranks' rows do not mix. Never raises OSError."""
     with contextlib.suppress(OSError), (folder / ERRORS).open("ab", buffering=0) as file:
         file.write(json.dumps(row).encode() + b"\n")
-    return row
+
+
+def errors_size(folder: Path) -> int:
+    """Bytes of `errors.jsonl`: what a resumed run's earlier attempts wrote."""
+    try:
+        return (folder / ERRORS).stat().st_size
+    except OSError:
+        return 0
 
 
 def errors(folder: Path, start: int = 0) -> list[dict[str, Any]]:

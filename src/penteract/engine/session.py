@@ -96,30 +96,24 @@ class Session:
 
     def go(self) -> dict[str, Any]:
         """Train to the end; returns the closing line of `--json`."""
-        spec, lead = self.spec, self.rank.number == 0
         compare = Comparison(self.orders.compare) if self.orders.compare else None
         with self._showing() as (table, metrics), self._stopping():
-            for number in range(self.first, spec.train.steps + 1):
+            for number in range(self.first, self.spec.train.steps + 1):
                 outcome = self._step(number)
-                row = self._row(number, outcome)
                 if number == 1 and save_gradients(self.trainer, self.orders.folder, self.rank) and compare:
                     compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
-                last = number == spec.train.steps or outcome.stop
-                if (
-                    spec.train.validation_every
-                    and (number % spec.train.validation_every == 0 or last)
-                    and len(self.validation)
-                ):
-                    row["val/loss"] = self.trainer.validate(self.validation)
-                if lead:
+                last = outcome.stop or number == self.spec.train.steps
+                row = self._row(number, outcome, last)
+                if self.rank.number == 0:
                     metrics.write(row)
                     table.step(row)
-                if last or (spec.checkpoint.every and number % spec.checkpoint.every == 0):
+                if last or _every(self.spec.checkpoint.every, number):
                     self._save(number)
-                if outcome.stop and number < spec.train.steps:
-                    raise Preempted("STOPPED", f"stopped after step {number}, which is saved", where=str(self.orders.folder),
+                if outcome.stop and number < self.spec.train.steps:
+                    raise Preempted("STOPPED", f"stopped after step {number}, which is saved",
+                                    where=str(self.orders.folder),
                                     fix=f"penteract train --resume {self.orders.folder}")  # fmt: skip
-            return self._finish(table if lead else None, compare)
+            return self._finish(table if self.rank.number == 0 else None, compare)
 
     def _step(self, number: int) -> Outcome:
         self.trainer.run.stop.fill_(float(self.asked_to_stop))
@@ -131,12 +125,13 @@ class Session:
         self.times.append(time.perf_counter() - begun)
         self.losses.append(outcome.loss)
         if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)):
-            raise BadNumerics("NUMERICS", "the loss or its gradient is not finite", where=f"step {number}",
-                              found=f"loss {outcome.loss}, gradient norm {outcome.norm}",
-                              fix="a smaller --optimizer.learning_rate, or more warm-up; the last checkpoint is intact")  # fmt: skip
+            raise BadNumerics("NUMERICS", "the loss or its gradient is not finite; the last checkpoint is intact",
+                              where=f"step {number}", found=f"loss {outcome.loss}, gradient norm {outcome.norm}",
+                              fix="a smaller --optimizer.learning_rate, or more warm-up")  # fmt: skip
         return outcome
 
-    def _row(self, number: int, outcome: Outcome) -> dict[str, Any]:
+    def _row(self, number: int, outcome: Outcome, last: bool) -> dict[str, Any]:
+        """A line of metrics.jsonl; judges on the way where it is time to."""
         spec = self.spec
         assert self.trainer.run.optimizer is not None
         row: dict[str, Any] = {
@@ -149,6 +144,9 @@ class Session:
             row["mem/measured_gib"] = gib(self.measured)
         if "balance" in self.trainer.program.losses:
             row["train/balance_loss"] = outcome.balance
+        every = spec.train.validation_every
+        if len(self.validation) and (_every(every, number) or (every and last)):
+            row["val/loss"] = self.trainer.validate(self.validation)
         return row
 
     def _save(self, number: int) -> None:
@@ -195,10 +193,10 @@ class Session:
             "predicted_gib": gib(self.orders.predicted),
             "measured_gib": gib(self.measured) if self.measured else None,
         }
+        first, last = (self.losses[0], self.losses[-1]) if self.losses else (None, None)
         return {
             "run_dir": str(self.orders.folder), "steps": self.first - 1 + len(self.losses),
-            "loss_first": self.losses[0] if self.losses else None, "loss_last": self.losses[-1] if self.losses else None,
-            "layout": asdict(self.spec.layout), "tokens_per_s": tokens, "memory": memory,
+            "loss_first": first, "loss_last": last, "layout": asdict(self.spec.layout), "tokens_per_s": tokens, "memory": memory,
         }  # fmt: skip
 
     # ---- around it -------------------------------------------------------------------------------------------
@@ -233,6 +231,11 @@ class Session:
         finally:
             for s, handler in before.items():
                 signal.signal(s, handler)
+
+
+def _every(n: int, number: int) -> bool:
+    """Whether step `number` is one of every n; never when n is 0."""
+    return n > 0 and number % n == 0
 
 
 def closing_line(result: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Where a training run starts: as ranks of its own on this host, or as a rank that torchrun made. No torch until then."""
+"""Where a training run starts: as ranks of its own on this host, or as a rank that torchrun made."""
 
 from __future__ import annotations
 

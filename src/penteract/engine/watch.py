@@ -1,143 +1,241 @@
-"""Errors cross ranks: the first that fails says so, every other hears of it within seconds and leaves.
+"""Errors cross ranks: who fails says so in the store, and a thread on every rank looks there and leaves.
 
-A thread on each rank keeps its own connection to the store: the main thread may be blocked in a collective.
+Each rank beats in the store twice a second, and looks for an abort key and at the beat of the next rank that is still at
+work: a ring, so the store's load grows with the ranks and not with their square. Whoever leaves ends its process
+outright, as a rank whose main thread is blocked in gloo can be ended in no other way, and tearing down groups whose
+members are gone can take minutes.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import socket
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 
-from penteract.engine.rank import Rank
-from penteract.errors import Bug, OutOfMemory, PeerLost, PenteractError, Preempted
+from penteract.engine import rundir
+from penteract.engine.failures import from_exception, is_of_a_peer, record
+from penteract.errors import PeerLost, PenteractError, Preempted
 
-POLL_S = 0.5
-LOST_S = 30.0  # without a sign of life
+ABORT = "abort"
+GRACE = 1.0  # seconds that a rank's own error gets before another's ends it
+BLAME = 3.0  # seconds to find out whose fault a broken connection is
+TEARDOWN = 3.0  # seconds that groups get to be torn down
+PARTING = 10.0  # seconds that rank 0 waits for others when all stop together
 
-_ABORT = "penteract/abort"
 
-
-@dataclass(slots=True)
 class Watcher:
-    """Listens for another rank's failure, and for silence."""
+    """One rank's watch over the others, from `start` to `finish` or `end`.
 
-    rank: Rank
-    folder: Path
-    lost_s: float = LOST_S
-    done: threading.Event = field(default_factory=threading.Event)
-    store: Any = None
-    thread: threading.Thread | None = None
+    `abort` is called before this process ends because of another rank; it may block.
+    `timeout`: seconds without a beat after which a rank counts as lost.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, world: int, run_dir: Path, abort: Callable[[], None],
+        *, interval: float = 0.5, timeout: float = 30.0,
+    ) -> None:  # fmt: skip
+        # A connection of its own: the main thread's may be held by a blocking wait.
+        self.store = dist.PrefixStore("watch", store.clone())
+        self.store.set_timeout(timedelta(seconds=timeout))
+        self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
+        self.interval, self.timeout = interval, timeout
+        self.row: dict[str, Any] | None = None  # of the rank that failed first
+        self._turns = 0
+        self._silence = 0.0  # of the rank that is watched, in seconds of this thread's own turns
+        self._seen: tuple[int, bytes] = (rank, b"")
+        self._over = threading.Event()
+        self._leaving = threading.Lock()  # held by the one thread that ends this process
 
     def start(self) -> None:
-        if self.rank.store is None:
-            return
-        self.store = _own_line(self.rank)
-        self.thread = threading.Thread(target=self._listen, name="watcher", daemon=True)
-        self.thread.start()
+        for work in (self._look, self._guard):
+            threading.Thread(target=work, name=f"watch{work.__name__}", daemon=True).start()
 
-    def report(self, error: PenteractError, text: str) -> None:
-        """Write the error down and tell the others."""
-        row = error.as_dict() | {
-            "rank": self.rank.number, "host": socket.gethostname(), "time": time.time(), "line": str(error), "traceback": text,
-        }  # fmt: skip
-        with (self.folder / "errors.jsonl").open("a") as f:
-            f.write(json.dumps(row) + "\n")
-        if self.store is not None and not isinstance(error, PeerLost):
-            self.store.set(_ABORT, json.dumps({"rank": self.rank.number, "line": str(error)}))
+    # ---- leaving, by the main thread -------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        """This rank is well and leaves."""
-        self.done.set()
-        if self.store is not None:
-            self.store.set(_life(self.rank.number), "left")
-        if self.thread is not None:
-            self.thread.join(5)
+    def finish(self, limit: float | None = None) -> None:
+        """All went well here. Rank 0, which may hold the store, stays until the others have finished too."""
+        with suppress(RuntimeError):
+            self.store.set(f"done/{self.rank}", "1")
+            self.store.add("done", 1)
+            begun = time.monotonic()
+            while self.rank == 0 and self.store.add("done", 0) < self.world:
+                if limit is not None and time.monotonic() - begun > limit:
+                    break
+                time.sleep(self.interval / 10)
+        self._over.set()
 
-    def _listen(self) -> None:
-        seen: dict[int, tuple[str, float]] = {}
-        beat = 0
-        while not self.done.wait(POLL_S):
-            beat += 1
+    def report(self, exception: BaseException) -> PenteractError:
+        """Tell the others of this rank's failure; returns the error that it leaves with.
+
+        That is PeerLost where the exception is only a connection that another rank's failure broke.
+        """
+        if is_of_a_peer(exception):
+            return self._blame(exception)
+        error = from_exception(exception)
+        row = record(self.run_dir, error, exception, rank=self.rank, write=False)
+        first = self._set_abort(row)
+        if first["rank"] == self.rank or first["code"] != error.code:
+            rundir.append_row(self.run_dir, row)
+        return error
+
+    def end(self, exception: BaseException) -> NoReturn:
+        """End this process, with the exception's own exit code or, if it is another rank's fault, with 72."""
+        self._take_over()
+        if isinstance(exception, KeyboardInterrupt):
+            _exit("", 130)
+        if isinstance(exception, Preempted):  # all ranks agreed: nobody has to be stopped
+            if self.rank == 0:
+                record(self.run_dir, exception, exception, rank=0)
+            self.finish(limit=PARTING)
+            _exit(str(exception), exception.exit_code)
+        error = self.report(exception)
+        if isinstance(error, PeerLost):
+            self._tear_down()
+        self._linger()
+        _exit(str(error), error.exit_code)
+
+    # ---- looking, by the threads -----------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        last = time.monotonic()
+        while not self._over.is_set():
             try:
-                self.store.set(_life(self.rank.number), str(beat))
-                if self.store.check([_ABORT]):
-                    self._leave(json.loads(self.store.get(_ABORT)))
-                if (silent := self._silent(seen)) is not None:
-                    self._leave({"rank": silent, "line": f"no sign of life for {self.lost_s:.0f} s"})
-            except dist.DistError as e:
-                if not self.done.is_set():
-                    self._leave({"rank": 0, "line": f"the store is gone: {type(e).__name__}"})
+                self.store.set(f"beat/{self.rank}", str(self._turns))
+                now = time.monotonic()
+                # A turn counts for little however long it took: if all were suspended together, nobody is lost.
+                self._watch_next(min(now - last, 2 * self.interval))
+                last = now
+                if self.store.check([ABORT]):
+                    return self._leave(json.loads(self.store.get(ABORT)))
+            except RuntimeError as e:
+                return self._leave(self._store_is_gone(str(e)))
+            self._turns += 1
+            self._over.wait(self.interval)
 
-    def _silent(self, seen: dict[int, tuple[str, float]]) -> int | None:
-        now = time.monotonic()
-        for r in range(self.rank.world):
-            if r == self.rank.number or not self.store.check([_life(r)]):
-                continue
-            life = self.store.get(_life(r)).decode()
-            if life != seen.get(r, ("", 0.0))[0]:
-                seen[r] = (life, now)
-            elif life != "left" and now - seen[r][1] > self.lost_s:
-                return r
-        return None
-
-    def _leave(self, told: dict[str, Any]) -> None:
-        """The main thread may be in a collective that will never end: leave without it."""
-        if self.done.is_set():
+    def _watch_next(self, passed: float) -> None:
+        """Look at the next rank that has not finished; set the abort key when it was silent for too long."""
+        watched = self._seen[0] if self._seen[0] != self.rank else (self.rank + 1) % self.world
+        while watched != self.rank and self.store.check([f"done/{watched}"]):
+            watched = (watched + 1) % self.world
+        if watched == self.rank:
             return
-        error = PeerLost("PEER", f"rank {told['rank']} failed: {told['line']}", where=f"rank {self.rank.number}",
-                         fix=f"see {self.folder / 'errors.jsonl'}")  # fmt: skip
-        self.report(error, "")
-        print(error, file=sys.stderr, flush=True)
-        os._exit(error.exit_code)
+        beat = self._beat(watched)
+        self._silence = self._silence + passed if (watched, beat) == self._seen else 0.0
+        self._seen = (watched, beat)
+        if self._silence > self.timeout:
+            self._lost([watched], f"no sign of life for {self._silence:.0f} s")
+
+    def _guard(self) -> None:
+        """The look itself can block for ever, in a store whose host has stopped; this thread does not touch it."""
+        seen, silence = -1, 0.0
+        while not self._over.wait(self.interval):
+            silence = silence + self.interval if seen == self._turns else 0.0
+            seen = self._turns
+            if silence > self.timeout:
+                return self._leave(self._store_is_gone(f"no answer for {silence:.0f} s"))
+
+    def _beat(self, rank: int) -> bytes:
+        key = f"beat/{rank}"
+        return self.store.get(key) if self.store.check([key]) else b""
+
+    # ---- whose fault -----------------------------------------------------------------------------------------
+
+    def _blame(self, exception: BaseException) -> PenteractError:
+        """A connection broke: the abort key says why, or else the ranks whose beat stands still are the lost ones."""
+        try:
+            before, until = self._beats(), time.monotonic() + BLAME
+            while time.monotonic() < until:
+                if self.store.check([ABORT]):
+                    return self._peer(json.loads(self.store.get(ABORT)))
+                time.sleep(self.interval / 5)
+            after = self._beats()
+            lost = [r for r, beat in after.items() if r != self.rank and beat == before[r]]
+            if lost:
+                return self._peer(self._lost(lost, "its connections broke"))
+        except RuntimeError as e:
+            return self._peer(self._store_is_gone(str(e)))
+        error = PeerLost("CONNECTION", f"a collective failed: {str(exception).splitlines()[0][:200]}",
+                         where=f"rank {self.rank}", fix="--resume goes on from the last checkpoint")  # fmt: skip
+        row = record(self.run_dir, error, exception, rank=self.rank, write=False)
+        if self._set_abort(row) == row:
+            rundir.append_row(self.run_dir, row)
+        return error
+
+    def _beats(self) -> dict[int, bytes]:
+        return {r: self._beat(r) for r in range(self.world) if not self.store.check([f"done/{r}"])}
+
+    def _lost(self, ranks: list[int], why: str) -> dict[str, Any]:
+        """Tell all that ranks are gone without a word; the first to notice writes the row."""
+        names = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
+        error = PeerLost("LOST", f"rank {names} is gone or hangs: {why}", where=str(self.run_dir),
+                         fix="look for a killed process (out of host memory?); --resume goes on")  # fmt: skip
+        row = record(self.run_dir, error, None, rank=ranks[0], write=False, noticed_by=self.rank)
+        first = self._set_abort(row)
+        if first == row:
+            rundir.append_row(self.run_dir, row)
+        return first
+
+    def _store_is_gone(self, why: str) -> dict[str, Any]:
+        """Without the store the run's directory may still say who failed; if not, rank 0 or its launcher did."""
+        own = [row for row in rundir.errors(self.run_dir, self._errors_from) if row.get("noticed_by") is None]
+        if own:
+            return own[0]
+        error = PeerLost("LOST", f"the store of rank 0 or its launcher is gone: {why.splitlines()[0][:120]}",
+                         where=str(self.run_dir), fix="--resume goes on from the last checkpoint")  # fmt: skip
+        return record(self.run_dir, error, None, rank=0, noticed_by=self.rank)
+
+    def _set_abort(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Set the abort key unless it is there; returns the row that is in it."""
+        short = {k: v for k, v in row.items() if k != "traceback"}
+        try:
+            first = json.loads(self.store.compare_set(ABORT, "", json.dumps(short)))
+        except RuntimeError:  # no store: the file has to do
+            return row
+        return row if first == short else first
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def _leave(self, row: dict[str, Any]) -> None:
+        """End this process because of `row`, unless the main thread is ending it by itself."""
+        self.row = row
+        if self._over.wait(GRACE) or not self._leaving.acquire(blocking=False):
+            return
+        error = self._peer(row)
+        self._tear_down()
+        self._linger()
+        _exit(str(error), error.exit_code)
+
+    def _take_over(self) -> None:
+        """The main thread ends this process, or waits for the thread that already does."""
+        if not self._leaving.acquire(blocking=False):
+            threading.Event().wait()
+
+    def _peer(self, row: dict[str, Any]) -> PenteractError:
+        code, what = row["code"], row["what"]
+        return PeerLost("PEER", f"rank {row['rank']} failed with {code}: {what}", where=f"rank {self.rank}",
+                        fix=f"see {self.run_dir / rundir.ERRORS}")  # fmt: skip
+
+    def _tear_down(self) -> None:
+        """Give blocked collectives a chance to end; it may itself block, so not for long."""
+        thread = threading.Thread(target=_quietly, args=(self.abort,), daemon=True)
+        thread.start()
+        thread.join(TEARDOWN)
+
+    def _linger(self) -> None:
+        """Rank 0 may hold the store: the others look there once more before it goes."""
+        if self.rank == 0:
+            time.sleep(2 * self.interval + GRACE)
 
 
-def _life(rank: int) -> str:
-    return f"penteract/life/{rank}"
-
-
-def _own_line(rank: Rank) -> Any:
-    """A connection of the watcher's own: the default store's may be held by the main thread."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=10))
-
-
-@contextmanager
-def watched(rank: Rank, folder: Path) -> Iterator[None]:
-    """Run a rank's work: its failure is told to the others, theirs ends it."""
-    watcher = Watcher(rank, folder)
-    watcher.start()
-    try:
-        yield
-    except BaseException as e:
-        error = typed(e)
-        watcher.done.set()
-        if not isinstance(error, Preempted):
-            watcher.report(error, traceback.format_exc())
-        raise error from e
-    watcher.stop()
-
-
-def typed(e: BaseException) -> PenteractError:
-    """Any failure as one of ours."""
-    if isinstance(e, PenteractError):
-        return e
-    if isinstance(e, torch.OutOfMemoryError | MemoryError):
-        fix = "a smaller micro-batch, more recompute, or more ranks"
-        return OutOfMemory("MEMORY", " ".join(str(e).split())[:200], fix=fix)
-    return Bug(
-        "BUG", f"{type(e).__name__}: {' '.join(str(e).split())[:200]}", fix="run again with --debug, and report it"
-    )
+def abort_groups() -> None:
+    """Tear down all process groups of this rank."""
+    abort: Callable[[], None] | None = getattr(dist.distributed_c10d, "_abort_process_group", None)
+    if abort is not None and dist.is_initialized():
+        abort()

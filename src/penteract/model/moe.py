@@ -26,8 +26,9 @@ def moe(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_lengt
 
 def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:
     to_router, tokens = do.fork(x)
+    table = Param(f"{name}.router.weight", (spec.experts, m.hidden_size), scale=m.initial_std)
     weights, experts, scores, choices = do.say(
-        "router", to_router, params=(Param(f"{name}.router.weight", (spec.experts, m.hidden_size), scale=m.initial_std),),
+        "router", to_router, params=(table,),
         top_k=spec.top_k, experts=spec.experts, score=spec.score, normalize=spec.normalize_weights,
         balance=spec.balance, bias=f"{name}.balance" if spec.balance == "bias" else "",
     )  # fmt: skip

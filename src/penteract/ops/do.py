@@ -56,7 +56,7 @@ class Seam:
 def lone(name: str, axis: str, there: str, back: str = "", *, split: int = 0, concat: int = 0) -> Seam:
     """The simplest seam: collective `there` in forward, its conjugate `back` in backward, nothing kept.
 
-    Without `back` no gradient crosses. `split` and `concat` are the dims of an all-to-all, turned round on the way back.
+    Without `back` no gradient crosses. `split` and `concat`: the dims of an all-to-all, turned round on the way back.
     """
 
     def forward(steps: Steps, x: Value) -> tuple[Values, Values]:
@@ -218,8 +218,8 @@ class Do:
             raise Bug("FORK", f"a value of {x.consumed_by} is used again by {word} ({_line()})", fix="say do.fork")
         x.consumed_by = f"{word} ({_line()})" if x.flows else ""
 
-    def _record(self, word: str, ins: Values, outs: tuple[Spec, ...], extras: tuple[Spec, ...], params: tuple[Param, ...],
-                attrs: dict[str, Any]) -> Values:  # fmt: skip
+    def _record(self, word: str, ins: Values, outs: tuple[Spec, ...], extras: tuple[Spec, ...],
+                params: tuple[Param, ...], attrs: dict[str, Any]) -> Values:  # fmt: skip
         for v in ins:
             self._consume(v, word)
         flows = any(v.flows for v in ins) or bool(params)

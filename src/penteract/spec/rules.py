@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from penteract.spec.case import Case
 from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES
+from penteract.spec.schedules import schedule_breach
 
 Breach = tuple[str, str]  # (axis, what is wrong)
 
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
-           "bucket_mib", "sequence_length")  # fmt: skip
+           "sequence_length")  # fmt: skip
 
 
 def breaches(case: Case) -> list[Breach]:
@@ -28,6 +29,8 @@ def _counts(case: Case) -> Iterator[Breach]:
     for axis in _COUNTS:
         if case.get(axis) < 1:
             yield axis, f"{axis} is less than 1"
+    if case.layout.bucket_mib < 0:
+        yield "bucket_mib", "bucket_mib is less than 0"
     if case.global_batch_size is not None and case.global_batch_size < 1:
         yield "global_batch_size", "global_batch_size is less than 1"
     if case.layout.schedule not in SCHEDULES:
@@ -101,24 +104,12 @@ def _pipeline(case: Case) -> Iterator[Breach]:
         fewest = 2 if lay.schedule == "interleaved" else 1  # chunks that the schedule allows
         axis = "pp" if lay.vpp <= fewest or lay.pp * fewest > layers else "vpp"
         yield axis, f"pp·vpp = {lay.pp}·{lay.vpp} stages for {layers} layers"
-    if lay.schedule == "interleaved":
-        if lay.pp < 2:
-            yield "schedule", "interleaved needs pp of at least 2"
-        elif lay.vpp < 2:
-            yield "vpp", "interleaved needs vpp of at least 2"
-        elif lay.gradient_accumulation_steps % lay.pp:
-            axis = "gradient_accumulation_steps" if case.global_batch_size is None else "global_batch_size"
-            yield (
-                axis,
-                (
-                    f"interleaved takes micro-batches in rounds of pp = {lay.pp}, "
-                    f"and gradient_accumulation_steps = {lay.gradient_accumulation_steps}"
-                ),
-            )
-    elif lay.vpp > 1 and lay.pp == 1:
-        yield "vpp", "without a pipeline (pp = 1) a rank holds one chunk"
-    elif lay.vpp > 1 and lay.schedule in ("1f1b", "zb_h1"):
-        yield "vpp", f"{lay.schedule} runs one chunk a rank; interleaved and afab take more"
+    wrong = schedule_breach(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
+    if wrong is not None:
+        axis, what = wrong
+        # Accumulation steps are derived where the batch is given: then the batch is what to change.
+        derived = axis == "gradient_accumulation_steps" and case.global_batch_size is not None
+        yield "global_batch_size" if derived else axis, what
 
 
 def _experts(case: Case) -> Iterator[Breach]:

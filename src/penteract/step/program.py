@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
+from penteract.errors import BadInput
 from penteract.model.decoder import homes, record
+from penteract.ops.bodies import BODIES
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.params import Homes, Param
 from penteract.ops.spec import WIDTHS, Widths
 from penteract.parallel.data import Bucket, buckets
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven, stage_of
-from penteract.schedule.generate import ScheduleName, generate
+from penteract.schedule.generate import generate
 from penteract.schedule.transfers import with_transfers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.schedules import ScheduleName
 
+SEAMS = ("enter", "leave", "gather", "ring", "exchange", "send", "back", "cross_entropy")  # that can be remade
 Slot = tuple[int, int]  # (chunk, micro-batch): what one pass keeps lives in its slot
 
 
@@ -96,6 +101,7 @@ def compile_step(
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
     said = [record(model, mesh, s, sequence_length) for s in range(layout.stages)]
+    _check_words(layout)
     lowered = {
         c: lower(said[stage_of(pp_rank, c, layout.pp)].tape, layout.remake, split=name == "zb_h1", training=training)
         for c in range(layout.vpp)
@@ -111,6 +117,16 @@ def compile_step(
         model, mesh, rank, sequence_length, precision, chunks, mine, everything, all_homes, made, actions, {}
     )
     return _with_reductions(program) if training else program
+
+
+def _check_words(layout: Layout) -> None:
+    """Words to remake exist."""
+    known = {*BODIES, "*", *SEAMS}
+    for word in layout.remake:
+        if word not in known:
+            near = get_close_matches(word, sorted(known), 3) or sorted(SEAMS)
+            raise BadInput("WORD", "no word of the program has this name", where="memory.recompute", found=word[:60],
+                           allowed=", ".join(near), fix=f"--memory.recompute {near[0]}")  # fmt: skip
 
 
 def _backward_order(said: list[Do]) -> tuple[Param, ...]:

@@ -33,7 +33,7 @@ def test_every_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
     for name in ("rank-00000.safetensors", "manifest.json"):
         path = at / name
         clean, dice = path.read_bytes(), random.Random(5)
-        for bit in dice.sample(range(len(clean) * 8), 400):
+        for bit in dice.sample(range(len(clean) * 8), 120):
             flipped(path, bit)
             try:
                 assert same(load_whole(at, TENSORS), TENSORS)  # in the white space of a header, say
@@ -80,8 +80,16 @@ def test_a_damaged_step_gives_way_to_the_one_before(
         assert latest(tmp_path) == old
     assert "step-00000020 is damaged" in caplog.text
     shutil.rmtree(old)
-    with pytest.raises(CorruptData, match="no intact checkpoint"):
+    with pytest.raises(BadInput, match=r"no intact checkpoint.*found damaged step-00000020"):
         latest(tmp_path)
+
+
+def test_a_truncated_file_is_named_with_a_tensor_of_it(tmp_path: Path) -> None:
+    at = save_whole(tmp_path, 1, TENSORS)
+    path = at / "rank-00000.safetensors"
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(CorruptData, match=r"rank-00000\.safetensors · found b: "):
+        load(at, [Slice("b", (9,), (0,), torch.zeros(9, dtype=torch.bfloat16))])
 
 
 @pytest.mark.parametrize("pointer", ["", "release", "\0\0", "step-00000099\n"])

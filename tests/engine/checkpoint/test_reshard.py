@@ -21,7 +21,7 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.in
 SHAPES = st.lists(st.integers(0, 9), min_size=0, max_size=3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data(), kinds=st.lists(st.tuples(SHAPES, DTYPES), min_size=1, max_size=3), world=st.integers(1, 4))
 def test_any_cut_reads_any_other(data: st.DataObject, kinds: list[tuple[list[int], torch.dtype]], world: int) -> None:
     tensors = {f"layers.{i}.w": noise(shape, dtype, i) for i, (shape, dtype) in enumerate(kinds)}
@@ -73,6 +73,27 @@ def test_pieces_that_do_not_tile_are_never_committed(tmp_path: Path, boxes: list
         save_all(tmp_path, 1, ranks)
     assert "w" in caught.value.where
     assert not (tmp_path / "step-00000001").exists()
+
+
+def test_a_tensor_that_nobody_owns_is_never_committed(tmp_path: Path) -> None:
+    ranks = [[Slice("v", (2,), (0,), torch.ones(2), rank == 0), Slice("w", (2,), (0,), torch.ones(2), False)]
+             for rank in range(2)]  # fmt: skip
+    with pytest.raises(Bug, match="2 elements are missing") as caught:
+        save_all(tmp_path, 1, ranks)
+    assert caught.value.where == "w"
+
+
+def test_what_is_wanted_beyond_a_tensor_is_a_bug(tmp_path: Path) -> None:
+    at = save_whole(tmp_path, 1, {"w": torch.ones(3, 4)})
+    with pytest.raises(Bug, match="outside"):
+        load(at, [Slice("w", (3, 4), (2, 0), torch.zeros(2, 4))])
+
+
+def test_parameters_that_want_gradients_are_filled(tmp_path: Path) -> None:
+    at = save_whole(tmp_path, 1, {"w": torch.ones(3, requires_grad=True)})
+    leaf = torch.zeros(3, requires_grad=True)
+    load(at, [Slice("w", (3,), (0,), leaf)])
+    assert leaf.is_leaf and bool((leaf == 1).all())
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,7 @@ def check(at: Path) -> None:
 def latest(folder: Path) -> Path:
     """The newest intact step of `folder`; says so when a newer one is damaged.
 
-    The file `latest` is for people: what counts is what is there. Raises BadInput when nothing was ever committed,
-    CorruptData when nothing is intact.
+    The file `latest` is for people: what counts is what is there. Raises BadInput when nothing intact is there.
     """
     steps = committed(folder)
     if not steps:
@@ -69,8 +68,8 @@ def latest(folder: Path) -> Path:
             log.warning("%s is damaged, trying the one before: %s", at.name, e)
         else:
             return at
-    raise CorruptData("CHECKPOINT", "no intact checkpoint", where=str(folder),
-                      found=", ".join(at.name for _, at in steps[:8]), fix="start a new run")  # fmt: skip
+    raise BadInput("CHECKPOINT", "no intact checkpoint", where=str(folder), allowed="one that is whole",
+                   found="damaged " + ", ".join(at.name for _, at in steps[:8]), fix="start a new run")  # fmt: skip
 
 
 def clear(folder: Path) -> None:

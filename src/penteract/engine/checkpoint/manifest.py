@@ -101,7 +101,7 @@ def read(folder: Path) -> Manifest:
     try:
         content = json.loads(path.read_bytes())
         claimed = content.pop("digest")
-        if claimed != digest(_canonical(content)):
+        if claimed != digest(_canonical(content)):  # first: a flipped bit is no later version
             raise ValueError("its digest differs")
         if content["format"] != FORMAT:
             raise BadInput(

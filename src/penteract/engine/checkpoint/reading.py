@@ -12,8 +12,20 @@ from safetensors import SafetensorError, safe_open
 
 from penteract.engine.checkpoint import manifest
 from penteract.engine.checkpoint.manifest import Entry, Manifest, Part
-from penteract.engine.checkpoint.slices import DTYPES, NAMES, Box, Slice, digest, first_overlap, meet, raw, view, volume
-from penteract.errors import BadInput, CorruptData
+from penteract.engine.checkpoint.slices import (
+    DTYPES,
+    NAMES,
+    Box,
+    Slice,
+    digest,
+    first_overlap,
+    inside,
+    meet,
+    raw,
+    view,
+    volume,
+)  # fmt: skip
+from penteract.errors import BadInput, Bug, CorruptData
 
 _SHOWN = 5  # names in a message
 
@@ -33,11 +45,11 @@ def load(at: Path, wanted: Iterable[Slice]) -> dict[str, Any]:
         for part, box in _pieces(at, stored.tensors[s.name], s):
             copies.setdefault(part.file, {}).setdefault(part, []).append((s, box))
     for file, parts in copies.items():
-        with _opened(at / file) as handle:
+        with _opened(at / file, next(iter(parts)).key) as handle:
             for part, targets in parts.items():
                 tensor = _checked(at / file, handle, part, NAMES[targets[0][0].tensor.dtype])
                 for s, box in targets:
-                    view(s.tensor, box, s.offset).copy_(view(tensor, box, part.box[0]))
+                    view(s.tensor.detach(), box, s.offset).copy_(view(tensor, box, part.box[0]))
     return stored.extra
 
 
@@ -48,7 +60,7 @@ def verify(at: Path) -> None:
         if problem := manifest.untiled(entry):
             raise _damaged(at, f"{name}: {problem}")
     for file in stored.files:
-        with _opened(at / file) as handle:
+        with _opened(at / file, "its header") as handle:
             for entry in stored.tensors.values():
                 for part in entry.parts:
                     if part.file == file:
@@ -64,6 +76,9 @@ def _refuse_another_model(at: Path, stored: Manifest, slices: list[Slice]) -> No
                        found="no " + ", ".join(missing[:_SHOWN]), allowed=f"{there}, …",
                        fix="resume with the model that wrote it")  # fmt: skip
     for s in slices:
+        if not inside(s.box, s.shape):
+            raise Bug("CHECKPOINT", "a slice lies outside its tensor", where=s.name,
+                      found=f"{s.offset} {tuple(s.tensor.shape)} of {s.shape}")  # fmt: skip
         entry, dtype = stored.tensors[s.name], NAMES.get(s.tensor.dtype, str(s.tensor.dtype))
         if entry.shape != tuple(s.shape):
             raise BadInput("CHECKPOINT", "a tensor has another shape", where=f"{at.name}: {s.name}", found=entry.shape,
@@ -83,12 +98,13 @@ def _pieces(at: Path, entry: Entry, s: Slice) -> list[tuple[Part, Box]]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path, wanted: str) -> Iterator[Any]:
+    """A safetensors file; `wanted`: what it is opened for, for the message."""
     try:
         with safe_open(path, framework="pt") as handle:
             yield handle
     except (SafetensorError, OSError) as e:
-        raise _damaged(path, str(e)) from e
+        raise _damaged(path, f"{wanted}: {e}") from e
 
 
 def _checked(path: Path, handle: Any, part: Part, dtype: str) -> torch.Tensor:

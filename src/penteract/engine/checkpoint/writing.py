@@ -12,7 +12,7 @@ from typing import Any
 from penteract.engine.checkpoint import disk, manifest
 from penteract.engine.checkpoint.folder import clear, commit, prune, step_folder, unfinished
 from penteract.engine.checkpoint.manifest import Entry, Manifest, Part
-from penteract.engine.checkpoint.slices import NAMES, Slice, digest, inside, raw, show, volume
+from penteract.engine.checkpoint.slices import NAMES, Slice, digest, inside, raw, volume
 from penteract.errors import BadInput, Bug, DiskFailure
 from penteract.units import gib
 
@@ -42,6 +42,7 @@ def save(  # noqa: PLR0913 -- the last four say who is asking
         with disk.failing(fresh, "commit a checkpoint"):
             _finish_manifest(fresh, step, extra, world)
             commit(folder, step)
+        with disk.failing(folder, "remove older checkpoints"):
             prune(folder, step, keep)
     barrier()
     return at
@@ -57,13 +58,13 @@ def _share_of(rank: int) -> str:
 
 def _write_share(fresh: Path, slices: Iterable[Slice], rank: int) -> None:
     """This rank's file, where it owns anything, and the table of what is in it."""
-    owned = [s for s in slices if s.owner]
-    for s in owned:
+    held = list(slices)
+    for s in held:
         if s.tensor.dtype not in NAMES or not inside(s.box, s.shape):
             raise Bug("CHECKPOINT", "a slice lies outside its tensor, or its dtype cannot be stored", where=s.name,
-                      found=f"{s.tensor.dtype} {show(s.box)} of {s.shape}")  # fmt: skip
+                      found=f"{s.tensor.dtype} {s.offset} {tuple(s.tensor.shape)} of {s.shape}")  # fmt: skip
     # Wide elements first: then each tensor begins at a multiple of its element's size.
-    solid = sorted((s for s in owned if s.tensor.numel()), key=lambda s: -s.tensor.element_size())
+    solid = sorted((s for s in held if s.owner and s.tensor.numel()), key=lambda s: -s.tensor.element_size())
     need = sum(s.tensor.nbytes for s in solid)
     if need > (free := disk.free_bytes(fresh)):
         raise DiskFailure("DISK", "no room for a checkpoint", where=str(fresh), found=f"{gib(free):.3f} GiB free",
@@ -72,7 +73,7 @@ def _write_share(fresh: Path, slices: Iterable[Slice], rank: int) -> None:
     path = fresh / file_of(rank)
     try:
         size = disk.write(path, _stream(solid, digests)) if solid else 0
-        share: dict[str, Any] = {"size": size, "tensors": manifest.tensors_json(_table(owned, digests, path.name))}
+        share: dict[str, Any] = {"size": size, "tensors": manifest.tensors_json(_table(held, digests, path.name))}
         disk.write(fresh / _share_of(rank), [json.dumps(share).encode()])
     except OSError:
         with contextlib.suppress(OSError):  # what is half written only takes space
@@ -105,10 +106,11 @@ def _stream(slices: list[Slice], digests: dict[str, str]) -> Iterator[bytes | me
         yield data
 
 
-def _table(owned: list[Slice], digests: dict[str, str], file: str) -> dict[str, Entry]:
+def _table(held: list[Slice], digests: dict[str, str], file: str) -> dict[str, Entry]:
+    """What this rank holds, with parts for what it owns: a tensor that nobody owns is noticed when all are merged."""
     table: dict[str, Entry] = {}
-    for s in owned:
-        mine = (Part(file, _key(s), s.box, digests[_key(s)]),) if volume(s.box) else ()
+    for s in held:
+        mine = (Part(file, _key(s), s.box, digests[_key(s)]),) if s.owner and volume(s.box) else ()
         before = table.get(s.name)
         table[s.name] = Entry(tuple(s.shape), NAMES[s.tensor.dtype], (before.parts if before else ()) + mine)
     return table

@@ -1,0 +1,128 @@
+"""The trainer as a person runs it: processes, files, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penteract.engine.metrics import read_metrics
+
+SMALL = (
+    "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
+    "--training.sample_tokens=0", "--training.validation_every=0",
+)  # fmt: skip
+
+
+def command(folder: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "penteract", "train", *SMALL, f"--output.folder={folder}", *words]
+
+
+def environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+
+
+def train(folder: Path, *words: str, code: int = 0) -> dict[str, Any]:
+    """Run to the end; the closing line of --json."""
+    done = subprocess.run(
+        command(folder, "--json", *words), capture_output=True, text=True, env=environment(), timeout=240
+    )
+    assert done.returncode == code, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Six steps of tiny on one rank, with a checkpoint every three."""
+    folder = tmp_path_factory.mktemp("runs")
+    return train(folder, "--preset=tiny", "--steps=6", "--checkpoint.every=3", "--checkpoint.keep=0")
+
+
+def test_one_rank_learns_and_its_memory_was_foretold(base: dict[str, Any]) -> None:
+    assert base["steps"] == 6
+    assert base["loss_last"] < base["loss_first"] - 0.2
+    assert base["memory"]["measured_gib"] == pytest.approx(base["memory"]["predicted_gib"], rel=1e-3)
+    assert base["layout"]["dp"] == 1 and base["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ("--parallel.tp=2", "--parallel.pp=2"),
+        ("--parallel.dp=2", "--parallel.cp=2", "--parallel.context_method=ring"),
+        ("--parallel.pp=4", "--parallel.schedule=zb_h1"),
+    ],
+    ids=["tp2-pp2", "dp2-cp2-ring", "pp4-zb"],
+)
+def test_four_ranks_train_the_same_model(base: dict[str, Any], tmp_path: Path, layout: tuple[str, ...]) -> None:
+    ran = train(tmp_path, "--preset=tiny", "--steps=6", f"--compare={base['run_dir']}", *layout)
+    assert ran["max_abs_loss_difference"] <= 1e-4
+    assert ran["max_rel_gradient_difference_step1"] <= 1e-4
+    assert ran["memory"]["measured_gib"] == pytest.approx(ran["memory"]["predicted_gib"], rel=0.02)
+
+
+def test_expert_parallel_trains_the_same_model(tmp_path: Path) -> None:
+    one = train(tmp_path, "--preset=tiny-moe", "--steps=3")
+    four = train(tmp_path, "--preset=tiny-moe", "--steps=3", "--parallel.ep=4", f"--compare={one['run_dir']}")
+    assert four["layout"]["dp"] == 4
+    assert four["max_abs_loss_difference"] <= 1e-4
+    assert four["max_rel_gradient_difference_step1"] <= 1e-4
+
+
+def test_resuming_goes_on_bitwise(base: dict[str, Any], tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(base["run_dir"], copy, symlinks=True)
+    shutil.rmtree(copy / "checkpoints" / "step-00000006")
+    train(tmp_path, f"--resume={copy}")
+    first, again = (read_metrics(Path(f) / "metrics.jsonl") for f in (base["run_dir"], copy))
+    for name in ("train/loss", "train/grad_norm", "train/lr", "step"):
+        assert [r[name] for r in first] == [r[name] for r in again]
+    files = sorted(f.name for f in (copy / "checkpoints" / "step-00000006").glob("*.safetensors"))
+    assert files
+    for f in files:
+        ours, theirs = (Path(d) / "checkpoints" / "step-00000006" / f for d in (copy, base["run_dir"]))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_interrupted_it_saves_and_can_go_on(tmp_path: Path) -> None:
+    words = command(tmp_path, "--preset=tiny", "--steps=2000", "--parallel.dp=2")
+    running = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
+    )
+    metrics = tmp_path / "latest" / "metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 75, said
+    steps = [r["step"] for r in read_metrics(metrics)]
+    saved = tmp_path / "latest" / "checkpoints" / f"step-{steps[-1]:08d}"
+    assert (saved / "manifest.json").is_file()
+    assert said.count("error[STOPPED]") == 1 and "--resume" in said
+
+
+def test_torchrun_ranks_are_joined(base: dict[str, Any], tmp_path: Path) -> None:
+    words = command(tmp_path, "--json", "--preset=tiny", "--steps=2", f"--compare={base['run_dir']}", "--parallel.tp=2")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", *words[1:]]
+    done = subprocess.run(torchrun, capture_output=True, text=True, env=environment(), timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ran = json.loads(done.stdout.splitlines()[-1])
+    assert ran["layout"]["tp"] == 2
+    assert ran["max_rel_gradient_difference_step1"] <= 1e-4
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(tmp_path: Path) -> None:
+    words = command(tmp_path, "--preset=tiny", "--steps=9", "--parallel.dp=2", "--optimizer.learning_rate=1e30")
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=240)
+    assert done.returncode == 73
+    assert "error[NUMERICS]" in done.stderr and "Traceback" not in done.stderr
+    assert (tmp_path / "latest" / "errors.jsonl").is_file()
