@@ -21,10 +21,9 @@ from typing import Any
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests")]
 
-import oracle
 import torch
-from samples import sample, stacked
 
+import oracle
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups
@@ -44,6 +43,7 @@ from penteract.step.program import Program, compile_step
 from penteract.step.rate import rate
 from penteract.step.walk import walk
 from penteract.units import gib
+from samples import sample, stacked
 
 SIZES: dict[str, Any] = dict(
     layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=64, vocab_size=64, initial_std=0.3
