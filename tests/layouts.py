@@ -161,7 +161,7 @@ def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
     run = _prepare(subject.program, groups, subject.bodies)
     wires, watched, prices = Wires(run.p.rank), Watched(), _Prices(subject.priced, run)
     alive: list[int] = []
-    run.on_action = lambda name: alive.append(_settled(run, watched, prices.kept(len(alive))))
+    run.on_action = lambda name: alive.append(_settled(watched, prices.kept(len(alive))))
     with wires.watch(), watched:
         walk(run.p, run)
     verdict = Verdict(received=sum(run.received.values()))
@@ -202,19 +202,12 @@ class _Prices:
         return kept[action][1] if action < len(kept) else -1
 
 
-def _settled(run: Run, watched: Watched, expected: int) -> int:
+def _settled(watched: Watched, expected: int) -> int:
     """Bytes alive after an action. The transport drops finished buffers a moment late: it gets that moment."""
     deadline = time.monotonic() + PATIENCE
-    while (now := watched.now - _in_flight(run)) > expected and time.monotonic() < deadline:
+    while (now := watched.now) > expected and time.monotonic() < deadline:
         time.sleep(0.001)
     return now
-
-
-def _in_flight(run: Run) -> int:
-    """Bytes that only a send still pins: freed from the registers, not yet off the wire."""
-    held = {t.untyped_storage()._cdata for t in run.registers.values() if isinstance(t, torch.Tensor)}
-    pinned = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for f in run.comm.sends for x in f.pinned}
-    return sum(n for k, n in pinned.items() if k not in held)
 
 
 def _compare_values(

@@ -70,11 +70,14 @@ class Pool:
         for inbox in self.inboxes:
             inbox.put((function, arguments))
         answers = self._answers(timeout)
-        failed = [f"rank {r}: {a.text}" for r, a in sorted(answers.items()) if isinstance(a, Failed)]
+        failed = {a.text: r for r, a in sorted(answers.items(), reverse=True) if isinstance(a, Failed)}
         silent = sorted(set(range(self.world)) - set(answers))
         if failed or silent:
             self.close(patience=0)
-            raise RuntimeError("\n".join(failed) or f"ranks {silent} gave no answer in {timeout:g} s")
+            raise RuntimeError(
+                "\n".join(f"rank {r}: {text}" for text, r in failed.items())
+                or f"ranks {silent} gave no answer in {timeout:g} s"
+            )
         return [answers[r] for r in range(self.world)]
 
     def _answers(self, timeout: float) -> dict[int, Any]:

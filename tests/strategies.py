@@ -30,7 +30,7 @@ REMAKES: tuple[tuple[str, ...], ...] = (
     ("enter", "linear", "rope"),
     ("send", "dispatch", "expert_linear"),
     ("layer_norm", "gelu", "leave"),
-    ("router", "sort_by_expert", "counts", "combine"),
+    ("router", "sort_by_expert", "combine"),
 )
 BUCKETS = (None, 2**16, 2**12, 8)  # bytes: all in one, several, and one for each parameter
 

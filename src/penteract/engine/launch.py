@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-GRACE_S = 15.0  # for the others after one rank has failed: the watcher needs at most ten
-SAVE_S = 600.0  # for a checkpoint after Ctrl-C
-PEER = 72  # the exit code of a rank that left because of another
-PREEMPTED = 75  # of one that saved and stopped, and said so
+from penteract.engine import rundir
+from penteract.errors import Bug, PeerLost, Preempted
+
+GRACE_S = 15.0  # for the others after one rank has failed: their watchers need at most ten
+SAVE_S = 600.0  # for a checkpoint after the first Ctrl-C or SIGTERM
+KILL_S = 3.0  # from SIGTERM to SIGKILL
+POLL_S = 0.05
 
 
 def launch(world: int, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:
     """Run `python WORDS` as `world` ranks; returns the exit code of the one that decided.
 
     Rank 0 has this terminal; the others write to folder/logs. The first Ctrl-C or SIGTERM is passed on, so that ranks
-    save and stop; the second ends them. No rank outlives this process.
+    save and stop; the second ends them. After a rank fails the others have GRACE_S to leave by themselves. What the
+    culprit said is on stderr once. No rank outlives this process.
     """
+    earlier = rundir.errors_size(folder)
     port = _free_port()
     ranks = _Ranks(folder)
     with ranks.signals():
@@ -37,7 +42,12 @@ def launch(world: int, words: Sequence[str], folder: Path, environment: Mapping[
             ranks.wait()
         finally:
             ranks.end()
-    return ranks.verdict()
+    code, line = _verdict(ranks, rundir.errors(folder, earlier))
+    if line:
+        print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        rundir.write_status(folder, rundir.ended(code), exit_code=code)
+    return code
 
 
 def _environment(given: Mapping[str, str], rank: int, world: int, port: int) -> dict[str, str]:
@@ -55,39 +65,53 @@ def _free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def _die_with_parent() -> None:
-    """Linux: the kernel ends this child when its parent ends, however that happens. And its signals come from us alone."""
-    os.setpgid(0, 0)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+def _bound_to_parent() -> Callable[[], None]:
+    """What a child does first: on Linux the kernel ends it when its parent ends, however that happens."""
+    parent = os.getpid()
+    prctl: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before the fork
+
+    def bind() -> None:
+        if prctl is not None:
+            prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            if os.getppid() != parent:  # it had ended before
+                os._exit(PeerLost.exit_code)
+
+    return bind
 
 
 @dataclass(slots=True)
 class _Ranks:
-    """The children, and what is asked of them."""
+    """The children, in the order in which they end, and what is asked of them."""
 
     folder: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list["subprocess.Popen[bytes]"])
     logs: list[IO[bytes]] = field(default_factory=list[IO[bytes]])
+    ended: dict[int, int] = field(default_factory=dict[int, int])  # rank -> exit code, the first to end first
+    given_up: set[int] = field(default_factory=set[int])  # ranks that had to be ended from here
+    signal: int = 0  # the first that came
     asked: int = 0  # signals passed on so far
 
     def start(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
         out: Any = None
         if rank:
-            (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-            out = (self.folder / "logs" / f"rank-{rank:05d}.log").open("ab")
+            self.log(rank).parent.mkdir(parents=True, exist_ok=True)
+            out = self.log(rank).open("ab")
             self.logs.append(out)
-        preexec = _die_with_parent if os.name == "posix" else None
         process = subprocess.Popen(
-            command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, preexec_fn=preexec
-        )
+            command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+            process_group=0, preexec_fn=_bound_to_parent(),  # its own group: a terminal's Ctrl-C comes from us, once
+        )  # fmt: skip
         self.processes.append(process)
+
+    def log(self, rank: int) -> Path:
+        return self.folder / rundir.LOGS / f"rank-{rank:05d}.log"
 
     @contextmanager
     def signals(self) -> Iterator[None]:
         """Pass signals on: politely once, then for good."""
 
         def handle(number: int, frame: object) -> None:
+            self.signal = self.signal or number
             self.asked += 1
             for p in self.processes:
                 if p.poll() is None:
@@ -101,56 +125,79 @@ class _Ranks:
                 signal.signal(s, handler)
 
     def wait(self) -> None:
-        """Until all are done; after a failure the rest have a moment to leave by themselves."""
+        """Until all are done; after a failure, or when asked to stop, the rest have a while to leave by themselves."""
         deadline: float | None = None
-        while any(p.poll() is None for p in self.processes):
-            failed = any(p.poll() not in (None, 0) for p in self.processes)
-            if deadline is None and (failed or self.asked):
-                deadline = time.monotonic() + (GRACE_S if failed else SAVE_S)
+        failed = False
+        while self._alive():
+            if not failed and (any(self.ended.values())):
+                failed, deadline = True, time.monotonic() + GRACE_S
+            elif deadline is None and self.asked:
+                deadline = time.monotonic() + SAVE_S
             if deadline is not None and time.monotonic() > deadline:
                 return
-            time.sleep(0.05)
+            time.sleep(POLL_S)
 
     def end(self) -> None:
         """No rank stays."""
+        self.given_up |= set(self._alive())
         for kill in (False, True):
-            for p in self.processes:
-                if p.poll() is None:
-                    p.kill() if kill else p.terminate()
-            deadline = time.monotonic() + 3
-            while any(p.poll() is None for p in self.processes) and time.monotonic() < deadline:
-                time.sleep(0.02)
+            for r in self._alive():
+                self.processes[r].kill() if kill else self.processes[r].terminate()
+            deadline = time.monotonic() + KILL_S
+            while self._alive() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
         for log in self.logs:
             log.close()
 
-    def verdict(self) -> int:
-        """The culprit's exit code: of the first rank that told its error, else of the first that is no bystander."""
-        codes = [p.returncode for p in self.processes]
-        if not any(codes):
-            return 0
-        told = _first_error(self.folder / "errors.jsonl")
-        if told is not None:
-            if int(told["rank"]) and codes[0] in (0, PEER):  # else rank 0 has said it on this terminal
-                print(told["line"], file=sys.stderr)
-            return int(told["exit_code"])
-        rank = next((r for r, c in enumerate(codes) if c not in (0, PEER)), 0)
-        code = codes[rank]
-        if code not in (PREEMPTED, PEER):
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            log = f" · its log: {self.folder / 'logs' / f'rank-{rank:05d}.log'}" if rank else ""
-            print(f"error[RANK]: rank {rank} ended by {how}{log}", file=sys.stderr)
-        return code if code > 0 else 128 - code
+    def _alive(self) -> list[int]:
+        """Ranks that still run; notes which have ended, of several at once those first that a signal ended."""
+        news = {r: c for r, p in enumerate(self.processes) if r not in self.ended and (c := p.poll()) is not None}
+        self.ended |= dict(sorted(news.items(), key=lambda rc: rc[1] >= 0))
+        return [r for r in range(len(self.processes)) if r not in self.ended]
 
 
-def _first_error(path: Path) -> dict[str, Any] | None:
-    """The first whole line of errors.jsonl that is not about a peer."""
-    if not path.exists():
-        return None
-    for line in path.read_text().splitlines():
-        try:
-            told = json.loads(line)
-        except ValueError:
-            continue
-        if told.get("exit_code") != PEER:
-            return told
-    return None
+def _verdict(ranks: _Ranks, rows: list[dict[str, Any]]) -> tuple[int, str]:
+    """The culprit's exit code, and its line unless rank 0 has said it on this terminal.
+
+    The culprit is the first that wrote its own error; else the first that ended by something that is no answer to
+    another's failure, nor to us.
+    """
+    if not any(ranks.ended.values()):
+        return 0, ""
+    if own := next((row for row in rows if row["exit_code"] != PeerLost.exit_code), None):
+        return int(own["exit_code"]), rundir.told(own) if own["rank"] or ranks.ended.get(
+            0
+        ) == PeerLost.exit_code else ""
+    culprits = [r for r, c in ranks.ended.items() if c not in (0, PeerLost.exit_code) and r not in ranks.given_up]
+    if ranks.asked and all(ranks.ended[r] < 0 for r in culprits):
+        error = Preempted("STOPPED", "stopped before it could save", where=str(ranks.folder),
+                          fix="--resume goes on from the last checkpoint, if there is one")  # fmt: skip
+        return 128 + ranks.signal, str(error)
+    if not culprits:  # peers that lost one another
+        rank0_told = ranks.ended.get(0) == PeerLost.exit_code
+        return PeerLost.exit_code, "" if rank0_told or not rows else rundir.told(rows[0])
+    return _untold(ranks, culprits[0])
+
+
+def _untold(ranks: _Ranks, rank: int) -> tuple[int, str]:
+    """A rank that ended without a row in errors.jsonl."""
+    code, log = ranks.ended[rank], ranks.log(rank)
+    where = f"its log: {log}" if rank else str(ranks.folder)
+    if code < 0:
+        fix = "SIGKILL is often a host out of memory; --resume goes on from the last checkpoint"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        error = PeerLost("LOST", f"rank {rank} was ended by {name}", where=where, fix=fix)
+        return PeerLost.exit_code, str(error)
+    said = _last_error(log) if rank else ""
+    if said or (rank == 0 and code != 1):  # an error that came before the ranks knew of each other
+        return code, said
+    bug = Bug("RANK", f"rank {rank} ended with exit code {code}", where=where, fix="see what it printed last")
+    return bug.exit_code, str(bug)
+
+
+def _last_error(log: Path) -> str:
+    """The last line of a log that is an error of ours."""
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").splitlines()
+        return next((line for line in reversed(lines) if line.startswith("error[")), "")
+    return ""

@@ -29,9 +29,12 @@ def gradient_slices(p: Program, state: State, into: dict[str, torch.Tensor] | No
 
 
 def _slices(p: Program, tensors: dict[str, torch.Tensor], suffix: str) -> Iterator[Slice]:
-    owners = {q.name: b.holders[0] for b in p.buckets for q in b.params}
+    holders = {q.name: b.holders for b in p.buckets for q in b.params}
+    number = {q.name: i for i, q in enumerate(p.everything)}
     for q in p.params:
-        yield Slice(q.name + suffix, q.shape, q.offset(p.mesh, p.rank), tensors[q.name], owners[q.name] == p.rank)
+        # All holders have the same bytes; they take turns at writing them.
+        writer = holders[q.name][number[q.name] % len(holders[q.name])]
+        yield Slice(q.name + suffix, q.shape, q.offset(p.mesh, p.rank), tensors[q.name], writer == p.rank)
 
 
 def after_load(state: State) -> None:

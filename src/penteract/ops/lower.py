@@ -61,6 +61,7 @@ class _Lowering:
     tails: dict[int, list[Call]] = field(default_factory=dict)  # of a remade seam under way: from its first finish on
     waiting: dict[Op, list[_WeightGradient]] = field(default_factory=dict)  # for a seam's collective to overlap with
     deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
+    anchors: set[int] = field(default_factory=set[int])
 
     def __post_init__(self) -> None:
         self.specs = list(self.tape.specs)
@@ -93,6 +94,7 @@ class _Lowering:
             for r in (*op.outs, *op.extras):
                 self.producer[r] = op
             self.out.extend(self._forward_calls(op))
+        self.anchors = {self.root(v) for v in self.tape.anchors}
         return self._take()
 
     def _forward_calls(self, op: Op) -> list[Call]:
@@ -112,10 +114,6 @@ class _Lowering:
         if op is None or r in self.anchors or op.site.word in _ONCE:
             return False
         return op.site.word in self.remake or ("*" in self.remake and op.site.layer >= 0)
-
-    @property
-    def anchors(self) -> set[int]:
-        return {self.root(v) for v in self.tape.anchors}
 
     def require(self, v: int) -> int:
         """The register that holds v now, remaking it if it was dropped."""

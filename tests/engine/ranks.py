@@ -1,0 +1,89 @@
+"""A rank for the tests of launcher and watcher: joins a gloo world, then does what it is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    """`python ranks.py RUN_DIR JSON`: {"1": "raise"} tells rank 1; the others wait in an all-reduce."""
+    folder, orders = Path(sys.argv[1]), json.loads(sys.argv[2])
+    me = int(os.environ["RANK"])
+    order = orders.get(str(me), "hang")
+    if orders.get("early") == me:
+        print("error[DEVICE]: no such device", file=sys.stderr)
+        sys.exit(2)
+    if "plain" in orders:
+        plain(folder, me, orders["plain"])
+        return
+    import torch
+    import torch.distributed as dist
+
+    from penteract.engine.rank import Rank
+    from penteract.engine.watch import watched
+    from penteract.errors import PenteractError
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = Rank(me, dist.get_world_size(), torch.device("cpu"), dist.distributed_c10d._get_default_store())
+    try:
+        with watched(rank, folder):
+            x = torch.ones(4)
+            dist.all_reduce(x)
+            act(order, x)
+    except PenteractError as e:
+        print(e, file=sys.stderr, flush=True)
+        sys.exit(e.exit_code)
+    dist.destroy_process_group()
+
+
+def act(order: str, x: object) -> None:
+    import torch.distributed as dist
+
+    from penteract.errors import BadNumerics, Preempted
+
+    if order == "raise":
+        time.sleep(1)
+        raise BadNumerics("NUMERICS", "the loss is not finite", where="step 7", fix="a smaller rate")
+    if order == "bug":
+        time.sleep(1)
+        raise ZeroDivisionError("by zero")
+    if order == "kill":
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if order == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if order == "preempted":
+        raise Preempted("STOPPED", "stopped after step 3, which is saved")
+    if order == "sleep":
+        time.sleep(300)
+    if order == "late":
+        time.sleep(2)
+    if order == "hang":
+        dist.all_reduce(x)
+
+
+def plain(folder: Path, me: int, order: str) -> None:
+    """Without torch: what the launcher alone does."""
+    (folder / f"pid-{me}").write_text(str(os.getpid()))
+    (folder / f"env-{me}").write_text(json.dumps(dict(os.environ)))
+    if order == "save":
+        signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(75)))
+        (folder / f"ready-{me}").touch()
+        time.sleep(60)
+    if order == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (folder / f"ready-{me}").touch()
+        if me == 1:
+            sys.exit(3)
+        time.sleep(60)
+    print(f"rank {me} says hello")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Ranks of our own: started with what they need, stopped politely, never left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penteract.engine import launch as launcher
+from penteract.engine.launch import launch
+
+RANK = Path(__file__).with_name("ranks.py")
+
+
+def run(folder: Path, world: int, orders: dict[str, Any], environment: dict[str, str] | None = None) -> int:
+    return launch(world, [str(RANK), str(folder), json.dumps(orders)], folder, environment or dict(os.environ))
+
+
+def gone(pid: int) -> bool:
+    """Ended; a zombie that nobody waited for counts."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_for(paths: list[Path], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not all(p.exists() for p in paths):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_each_rank_is_told_its_place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    given = {k: v for k, v in os.environ.items() if not k.startswith("OMP")} | {"OMP_WAIT_POLICY": "active"}
+    assert run(tmp_path, 3, {"plain": "hello"}, given) == 0
+    assert capfd.readouterr().out == "rank 0 says hello\n"
+    assert (tmp_path / "logs" / "rank-00002.log").read_text() == "rank 2 says hello\n"
+    told = [json.loads((tmp_path / f"env-{r}").read_text()) for r in range(3)]
+    assert [(e["RANK"], e["LOCAL_RANK"], e["WORLD_SIZE"], e["LOCAL_WORLD_SIZE"]) for e in told] == [
+        (str(r), str(r), "3", "3") for r in range(3)
+    ]
+    assert {(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in told} == {("127.0.0.1", told[0]["MASTER_PORT"])}
+    assert told[0]["OMP_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) // 3))
+    assert told[0]["OMP_WAIT_POLICY"] == "active"  # what the user has set stays
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_ranks_save(tmp_path: Path, number: int) -> None:
+    def send() -> None:
+        wait_for([tmp_path / f"ready-{r}" for r in range(2)])
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert run(tmp_path, 2, {"plain": "save"}) == 75
+    thread.join()
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "stopped"
+
+
+def test_a_rank_that_does_not_leave_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE_S", 0.5)
+    monkeypatch.setattr(launcher, "KILL_S", 0.5)
+    assert run(tmp_path, 2, {"plain": "deaf"}) == 70
+    assert "error[RANK]: rank 1 ended with exit code 3" in capfd.readouterr().err
+    assert all(gone(int((tmp_path / f"pid-{r}").read_text())) for r in range(2))
+
+
+def test_an_error_before_the_ranks_know_of_each_other_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, 2, {"early": 1, "plain": "hello"}) == 2
+    assert capfd.readouterr().err == "error[DEVICE]: no such device\n"
+
+
+def test_the_culprits_code_and_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, 2, {"1": "raise"}) == 73
+    err = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error[")]
+    assert [line.split("]")[0] for line in err] == ["error[PEER", "error[NUMERICS"]
+
+
+def test_a_killed_rank_ends_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    begun = time.monotonic()
+    assert run(tmp_path, 2, {"1": "kill"}) == 72
+    assert time.monotonic() - begun < 40
+    assert "rank 1 was ended by SIGKILL" in capfd.readouterr().err
+
+
+def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
+    words = [str(RANK), str(tmp_path), json.dumps({"plain": "save"})]
+    code = (
+        "import os; from pathlib import Path; from penteract.engine.launch import launch; "
+        f"launch(2, {words!r}, Path({str(tmp_path)!r}), os.environ)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        wait_for([tmp_path / f"ready-{r}" for r in range(2)])
+    finally:
+        parent.kill()
+        parent.wait()
+    pids = [int((tmp_path / f"pid-{r}").read_text()) for r in range(2)]
+    until = time.monotonic() + 5
+    while not all(map(gone, pids)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert all(map(gone, pids))
+
+
+def test_the_launcher_loads_no_torch() -> None:
+    code = "import sys, penteract.engine.launch; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

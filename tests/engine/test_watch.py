@@ -1,0 +1,191 @@
+"""Real gloo ranks: one fails, and all are gone in time, with the right exit codes and the culprit named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from penteract.engine import rundir
+from penteract.engine.watch import Watcher, is_of_a_peer
+
+RANK = Path(__file__).with_name("ranks.py")
+
+
+class World:
+    """Ranks started without a launcher, as a cluster's would be."""
+
+    def __init__(self, folder: Path, world: int, orders: dict[str, str]) -> None:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        place = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+        self.folder = folder
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(RANK), str(folder), json.dumps(orders)], stderr=subprocess.PIPE, text=True,
+                env=os.environ | {name: str(value) for name, value in (place | {"RANK": r}).items()},
+            )
+            for r in range(world)
+        ]  # fmt: skip
+
+    def codes(self, seconds: float, ranks: list[int] | None = None) -> list[int | None]:
+        """Exit codes of `ranks` (all) when all of them have ended, or after `seconds`."""
+        chosen = [p for r, p in enumerate(self.processes) if ranks is None or r in ranks]
+        until = time.monotonic() + seconds
+        while any(p.poll() is None for p in chosen) and time.monotonic() < until:
+            time.sleep(0.05)
+        return [p.poll() for p in chosen]
+
+    def said(self, rank: int) -> str:
+        assert self.processes[rank].stderr is not None
+        lines = self.processes[rank].stderr.read().splitlines()
+        return "\n".join(line for line in lines if line.startswith("error["))
+
+
+@contextmanager
+def started(folder: Path, world: int, **orders: str) -> Iterator[World]:
+    ranks = World(folder, world, {name.removeprefix("rank"): order for name, order in orders.items()})
+    try:
+        yield ranks
+    finally:
+        for p in ranks.processes:
+            p.send_signal(signal.SIGCONT)
+            p.kill()
+            p.communicate()
+
+
+STARTING_S = 45.0  # importing torch three times on a busy machine
+LEAVING_S = 10.0  # what is promised
+
+
+def ended(ranks: World, first: int) -> list[int | None]:
+    """All exit codes, the others' within what is promised from the end of rank `first`."""
+    ranks.codes(STARTING_S, [first])
+    return ranks.codes(LEAVING_S)
+
+
+def test_all_leave_when_one_raises(tmp_path: Path) -> None:
+    with started(tmp_path, 3, rank1="raise", rank2="sleep") as ranks:  # rank 0 hangs in gloo, rank 2 outside of it
+        assert ended(ranks, 1) == [72, 73, 72]
+        for other in (0, 2):
+            assert "error[PEER]: rank 1 failed with NUMERICS: the loss is not finite" in ranks.said(other)
+        assert ranks.said(1) == "error[NUMERICS]: the loss is not finite · step 7 · fix: a smaller rate"
+    (row,) = rundir.errors(tmp_path)
+    assert (row["rank"], row["code"], row["exit_code"], row["host"]) == (1, "NUMERICS", 73, socket.gethostname())
+    assert "BadNumerics" in row["traceback"]
+    assert json.loads((tmp_path / "status.json").read_text())["exit_code"] == 72
+
+
+def test_the_rank_that_holds_the_store_is_heard_too(tmp_path: Path) -> None:
+    with started(tmp_path, 3, rank0="bug", rank1="sleep") as ranks:
+        assert ended(ranks, 0) == [70, 72, 72]
+        assert "rank 0 failed with BUG: ZeroDivisionError: by zero" in ranks.said(1)
+    assert [row["rank"] for row in rundir.errors(tmp_path)] == [0]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_missed(tmp_path: Path, victim: int) -> None:
+    with started(tmp_path, 3, **{f"rank{victim}": "kill"}) as ranks:
+        codes = ended(ranks, victim)
+        assert codes == [-9 if r == victim else 72 for r in range(3)]
+        assert f"rank {victim} failed with LOST" in ranks.said(2)
+    assert {row["rank"] for row in rundir.errors(tmp_path)} == {victim}
+
+
+def test_all_that_stop_together_are_no_failure(tmp_path: Path) -> None:
+    with started(tmp_path, 2, rank0="preempted", rank1="preempted") as ranks:
+        assert ranks.codes(STARTING_S) == [75, 75]
+    (row,) = rundir.errors(tmp_path)
+    assert row["code"] == "STOPPED"
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "stopped"
+
+
+def test_a_late_rank_is_waited_for(tmp_path: Path) -> None:
+    with started(tmp_path, 3, rank0="end", rank1="late", rank2="end") as ranks:
+        assert ranks.codes(STARTING_S) == [0, 0, 0]
+    assert rundir.errors(tmp_path) == []
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "done"
+
+
+class Heard(Watcher):
+    """A watcher that keeps what would have ended its process."""
+
+    heard: dict[str, Any] | None = None
+
+    def _leave(self, row: dict[str, Any]) -> None:
+        self.heard = row
+
+
+@contextmanager
+def watching(folder: Path, rank: int, world: int) -> Iterator[Heard]:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+    watcher = Heard(store, rank, world, folder, lambda: None, interval=0.05, timeout=0.6)
+    watcher.start()
+    try:
+        yield watcher
+    finally:
+        watcher._over.set()
+        time.sleep(0.2)
+
+
+def until(ready: Any, seconds: float = 8.0) -> bool:
+    end = time.monotonic() + seconds
+    while not ready() and time.monotonic() < end:
+        time.sleep(0.02)
+    return bool(ready())
+
+
+def test_silence_is_noticed_and_told_to_all(tmp_path: Path) -> None:
+    with watching(tmp_path, 0, 3) as watcher:
+        for beat in range(60):  # twice the time-out
+            watcher.store.set("beat/1", str(beat))
+            time.sleep(0.02)
+        assert watcher.heard is None
+        assert until(lambda: watcher.heard)
+    assert watcher.heard is not None
+    assert (watcher.heard["rank"], watcher.heard["code"]) == (1, "LOST")
+    assert "no sign of life for 1 s" in watcher.heard["what"]
+    assert [row["noticed_by"] for row in rundir.errors(tmp_path)] == [0]
+
+
+def test_a_rank_that_has_finished_may_be_silent(tmp_path: Path) -> None:
+    with watching(tmp_path, 0, 3) as watcher:
+        watcher.store.set("done/1", "1")
+        assert until(lambda: watcher.heard)
+    assert watcher.heard is not None
+    assert watcher.heard["rank"] == 2  # whom rank 1 watched
+
+
+def test_the_guard_notices_a_store_that_does_not_answer(tmp_path: Path) -> None:
+    with watching(tmp_path, 1, 2) as watcher:
+        watcher._beat = lambda rank: (time.sleep(3), b"")[1]  # type: ignore[method-assign]
+        assert until(lambda: watcher.heard, 2.5)
+    assert watcher.heard is not None
+    assert "store of rank 0 or its launcher is gone: no answer" in watcher.heard["what"]
+
+
+@pytest.mark.parametrize(
+    ("error", "peer"),
+    [
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), True),
+        (dist.DistNetworkError("Connection reset by peer"), True),
+        (RuntimeError("shapes cannot be multiplied"), False),
+        (BrokenPipeError("stdout is closed"), False),
+        (ValueError("NCCL"), False),
+    ],
+)
+def test_what_the_wire_says_is_not_our_own_error(error: Exception, peer: bool) -> None:
+    assert is_of_a_peer(error) is peer
