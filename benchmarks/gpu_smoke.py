@@ -145,7 +145,7 @@ def one_model(name: str, steps: int, sequence_length: int, device: torch.device)
     out: dict[str, Any] = {"case": "one step, reference bodies, eager and as one CUDA graph", "model": name,
                            "layout": asdict(layout), "sequence_length": sequence_length, "precision": "bf16, fp32 master and gradients",
                            "matmul_flops": priced.total_flops, "floor_ms_at_670_tflops": priced.total_flops / 670e9,
-                           "predicted": {"allocated_gib": gib(priced.allocated), "peak_at": priced.peak_at}}  # fmt: skip
+                           "predicted": {"allocated_gib": gib(priced.live), "peak_at": priced.peak_at}}  # fmt: skip
     for mode in ("eager", "captured"):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

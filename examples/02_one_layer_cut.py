@@ -29,8 +29,8 @@ LAYOUTS = {"whole": Layout(), "tp=2": Layout(tp=2), "cp=2": Layout(cp=2)}
 def record(layout: Layout) -> Tape:
     """The layer's tape for one layout."""
     do = Do(Mesh(layout))
-    x = do.enter((S // layout.cp // layout.tp, 1, MODEL.hidden_size))
-    do.leave(do.layers([0], lambda i, x: block(do, MODEL, i, x, S), x))
+    x = do.receive((S // layout.cp // layout.tp, 1, MODEL.hidden_size))
+    do.hand_on(do.layers([0], lambda i, x: block(do, MODEL, i, x, S), x))
     return do.tape
 
 

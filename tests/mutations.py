@@ -192,3 +192,11 @@ def register_never_freed(s: Subject) -> None:
     forward[at] = Instruction(forward[at].call, ())
     actions["Fwd"] = tuple(forward)
     s.program = replace(s.priced, chunks=(replace(chunk, actions=actions), *s.priced.chunks[1:]))
+
+
+# ---- ranks -------------------------------------------------------------------------------------------------------
+
+
+def second_rank_raises(s: Subject) -> None:
+    if s.priced.rank == 1:
+        raise ArithmeticError("on purpose")

@@ -26,7 +26,7 @@ REMAKES: tuple[tuple[str, ...], ...] = (
     ("rms_norm", "swiglu"),
     ("enter", "gather"),
     ("ring",),
-    ("exchange", "repeat_heads", "attention"),
+    ("to_heads", "repeat_heads", "attention"),
     ("enter", "linear", "rope"),
     ("send", "dispatch", "expert_linear"),
     ("layer_norm", "gelu", "leave"),

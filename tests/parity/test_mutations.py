@@ -60,3 +60,13 @@ def test_without_a_fault_all_is_green(pool: Pool, case: Case) -> None:
 @pytest.mark.parametrize(("mutation", "case", "expected"), FAULTS, ids=[f[0].__name__ for f in FAULTS])
 def test_a_fault_is_seen_where_it_should_be(pool: Pool, mutation: Mutation, case: Case, expected: set[str]) -> None:
     assert red(pool, case, mutation) == expected
+
+
+def test_a_rank_that_raises_is_named_and_the_next_case_runs() -> None:
+    two = Pool(2)
+    try:
+        with pytest.raises(RuntimeError, match="rank 1(.|\n)*on purpose"):
+            two.run(run_case, DP, m.second_rank_raises)
+        assert red(two, DP) == set()
+    finally:
+        two.close()

@@ -18,7 +18,7 @@ from penteract.units import Bytes, Flops, gib
 class Estimate:
     """What one optimizer step takes. `stages[i]` is the price of pipeline rank i; all of it is exact.
 
-    memory_gib  by kind, of the fullest rank: parameters, gradients, optimizer, data, activations (with workspace)
+    memory_gib  by kind, of the fullest rank: parameters, gradients, optimizer, data, activations, workspace
     flops       of all ranks together, matrix products alone
     fits        None when the cluster's memory is not known
     """
@@ -53,7 +53,10 @@ def estimate(
     ranks = mesh.group("pp", 0)
     stages = tuple(price(compile_step(model, layout, sequence_length, rank=r, precision=precision)) for r in ranks)
     fullest = max(stages, key=lambda s: s.allocated)
-    memory = {kind: gib(size) for kind, size in fullest.resident.items()} | {"activations": gib(fullest.peak)}
+    memory = {kind: gib(size) for kind, size in fullest.resident.items()} | {
+        "activations": gib(fullest.arena),
+        "workspace": gib(fullest.workspace),
+    }
     return Estimate(
         layout=layout,
         stages=stages,

@@ -40,13 +40,13 @@ class Price:
     peak_at: str = ""
 
     @property
-    def allocated(self) -> Bytes:
-        """The most bytes of tensors that live at once when registers have storages of their own."""
+    def live(self) -> Bytes:
+        """The most bytes of tensors that live at once when every register has a storage of its own."""
         return sum(self.resident.values()) + self.peak
 
     @property
-    def allocated_with_arena(self) -> Bytes:
-        """The most bytes of tensors that live at once when registers lie in the arena, as in training."""
+    def allocated(self) -> Bytes:
+        """The most bytes of tensors at once in training, where registers lie in the arena: never less than `live`."""
         return sum(self.resident.values()) + self.arena + self.workspace
 
     @property

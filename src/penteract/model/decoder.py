@@ -17,11 +17,11 @@ def stage(do: Do, m: ModelSpec, number: int, sequence_length: int) -> None:
     """Say stage `number` of the network.   Between stages: [S@cp·tp, B, D]"""
     lay, last = do.layout, do.layout.stages - 1
     b, own = lay.micro_batch_size, sequence_length // lay.cp
-    x = _embed(do, m, own, b) if number == 0 else do.enter((own // lay.tp, b, m.hidden_size))
+    x = _embed(do, m, own, b) if number == 0 else do.receive((own // lay.tp, b, m.hidden_size))
     layers = stage_layers(m.layers, lay.stages)[number]
     x = do.layers(layers, lambda i, x: block(do, m, i, x, sequence_length), x)
     if number < last:
-        do.leave(x)
+        do.hand_on(x)
         return
     h = do.seam(tensor.enter, norm(do, m, "norm", x))  # [S@cp, B, D]
     w = _table(m, "embedding" if m.tied else "head")

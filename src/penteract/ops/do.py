@@ -167,15 +167,15 @@ class Do:
             self.tape.inputs[name] = self.tape.new(spec, False)
         return Value(self.tape.inputs[name], spec, False)
 
-    def enter(self, shape: tuple[int, ...]) -> Value:
+    def receive(self, shape: tuple[int, ...]) -> Value:
         """The value that the stage before sends.   -> [S@cp·tp, B, D]"""
         spec = Spec(shape)
         self.tape.entry = self.tape.new(spec, True)
         return Value(self.tape.entry, spec, True)
 
-    def leave(self, x: Value) -> None:
+    def hand_on(self, x: Value) -> None:
         """The value that the stage after receives."""
-        self._consume(x, "leave")
+        self._consume(x, "hand_on")
         self.tape.exit = x.id
 
     def fork(self, x: Value, n: int = 2) -> Values:

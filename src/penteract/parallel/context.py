@@ -26,8 +26,8 @@ def token_indices(sequence_length: int, ranks: int, rank: int) -> list[int]:
 
 
 gather = lone("gather", "cp", "all_gather", "reduce_scatter")  # [S@cp, B, K·C] -> [S, B, K·C]
-to_heads = lone("exchange", "cp", "all_to_all", "all_to_all", split=2, concat=0)  # [S@cp, B, H·C] -> [S, B, H@cp·C]
-to_tokens = lone("exchange", "cp", "all_to_all", "all_to_all", split=0, concat=2)  # and back
+to_heads = lone("to_heads", "cp", "all_to_all", "all_to_all", split=2, concat=0)  # [S@cp, B, H·C] -> [S, B, H@cp·C]
+to_tokens = lone("to_tokens", "cp", "all_to_all", "all_to_all", split=0, concat=2)  # and back
 
 
 def ring(**shape: Any) -> Seam:

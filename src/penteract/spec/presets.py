@@ -26,7 +26,7 @@ _LEARNER: Mapping[str, object] = {
     "batch.micro_batch_size": 4,
     "optimizer.learning_rate": 3e-3,
     "learning_rate.warmup_steps": 10,
-    "training.steps": 120,
+    "training.steps": 60,
     "training.validation_every": 40,
     "training.sample_tokens": 120,
 }

@@ -22,7 +22,17 @@ from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.schedules import ScheduleName
 
-SEAMS = ("enter", "leave", "gather", "ring", "exchange", "send", "back", "cross_entropy")  # that can be remade
+SEAMS = (
+    "enter",
+    "leave",
+    "gather",
+    "ring",
+    "to_heads",
+    "to_tokens",
+    "send",
+    "back",
+    "cross_entropy",
+)  # that can be remade
 Slot = tuple[int, int]  # (chunk, micro-batch): what one pass keeps lives in its slot
 
 
