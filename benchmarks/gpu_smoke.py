@@ -59,7 +59,7 @@ TINY = {
 
 
 def parity(name: str, m: ModelSpec, device: torch.device, schedule: str) -> dict[str, Any]:
-    """One step of a tiny model on `device` in float64: the worst relative gradient error against the oracle on a CPU."""
+    """One step of a tiny model on `device`, float64: the worst relative gradient error against the oracle on a CPU."""
     p = compile_step(
         m, Layout(micro_batch_size=2, gradient_accumulation_steps=2), 16, precision="fp64", schedule=schedule
     )  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def one_model(name: str, steps: int, sequence_length: int, device: torch.device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         s = Steps(p, device)
-        losses, times = s.go(1, 4, lambda s=s: walk(p, s.run))
+        losses, _ = s.go(1, 4, lambda s=s: walk(p, s.run))
         eager_peak = torch.cuda.max_memory_allocated()
         if mode == "captured":
             graph = CapturedStep(s.run)

@@ -112,7 +112,7 @@ def test_interrupted_it_saves_and_can_go_on(tmp_path: Path) -> None:
 
 def test_torchrun_ranks_are_joined(base: dict[str, Any], tmp_path: Path) -> None:
     words = command(tmp_path, "--json", "--preset=tiny", "--steps=2", f"--compare={base['run_dir']}", "--parallel.tp=2")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", *words[1:]]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *words[1:]]
     done = subprocess.run(torchrun, capture_output=True, text=True, env=environment(), timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     ran = json.loads(done.stdout.splitlines()[-1])
@@ -121,7 +121,14 @@ def test_torchrun_ranks_are_joined(base: dict[str, Any], tmp_path: Path) -> None
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(tmp_path: Path) -> None:
-    words = command(tmp_path, "--preset=tiny", "--steps=9", "--parallel.dp=2", "--optimizer.learning_rate=1e30")
+    words = command(
+        tmp_path,
+        "--preset=tiny",
+        "--steps=9",
+        "--parallel.dp=2",
+        "--optimizer.learning_rate=1000",
+        "--optimizer.clip_norm=0",
+    )
     done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=240)
     assert done.returncode == 73
     assert "error[NUMERICS]" in done.stderr and "Traceback" not in done.stderr

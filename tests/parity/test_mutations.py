@@ -65,7 +65,7 @@ def test_a_fault_is_seen_where_it_should_be(pool: Pool, mutation: Mutation, case
 def test_a_rank_that_raises_is_named_and_the_next_case_runs() -> None:
     two = Pool(2)
     try:
-        with pytest.raises(RuntimeError, match="rank 1(.|\n)*on purpose"):
+        with pytest.raises(RuntimeError, match=r"rank 1(.|\n)*on purpose"):
             two.run(run_case, DP, m.second_rank_raises)
         assert red(two, DP) == set()
     finally:

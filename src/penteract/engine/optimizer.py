@@ -28,7 +28,7 @@ class AdamW:
         self.step = torch.ones((), dtype=torch.float64, device=self.device)  # the one now taken, from 1
 
     def update(self, flat: Flat, squared_norm: torch.Tensor) -> None:
-        """One step of a bucket's parameters, in place; two temporaries of its size at most."""
+        """One step of a bucket's parameters, in place but for one temporary of its size."""
         s, g = self.spec, flat.gradient
         if s.clip_norm:
             g.mul_(self.clipping(squared_norm))

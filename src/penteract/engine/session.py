@@ -195,9 +195,14 @@ class Session:
         }
         first, last = (self.losses[0], self.losses[-1]) if self.losses else (None, None)
         return {
-            "run_dir": str(self.orders.folder), "steps": self.first - 1 + len(self.losses),
-            "loss_first": first, "loss_last": last, "layout": asdict(self.spec.layout), "tokens_per_s": tokens, "memory": memory,
-        }  # fmt: skip
+            "run_dir": str(self.orders.folder),
+            "steps": self.first - 1 + len(self.losses),
+            "loss_first": first,
+            "loss_last": last,
+            "layout": asdict(self.spec.layout),
+            "tokens_per_s": tokens,
+            "memory": memory,
+        }
 
     # ---- around it -------------------------------------------------------------------------------------------
 

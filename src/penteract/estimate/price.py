@@ -113,8 +113,8 @@ class _Pricing:
         self._reduce_over("world", (2 + len(self.p.losses)) * self.p.widths["stat"])
 
     def update(self, bucket: int) -> None:
-        """AdamW works in place but for two temporaries of the bucket's size."""
-        self._note(2 * self.p.buckets[bucket].size * self.p.widths["stat"], None)
+        """AdamW works in place but for one temporary of the bucket's size."""
+        self._note(self.p.buckets[bucket].size * self.p.widths["stat"], None)
 
     def end(self) -> None:
         assert not self.alive, "registers outlive the step"

@@ -17,7 +17,7 @@ ALIGNMENT = 512  # of a register's first byte: what kernels with wide loads ask 
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """`offsets[i]`: the place of the step's i-th new register; None where routing decides its size (it lies elsewhere)."""
+    """`offsets[i]`: the place of the step's i-th new register; None: routing decides its size, it lies elsewhere."""
 
     size: Bytes
     offsets: tuple[Bytes | None, ...]
