@@ -16,14 +16,14 @@ demo: setup
 	$(RUN) -m penteract train --preset tiny $(ARGS)
 
 lint: setup
-	.venv/bin/ruff check src tests examples scripts
-	.venv/bin/ruff format --check src tests examples scripts
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
 	.venv/bin/lint-imports
 	.venv/bin/basedpyright
 
 test: lint
-	$(RUN) -m pytest tests
+	$(RUN) -m pytest tests --hypothesis-profile=ci
 
 # Every layout of 2, 4 and 8 ranks; resumable; its last result is benchmarks/results/test_all.json.
 test-all: test
-	$(RUN) scripts/sweep.py
+	$(RUN) tests/sweep.py

@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from math import inf, isnan
 from typing import Any
@@ -21,17 +21,17 @@ from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
-from penteract.engine.memory import Fresh
+from penteract.engine.memory import Arena, Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
 from penteract.estimate.load import Recorded
 from penteract.estimate.price import Price, price
-from penteract.schedule.generate import ScheduleName
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.schedules import ScheduleName
+from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk
-from penteract.units import MIB
 from samples import sample, stacked
 from tolerances import PARITY, ZERO
 
@@ -43,24 +43,20 @@ PATIENCE = 0.5  # seconds that the transport gets to drop its buffers
 class Case:
     """One layout of one model. Its text is Python that makes it again.
 
-    `schedule`: one that a layout cannot name ("woven"). `bucket_bytes`: of tiny models' buckets, far below a MiB.
+    `schedule`: one that a layout cannot name ("woven").
     """
 
     model: ModelSpec
     layout: Layout
     sequence_length: int = 16
     schedule: ScheduleName | None = None
-    bucket_bytes: int | None = None
 
     def __repr__(self) -> str:
         return _said(self)
 
     def compile(self, rank: int) -> Program:
-        layout = self.layout
-        if self.bucket_bytes is not None:
-            layout = replace(layout, bucket_mib=self.bucket_bytes / MIB)  # type: ignore[arg-type]
         return compile_step(
-            self.model, layout, self.sequence_length, rank=rank, precision="fp64", schedule=self.schedule
+            self.model, self.layout, self.sequence_length, rank=rank, precision="fp64", schedule=self.schedule
         )
 
 
@@ -79,7 +75,7 @@ class Verdict:
     gradient: float = 0.0
     worst: str = ""
     loss: float = 0.0
-    differences: list[tuple[str, str]] = field(default_factory=list)  # (wires | FLOPs | kept | routing, what)
+    differences: list[tuple[str, str]] = field(default_factory=list)  # (wires | FLOPs | kept | routing | arena, what)
     received: int = 0
 
     @property
@@ -149,6 +145,8 @@ def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = No
             if mutate is not None:
                 mutate(subject)
             run, verdict = _step(subject, groups)
+            if mutate is None:
+                verdict.differences += _compare_arena(p, groups, run)
             losses, gradients = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True)), run.state.gradients
     want = reference(rank, case.model, case.sequence_length, case.layout.global_batch_size)
     if verdict is not None:
@@ -237,6 +235,16 @@ def _compare_bytes(priced: Price, wires: Wires, watched: Watched, alive: list[in
     for (action, expected), observed in zip(priced.kept, alive, strict=True):
         if expected != observed:
             yield "kept", f"after {action}: priced {expected}, alive {observed}"
+
+
+def _compare_arena(p: Program, groups: Groups, run: Run) -> Iterable[tuple[str, str]]:
+    """The same step with every register at its planned place: no two that live at once, or on a wire, may overlap."""
+    again = _prepare(p, groups, dict(REFERENCE))
+    again.memory = Arena(plan_arena(p), "fp64", CPU)
+    walk(p, again)
+    for name, gradient in run.state.gradients.items():
+        if not torch.equal(again.state.gradients[name], gradient):
+            yield "arena", f"{name} differs by {(again.state.gradients[name] - gradient).abs().max().item():.1e}"
 
 
 def _compare_routing(run: Run) -> Iterable[tuple[str, str]]:

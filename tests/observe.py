@@ -8,7 +8,6 @@ Watched  every storage that torch's dispatcher hands out and that is still alive
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -22,35 +21,18 @@ from penteract.engine.storages import Storages
 
 
 class Watched(Storages):
-    """Storages and FLOPs under one mode, with as little of its own as can be: a tiny step is mostly its observers."""
+    """Storages and FLOPs under one mode: a tiny step is mostly its observers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        made = [t for t in _tensors(out) if t.untyped_storage() not in self._known]
-        if made:
-            given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
-            for t in made:
-                if t.untyped_storage()._cdata not in given:
-                    self._born(t.untyped_storage())
+        out = super().__torch_dispatch__(func, types, args, kwargs)
         formula = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=out)
         return out
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """Those in the nested tuples, lists and dicts that an operator takes and gives."""
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for x in tree:
-            yield from _tensors(x)
-    elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))
 
 
 class Wires:

@@ -32,7 +32,7 @@ REMAKES: tuple[tuple[str, ...], ...] = (
     ("layer_norm", "gelu", "leave"),
     ("router", "sort_by_expert", "combine"),
 )
-BUCKETS = (None, 2**16, 2**12, 8)  # bytes: all in one, several, and one for each parameter
+BUCKETS = (25 * 2**20, 2**16, 2**12, 0)  # bytes: all in one, several, and one for each parameter
 
 
 def meshes(world: int) -> list[tuple[int, int, int, int]]:
@@ -63,6 +63,7 @@ def cases(draw: DrawFn, max_ranks: int = 8) -> Case:
         micro_batch_size=draw(st.integers(1, 2)),
         gradient_accumulation_steps=steps,
         remake=draw(st.sampled_from(REMAKES)),
+        bucket_bytes=draw(st.sampled_from(BUCKETS)),
     )  # fmt: skip
     tokens = 2 * cp * tp
     length = tokens * draw(st.integers(-(-12 // tokens), max(1, 24 // tokens)))
@@ -71,7 +72,6 @@ def cases(draw: DrawFn, max_ranks: int = 8) -> Case:
         layout=layout,
         sequence_length=length,
         schedule="woven" if schedule == "woven" else None,
-        bucket_bytes=draw(st.sampled_from(BUCKETS)),
     )
     assert legal(case), case
     return case

@@ -30,7 +30,7 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "micro_batch_size": (1, 2),
     "rounds": (1, 2),
     "remake": REMAKES,
-    "bucket_bytes": (None, 2**15, 8),
+    "bucket_bytes": (25 * 2**20, 2**15, 0),
     "more_layers": (0, 1),
     "tied": (False, True),
     "qk_norm": (False, True),
@@ -87,6 +87,7 @@ class Base:
             micro_batch_size=choice["micro_batch_size"],
             gradient_accumulation_steps=choice["rounds"] * (lay.pp if self.schedule == "interleaved" else 2),
             remake=choice["remake"],
+            bucket_bytes=choice["bucket_bytes"],
         )
         model = replace(
             self.model,
@@ -96,7 +97,7 @@ class Base:
         if model.moe is not None:
             model = replace(model, moe=replace(model.moe, **{n: choice[n] for n in _OF_EXPERTS}))
         woven: ScheduleName | None = "woven" if self.schedule == "woven" else None
-        return Case(model, lay, schedule=woven, bucket_bytes=choice["bucket_bytes"])
+        return Case(model, lay, schedule=woven)
 
 
 def bases() -> Iterator[Base]:

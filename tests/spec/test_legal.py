@@ -47,7 +47,7 @@ def legal(case: Case) -> bool:
     """The rules again, as one formula a dimension."""
     m, lay, s = case.model, case.layout, case.sequence_length
     counts = [lay.dp, lay.tp, lay.pp, lay.cp, lay.ep, lay.vpp, lay.expert_tp, lay.micro_batch_size,
-              lay.gradient_accumulation_steps, lay.bucket_mib, s]  # fmt: skip
+              lay.gradient_accumulation_steps, lay.bucket_bytes + 1, s]  # fmt: skip
     if min(counts) < 1:
         return False
     if m.heads % m.kv_heads or (m.positions == "rope" and m.head_size % 2) or (m.moe and m.moe.top_k > m.moe.experts):

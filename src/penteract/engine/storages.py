@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class Storages(TorchDispatchMode):
@@ -22,16 +21,16 @@ class Storages(TorchDispatchMode):
         self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         out = func(*args, **(kwargs or {}))
-        for t in tree_leaves(out):
-            if isinstance(t, torch.Tensor) and t.untyped_storage()._cdata not in inputs:
-                self._born(t.untyped_storage())
+        made = [t for t in _tensors(out) if t.untyped_storage() not in self._known]
+        if made:
+            given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+            for t in made:
+                if t.untyped_storage()._cdata not in given:
+                    self._born(t.untyped_storage())
         return out
 
     def _born(self, storage: Any) -> None:
-        if storage in self._known:
-            return
         self._next += 1
         key, size = self._next, storage.nbytes()
         self._known[storage] = key
@@ -42,6 +41,17 @@ class Storages(TorchDispatchMode):
 
     def _died(self, key: int) -> None:
         self.now -= self.sizes.pop(key)
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """Those in the nested tuples, lists and dicts that an operator takes and gives."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for x in tree:
+            yield from _tensors(x)
+    elif isinstance(tree, dict):
+        yield from _tensors(list(tree.values()))
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from penteract.ops.params import Homes, Param, holders
 from penteract.spec.mesh import Mesh
-from penteract.units import MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,11 @@ class Bucket:
 
 
 def buckets(params: Iterable[Param], homes: Homes, mesh: Mesh, rank: int, width: int) -> tuple[Bucket, ...]:
-    """`params` in the order in which backward finishes them -> flat buckets of about layout.bucket_mib.
+    """`params` in the order in which backward finishes them -> flat buckets of about layout.bucket_bytes.
 
     `width`: bytes of one gradient element.
     """
-    limit = mesh.layout.bucket_mib * MIB // width
+    limit = mesh.layout.bucket_bytes // width
     open_: dict[tuple[object, ...], list[Param]] = {}
     done: list[Bucket] = []
 

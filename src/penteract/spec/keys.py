@@ -88,7 +88,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "batch.global_batch_size": ("sequences a step", 1, _HUGE),
     "batch.global_batch_tokens": ('tokens a step, instead: 65536, "1M" (10^6), "1Mi" (2^20)', 1, _HUGE),
     "memory.recompute": ('"none", "full", or the words remade in backward: ["enter", "swiglu"]', 0, 0),
-    "memory.bucket_mib": ("MiB of one flat gradient bucket; 0: one for each parameter", 0, 2**20),
+    "memory.bucket_bytes": ("bytes of one flat gradient bucket; 0: one for each parameter", 0, 2**40),
     "optimizer.learning_rate": ("the peak", 0, 1e3),
     "optimizer.betas": ("decay of AdamW's two averages", 0, 1),
     "optimizer.epsilon": ("added to the root of the second average", 0, 1),

@@ -32,7 +32,7 @@ class Layout:
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1
     remake: tuple[str, ...] = ("enter",)
-    bucket_mib: int = 25  # of one flat gradient bucket; 0: one for each parameter
+    bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 
     @property
     def world(self) -> int:

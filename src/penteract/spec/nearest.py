@@ -64,7 +64,7 @@ def _plain(case: Case, settle: Settle) -> Case:
     now = case.put("dp", case.world or 1)
     for axis, value in _PLAIN.items():
         now = now.put(axis, value)
-    for axis, least in (("gradient_accumulation_steps", 1), ("bucket_mib", 0), ("sequence_length", 1)):
+    for axis, least in (("gradient_accumulation_steps", 1), ("bucket_bytes", 0), ("sequence_length", 1)):
         now = now.put(axis, max(least, now.get(axis)))
     if now.global_batch_size is not None:
         now = now.put("global_batch_size", max(1, now.global_batch_size // now.layout.dp) * now.layout.dp)

@@ -184,7 +184,7 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
         left[name][name] = 1
     total, length = batch["global_batch_size"], batch["sequence_length"]
     layout = Layout(
-        **parallel, micro_batch_size=batch["micro_batch_size"], bucket_mib=memory["bucket_mib"],
+        **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
         remake=_remake(memory["recompute"]),
     )  # fmt: skip
     case = settle(

@@ -29,8 +29,8 @@ def _counts(case: Case) -> Iterator[Breach]:
     for axis in _COUNTS:
         if case.get(axis) < 1:
             yield axis, f"{axis} is less than 1"
-    if case.layout.bucket_mib < 0:
-        yield "bucket_mib", "bucket_mib is less than 0"
+    if case.layout.bucket_bytes < 0:
+        yield "bucket_bytes", "bucket_bytes is less than 0"
     if case.global_batch_size is not None and case.global_batch_size < 1:
         yield "global_batch_size", "global_batch_size is less than 1"
     if case.layout.schedule not in SCHEDULES:

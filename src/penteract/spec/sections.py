@@ -40,7 +40,7 @@ class Memory:
     """What is remade in backward, and how gradients are gathered into buckets."""
 
     recompute: Literal["none", "full"] | tuple[str, ...] = "none"
-    bucket_mib: int = 25
+    bucket_bytes: int = 25 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

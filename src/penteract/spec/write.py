@@ -75,7 +75,7 @@ def _sections(run: RunSpec) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             "micro_batch_size": lay.micro_batch_size,
             "global_batch_size": lay.global_batch_size,
         },
-        "memory": {"recompute": _recompute(lay.remake), "bucket_mib": lay.bucket_mib},
+        "memory": {"recompute": _recompute(lay.remake), "bucket_bytes": lay.bucket_bytes},
         "optimizer": run.optimizer,
         "learning_rate": run.schedule,
         "data": run.data,
