@@ -107,7 +107,7 @@ class Steps:
         train, _ = open_samples(Data(), open_tokenizer("bytes"), p.sequence_length, 0)
         fixed, self.batches, self.counts = constants(p, device), [], []
         for step in range(4):
-            drawn = [[train.sample(i) for i in ids] for ids in samples_of(p, step)]
+            drawn = [[train.sample(i) for i in ids] for ids in samples_of(p, step * p.layout.global_batch_size)]
             self.batches.append([micro_batch(p, batch, device) for batch in drawn])
             self.counts.append(sum(target_count(batch) for batch in drawn))
         self.run.batches = [fixed | {n: t.clone() for n, t in b.items()} for b in self.batches[0]]

@@ -71,7 +71,13 @@ def refused(words: Sequence[str], started: list[Any]) -> list[str]:
 def test_a_broken_layout_names_one_that_is_legal(
     started: list[Any], monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any], name: str, world: int | None
 ) -> None:
-    for key, value in {"RANK": 0, "WORLD_SIZE": world, "LOCAL_RANK": 0}.items():
+    for key, value in {
+        "RANK": 0,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": 0,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 29500,
+    }.items():
         monkeypatch.delenv(key, raising=False) if world is None else monkeypatch.setenv(key, str(value))
     started.clear()
     words = ["train", "--preset", name, *(f"{key}={value}" for key, value in chosen.items())]

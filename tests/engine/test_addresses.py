@@ -38,7 +38,7 @@ def test_addresses_repeat_from_step_to_step(schedule: str) -> None:
     places = []
     for step in (1, 2, 3):
         watched.seen.clear()
-        trainer.step(step, samples)
+        trainer.step(step, samples, (step - 1) * spec.layout.global_batch_size)
         places.append(list(watched.seen))
     assert places[0] == places[1] == places[2]
     assert len(set(places[0])) < len(places[0]) / 2, "scratch is used again and again"

@@ -9,13 +9,13 @@ from penteract.errors import BadInput
 _MARK = "run.toml"  # what makes a folder a run
 
 
-def find_run(name: str, out: str, *, flag: str) -> Path:
-    """The run folder called `name`: a path, or "latest" for the newest one in the folder `out`.
+def find_run(name: str, out: str, *, flag: str, needs: str) -> Path:
+    """The run folder called `name`: a path, or "latest" for the newest one in the folder `out` that holds `needs`.
 
     Raises BadInput when there is none, or when it is no run.
     """
     if name == "latest":
-        return _latest(Path(out), flag)
+        return _latest(Path(out), flag, needs)
     folder = Path(name)
     try:
         is_folder, is_run = folder.is_dir(), (folder / _MARK).is_file()
@@ -27,16 +27,14 @@ def find_run(name: str, out: str, *, flag: str) -> Path:
     raise BadInput("RUN", what, where=flag, found=_short(name), fix=f"{flag} latest, or the path of a run in {out}/")
 
 
-def _latest(out: Path, flag: str) -> Path:
-    """`out`/latest where it points at a run, or else the run whose run.toml is the newest."""
-    link = out / "latest"
-    if (link / _MARK).is_file():
-        return link.resolve()
+def _latest(out: Path, flag: str, needs: str) -> Path:
+    """The newest run that got as far as `needs`: one that failed at its start does not hide those before it."""
     runs = [path for path in out.iterdir() if (path / _MARK).is_file()] if out.is_dir() else []
-    if not runs:
+    able = [path.resolve() for path in runs if (path / needs).exists()]
+    if not able:
         fix = "train one first: penteract train"
         raise BadInput("RUN", "there is no run yet", where=flag, found=f"latest in {out}/", fix=fix)
-    return max(runs, key=lambda path: ((path / _MARK).stat().st_mtime, path.name))
+    return max(able, key=lambda path: ((path / _MARK).stat().st_mtime, path.name))
 
 
 def _short(name: str) -> str:

@@ -41,7 +41,9 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     steps: Annotated[int | None, Parameter(help="Short for --training.steps.")] = None,
     compare: Annotated[str | None, Parameter(help="A run folder, or latest: hold each step's loss against it.")] = None,
     resume: Annotated[str | None, Parameter(help="A run folder, or latest: go on from its last checkpoint.")] = None,
-    json: Annotated[bool, Parameter(negative="", help="Print one JSON object a step.")] = False,
+    json: Annotated[
+        bool, Parameter(negative="", help="Print one closing JSON object; steps are in metrics.jsonl.")
+    ] = False,
     draw: Annotated[bool, Parameter(negative="", help="Draw the pipeline's schedule and stop.")] = False,
     debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
     log_level: Annotated[
@@ -55,18 +57,19 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     """
     place = launched(os.environ)
     words = [*overrides, *_short_forms(steps, log_level)]
-    going_on = find_run(resume, _out_folder(words), flag="--resume") if resume else None
+    going_on = find_run(resume, _out_folder(words), flag="--resume", needs="checkpoints/latest") if resume else None
     if going_on and run is None and preset is None:
         run = going_on / "run.toml"
     resolved = resolve(run, preset, words, place.world if place else None)
-    beside = find_run(compare, resolved.run.out, flag="--compare") if compare else None
+    beside = find_run(compare, resolved.run.out, flag="--compare", needs="metrics.jsonl") if compare else None
     _check_paths(resolved)
     if draw:
         print(_drawing(resolved.run))
         return 0
     return _engine().train(
-        resolved, predicted=_predicted(resolved.run), compare=beside, resume=going_on, json=json, debug=debug
-    )
+        resolved, launched=place is not None, predicted=lambda: _predicted(resolved.run),
+        compare=beside, resume=going_on, json=json, debug=debug,
+    )  # fmt: skip
 
 
 def _engine() -> ModuleType:

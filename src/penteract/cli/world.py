@@ -18,11 +18,11 @@ class Launch:
 
 
 def launched(environment: Mapping[str, str]) -> Launch | None:
-    """The launcher's RANK, WORLD_SIZE and LOCAL_RANK; None when no launcher set all three."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    """The launcher's RANK, WORLD_SIZE and LOCAL_RANK; None when no launcher set them all, and where to meet."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if any(name not in environment for name in names):
         return None
-    rank, world, local = (_count(environment[name], name) for name in names)
+    rank, world, local = (_count(environment[name], name) for name in names[:3])
     if world < 1 or rank >= world:
         raise BadInput(
             "LAUNCH", "the launcher's ranks do not fit", where="environment",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,29 @@ def save_gradients(trainer: Trainer, folder: Path, rank: Rank) -> bool:
     size = sum(math.prod(q.shape) for q in trainer.program.everything) * trainer.program.widths["stat"]
     if size > LARGEST:
         return False
-    slices = gradient_slices(trainer.program, trainer.state, _unclipped(trainer))
+    slices = gradient_slices(trainer.program, trainer.state, _Unclipped(trainer))
     checkpoint.save(
         folder / _WHERE, 1, slices, {"step": 1}, rank=rank.number, world=rank.world, barrier=rank.barrier, keep=1
     )
     return True
 
 
-def _unclipped(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Gradients as they were before clipping scaled them in place."""
-    assert trainer.run.optimizer is not None
-    scale = trainer.run.optimizer.clipping(trainer.run.totals[0])
-    return {n: g / scale.to(g.dtype) for n, g in trainer.state.gradients.items()}
+class _Unclipped(Mapping[str, torch.Tensor]):
+    """Gradients as they were before clipping scaled them in place, one at a time."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        assert trainer.run.optimizer is not None
+        self.scale = trainer.run.optimizer.clipping(trainer.run.totals[0])
+        self.clipped = trainer.state.gradients
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.clipped[name] / self.scale.to(self.clipped[name].dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.clipped)
+
+    def __len__(self) -> int:
+        return len(self.clipped)
 
 
 def load_gradients(trainer: Trainer, folder: Path, rank: Rank) -> float:
@@ -51,7 +63,7 @@ def load_gradients(trainer: Trainer, folder: Path, rank: Rank) -> float:
     except (OSError, BadInput) as e:
         raise BadInput("COMPARE", "that run kept no gradients, or another model's", where="--compare", found=folder,
                        fix="train the first run again with the same model and precision") from e  # fmt: skip
-    ours, names = _unclipped(trainer), [q.name for q in p.everything]
+    ours, names = _Unclipped(trainer), [q.name for q in p.everything]
     rows = torch.zeros(2, len(names), dtype=torch.float64)  # differences, largest elements
     for i, name in enumerate(names):
         if name in ours:

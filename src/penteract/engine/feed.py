@@ -24,10 +24,10 @@ class Sample(Protocol):
     def positions(self) -> object: ...
 
 
-def samples_of(p: Program, step: int) -> list[list[int]]:
-    """The global sample numbers of this rank's micro-batches in step `step` (from 0)."""
+def samples_of(p: Program, first: int) -> list[list[int]]:
+    """The global sample numbers of this rank's micro-batches in the global batch that begins at sample `first`."""
     lay = p.layout
-    me, first = p.mesh.coordinates(p.rank)["dp"], step * lay.global_batch_size
+    me = p.mesh.coordinates(p.rank)["dp"]
     b = lay.micro_batch_size
     return [[first + (m * lay.dp + me) * b + i for i in range(b)] for m in range(lay.gradient_accumulation_steps)]
 

@@ -51,11 +51,15 @@ class Arena:
     plan: ArenaPlan
     precision: str
     device: torch.device
+    shared: torch.Tensor | None = None  # the block of another arena, idle while this one is in use
     block: torch.Tensor = field(init=False)
     next: int = 0
 
     def __post_init__(self) -> None:
-        self.block = torch.empty(self.plan.size, dtype=torch.uint8, device=self.device)
+        if self.shared is not None and self.shared.numel() >= self.plan.size:
+            self.block = self.shared
+        else:
+            self.block = torch.empty(self.plan.size, dtype=torch.uint8, device=self.device)
 
     def begin(self) -> None:
         self.next = 0

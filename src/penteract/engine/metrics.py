@@ -10,8 +10,8 @@
 | `val/loss` | nats a token | when it was measured |
 | `perf/tokens_per_sec` | tokens a second, all ranks | always |
 | `perf/step_time_s` | seconds | always |
-| `mem/predicted_gib` | GiB allocated, of the fullest rank, by the estimate | when it is known |
-| `mem/measured_gib` | GiB allocated, of the fullest rank, at the peak | when it can be measured |
+| `mem/predicted_gib` | GiB allocated by rank 0, by the estimate | when it is known |
+| `mem/measured_gib` | GiB allocated by rank 0, at the peak | when it can be measured |
 
 Other fields may stand beside these. A value that is not finite is written as null: JSON has no NaN.
 """

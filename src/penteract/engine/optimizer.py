@@ -28,19 +28,23 @@ class AdamW:
         self.step = torch.ones((), dtype=torch.float64, device=self.device)  # the one now taken, from 1
 
     def update(self, flat: Flat, squared_norm: torch.Tensor) -> None:
-        """One step of a bucket's parameters, in place but for one temporary of its size."""
+        """One step of a bucket's parameters, in place but for one temporary of its size.
+
+        Where the norm is not finite, on the device: the gradient counts as zero and every factor as one, so that
+        parameters and moments stay what they were.
+        """
         s, g = self.spec, flat.gradient
-        if s.clip_norm:
-            g.mul_(self.clipping(squared_norm))
         dtype = g.dtype
+        good = squared_norm.isfinite().to(dtype)
+        g.nan_to_num_(0.0, 0.0, 0.0).mul_(self.clipping(squared_norm).nan_to_num(0.0))
         b1, b2 = s.betas
-        flat.mean.lerp_(g, 1 - b1)
-        flat.square.mul_(b2).addcmul_(g, g, value=1 - b2)
+        flat.mean.lerp_(g, good * (1 - b1))
+        flat.square.mul_(1 - good * (1 - b2)).addcmul_(g, g, value=1 - b2)
         bias1, bias2 = 1 - b1**self.step, 1 - b2**self.step
         divisor = flat.square.sqrt().div_(bias2.sqrt().to(dtype)).add_(s.epsilon)
         if flat.bucket.decay:
-            flat.master.mul_((1 - self.rate * s.weight_decay).to(dtype))
-        flat.master.sub_(torch.div(flat.mean, divisor, out=divisor).mul_((self.rate / bias1).to(dtype)))
+            flat.master.mul_(1 - good * (self.rate * s.weight_decay).to(dtype))
+        flat.master.sub_(torch.div(flat.mean, divisor, out=divisor).mul_(good * (self.rate / bias1).to(dtype)))
         if flat.master is not flat.parameter:
             flat.parameter.copy_(flat.master)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from penteract.errors import BadInput
+from penteract.errors import BadInput, PeerLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,18 @@ class Rank:
     def barrier(self) -> None:
         if self.world > 1:
             dist.barrier()
+
+    def first(self, task: Callable[[], None]) -> None:
+        """Do a task that may take long on rank 0, and on the others once it is done there: waiting is no collective."""
+        if self.number == 0 or self.store is None:
+            task()
+        if self.store is not None:
+            key = "penteract/first"
+            if self.number == 0:
+                self.store.set(key, "done")
+            else:
+                self.store.wait([key], timedelta(days=1))
+                task()
 
     def agree(self, text: str) -> str:
         """Rank 0's text, on every rank."""
@@ -43,7 +55,12 @@ def join(environment: Mapping[str, str], device: str) -> Rank:
     if world == 1:
         return Rank(0, 1, chosen, None)
     backend = "gloo" if chosen.type == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, rank=number, world_size=world, timeout=timedelta(minutes=10))
+    try:
+        dist.init_process_group(backend, rank=number, world_size=world, timeout=timedelta(minutes=10))
+    except (ValueError, RuntimeError) as e:
+        where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
+        raise PeerLost("JOIN", f"the ranks did not meet: {' '.join(str(e).split())[:160]}", where=where,
+                       fix="the same MASTER_ADDR and MASTER_PORT on every rank, and a free port") from e  # fmt: skip
     return Rank(number, world, chosen, dist.distributed_c10d._get_default_store())
 
 

@@ -25,6 +25,7 @@ from penteract.errors import BadInput, DiskFailure, PenteractError
 COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
     "command.txt", "errors.jsonl", "latest", "logs", "run.toml", "status.json"
 )  # fmt: skip
+NEXT = "run.next.toml"  # how a resumed run will go on, once its checkpoint has been read
 
 
 def create(out: str | Path, name: str, command: Sequence[str] | None = None) -> Path:

@@ -10,6 +10,7 @@ import torch
 from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.feed import constants, micro_batch
+from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.trainer import Trainer, sampling_layout
 from penteract.ops.tape import Site
@@ -25,7 +26,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
         spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.dtype, training=False
     )
     seen: list[torch.Tensor] = []
-    run = Run(p, trainer.state, trainer.run.comm, _listening(seen), trainer.judge.memory)
+    run = Run(p, trainer.state, trainer.run.comm, _listening(seen), Fresh(p.precision, rank.device))
     fixed = constants(p, rank.device)
     generator = torch.Generator().manual_seed(seed)
     text = list(prompt)

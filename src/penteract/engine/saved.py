@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -23,12 +23,12 @@ def state_slices(p: Program, state: State) -> Iterator[Slice]:
         yield Slice(f"{name}/bias", tuple(bias.shape), (0,), bias, first)
 
 
-def gradient_slices(p: Program, state: State, into: dict[str, torch.Tensor] | None = None) -> Iterator[Slice]:
+def gradient_slices(p: Program, state: State, into: Mapping[str, torch.Tensor] | None = None) -> Iterator[Slice]:
     """Gradients likewise; `into`: buffers of the same shapes to load into instead."""
     return _slices(p, into if into is not None else state.gradients, "")
 
 
-def _slices(p: Program, tensors: dict[str, torch.Tensor], suffix: str) -> Iterator[Slice]:
+def _slices(p: Program, tensors: Mapping[str, torch.Tensor], suffix: str) -> Iterator[Slice]:
     holders = {q.name: b.holders for b in p.buckets for q in b.params}
     number = {q.name: i for i, q in enumerate(p.everything)}
     for q in p.params:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from penteract.engine import checkpoint
+from penteract.engine import checkpoint, rundir
 from penteract.engine.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.display import LiveTable
@@ -56,6 +56,7 @@ class Session:
     validation: Samples = field(init=False)
     tokenizer: Any = field(init=False)
     first: int = 1
+    samples: int = 0  # seen before the next step
     losses: list[float] = field(default_factory=list[float])
     times: list[float] = field(default_factory=list[float])
     measured: int = 0
@@ -78,19 +79,39 @@ class Session:
     def _open_data(self) -> None:
         """Rank 0 first: it may have to tokenise a large text into the cache that the others then read."""
         spec, cache = self.spec, Path(self.spec.out) / "cache"
-        for turn in (True, False):
-            if (self.rank.number == 0) is turn:
-                self.train, self.validation = open_samples(
-                    spec.data, self.tokenizer, spec.sequence_length, spec.train.seed, cache
-                )
-            self.rank.barrier()
+
+        def open_them() -> None:
+            self.train, self.validation = open_samples(
+                spec.data, self.tokenizer, spec.sequence_length, spec.train.seed, cache
+            )
+
+        self.rank.first(open_them)
 
     def _load(self, folder: Path) -> None:
+        """Go on from the newest checkpoint, after the sample that was the last; on any layout, with any batch."""
         at = checkpoint.latest(folder / "checkpoints")
         extra = checkpoint.load(at, list(state_slices(self.trainer.program, self.trainer.state)))
+        for name, now in self._promised().items():
+            if extra.get(name) != now:
+                raise BadInput("RESUME", f"the run was trained with another {name}", where="--resume",
+                               found=str(now)[:80], allowed=str(extra.get(name))[:80],
+                               fix="start a new run")  # fmt: skip
         after_load(self.trainer.state)
-        self.first = int(extra["step"]) + 1
-        log.info("resumed from step %d of %s", extra["step"], folder)
+        step = int(extra["step"])
+        if step >= self.spec.train.steps:
+            raise BadInput("STEPS", "the run is already that far", where="--resume", found=self.spec.train.steps,
+                           allowed=f"> {step}", fix=f"--steps {step + self.spec.train.steps}")  # fmt: skip
+        self.first, self.samples = step + 1, int(extra["samples"])
+        self.rank.barrier()
+        if self.rank.number == 0:
+            (folder / rundir.NEXT).replace(folder / rundir.RUN)
+        log.info("resumed from step %d of %s", step, folder)
+
+    def _promised(self) -> dict[str, Any]:
+        """What must not change when a run goes on, as JSON has it."""
+        spec = self.spec
+        promised = {"seed": spec.train.seed, "sequence_length": spec.sequence_length, "model": asdict(spec.model)}
+        return json.loads(json.dumps(promised))
 
     # ---- the loop --------------------------------------------------------------------------------------------
 
@@ -118,14 +139,19 @@ class Session:
     def _step(self, number: int) -> Outcome:
         self.trainer.run.stop.fill_(float(self.asked_to_stop))
         begun = time.perf_counter()
-        if number == self.first + 1:  # the second step: everything is in place, nothing is new
-            outcome, self.measured = self.trainer.observed(number, self.train)
+        if number == min(self.first + 1, self.spec.train.steps):  # the second: everything is in place, nothing is new
+            outcome, self.measured = self.trainer.observed(number, self.train, self.samples)
         else:
-            outcome = self.trainer.step(number, self.train)
+            outcome = self.trainer.step(number, self.train, self.samples)
         self.times.append(time.perf_counter() - begun)
+        self.samples += self.spec.layout.global_batch_size
         self.losses.append(outcome.loss)
         if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)):
-            raise BadNumerics("NUMERICS", "the loss or its gradient is not finite; the last checkpoint is intact",
+            # The update was skipped on every rank, on the device: what is saved is the state before this step.
+            self.samples -= self.spec.layout.global_batch_size
+            if number > self.first:
+                self._save(number - 1)
+            raise BadNumerics("NUMERICS", "the loss or its gradient is not finite; the step before it is saved",
                               where=f"step {number}", found=f"loss {outcome.loss}, gradient norm {outcome.norm}",
                               fix="a smaller --optimizer.learning_rate, or more warm-up")  # fmt: skip
         return outcome
@@ -135,7 +161,7 @@ class Session:
         spec = self.spec
         assert self.trainer.run.optimizer is not None
         row: dict[str, Any] = {
-            "step": number, "tokens": number * spec.tokens_per_step, "train/loss": outcome.loss,
+            "step": number, "tokens": self.samples * spec.sequence_length, "train/loss": outcome.loss,
             "train/grad_norm": outcome.norm, "train/lr": float(self.trainer.run.optimizer.rate),
             "perf/tokens_per_sec": spec.tokens_per_step / self.times[-1], "perf/step_time_s": self.times[-1],
             "mem/predicted_gib": gib(self.orders.predicted),
@@ -150,12 +176,7 @@ class Session:
         return row
 
     def _save(self, number: int) -> None:
-        extra = {
-            "step": number,
-            "seed": self.spec.train.seed,
-            "layout": asdict(self.spec.layout),
-            "model": asdict(self.spec.model),
-        }
+        extra = {"step": number, "samples": self.samples, "layout": asdict(self.spec.layout), **self._promised()}
         checkpoint.save(
             self.orders.folder / "checkpoints", number, state_slices(self.trainer.program, self.trainer.state), extra,
             rank=self.rank.number, world=self.rank.world, barrier=self.rank.barrier, keep=self.spec.checkpoint.keep,
@@ -183,12 +204,12 @@ class Session:
     def _text(self) -> str:
         if not self.spec.train.sample_tokens or not self.losses:
             return ""
-        prompt = [int(i) for i in self.tokenizer.encode("def ")]
+        prompt = [int(i) for i in self.tokenizer.encode("def ")] or [self.tokenizer.end_of_document]
         ids = write(self.trainer, prompt, self.spec.train.sample_tokens, seed=self.spec.train.seed)
         return self.tokenizer.decode([i for i in ids if i < self.tokenizer.vocab_size])
 
     def _result(self) -> dict[str, Any]:
-        tokens = self.spec.tokens_per_step / median(self.times) if self.times else 0.0
+        tokens = self.spec.tokens_per_step / median(self.times[2:] or self.times) if self.times else 0.0
         memory = {
             "predicted_gib": gib(self.orders.predicted),
             "measured_gib": gib(self.measured) if self.measured else None,

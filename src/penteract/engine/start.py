@@ -3,41 +3,83 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 from penteract.engine import rundir
 from penteract.engine.launch import launch
+from penteract.errors import BadInput
 from penteract.spec.resolve import Resolved
 from penteract.spec.write import to_toml
+from penteract.units import KIB, show_bytes
 
 
 def train(
     resolved: Resolved,
     *,
-    predicted: int = 0,
+    launched: bool = False,
+    predicted: Callable[[], int] = lambda: 0,
     compare: Path | None = None,
     resume: Path | None = None,
     json: bool = False,
     debug: bool = False,
 ) -> int:
-    """Train; returns the exit code. `predicted`: bytes that rank 0 will allocate.
+    """Train; returns the exit code. `predicted()`: bytes that rank 0 will allocate, asked when ranks can start.
 
-    Under a launcher this process is a rank; otherwise it starts as many as the layout has, one included: a rank's
-    threads and their waiting are decided before torch is loaded.
+    `launched`: this process is a rank that a launcher made. Otherwise it starts as many as the layout has, one
+    included: a rank's threads and their waiting are decided before torch is loaded.
     """
-    words = [f"--predicted={predicted}", *["--json"] * json, *["--debug"] * debug]
+    if not launched:
+        _check_ranks(resolved)
+    bytes_of_one = predicted()
+    words = [f"--predicted={bytes_of_one}", *["--json"] * json, *["--debug"] * debug]
     words += [f"--{name}={path}" for name, path in (("compare", compare), ("resume", resume)) if path is not None]
-    if "RANK" in os.environ:
+    if launched:
         worker = import_module("penteract.engine.worker")
         return worker.joined(lambda: _folder(resolved, resume), resolved.run, words)
+    _check_memory(resolved, bytes_of_one)
     folder = _folder(resolved, resume)
     return launch(resolved.run.layout.world, ["-m", "penteract.engine.worker", str(folder), *words], folder, os.environ)
 
 
+def _check_ranks(resolved: Resolved) -> None:
+    """This host has a core or a device for every few ranks."""
+    world, most = resolved.run.layout.world, max(64, 4 * (os.cpu_count() or 1))
+    if world > most:
+        raise BadInput("RANKS", "more ranks than this host should start", found=world, allowed=f"<= {most}",
+                       fix="start them with torchrun on more hosts, or lower the degrees")  # fmt: skip
+
+
+def _check_memory(resolved: Resolved, predicted: int) -> None:
+    """On a CPU, what was predicted is there."""
+    world = resolved.run.layout.world
+    if not _gpus(resolved) and (free := _available()) and predicted * world > free:
+        raise BadInput("MEMORY", f"{world} ranks of {show_bytes(predicted)} do not fit this host's free memory",
+                       found=show_bytes(predicted * world), allowed=show_bytes(free),
+                       fix="a smaller model or micro-batch; penteract.estimate tells what a layout takes")  # fmt: skip
+
+
+def _gpus(resolved: Resolved) -> bool:
+    """Whether ranks will use GPUs, as far as can be told without loading torch."""
+    device = resolved.run.precision.device
+    return device == "cuda" or (device == "auto" and Path("/proc/driver/nvidia/version").exists())
+
+
+def _available() -> int:
+    """Bytes of memory that Linux says can still be had; 0 where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable:")), 0)
+
+
 def _folder(resolved: Resolved, resume: Path | None) -> Path:
-    """The run's folder: a new one, or the one that is resumed; its run.toml says how it now runs."""
+    """The run's folder: a new one, or the one that is resumed.
+
+    What is resumed keeps its run.toml until its checkpoint is read: a refused resume leaves the run as it was.
+    """
     folder = resume or rundir.create(resolved.run.out, resolved.run.model.name)
-    (folder / "run.toml").write_text(to_toml(resolved))
-    (folder / "errors.jsonl").unlink(missing_ok=True)
+    (folder / (rundir.NEXT if resume else rundir.RUN)).write_text(to_toml(resolved))
     return folder

@@ -11,11 +11,11 @@ from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.data import Samples
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
-from penteract.engine.memory import Arena, Fresh
+from penteract.engine.memory import Arena
 from penteract.engine.optimizer import AdamW
 from penteract.engine.rank import Rank
 from penteract.engine.run import Run
-from penteract.engine.state import State, allocate, initialise
+from penteract.engine.state import COMPUTE, State, allocate, initialise
 from penteract.engine.storages import Storages, bytes_of
 from penteract.spec.run import RunSpec
 from penteract.step.arena import plan_arena
@@ -54,53 +54,64 @@ class Trainer:
         groups = Groups()
         if rank.world > 1:
             groups.make(needed(program))
+            groups.connect(rank.number, rank.device)
         state = allocate(program, rank.device)
         initialise(program, state, spec.train.seed)
         comm, memory = Comm(groups, rank.number), Arena(plan_arena(program), dtype, rank.device)
+        lay = spec.layout
+        border = (spec.sequence_length // lay.cp // lay.tp, lay.micro_batch_size, spec.model.hidden_size)
+        comm.connect(
+            program.mesh.group("pp", rank.number), torch.zeros(border, dtype=COMPUTE[dtype], device=rank.device)
+        )
         run = Run(program, state, comm, REFERENCE, memory, AdamW(spec.optimizer, rank.device))
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=dtype, training=False
         )
-        judge = Run(forward, state, comm, REFERENCE, Fresh(dtype, rank.device))
+        beside = Arena(
+            plan_arena(forward, training=False), dtype, rank.device, memory.block
+        )  # idle when this one is not
+        judge = Run(forward, state, comm, REFERENCE, beside)
         return Trainer(spec, rank, program, state, run, judge, constants(program, rank.device))
 
-    def step(self, number: int, samples: Samples) -> Outcome:
-        """Optimizer step `number`, from 1."""
+    def step(self, number: int, samples: Samples, first: int) -> Outcome:
+        """Optimizer step `number`, from 1, on the global batch that begins at sample `first`."""
         assert self.run.optimizer is not None
         peak = self.spec.optimizer.learning_rate
         self.run.optimizer.rate.fill_(rate(self.spec.schedule, peak, number, self.spec.train.steps))
         self.run.optimizer.step.fill_(number)
-        self.feed(self.run, number - 1, samples)
+        self.feed(self.run, first, samples)
         walk(self.program, self.run)
         return self._outcome(self.run)
 
     def validate(self, samples: Samples) -> float:
-        """Mean cross entropy of the first validation batches, nats a token."""
-        batches = min(self.spec.train.validation_batches, max(1, len(samples) // self.spec.layout.global_batch_size))
-        total = 0.0
+        """Mean cross entropy of the first validation samples, nats a token."""
+        size = self.spec.layout.global_batch_size
+        batches = min(self.spec.train.validation_batches, max(1, len(samples) // size))
+        total, tokens = 0.0, 0
         for b in range(batches):
-            self.feed(self.judge, b, samples)
+            self.feed(self.judge, b * size, samples)
             walk_forward(self.judge.p, self.judge)
             self.judge.collect()
-            total += self._outcome(self.judge).loss
-        return total / batches
+            count = int(self.judge.counts)
+            total, tokens = total + self._outcome(self.judge).loss * count, tokens + count
+        return total / max(1, tokens)
 
-    def feed(self, run: Run, step: int, samples: Samples) -> None:
-        """Put step's micro-batches in place."""
+    def feed(self, run: Run, first: int, samples: Samples) -> None:
+        """Put the micro-batches of the global batch that begins at sample `first` in place."""
         device = self.rank.device
-        mine = [[samples.sample(i) for i in ids] for ids in samples_of(run.p, step)]
+        mine = [[samples.sample(i) for i in ids] for ids in samples_of(run.p, first)]
         run.batches = [self.fixed | micro_batch(run.p, batch, device) for batch in mine]
         run.counts.fill_(sum(target_count(batch) for batch in mine))
 
-    def observed(self, number: int, samples: Samples) -> tuple[Outcome, int]:
+    def observed(self, number: int, samples: Samples, first: int) -> tuple[Outcome, int]:
         """A step like any other, and the most bytes of tensors that lived at once on this rank."""
         if self.rank.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-            outcome = self.step(number, samples)
+            outcome = self.step(number, samples, first)
             return outcome, torch.cuda.max_memory_allocated()
         self.run.batches = []
         with Storages() as storages:
-            outcome = self.step(number, samples)
+            outcome = self.step(number, samples, first)
         flats = [t for f in self.state.flats for t in (f.parameter, f.gradient, f.master, f.mean, f.square)]
         return outcome, bytes_of([*flats, *self.fixed.values(), *self.run.memory.resident()]) + storages.peak
 

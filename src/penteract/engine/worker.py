@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from penteract.engine import rundir
 from penteract.engine.rank import Rank, join
 from penteract.engine.session import Orders, Session, closing_line, set_up
-from penteract.engine.watch import watched
-from penteract.errors import PenteractError
+from penteract.engine.watch import from_exception, watched
+from penteract.errors import PeerLost, PenteractError
 from penteract.spec.resolve import resolve
 from penteract.spec.run import RunSpec
 
@@ -36,7 +37,15 @@ def work(spec: RunSpec, rank: Rank, orders: Orders) -> int:
 def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
     """A rank that a launcher made: rank 0 makes the run's folder, all train in it."""
     rank = join(os.environ, spec.precision.device)
-    agreed = rank.agree(str(folder()) if rank.number == 0 else "")
+    said = ""
+    try:
+        said = str(folder()) if rank.number == 0 else ""
+    except PenteractError as e:
+        rank.agree(f"!{e}")
+        raise
+    agreed = rank.agree(said)
+    if agreed.startswith("!"):
+        raise PeerLost("PEER", "rank 0 could not make the run's folder", found=agreed[1:])
     return work(spec, rank, _orders([agreed, *words])[0])
 
 
@@ -44,13 +53,14 @@ def main(argv: list[str]) -> int:
     """Run folder in, exit code out."""
     orders, debug = _orders(argv)
     try:
-        spec = resolve(orders.folder / "run.toml", "").run
+        spec = resolve(orders.folder / (rundir.NEXT if orders.resume else rundir.RUN), "").run
         return work(spec, join(os.environ, spec.precision.device), orders)
-    except PenteractError as e:
+    except Exception as e:
+        error = from_exception(e)
         if debug:
             traceback.print_exc()
-        print(e, file=sys.stderr, flush=True)
-        return e.exit_code
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
 
 
 def _orders(argv: list[str]) -> tuple[Orders, bool]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from penteract.errors import BadInput
 from penteract.estimate.price import Price, price
+from penteract.ops.spec import WIDTHS
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.legal import check_legal
@@ -16,7 +18,10 @@ from penteract.units import Bytes, Flops, gib
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one optimizer step takes. `stages[i]` is the price of pipeline rank i; all of it is exact.
+    """What one optimizer step takes. `stages[i]` is the price of pipeline rank i.
+
+    All of it is exact but what routing decides, which is modelled: every expert gets the same share.
+
 
     memory_gib  by kind, of the fullest rank: parameters, gradients, optimizer, data, activations, workspace
     flops       of all ranks together, matrix products alone
@@ -24,7 +29,7 @@ class Estimate:
     """
 
     layout: Layout
-    stages: tuple[Price, ...]
+    stages: tuple[Price, ...] = field(repr=False)
     memory_gib: dict[str, float]
     allocated: Bytes
     flops: Flops
@@ -48,15 +53,17 @@ def estimate(
 
     Raises BadInput for a layout that cannot be, naming the nearest that can.
     """
+    if precision not in WIDTHS:
+        raise BadInput(
+            "PRECISION", "no such precision", found=precision, allowed=", ".join(WIDTHS), fix="precision='bf16'"
+        )
     check_legal(model, layout, sequence_length)
     mesh = Mesh(layout)
     ranks = mesh.group("pp", 0)
     stages = tuple(price(compile_step(model, layout, sequence_length, rank=r, precision=precision)) for r in ranks)
     fullest = max(stages, key=lambda s: s.allocated)
-    memory = {kind: gib(size) for kind, size in fullest.resident.items()} | {
-        "activations": gib(fullest.arena),
-        "workspace": gib(fullest.workspace),
-    }
+    memory = {kind: gib(size) for kind, size in fullest.resident.items()}
+    memory |= {"activations": gib(fullest.arena + fullest.routed), "workspace": gib(fullest.workspace)}
     return Estimate(
         layout=layout,
         stages=stages,
@@ -64,5 +71,12 @@ def estimate(
         allocated=fullest.allocated,
         flops=sum(s.total_flops for s in stages) * mesh.size("stage"),
         tokens=layout.global_batch_size * sequence_length,
-        fits=fullest.allocated <= cluster.memory_gib * 2**30 if cluster and cluster.memory_gib else None,
+        fits=_fits(layout, fullest, cluster),
     )
+
+
+def _fits(layout: Layout, fullest: Price, cluster: Cluster | None) -> bool | None:
+    """Ranks have a device each, and the fullest its memory; None when that memory is not known."""
+    if cluster is None or not cluster.memory_gib:
+        return None
+    return layout.world <= cluster.gpus and gib(fullest.allocated) <= cluster.memory_gib

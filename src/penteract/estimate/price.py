@@ -27,6 +27,7 @@ class Price:
 
     `resident`  bytes by kind that stay from step to step; `peak` is the most alive at once beside them
     `kept`      bytes alive after each action, in the order of the walk
+    `routed`    the most that registers of routed size take, outside the arena; modelled where the load is
     `arena`     the block in which registers get fixed places; `workspace` what one body allocates beside it at most
     """
 
@@ -37,6 +38,7 @@ class Price:
     peak: Bytes = 0
     arena: Bytes = 0
     workspace: Bytes = 0
+    routed: Bytes = 0
     peak_at: str = ""
 
     @property
@@ -47,7 +49,7 @@ class Price:
     @property
     def allocated(self) -> Bytes:
         """The most bytes of tensors at once in training, where registers lie in the arena: never less than `live`."""
-        return sum(self.resident.values()) + self.arena + self.workspace
+        return sum(self.resident.values()) + self.arena + self.routed + self.workspace
 
     @property
     def total_flops(self) -> Flops:
@@ -63,6 +65,7 @@ class _Pricing:
     price: Price = field(default_factory=Price)
     alive: dict[tuple[Slot, int], Bytes] = field(default_factory=dict[tuple[Slot, int], Bytes])
     now: Bytes = 0
+    routed: Bytes = 0  # of `now`, in registers whose size is data
 
     # ---- the walk --------------------------------------------------------------------------------------------
 
@@ -86,7 +89,9 @@ class _Pricing:
 
     def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
         for r in registers:
-            self.now -= self.alive.pop((slot, r))
+            amount = self.alive.pop((slot, r))
+            self.now -= amount
+            self.routed -= amount * self._is_routed(slot, r)
 
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
         for t, slot, r in transfers:
@@ -139,6 +144,11 @@ class _Pricing:
     def _hold(self, slot: Slot, register: int, amount: Bytes) -> None:
         self.alive[slot, register] = amount
         self.now += amount
+        self.routed += amount * self._is_routed(slot, register)
+        self.price.routed = max(self.price.routed, self.routed)
+
+    def _is_routed(self, slot: Slot, register: int) -> bool:
+        return any(not isinstance(d, int) for d in self.p.chunks[slot[0]].specs[register].shape)
 
     def _note(self, workspace: Bytes, site: Site | None) -> None:
         self.price.workspace = max(self.price.workspace, workspace)

@@ -25,7 +25,7 @@ def attention(do: Do, m: ModelSpec, name: str, x: Value, sequence_length: int) -
         k = do.rope(k, positions, head_size=m.head_size, theta=m.rope_theta, scaling=m.rope_scaling)
     o = context.attend(do, q, k, v, sequence_length, head_size=m.head_size, window=m.sliding_window)
     width = m.heads * m.head_size
-    out = Param(f"{name}.o.weight", (m.hidden_size, width), (Shard(1, "tp"),), scale=_residual_scale(m))
+    out = Param(f"{name}.o.weight", (m.hidden_size, width), (Shard(1, "tp"),), scale=m.residual_std)
     y = do.seam(tensor.leave, do.linear(o, out))  # [S@cp·tp, B, D]
     return do.add_bias(y, Param(f"{name}.o.bias", (m.hidden_size,), decay=False)) if m.output_bias else y
 
@@ -35,8 +35,3 @@ def _projection(m: ModelSpec, name: str, which: str, heads: int) -> tuple[Param,
     shard = (Shard(0, "tp", heads),)
     w = Param(f"{name}.{which}.weight", (rows, m.hidden_size), shard, scale=m.initial_std)
     return (w, Param(f"{name}.{which}.bias", (rows,), shard, decay=False)) if m.qkv_bias else (w,)
-
-
-def _residual_scale(m: ModelSpec) -> float:
-    """Projections into the residual stream start smaller, so that its variance does not grow with depth (GPT-2)."""
-    return m.initial_std / (2 * m.layers) ** 0.5

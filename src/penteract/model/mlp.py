@@ -18,8 +18,7 @@ def mlp(do: Do, m: ModelSpec, name: str, x: Value, ffn_size: int) -> Value:
         )
     else:
         h = do.gelu(do.linear(h, *_columns(m, name, "up", ffn_size)))
-    scale = m.initial_std / (2 * m.layers) ** 0.5
-    down = Param(f"{name}.down.weight", (m.hidden_size, ffn_size), (Shard(1, "tp"),), scale=scale)
+    down = Param(f"{name}.down.weight", (m.hidden_size, ffn_size), (Shard(1, "tp"),), scale=m.residual_std)
     y = do.seam(tensor.leave, do.linear(h, down))
     return do.add_bias(y, Param(f"{name}.down.bias", (m.hidden_size,), decay=False)) if m.mlp_bias else y
 

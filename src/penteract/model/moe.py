@@ -60,8 +60,7 @@ def _experts(do: Do, m: ModelSpec, spec: MoESpec, name: str, h: Value, sizes: Va
     columns = (Shard(0, "ep"), Shard(1, "tp", cut))
     gate = Param(f"{name}.experts.gate", (x, f, d), columns, scale=m.initial_std)
     up = Param(f"{name}.experts.up", (x, f, d), columns, scale=m.initial_std)
-    scale = m.initial_std / (2 * m.layers) ** 0.5
-    down = Param(f"{name}.experts.down", (x, d, f), (Shard(0, "ep"), Shard(2, "tp", cut)), scale=scale)
+    down = Param(f"{name}.experts.down", (x, d, f), (Shard(0, "ep"), Shard(2, "tp", cut)), scale=m.residual_std)
     hg, hu = do.fork(h)
     inner = do.swiglu(
         do.say("expert_linear", hg, sizes, params=(gate,))[0], do.say("expert_linear", hu, sizes, params=(up,))[0]

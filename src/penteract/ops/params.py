@@ -58,6 +58,10 @@ class Param:
             at[s.dim] = s.index(mesh, rank) * local[s.dim]
         return tuple(at)
 
+    def cut(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
+        """How it is cut: parameters that are cut alike, and live on the same stages, have the same holders."""
+        return tuple((s.axis, s.pieces(mesh)) for s in self.shards if s.pieces(mesh) > 1)
+
     def numel(self, mesh: Mesh) -> int:
         return prod(self.local_shape(mesh))
 
@@ -71,9 +75,12 @@ def holders(param: Param, homes: tuple[int, ...], mesh: Mesh, rank: int) -> tupl
     Every rank sees other tokens (dp, cp, and tp in the sequence-parallel region) or other heads, so a gradient is a
     partial sum over every axis that does not cut the parameter. This is the only rule there is for who reduces.
     """
-    piece = [s.index(mesh, rank) for s in param.shards]
-    return tuple(
-        r
-        for r in range(mesh.layout.world)
-        if mesh.coordinates(r)["pp"] in homes and [s.index(mesh, r) for s in param.shards] == piece
-    )
+    lay = mesh.layout
+    rows, tp = range(lay.dp * lay.cp), range(lay.tp)
+    for s in param.shards:
+        if s.axis == "ep":
+            rows = range(mesh.coordinates(rank)["ep"], lay.dp * lay.cp, lay.ep)
+        else:
+            each, at = lay.tp // s.pieces(mesh), s.index(mesh, rank)
+            tp = range(at * each, (at + 1) * each)
+    return mesh.ranks(homes, rows, tp)

@@ -49,7 +49,7 @@ def buckets(params: Iterable[Param], homes: Homes, mesh: Mesh, rank: int, width:
 
     for p in params:
         where = homes[p.name]
-        key = (holders(p, where, mesh, rank), p.decay, len(where) > 1)
+        key = (p.cut(mesh), where, p.decay)
         open_.setdefault(key, []).append(p)
         if sum(q.numel(mesh) for q in open_[key]) >= limit:
             close(key)

@@ -70,6 +70,11 @@ class ModelSpec:
     initial_std: float = 0.02
     moe: MoESpec | None = None
 
+    @property
+    def residual_std(self) -> float:
+        """Projections into the residual stream start smaller, so that its variance does not grow with depth (GPT-2)."""
+        return self.initial_std / (2 * self.layers) ** 0.5
+
     def has_experts(self, layer: int) -> bool:
         """Whether `layer` (0-based) is a mixture of experts."""
         moe = self.moe

@@ -134,9 +134,10 @@ def _check_words(layout: Layout) -> None:
     known = {*BODIES, "*", *SEAMS}
     for word in layout.remake:
         if word not in known:
-            near = get_close_matches(word, sorted(known), 3) or sorted(SEAMS)
+            near = get_close_matches(word, sorted(known), 3)
             raise BadInput("WORD", "no word of the program has this name", where="memory.recompute", found=word[:60],
-                           allowed=", ".join(near), fix=f"--memory.recompute {near[0]}")  # fmt: skip
+                           allowed=", ".join(near or sorted(known - {"*"})),
+                           fix=f"--memory.recompute {near[0] if near else 'none'}")  # fmt: skip
 
 
 def _backward_order(said: list[Do]) -> tuple[Param, ...]:

@@ -93,11 +93,22 @@ class Comm:
             self.finish(flight)
         self.sends.clear()
 
-    def _shift(self, group: Any, ranks: Ranks, x: torch.Tensor, y: torch.Tensor) -> Flight:
-        me = ranks.index(self.rank)
+    def connect(self, ranks: Ranks, x: torch.Tensor) -> None:
+        """On GPUs: set up the lines to both neighbours of a ring, for transfers like x, as all of `ranks` do it now.
+
+        A first send or receive makes its host wait for the other side's; schedules are proven for posts that do not.
+        """
+        if len(ranks) > 1 and x.device.type == "cuda":
+            for ring in (ranks, ranks[::-1]):
+                self.finish(self._shift(self.groups[ranks], ring, x, torch.empty_like(x)))
+            torch.cuda.synchronize()
+
+    def _shift(self, group: Any, ring: Ranks, x: torch.Tensor, y: torch.Tensor) -> Flight:
+        """x to the next of the ring, y from the one before."""
+        me = ring.index(self.rank)
         ops = [
-            dist.P2POp(dist.isend, x, ranks[(me + 1) % len(ranks)], group),
-            dist.P2POp(dist.irecv, y, ranks[me - 1], group),
+            dist.P2POp(dist.isend, x, ring[(me + 1) % len(ring)], group),
+            dist.P2POp(dist.irecv, y, ring[me - 1], group),
         ]
         return Flight(dist.batch_isend_irecv(ops), (x, y))
 

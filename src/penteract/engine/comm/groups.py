@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from penteract.ops.params import holders
@@ -28,6 +29,18 @@ class Groups:
             if len(ranks) > 1 and ranks not in self.made:
                 self.made[ranks] = dist.new_group(list(ranks))
 
+    def connect(self, rank: int, device: torch.device) -> None:
+        """On GPUs: set up every line of this rank now, all ranks in one order.
+
+        A group connects when it is first used, and its host waits for the others' then: in the middle of a step that
+        wait, crossed with another rank's, can be for ever.
+        """
+        if device.type == "cuda":
+            for ranks in sorted(self.made):
+                if rank in ranks:
+                    dist.all_reduce(torch.zeros(1, device=device), group=self.made[ranks])
+            torch.cuda.synchronize()
+
     def __getitem__(self, ranks: Ranks) -> Any:
         return self.made[ranks]
 
@@ -38,7 +51,7 @@ def needed(p: Program) -> set[Ranks]:
     world = range(p.layout.world)
     wanted = {mesh.group(name, r) for name in NAMES for r in world}
     # A group of holders is decided by what is cut and where it lives: one look at each kind is enough.
-    kinds = {(q.shards, p.homes[q.name]): q for q in p.everything}
+    kinds = {(q.cut(mesh), p.homes[q.name]): q for q in p.everything}
     for (_, home), q in kinds.items():
         wanted |= {holders(q, home, mesh, r) for r in world if mesh.coordinates(r)["pp"] in home}
     return wanted
