@@ -20,6 +20,9 @@ MISSING = ModuleNotFoundError("no torch", name="torch")
 def a_run(folder: Path, *overrides: str) -> Path:
     folder.mkdir(parents=True)
     (folder / "run.toml").write_text(to_toml(resolve(overrides=overrides)), encoding="utf-8")
+    (folder / "metrics.jsonl").touch()
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "latest").touch()
     return folder
 
 
@@ -27,8 +30,9 @@ def test_alone_it_trains_tiny(tell: Tell, started: Calls) -> None:
     assert tell("train").code == 0
     (call,) = started
     assert call["resolved"].run == resolve().run
-    assert {k: v for k, v in call.items() if k != "resolved"} == {
-        "compare": None, "resume": None, "json": False, "debug": False,
+    assert call["predicted"]() > 2**20
+    assert {k: v for k, v in call.items() if k not in ("resolved", "predicted")} == {
+        "launched": False, "compare": None, "resume": None, "json": False, "debug": False,
     }  # fmt: skip
 
 
@@ -64,7 +68,7 @@ def test_a_fault_of_ours_is_one_line_and_a_traceback_on_request(tell: Tell, monk
 
 def test_without_torch_the_fix_is_to_install_it(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "penteract.engine.start")
-    monkeypatch.setattr("penteract.cli.train.import_module", lambda _: (_ for _ in ()).throw(MISSING))
+    monkeypatch.setattr("penteract.cli.train.find_spec", lambda _: None)
     assert (
         tell("train").err == "error[TORCH]: training needs torch · found none · fix: pip install 'penteract[train]'\n"
     )
@@ -79,6 +83,9 @@ def test_runs_to_compare_with_and_to_resume(tell: Tell, started: Calls, tmp_path
     (tmp_path / "runs" / "latest").symlink_to("a")
     assert tell("train", "--compare", "latest").code == 0
     assert started[-1]["compare"].resolve() == old
+    (old / "metrics.jsonl").unlink()  # one that failed before its first step
+    assert tell("train", "--compare", "latest").code == 0
+    assert started[-1]["compare"].resolve() == new
     assert tell("train", "--resume", new).code == 0
     assert started[-1]["resume"] == new
     assert started[-1]["resolved"].run.train.seed == 9  # a resumed run is its own run file
@@ -122,7 +129,8 @@ def test_a_refusal_as_json(tell: Tell) -> None:
 
 
 def test_a_launchers_ranks_decide_dp(tell: Tell, started: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}.items():
+    place = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in place.items():
         monkeypatch.setenv(name, value)
     assert tell("train", "--parallel.tp", "2").code == 0
     assert started[-1]["resolved"].run.layout.dp == 4

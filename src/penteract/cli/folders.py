@@ -28,7 +28,10 @@ def find_run(name: str, out: str, *, flag: str, needs: str) -> Path:
 
 
 def _latest(out: Path, flag: str, needs: str) -> Path:
-    """The newest run that got as far as `needs`: one that failed at its start does not hide those before it."""
+    """`out`/latest where it got as far as `needs`, or else the newest that did: a failed start hides no run before it."""
+    link = out / "latest"
+    if (link / _MARK).is_file() and (link / needs).exists():
+        return link.resolve()
     runs = [path for path in out.iterdir() if (path / _MARK).is_file()] if out.is_dir() else []
     able = [path.resolve() for path in runs if (path / needs).exists()]
     if not able:
