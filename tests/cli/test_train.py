@@ -14,8 +14,6 @@ from penteract.spec.write import to_toml
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]
 
-MISSING = ModuleNotFoundError("no torch", name="torch")
-
 
 def a_run(folder: Path, *overrides: str) -> Path:
     folder.mkdir(parents=True)

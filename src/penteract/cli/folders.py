@@ -28,7 +28,7 @@ def find_run(name: str, out: str, *, flag: str, needs: str) -> Path:
 
 
 def _latest(out: Path, flag: str, needs: str) -> Path:
-    """`out`/latest where it got as far as `needs`, or else the newest that did: a failed start hides no run before it."""
+    """`out`/latest where it got as far as `needs`, else the newest that did: a failed start hides no run before it."""
     link = out / "latest"
     if (link / _MARK).is_file() and (link / needs).exists():
         return link.resolve()

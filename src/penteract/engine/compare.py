@@ -80,20 +80,19 @@ class Comparison:
 
     folder: Path
     gradient: float | None = None
+    steps: int = 0  # that both runs have
 
     def result(self, first: int, losses: list[float]) -> dict[str, Any]:
-        """Largest absolute loss difference over the steps that both have."""
+        """Largest absolute loss difference over the steps that both have, and the gradients' of step 1."""
         theirs = {int(str(r["step"])): r["train/loss"] for r in read_metrics(self.folder / "metrics.jsonl")}
         pairs = [(x, theirs[first + i]) for i, x in enumerate(losses) if first + i in theirs]
+        self.steps = len(pairs)
         largest = max((abs(a - float(str(b))) for a, b in pairs), default=None)
-        return {
-            "compared_with": str(self.folder), "compared_steps": len(pairs), "max_abs_loss_difference": largest,
-            "max_rel_gradient_difference_step1": self.gradient,
-        }  # fmt: skip
+        return {"max_abs_loss_difference": largest, "max_rel_gradient_difference_step1": self.gradient}
 
     def line(self, result: dict[str, Any]) -> str:
         """What a person reads."""
         loss, gradient = result["max_abs_loss_difference"], self.gradient
-        curve = "no step in common" if loss is None else f"{loss:.1e} over {result['compared_steps']} steps"
+        curve = "no step in common" if loss is None else f"{loss:.1e} over {self.steps} steps"
         step1 = "not compared" if gradient is None else f"{gradient:.1e} of each parameter's largest element"
         return f"largest difference to {self.folder.name}: loss {curve} · gradient at step 1 {step1}"
