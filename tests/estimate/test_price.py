@@ -1,0 +1,54 @@
+"""What a price says of itself: the arena holds what lives, fits means what it says, refusals name the cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from penteract import Cluster, Layout, ModelSpec, MoESpec, estimate
+from penteract.errors import BadInput
+from penteract.estimate.price import price
+from penteract.step.program import compile_step
+
+DENSE = ModelSpec(layers=4, hidden_size=64, heads=8, kv_heads=4, head_size=8, ffn_size=128, vocab_size=128)
+EXPERTS = ModelSpec(
+    layers=4, hidden_size=64, heads=8, kv_heads=4, head_size=8, ffn_size=128, vocab_size=128,
+    moe=MoESpec(experts=8, top_k=2, ffn_size=256),
+)  # fmt: skip
+LAYOUTS = [
+    Layout(),
+    Layout(tp=4, micro_batch_size=2),
+    Layout(pp=4, gradient_accumulation_steps=8),
+    Layout(cp=2, tp=2, context_method="ring"),
+    Layout(dp=8, ep=8, micro_batch_size=4),
+    Layout(dp=4, pp=2, ep=4, gradient_accumulation_steps=4, schedule="zb_h1"),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_training_allocates_no_less_than_what_lives(layout: Layout) -> None:
+    for model in (DENSE, EXPERTS) if layout.ep == 1 else (EXPERTS,):
+        for rank in range(layout.world):
+            p = price(compile_step(model, layout, 64, rank=rank))
+            assert p.live <= p.allocated <= 2 * p.live
+
+
+def test_splitting_over_tensor_ranks_shares_the_work() -> None:
+    one, four = (estimate(DENSE, Layout(tp=n), sequence_length=64) for n in (1, 4))
+    assert one.flops == four.flops
+    assert four.memory_gib["parameters"] < one.memory_gib["parameters"] / 3
+    assert one.tokens == 64
+
+
+def test_a_layout_fits_where_there_are_devices_and_memory_for_it() -> None:
+    layout = Layout(tp=4)
+    assert estimate(DENSE, layout, sequence_length=64).fits is None
+    assert estimate(DENSE, layout, Cluster(gpus=4, memory_gib=80), sequence_length=64).fits is True
+    assert estimate(DENSE, layout, Cluster(gpus=2, memory_gib=80), sequence_length=64).fits is False
+    assert estimate(DENSE, layout, Cluster(gpus=4, memory_gib=1e-4), sequence_length=64).fits is False
+
+
+def test_refusals() -> None:
+    with pytest.raises(BadInput, match=r"LAYOUT.*tp = 3"):
+        estimate(DENSE, Layout(tp=3), sequence_length=64)
+    with pytest.raises(BadInput, match="PRECISION"):
+        estimate(DENSE, Layout(), precision="fp3")
