@@ -26,7 +26,7 @@ def write(folder: Path, text: str) -> Path:
 def test_nothing_given_trains_tiny() -> None:
     got = resolve()
     assert got.run.model.name == "tiny"
-    assert (got.run.sequence_length, got.run.layout.global_batch_size, got.run.train.steps) == (256, 16, 60)
+    assert (got.run.sequence_length, got.run.layout.global_batch_size, got.run.train.steps) == (256, 16, 40)
     assert got.origins["training.steps"] == "preset tiny"
     assert got.origins["optimizer.betas"] == "default"
 

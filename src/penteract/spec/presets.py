@@ -27,7 +27,7 @@ _LEARNER: Mapping[str, object] = {
     "batch.micro_batch_size": 4,
     "optimizer.learning_rate": 1e-3,  # small enough that rounding stays rounding: layouts agree over the whole run
     "learning_rate.warmup_steps": 10,
-    "training.steps": 60,
+    "training.steps": 40,
     "training.validation_every": 40,
     "training.sample_tokens": 120,
 }
