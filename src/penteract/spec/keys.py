@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from penteract.errors import BadInput
 from penteract.spec.convert import convert
-from penteract.spec.model import ModelSpec, MoESpec, RopeScaling
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.run import Checkpoint, Data, LearningRate, Optimizer, Precision, Training
 from penteract.spec.sections import Batch, Memory, Output, Parallel, Tokenizer
 
@@ -19,6 +19,7 @@ from penteract.spec.sections import Batch, Memory, Output, Parallel, Tokenizer
 SECTIONS: Mapping[str, type] = {
     "model": ModelSpec,
     "model.moe": MoESpec,
+    "model.latent": LatentSpec,
     "model.rope_scaling": RopeScaling,
     "parallel": Parallel,
     "batch": Batch,
@@ -70,6 +71,22 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "model.moe.balance": ("what keeps experts evenly used", 0, 0),
     "model.moe.balance_coefficient": ("of the balance loss", 0, 100),
     "model.moe.bias_rate": ("a step of the balancing bias", 0, 100),
+    "model.predict_ahead": ("depths of multi-token prediction, a block each", 0, 16),
+    "model.predict_ahead_coefficient": ("of the mean of their losses", 0, 100),
+    "model.moe.weight_scale": ("of the chosen weights, once they are normalised", 0, 1e6),
+    "model.moe.groups": ("groups that experts form", 1, _ROWS),
+    "model.moe.top_groups": ("groups among which a token chooses", 1, _ROWS),
+    "model.moe.group_score": ("what makes a group good: its best expert, or its best two together", 0, 0),
+    "model.latent.kv_rank": ("width of the latent that keys and values unfold from", 1, _ROWS),
+    "model.latent.plain_size": ("of a query and key head, without positions", 1, _ROWS),
+    "model.latent.rope_size": ("of a query head, rotated; its key is one for all heads", 1, _ROWS),
+    "model.latent.value_size": ("of a value head", 1, _ROWS),
+    "model.latent.query_rank": ("width of the queries' latent; 0: none", 0, _ROWS),
+    "model.rope_scaling.kind": ("which wavelengths are stretched", 0, 0),
+    "model.rope_scaling.fast_rotations": ("of yarn: wavelengths that turn more often stay", 1e-6, 1e6),
+    "model.rope_scaling.slow_rotations": ("of yarn: those that turn less often are divided in full", 1e-6, 1e6),
+    "model.rope_scaling.attention_factor": ("of cosines and sines", 1e-6, 1e6),
+    "model.rope_scaling.softmax_factor": ("of the scale of attention's scores", 1e-6, 1e6),
     "model.rope_scaling.factor": ("long wavelengths are divided by this", 1, 1e6),
     "model.rope_scaling.low_frequency_factor": ("where the smooth band ends", 1e-6, 1e6),
     "model.rope_scaling.high_frequency_factor": ("where the smooth band begins", 1e-6, 1e6),
@@ -83,6 +100,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "parallel.expert_tp": ("1: experts stay whole; tp: each is split over tp", 1, _HUGE),
     "parallel.schedule": ("order of the pipeline's forwards and backwards", 0, 0),
     "parallel.context_method": ("how attention sees other ranks' tokens", 0, 0),
+    "parallel.zero": ("1: optimizer state is cut over the ranks that hold the same parameters", 0, 1),
     "batch.sequence_length": ("tokens", 1, _HUGE),
     "batch.micro_batch_size": ("sequences a replica takes at a time; auto: as many as fit evenly", 1, _HUGE),
     "batch.global_batch_size": ("sequences a step", 1, _HUGE),
@@ -124,6 +142,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "context_parallel_size": "parallel.cp", "context_parallel_degree": "parallel.cp", "cp_size": "parallel.cp",
     "expert_model_parallel_size": "parallel.ep", "expert_parallel_size": "parallel.ep",
     "expert_parallel_degree": "parallel.ep", "virtual_pipeline_model_parallel_size": "parallel.vpp",
+    "zero_stage": "parallel.zero", "use_distributed_optimizer": "parallel.zero",
     "seq_len": "batch.sequence_length", "seq_length": "batch.sequence_length", "max_length": "batch.sequence_length",
     "mbs": "batch.micro_batch_size", "per_device_train_batch_size": "batch.micro_batch_size",
     "gradient_accumulation_steps": "batch.global_batch_size", "batch_size": "batch.global_batch_size",

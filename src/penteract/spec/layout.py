@@ -9,6 +9,7 @@ Schedule = Literal["afab", "1f1b", "interleaved", "zb_h1"]
 ContextMethod = Literal["gather", "ring", "exchange"]
 
 SCHEDULES: tuple[Schedule, ...] = ("afab", "1f1b", "interleaved", "zb_h1")
+ZERO_STAGES = (0, 1)
 CONTEXT_METHODS: tuple[ContextMethod, ...] = ("gather", "ring", "exchange")
 
 
@@ -31,6 +32,7 @@ class Layout:
     context_method: ContextMethod = "gather"
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1
+    zero: int = 0  # 1: optimizer state is cut over the ranks that hold the same parameters
     remake: tuple[str, ...] = ("enter",)
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 

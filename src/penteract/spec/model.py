@@ -27,16 +27,48 @@ class MoESpec:
     balance: Literal["loss", "bias", "none"] = "loss"
     balance_coefficient: float = 0.01
     bias_rate: float = 0.001
+    weight_scale: float = 1.0  # of the chosen weights, after they are normalised
+    groups: int = (
+        1  # experts form groups, and a token chooses among those of its best `top_groups` (DeepSeek-V2 §2.1.2)
+    )
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"  # a group is as good as its best expert, or as its best two together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2 2405.04434 §2.1): keys and values unfold from one small latent.
+
+    `head_size` of the model is `plain_size + rope_size`: a head's part without positions, and the rotated part, whose
+    key is one for all heads. `value_size` is a head's value. `query_rank` 0: queries are projected in one step.
+    """
+
+    kv_rank: int
+    plain_size: int
+    rope_size: int
+    value_size: int
+    query_rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeScaling:
-    """Llama-3.1 frequency scaling: long wavelengths divided by `factor`, a smooth band between."""
+    """How rotary wavelengths are stretched.
+
+    "llama3" (Llama 3.1): long ones divided by `factor`, a smooth band between.
+    "yarn" (2309.00071): the band is given in rotations over `original_positions`, `fast_rotations` to `slow_rotations`;
+    `attention_factor` multiplies cosines and sines, and `softmax_factor` the scale of attention's scores.
+    "linear": all divided by `factor`.
+    """
 
     factor: float
+    kind: Literal["llama3", "yarn", "linear"] = "llama3"
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_positions: int = 8192
+    fast_rotations: float = 32.0
+    slow_rotations: float = 1.0
+    attention_factor: float = 1.0
+    softmax_factor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +101,11 @@ class ModelSpec:
     tied: bool = False  # the head is the embedding table
     initial_std: float = 0.02
     moe: MoESpec | None = None
+    latent: LatentSpec | None = None  # instead of projected keys and values
+    predict_ahead: int = (
+        0  # depths of multi-token prediction (DeepSeek-V3 §2.2): each a block that sees one token further
+    )
+    predict_ahead_coefficient: float = 0.3  # of the mean of their losses
 
     @property
     def residual_std(self) -> float:

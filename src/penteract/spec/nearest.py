@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from penteract.spec.case import AXES, Case
-from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES
+from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES
 from penteract.spec.rules import breaches
 from penteract.spec.settle import Settle
 
@@ -17,7 +17,8 @@ _DEGREES = (*range(1, 129), *range(136, 1025, 8))
 _MOST = 2**48  # of any size, as in run files
 _FURTHER = 16  # values tried past the first that would do, to need no second change
 _ROUNDS = 24
-_PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": "1f1b", "cp": 1, "pp": 1, "tp": 1, "micro_batch_size": 1}
+_PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": "1f1b", "cp": 1, "pp": 1, "tp": 1, "micro_batch_size": 1,
+          "zero": 0}  # fmt: skip
 
 
 def allowed_values(case: Case, axis: str, settle: Settle) -> tuple[Any, ...]:
@@ -93,6 +94,8 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
         return _others(SCHEDULES, found)
     if axis == "context_method":
         return _others(CONTEXT_METHODS, found)
+    if axis == "zero":
+        return iter(ZERO_STAGES)
     if axis == "dp" and case.world is not None:
         return iter([max(1, case.world // max(1, lay.tp * lay.pp * lay.cp))])
     if axis == "sequence_length":

@@ -13,12 +13,14 @@ from penteract.spec.hf_config import model_from_hf
 from penteract.spec.keys import keys
 from penteract.spec.layout import Layout
 from penteract.spec.legal import check_legal
-from penteract.spec.model import ModelSpec, MoESpec, RopeScaling
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.presets import preset as find_preset
 from penteract.spec.read import Setting, Settings, read_overrides, read_toml
 from penteract.spec.run import Checkpoint, Data, LearningRate, Optimizer, Precision, RunSpec, Training
 from penteract.spec.settle import Settle
 
+# The parts of a model that are sections of their own.
+_PARTS: Mapping[str, type] = {"moe": MoESpec, "latent": LatentSpec, "rope_scaling": RopeScaling}
 _BYTES = 257  # what the byte tokenizer needs: 256 bytes and the end of a document
 
 
@@ -75,7 +77,8 @@ def _defaults() -> Settings:
 
 def _model_settings(model: ModelSpec, origin: str) -> Settings:
     found: Settings = {}
-    for prefix, part in (("model", model), ("model.moe", model.moe), ("model.rope_scaling", model.rope_scaling)):
+    parts: dict[str, Any] = {"model": model} | {f"model.{name}": getattr(model, name) for name in _PARTS}
+    for prefix, part in parts.items():
         if part is not None:
             for f in fields(part):
                 if f"{prefix}.{f.name}" in keys():
@@ -122,7 +125,7 @@ def _with_model_defaults(settings: Settings) -> Settings:
         hidden, heads = value["model.hidden_size"], value["model.heads"]
         if hidden % heads == 0:
             settings["model.head_size"] = Setting(hidden // heads, f"derived: {hidden} / {heads}")
-    parts = ["model"] + [p for p in ("model.moe", "model.rope_scaling") if any(k.startswith(f"{p}.") for k in settings)]
+    parts = ["model"] + [f"model.{p}" for p in _PARTS if any(k.startswith(f"model.{p}.") for k in settings)]
     missing: list[str] = []
     for key in keys().values():
         if key.name.rsplit(".", 1)[0] in parts and key.name not in settings:
@@ -136,11 +139,8 @@ def _with_model_defaults(settings: Settings) -> Settings:
 
 
 def _model(settings: Settings) -> ModelSpec:
-    moe, scaling = _section(settings, "model.moe"), _section(settings, "model.rope_scaling")
-    sizes = _section(settings, "model")
-    return ModelSpec(
-        **sizes, moe=MoESpec(**moe) if moe else None, rope_scaling=RopeScaling(**scaling) if scaling else None
-    )  # fmt: skip
+    parts = {name: kind(**given) for name, kind in _PARTS.items() if (given := _section(settings, f"model.{name}"))}
+    return ModelSpec(**_section(settings, "model"), **parts)
 
 
 def _batch_size(settings: Settings, layers: list[Settings]) -> None:

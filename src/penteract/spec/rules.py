@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penteract.spec.case import Case
-from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES
+from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES
 from penteract.spec.schedules import schedule_breach
 
 Breach = tuple[str, str]  # (axis, what is wrong)
@@ -33,6 +33,8 @@ def _counts(case: Case) -> Iterator[Breach]:
         yield "bucket_bytes", "bucket_bytes is less than 0"
     if case.global_batch_size is not None and case.global_batch_size < 1:
         yield "global_batch_size", "global_batch_size is less than 1"
+    if case.layout.zero not in ZERO_STAGES:
+        yield "zero", "no such stage of ZeRO here"
     if case.layout.schedule not in SCHEDULES:
         yield "schedule", "no such schedule"
     if case.layout.context_method not in CONTEXT_METHODS:
@@ -43,10 +45,17 @@ def _model(case: Case) -> Iterator[Breach]:
     model = case.model
     if model.heads % model.kv_heads:
         yield "kv_heads", f"{model.heads} query heads do not divide into groups over {model.kv_heads} KV heads"
-    if model.positions == "rope" and model.head_size % 2:
+    turned = model.latent.rope_size if model.latent else model.head_size
+    if model.positions == "rope" and turned % 2:
         yield "head_size", "rotary positions turn pairs: an odd head size has none for its last element"
+    if model.latent and model.head_size != model.latent.plain_size + model.latent.rope_size:
+        yield "head_size", f"a head is its plain and its rotated part: {model.latent.plain_size} + {turned}"
+    if model.latent and model.kv_heads != model.heads:
+        yield "kv_heads", f"keys and values unfold for each of the {model.heads} heads"
     if model.moe and model.moe.top_k > model.moe.experts:
         yield "top_k", f"a token cannot visit {model.moe.top_k} of {model.moe.experts} experts"
+    elif model.moe and model.moe.top_k * model.moe.groups > model.moe.top_groups * model.moe.experts:
+        yield "top_k", f"{model.moe.top_groups} of {model.moe.groups} groups have fewer than {model.moe.top_k} experts"
     if model.positions == "learned" and case.sequence_length > model.max_positions:
         yield "sequence_length", f"the learned table has {model.max_positions} positions"
 

@@ -23,6 +23,7 @@ class Parallel:
     expert_tp: int = 1
     schedule: Schedule = "1f1b"
     context_method: ContextMethod = "gather"
+    zero: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,6 +68,7 @@ def _sections(run: RunSpec) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
     parts: Mapping[str, Any] = {
         "model": run.model,
         "model.moe": run.model.moe,
+        "model.latent": run.model.latent,
         "model.rope_scaling": run.model.rope_scaling,
         "parallel": lay,
         "batch": {
