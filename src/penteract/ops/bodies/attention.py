@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from penteract.ops.bodies.body import BOOL, Attrs, Body, Shape, Specs, mixed
+from penteract.ops.bodies.body import BOOL, Attrs, Body, Product, Shape, Specs, mixed
 from penteract.ops.spec import Spec, Widths
 
 
@@ -21,9 +21,13 @@ class Attention(Body):
         assert isinstance(width, int)
         return (ins[0],), (Spec((b, width // attrs["head_size"], s), "stat"),)
 
-    def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
-        products = 2 if phase == "forward" else 5  # scores, values; again scores, dV, dP, dQ, dK
-        return products * 2 * prod(ins[0]) * ins[1][0]
+    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
+        """A head's scores and values; backward: again scores, dV, dP, dQ, dK. Masked scores are computed too."""
+        (s, b, width), t, c = ins[0], ins[1][0], attrs["head_size"]
+        heads = b * (width // c)
+        wide, long = Product(heads, s, t, c), Product(heads, s, c, t)
+        back = Product(heads, t, c, s)
+        return (wide, long) if phase == "forward" else (wide, back, wide, long, back)
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

@@ -1,13 +1,13 @@
 """What a word's body declares: results, what it keeps for which gradient, FLOPs, workspace.
 
-FLOPs are those of matrix products (2·m·n·k); everything else is bytes moved. Shapes reach `flops` and `workspace`
+FLOPs are those of matrix products (2·m·n·k each); everything else is bytes moved. Shapes reach `flops` and `workspace`
 as plain numbers, with the sizes that routing decides already filled in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from penteract.ops.spec import Spec, Widths
 
@@ -16,6 +16,21 @@ Shape = tuple[int, ...]
 Attrs = Mapping[str, Any]
 
 BOOL = 1  # bytes of an element of a mask
+
+
+class Product(NamedTuple):
+    """`times` products [m, k]·[k, n] -> [m, n]."""
+
+    times: int
+    m: int
+    n: int
+    k: int
+
+
+def linear_products(phase: str, rows: int, width: int, out: int) -> tuple[Product, ...]:
+    """x [rows, width] times w [out, width], and its two gradients, which turn the same three sizes round."""
+    sizes = {"forward": (rows, out, width), "input_gradient": (rows, width, out), "weight_gradient": (out, width, rows)}
+    return (Product(1, *sizes[phase]),)
 
 
 class Body:
@@ -39,8 +54,12 @@ class Body:
         """What the input gradient hands to the weight gradient; nothing: the gradients themselves."""
         return ()
 
+    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
+        """The matrix products of a phase."""
+        return ()
+
     def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
-        return 0
+        return sum(2 * p.times * p.m * p.n * p.k for p in self.products(phase, ins, weights, attrs))
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from penteract.ops.bodies.body import BOOL, Attrs, Body, Shape, Specs, narrow_product, widened
+from penteract.ops.bodies.body import BOOL, Attrs, Body, Product, Shape, Specs, linear_products, narrow_product, widened
 from penteract.ops.spec import Spec, Widths
 
 
@@ -36,8 +36,8 @@ class Linear(Body):
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         return (Spec((*ins[0].shape[:-1], weights[0][0])),), ()
 
-    def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
-        return 2 * prod(ins[0]) * weights[0][0]
+    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
+        return linear_products(phase, prod(ins[0][:-1]), ins[0][-1], weights[0][0])
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from penteract.ops.bodies.body import Attrs, Body, Shape, Specs, narrow_product, widened
+from penteract.ops.bodies.body import Attrs, Body, Product, Shape, Specs, linear_products, narrow_product, widened
 from penteract.ops.spec import Spec, Widths
 
 
@@ -26,8 +26,8 @@ class Router(Body):
     def carry(self, ins: Sequence[Spec], attrs: Attrs) -> Specs:
         return (Spec((*ins[0].shape[:-1], attrs["experts"]), "stat"),)
 
-    def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
-        return 2 * prod(ins[0]) * weights[0][0]
+    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
+        return linear_products(phase, prod(ins[0][:-1]), ins[0][-1], weights[0][0])
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -105,8 +105,9 @@ class ExpertLinear(Body):
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         return (Spec((ins[0].shape[0], weights[0][1])),), ()
 
-    def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
-        return 2 * prod(ins[0]) * weights[0][1]
+    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
+        """All experts' rows in one, as their own counts are data: what is multiplied is the same."""
+        return linear_products(phase, ins[0][0], ins[0][1], weights[0][1])
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
