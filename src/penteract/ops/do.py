@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 
@@ -74,11 +75,17 @@ def _line() -> str:
     """The nearest line of the program outside this folder, as `model/mlp.py:31`."""
     frame = sys._getframe(1)
     while frame is not None:  # pyright: ignore[reportUnnecessaryComparison]
-        path = PurePath(frame.f_code.co_filename)
-        if path.parent.name != "ops":
-            return f"{path.parent.name}/{path.name}:{frame.f_lineno}"
+        if outside := _outside(frame.f_code.co_filename):
+            return f"{outside}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"
+
+
+@cache
+def _outside(filename: str) -> str:
+    """`model/mlp.py`; nothing for a file of this folder."""
+    path = PurePath(filename)
+    return "" if path.parent.name == "ops" else f"{path.parent.name}/{path.name}"
 
 
 @dataclass(slots=True)

@@ -1,18 +1,22 @@
-"""Where every register of a step lies in one block of memory: planned once, so addresses repeat from step to step."""
+"""Where every register of a step lies in one block of memory: planned once, so addresses repeat from step to step.
+
+The block is slots, as many as are in flight at once, and below them the scratch of the action that runs.
+"""
 
 from __future__ import annotations
 
-from bisect import insort
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.step.places import Places, Span, places
 from penteract.step.program import Program, Slot
 from penteract.step.walk import walk, walk_forward
 from penteract.units import Bytes
 
-ALIGNMENT = 512  # of a register's first byte: what kernels with wide loads ask for
+Pool = tuple[int, Span]  # the first chunk that uses these slots, and their span
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +25,20 @@ class ArenaPlan:
 
     size: Bytes
     offsets: tuple[Bytes | None, ...]
+    slots: Mapping[Pool, int] = field(default_factory=dict[Pool, int])  # how many there are of each
 
 
 @dataclass(slots=True)
 class _Planning:
-    """The reading that plans: registers are intervals, the lowest gap that fits is taken."""
+    """The reading that plans: a register takes its micro-batch's slot, the lowest that is free."""
 
     p: Program
-    offsets: list[Bytes | None] = field(default_factory=list["Bytes | None"])
-    taken: list[tuple[Bytes, Bytes]] = field(default_factory=list[tuple[Bytes, Bytes]])  # (begin, end), ascending
-    place: dict[tuple[Slot, int], tuple[Bytes, Bytes]] = field(
-        default_factory=dict[tuple[Slot, int], tuple[Bytes, Bytes]]
-    )
-    size: Bytes = 0
+    of: tuple[Places, ...]  # by chunk
+    pool: Mapping[tuple[int, Span], Pool]  # of a chunk's span
+    told: list[tuple[Pool, int, Bytes] | None] = field(default_factory=list["tuple[Pool, int, Bytes] | None"])
+    held: dict[tuple[Slot, Span], int] = field(default_factory=dict[tuple[Slot, Span], int])  # which one of the pool
+    left: Counter[tuple[Slot, Span]] = field(default_factory=Counter[tuple[Slot, Span]])  # registers alive in it
+    most: dict[Pool, int] = field(default_factory=dict[Pool, int])
 
     def begin(self) -> None: ...
 
@@ -48,41 +53,91 @@ class _Planning:
 
     def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
         for r in registers:
-            if (interval := self.place.pop((slot, r), None)) is not None:
-                self.taken.remove(interval)
+            if r in self.of[slot[0]].at:
+                span, _ = self.of[slot[0]].at[r]
+                if span[0] != span[1]:
+                    self.left[slot, span] -= 1
+                    if not self.left[slot, span]:
+                        del self.held[slot, span]
 
     def settle(self) -> None: ...
     def reduce(self, bucket: int) -> None: ...
     def after(self, action: Compute | Woven | Exchange) -> None: ...
     def gradients(self) -> None: ...
     def update(self, bucket: int) -> None: ...
+    def gather(self, bucket: int) -> None: ...
     def end(self) -> None: ...
 
     def _new(self, slot: Slot, register: int) -> None:
-        spec = self.p.chunks[slot[0]].specs[register]
-        if spec.role == "host":
+        if self.p.chunks[slot[0]].specs[register].role == "host":
             return
-        if not _planned(spec):
-            self.offsets.append(None)
+        if register not in self.of[slot[0]].at:
+            self.told.append(None)
             return
-        n = max(1, -(-spec.numel() * self.p.widths[spec.role] // ALIGNMENT)) * ALIGNMENT
-        at = 0
-        for begin, end in self.taken:
-            if begin - at >= n:
-                break
-            at = end
-        self.place[slot, register] = (at, at + n)
-        insort(self.taken, (at, at + n))
-        self.offsets.append(at)
-        self.size = max(self.size, at + n)
+        span, offset = self.of[slot[0]].at[register]
+        if span[0] == span[1]:
+            self.told.append(((slot[0], span), 0, offset))
+            return
+        self.left[slot, span] += 1
+        self.told.append((self.pool[slot[0], span], self._slot(slot, span), offset))
+
+    def _slot(self, slot: Slot, span: Span) -> int:
+        if (slot, span) not in self.held:
+            pool = self.pool[slot[0], span]
+            taken = {i for (s, other), i in self.held.items() if self.pool[s[0], other] == pool}
+            free = next(i for i in range(len(taken) + 1) if i not in taken)
+            self.held[slot, span] = free
+            self.most[pool] = max(self.most.get(pool, 0), free + 1)
+        return self.held[slot, span]
 
 
-def _planned(spec: Spec) -> bool:
-    return not any(isinstance(d, Received) for d in spec.shape)
+def scratch_bases(of: tuple[Places, ...], woven: bool) -> tuple[dict[str, Bytes], Bytes]:
+    """Where each action's scratch begins, and bytes in all. Two woven actions have scratch side by side."""
+    most = Counter[str]()
+    for one in of:
+        for name, scratch in one.scratch.items():
+            most[name] = max(most[name], scratch.size)
+    if not woven:
+        return dict.fromkeys(most, 0), max(most.values(), default=0)
+    return {"Bwd": 0, "Fwd": most["Bwd"]}, most["Bwd"] + most["Fwd"]
+
+
+def share_slots(slots: Sequence[Mapping[Span, Bytes]]) -> tuple[dict[tuple[int, Span], Pool], dict[Pool, Bytes]]:
+    """Chunks whose slots of a span are about as large (within an eighth) take them from one pool.
+
+    `slots`: bytes by span, for each chunk. -> the pool of each chunk's span, and the bytes of a slot of each pool.
+    """
+    pool: dict[tuple[int, Span], Pool] = {}
+    size: dict[Pool, Bytes] = {}
+    for span in sorted({span for one in slots for span in one}):
+        having = sorted((c for c, one in enumerate(slots) if span in one), key=lambda c: (-slots[c][span], c))
+        first = having[0]
+        for c in having:
+            if slots[c][span] * 8 < slots[first][span] * 7:
+                first = c
+            pool[c, span] = (first, span)
+        size |= {(c, span): slots[c][span] for c, s in pool.values() if s == span}
+    return pool, size
 
 
 def plan_arena(p: Program, *, training: bool = True) -> ArenaPlan:
     """Walk the step once and give every register its place."""
-    planning = _Planning(p)
+    of = tuple(places(c, p.widths) for c in p.chunks)
+    pool, block = share_slots([one.slots for one in of])
+    planning = _Planning(p, of, pool)
     (walk if training else walk_forward)(p, planning)
-    return ArenaPlan(planning.size, tuple(planning.offsets))
+    bases, size = scratch_bases(planning.of, any(isinstance(a, Woven) for a in p.actions))
+    begin: dict[Pool, Bytes] = {}
+    for pool, count in sorted(planning.most.items()):
+        begin[pool], size = size, size + count * block[pool]
+
+    def offsets() -> Iterator[Bytes | None]:
+        for place in planning.told:
+            if place is None:
+                yield None
+                continue
+            pool, slot, offset = place
+            scratch = pool[1][0] == pool[1][1]
+            yield offset + (bases[pool[1][0]] if scratch else begin[pool] + slot * block[pool])
+
+    return ArenaPlan(size, tuple(offsets()), planning.most)

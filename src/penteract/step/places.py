@@ -1,0 +1,135 @@
+"""Where the registers of one chunk lie, before it is known how often they live at once.
+
+A register is *scratch* when it is born and dies in one action, and then it lies in its layer's scratch, the same for
+every layer of a kind; what crosses from one layer to the next has a place at the border. All others are *kept* in the
+slot of their micro-batch: one block for each span, such as from `Fwd` to `Bwd`.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from penteract.ops.lower import Chunk
+from penteract.ops.spec import Received, Spec, Widths
+from penteract.units import Bytes
+
+ALIGNMENT = 512  # of a register's first byte: what kernels with wide loads ask for
+
+Span = tuple[str, str]  # the action in which a register is born, and the one in which it dies
+Moment = tuple[str, int, int]  # action, its run of instructions of one layer, instruction
+RECEIVED, SENT = "Recv", "Send"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """From when to when a register is alive."""
+
+    born: Moment
+    dies: Moment
+
+    @property
+    def span(self) -> Span:
+        return self.born[0], self.dies[0]
+
+    @property
+    def scratch(self) -> bool:
+        return self.born[0] == self.dies[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """What an action takes beside the slots: `border` for what crosses between layers, `layer` for one layer."""
+
+    border: Bytes = 0
+    layer: Bytes = 0
+
+    @property
+    def size(self) -> Bytes:
+        return self.border + self.layer
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """`slots`: bytes of one slot by span. `at`: a register's span and its offset in that slot, or in the scratch."""
+
+    slots: Mapping[Span, Bytes]
+    scratch: Mapping[str, Scratch]
+    at: Mapping[int, tuple[Span, Bytes]]
+
+
+def aligned(spec: Spec, widths: Widths) -> Bytes:
+    """Bytes that a register takes; nothing where it lies elsewhere: on the host, or where routing decides its size."""
+    if spec.role == "host" or any(isinstance(d, Received) for d in spec.shape):
+        return 0
+    return max(1, -(-spec.numel() * widths[spec.role] // ALIGNMENT)) * ALIGNMENT
+
+
+def lives(chunk: Chunk) -> dict[int, Life]:
+    """Every register's life, in the order in which they are born."""
+    born: dict[int, Moment] = {}
+    dies: dict[int, Moment] = {}
+    for r in (chunk.entry, chunk.exit_gradient):
+        if r is not None:
+            born[r] = (RECEIVED, 0, 0)
+    for name, instructions in chunk.actions.items():
+        run, layer = 0, None
+        for i, instruction in enumerate(instructions):
+            if instruction.call.site.layer != layer:
+                run, layer = run + 1, instruction.call.site.layer
+            born |= dict.fromkeys(instruction.call.outs, (name, run, i))
+            dies |= dict.fromkeys(instruction.frees, (name, run, i))
+    dies |= dict.fromkeys(chunk.freed_by_send, (SENT, 0, 0))
+    return {r: Life(at, dies[r]) for r, at in born.items() if r in dies}
+
+
+def places(chunk: Chunk, widths: Widths) -> Places:
+    """Give every register of a chunk its place."""
+    at: dict[int, tuple[Span, Bytes]] = {}
+    slots: dict[Span, Bytes] = {}
+    inside: dict[tuple[str, int], list[int]] = {}  # scratch of one run
+    across: dict[str, list[int]] = {}  # scratch that crosses runs
+    alive, sizes = lives(chunk), dict[int, Bytes]()
+    for r, life in alive.items():
+        if not (n := aligned(chunk.specs[r], widths)):
+            continue
+        sizes[r] = n
+        if not life.scratch:
+            begin = slots.get(life.span, 0)
+            at[r], slots[life.span] = (life.span, begin), begin + n
+        elif life.born[:2] == life.dies[:2]:
+            inside.setdefault(life.born[:2], []).append(r)
+        else:
+            across.setdefault(life.born[0], []).append(r)
+    scratch: dict[str, Scratch] = {}
+    for name in chunk.actions:
+        border, where = _first_fit(across.get(name, ()), alive, sizes)
+        at |= {r: ((name, name), offset) for r, offset in where.items()}
+        layer = 0
+        for key, registers in inside.items():
+            if key[0] == name:
+                size, where = _first_fit(registers, alive, sizes)
+                at |= {r: ((name, name), border + offset) for r, offset in where.items()}
+                layer = max(layer, size)
+        scratch[name] = Scratch(border, layer)
+    return Places(slots, scratch, at)
+
+
+def _first_fit(
+    registers: Iterable[int], alive: Mapping[int, Life], sizes: Mapping[int, Bytes]
+) -> tuple[Bytes, dict[int, Bytes]]:
+    """The lowest gap for each, in the order of birth: (bytes in all, offsets)."""
+    where: dict[int, Bytes] = {}
+    taken: list[tuple[Bytes, Bytes, int]] = []  # (begin, end, register), ascending
+    size = 0
+    for r in registers:
+        taken = [t for t in taken if alive[t[2]].dies >= alive[r].born]
+        begin = 0
+        for low, high, _ in taken:
+            if low - begin >= sizes[r]:
+                break
+            begin = high
+        insort(taken, (begin, begin + sizes[r], r))
+        where[r], size = begin, max(size, begin + sizes[r])
+    return size, where
