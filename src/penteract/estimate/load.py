@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from penteract.step.program import Program
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
 
 
 class Load(Protocol):
@@ -22,10 +23,9 @@ class Balanced:
     rows: int
 
     @staticmethod
-    def of(p: Program) -> Balanced:
-        lay, moe = p.layout, p.model.moe
-        tokens = p.sequence_length // lay.cp * lay.micro_batch_size // (1 if lay.expert_tp > 1 else lay.tp)
-        return Balanced(tokens * (moe.top_k if moe else 0))
+    def of(m: ModelSpec, layout: Layout, sequence_length: int) -> Balanced:
+        tokens = sequence_length // layout.cp * layout.micro_batch_size
+        return Balanced(tokens // (1 if layout.expert_tp > 1 else layout.tp) * (m.moe.top_k if m.moe else 0))
 
     def received(self, layer: int, micro: int) -> int:
         return self.rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penteract.model.block import block
 from penteract.model.norm import norm
 from penteract.ops.do import Do, Value
@@ -15,22 +17,37 @@ from penteract.spec.model import ModelSpec
 
 def stage(do: Do, m: ModelSpec, number: int, sequence_length: int) -> None:
     """Say stage `number` of the network.   Between stages: [S@cp·tp, B, D]"""
-    lay, last = do.layout, do.layout.stages - 1
-    b, own = lay.micro_batch_size, sequence_length // lay.cp
-    x = _embed(do, m, own, b) if number == 0 else do.receive((own // lay.tp, b, m.hidden_size))
-    layers = stage_layers(m.layers, lay.stages)[number]
+    layers = stage_layers(m.layers, do.layout.stages)[number]
+    part(do, m, layers, sequence_length, first=number == 0, last=number == do.layout.stages - 1)
+
+
+def part(do: Do, m: ModelSpec, layers: Sequence[int], sequence_length: int, *, first: bool, last: bool) -> None:
+    """Say the layers `layers`, with the embedding if they come first and the head if they come last."""
+    x = _embed(do, m, sequence_length) if first else do.receive(_stream(do, m, sequence_length))
     x = do.layers(layers, lambda i, x: block(do, m, i, x, sequence_length), x)
-    if number < last:
+    if last:
+        _head(do, m, x, sequence_length)
+    else:
         do.hand_on(x)
-        return
+
+
+def _stream(do: Do, m: ModelSpec, sequence_length: int) -> tuple[int, int, int]:
+    """The residual stream's shape [S@cp·tp, B, D]."""
+    lay = do.layout
+    return sequence_length // lay.cp // lay.tp, lay.micro_batch_size, m.hidden_size
+
+
+def _head(do: Do, m: ModelSpec, x: Value, sequence_length: int) -> None:
+    """[S@cp·tp, B, D] -> the loss"""
     h = do.seam(tensor.enter, norm(do, m, "norm", x))  # [S@cp, B, D]
     w = _table(m, "embedding" if m.tied else "head")
-    loss = tensor.linear_cross_entropy(do, h, w, do.input("targets", (own, b)))
-    do.loss(loss, "cross_entropy", copies="tp")
+    targets = do.input("targets", (sequence_length // do.layout.cp, do.layout.micro_batch_size))
+    do.loss(tensor.linear_cross_entropy(do, h, w, targets), "cross_entropy", copies="tp")
 
 
-def _embed(do: Do, m: ModelSpec, own: int, b: int) -> Value:
+def _embed(do: Do, m: ModelSpec, sequence_length: int) -> Value:
     """Token ids [S@cp, B] -> [S@cp·tp, B, D]"""
+    own, b = sequence_length // do.layout.cp, do.layout.micro_batch_size
     x = do.seam(tensor.leave, do.embedding(do.input("tokens", (own, b)), _table(m, "embedding")))
     if m.positions == "learned":
         where = do.input("positions:tp", (own // do.layout.tp, b))

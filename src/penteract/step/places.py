@@ -19,7 +19,7 @@ ALIGNMENT = 512  # of a register's first byte: what kernels with wide loads ask 
 
 Span = tuple[str, str]  # the action in which a register is born, and the one in which it dies
 Moment = tuple[str, int, int]  # action, its run of instructions of one layer, instruction
-RECEIVED, SENT = "Recv", "Send"
+BORDERS = ("Recv value", "Recv gradient", "Send value", "Send gradient")  # as moments: outside of any action
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,11 @@ def lives(chunk: Chunk) -> dict[int, Life]:
     """Every register's life, in the order in which they are born."""
     born: dict[int, Moment] = {}
     dies: dict[int, Moment] = {}
-    for r in (chunk.entry, chunk.exit_gradient):
-        if r is not None:
-            born[r] = (RECEIVED, 0, 0)
+    born |= {
+        r: (name, 0, 0)
+        for r, name in zip((chunk.entry, chunk.exit_gradient), BORDERS[:2], strict=True)
+        if r is not None
+    }
     for name, instructions in chunk.actions.items():
         run, layer = 0, None
         for i, instruction in enumerate(instructions):
@@ -80,7 +82,8 @@ def lives(chunk: Chunk) -> dict[int, Life]:
                 run, layer = run + 1, instruction.call.site.layer
             born |= dict.fromkeys(instruction.call.outs, (name, run, i))
             dies |= dict.fromkeys(instruction.frees, (name, run, i))
-    dies |= dict.fromkeys(chunk.freed_by_send, (SENT, 0, 0))
+    sent = zip((chunk.exit, chunk.entry_gradient), BORDERS[2:], strict=True)
+    dies |= {r: (name, 0, 0) for r, name in sent if r in chunk.freed_by_send}
     return {r: Life(at, dies[r]) for r, at in born.items() if r in dies}
 
 

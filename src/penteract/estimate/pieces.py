@@ -1,0 +1,163 @@
+"""The pieces that stages are made of: the embedding, one layer of each kind, the head. Each is recorded once for what
+it sees, and every stage of every layout that shows it the same is a sum of them.
+
+Recorded alone, a piece receives its input and hands on its result. In a stage its neighbours do that: the registers at
+a border are then born in one piece and die in the next (`composed.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from penteract.estimate.load import Balanced, Load
+from penteract.model.decoder import part
+from penteract.ops.bodies import BODIES
+from penteract.ops.collectives import counted
+from penteract.ops.do import Do
+from penteract.ops.lower import Chunk, lower
+from penteract.ops.params import Param
+from penteract.ops.spec import Spec, Widths, size
+from penteract.ops.tape import Call
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.model import ModelSpec
+from penteract.step.places import Life, Span, aligned, lives, places
+from penteract.units import Bytes, Flops
+
+Kind = str  # "embedding", "head", or the kind of a layer: "dense", "experts"
+Sight = tuple[object, ...]  # all of a layout that a piece sees
+Wire = tuple[str, str]  # collective, axis
+
+
+def sight(layout: Layout) -> Sight:
+    """Two layouts with the same sight show a piece the same."""
+    lay = layout
+    return (lay.tp, lay.cp, lay.ep, lay.expert_tp, lay.context_method if lay.cp > 1 else "", lay.micro_batch_size,
+            lay.remake, lay.schedule == "zb_h1")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one pass of a micro-batch through a piece takes on a rank.
+
+    `slots`     bytes kept, by span; without the registers at its borders
+    `borders`   the life of what it receives and hands on: value, value, gradient of the second, gradient of the first
+    `stream`    bytes of a register at a border
+    `crossing`  scratch by action that crosses between layers inside of the piece: (from, to, bytes)
+    `scratch`   of one layer, by action
+    `routed`    bytes kept whose size is routed, by span; `routed_scratch`: the most at once beside them, by action
+    """
+
+    chunk: Chunk
+    params: tuple[Param, ...]
+    inputs: Mapping[str, Spec]
+    slots: Mapping[Span, Bytes]
+    borders: tuple[Life | None, Life | None, Life | None, Life | None]
+    stream: Bytes
+    crossing: Mapping[str, tuple[tuple[tuple[int, int], tuple[int, int], Bytes], ...]]
+    scratch: Mapping[str, Bytes]
+    flops: Mapping[str, Flops]
+    wires: Mapping[Wire, Bytes]
+    workspace: Bytes
+    routed: Mapping[Span, Bytes]
+    routed_scratch: Mapping[str, Bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Records pieces of one model at one sequence length and precision."""
+
+    model: ModelSpec
+    sequence_length: int
+    widths: Widths
+
+    def kinds(self, layers: range) -> tuple[tuple[Kind, int], ...]:
+        """The kinds of these layers in order, runs of the same counted."""
+        runs: list[tuple[Kind, int]] = []
+        for i in layers:
+            kind = "experts" if self.model.has_experts(i) else "dense"
+            if runs and runs[-1][0] == kind:
+                runs[-1] = (kind, runs[-1][1] + 1)
+            else:
+                runs.append((kind, 1))
+        return tuple(runs)
+
+    def record(self, kind: Kind, layout: Layout) -> Piece:
+        """Record a piece as a layout shows it."""
+        m = self.model
+        do = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")))
+        layers = () if kind in ("embedding", "head") else (self._layer(kind),)
+        part(do, m, layers, self.sequence_length, first=kind == "embedding", last=kind == "head")
+        chunk = lower(do.tape, layout.remake, split=layout.schedule == "zb_h1")
+        return _measure(chunk, tuple(do.params.values()), self.widths, Balanced.of(m, layout, self.sequence_length))
+
+    def _layer(self, kind: Kind) -> int:
+        return next(i for i in range(self.model.layers) if self.model.has_experts(i) == (kind == "experts"))
+
+
+def _measure(chunk: Chunk, params: tuple[Param, ...], widths: Widths, load: Load) -> Piece:
+    flops, wires, workspace = _count(chunk, widths, load)
+    alive, ends = lives(chunk), (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
+    slots, routed = Counter[Span](), Counter[Span]()
+    crossing: dict[str, list[tuple[tuple[int, int], tuple[int, int], Bytes]]] = {}
+    for r, life in alive.items():
+        n = aligned(chunk.specs[r], widths)
+        if not life.scratch:
+            routed[life.span] += 0 if n else _bytes(chunk.specs[r], widths, load)
+            slots[life.span] += 0 if r in ends else n
+        elif n and life.born[:2] != life.dies[:2]:
+            crossing.setdefault(life.born[0], []).append((life.born[1:], life.dies[1:], n))
+    known = next((r for r in ends if r is not None), None)
+    return Piece(
+        chunk=chunk, params=params, inputs={name: chunk.tape.specs[v] for name, v in chunk.tape.inputs.items()},
+        slots=+slots, borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
+        stream=aligned(chunk.specs[known], widths) if known is not None else 0,
+        crossing={name: tuple(c) for name, c in crossing.items()},
+        scratch={name: s.layer for name, s in places(chunk, widths).scratch.items()},
+        flops=flops, wires=wires, workspace=workspace, routed=+routed,
+        routed_scratch=_routed_scratch(chunk, widths, load),
+    )  # fmt: skip
+
+
+def _routed_scratch(chunk: Chunk, widths: Widths, load: Load) -> dict[str, Bytes]:
+    """The most bytes at once, by action, of registers of routed size that live in that action alone."""
+    most: dict[str, Bytes] = {}
+    changes: dict[str, list[tuple[int, int, Bytes]]] = {}
+    for r, life in lives(chunk).items():
+        if life.scratch and not aligned(chunk.specs[r], widths) and (n := _bytes(chunk.specs[r], widths, load)):
+            changes.setdefault(life.born[0], []).extend([(life.born[2], 0, n), (life.dies[2], 1, -n)])
+    for name, events in changes.items():
+        now = 0
+        for _, _, change in sorted(events):
+            now += change
+            most[name] = max(most.get(name, 0), now)
+    return most
+
+
+def _count(chunk: Chunk, widths: Widths, load: Load) -> tuple[Counter[str], Counter[Wire], Bytes]:
+    """FLOPs by phase, bytes on wires, the largest workspace of a body."""
+    flops, wires, workspace = Counter[str](), Counter[Wire](), 0
+    for instructions in chunk.actions.values():
+        for instruction in instructions:
+            call = instruction.call
+            if call.phase == "start":
+                spec = counted(call.site.word, call.site.ins[0], call.site.outs[0])
+                wires[call.site.word, str(call.site.attrs["axis"])] += _bytes(spec, widths, load)
+            elif call.phase != "finish":
+                site, ins = call.site, shapes(call, load)
+                flops[call.phase] += BODIES[site.word].flops(call.phase, ins, site.weights, site.attrs)
+                needs = BODIES[site.word].workspace(call.phase, ins, site.weights, site.attrs, widths)
+                workspace = max(workspace, needs)
+    return flops, wires, workspace
+
+
+def shapes(call: Call, load: Load) -> list[tuple[int, ...]]:
+    """The shapes that a call is about, as numbers."""
+    return [tuple(size(d, lambda layer: load.received(layer, 0)) for d in s.shape) for s in call.site.ins]
+
+
+def _bytes(spec: Spec, widths: Widths, load: Load) -> Bytes:
+    return prod(size(d, lambda layer: load.received(layer, 0)) for d in spec.shape) * widths[spec.role]

@@ -1,0 +1,87 @@
+"""How many micro-batches are between two moments of their way at once: what decides how many slots a rank needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+from penteract.schedule.actions import ActionList, Compute, Exchange, Woven, computes
+from penteract.schedule.generate import generate
+from penteract.schedule.transfers import with_transfers
+from penteract.spec.schedules import ScheduleName
+
+Span = tuple[str, str]  # from a moment to a moment: an action, or the "Recv value" or "Send gradient" of a border
+_Times = Mapping[tuple[str, int, int], int]  # (moment, chunk, micro-batch) -> when
+
+
+@cache
+def action_lists(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Sequence[ActionList]:
+    """What each pipeline rank does in a step."""
+    return with_transfers(generate(schedule, pp, vpp, micros), pp, vpp)
+
+
+def steady(pp: int, vpp: int) -> int:
+    """Micro-batches after which one more changes no schedule but by one more turn of the same."""
+    return 2 * pp if vpp == 1 else 4 * pp
+
+
+def most_in_flight(
+    schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int, members: Iterable[tuple[int, Span]]
+) -> int:
+    """The most micro-batches at once inside of any of `members`, (chunk, span), that share one pool of slots.
+
+    A long schedule repeats itself: beyond `steady` micro-batches it holds no more, or, where nothing goes back before
+    all have gone forward, one more for each.
+    """
+    enough = steady(pp, vpp)
+    key = tuple(members)
+    if micros <= enough + pp:
+        return _most(schedule, pp, vpp, micros, rank, key)
+    first = enough + (micros - enough) % pp  # interleaved asks for multiples of pp
+    few, more = (_most(schedule, pp, vpp, m, rank, key) for m in (first, first + pp))
+    return few + (more - few) * (micros - first) // pp
+
+
+@cache
+def _most(
+    schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int, members: tuple[tuple[int, Span], ...]
+) -> int:
+    times = _times(schedule, pp, vpp, micros, rank)
+    events: list[tuple[int, int]] = []
+    for chunk, (begin, end) in members:
+        for micro in range(micros):
+            gone = times[end, chunk, micro] + (not end.startswith("Send"))
+            events += [(times[begin, chunk, micro], 1), (gone, -1)]
+    now = most = 0
+    for _, change in sorted(events):
+        now += change
+        most = max(most, now)
+    return most
+
+
+@cache
+def _times(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> _Times:
+    """When each moment of each pass is, on one rank.
+
+    An action takes three ticks: what was sent before is let go of, something is born, something dies.
+    """
+    when: dict[tuple[str, int, int], int] = {}
+    sent: list[tuple[str, int, int]] = []
+    actions = action_lists(schedule, pp, vpp, micros)[rank]
+    for a, action in enumerate(actions):
+        if isinstance(action, Exchange):
+            when |= dict.fromkeys(sent, 3 * a)
+            sent = []
+            for t in action.transfers:
+                name = (f"{t.kind} {t.what}", t.chunk, t.micro)
+                if t.kind == "Send":
+                    sent.append(name)
+                else:
+                    when[name] = 3 * a + 1
+        else:
+            when |= _moments(action, a)
+    return when | dict.fromkeys(sent, 3 * len(actions))
+
+
+def _moments(action: Compute | Woven, a: int) -> dict[tuple[str, int, int], int]:
+    return {(c.kind, c.chunk, c.micro): 3 * a + 1 for c in computes(action)}
