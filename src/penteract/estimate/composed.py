@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from penteract.estimate.pieces import Kind, Piece, Recorder, Sight, sight
 from penteract.estimate.price import fed, held
 from penteract.estimate.stages import StageSum, add_up
 from penteract.model.decoder import homes
+from penteract.ops.params import Param
 from penteract.ops.spec import WIDTHS, Widths
 from penteract.parallel.data import Bucket, buckets
 from penteract.parallel.pipeline import stage_layers
@@ -23,6 +26,7 @@ from penteract.step.arena import Pool, share_slots
 from penteract.step.places import Span
 from penteract.units import Bytes
 
+_Key = TypeVar("_Key")
 Chain = tuple[tuple[Kind, int], ...]  # the pieces of a stage in order, runs of equal ones counted
 
 
@@ -34,8 +38,8 @@ class RankPrice:
     arena: Bytes
     routed: Bytes
     workspace: Bytes
-    buckets: tuple[Bucket, ...] = field(repr=False)
-    stages: tuple[StageSum, ...] = field(repr=False)
+    flops: Counter[str]
+    seams: Counter[tuple[str, str]]  # collective, axis
 
     @property
     def allocated(self) -> Bytes:
@@ -87,29 +91,61 @@ class Composer:
 
     def rank(self, layout: Layout, pp_rank: int) -> RankPrice:
         """Price the ranks of pipeline coordinate `pp_rank`."""
-        chains, seen = self.stage_chains(layout.stages), sight(layout)
-        stages = tuple(self.stage(chains[c * layout.pp + pp_rank], layout, seen) for c in range(layout.vpp))
-        made = self._buckets(layout, pp_rank, stages)
+        stages, made = self.stages(layout, pp_rank), self.buckets(layout, pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         update = max(b.shard_size for b in made) * self.widths["stat"]
         return RankPrice(
             resident=held(made, self.widths) | {"data": fed(inputs, layout.gradient_accumulation_steps, self.widths)},
-            arena=_arena(layout, pp_rank, stages),
-            routed=_routed(layout, pp_rank, stages),
+            arena=arena_of(layout, pp_rank, stages), routed=routed_of(layout, pp_rank, stages),
             workspace=max(update, *(s.workspace for s in stages)),
-            buckets=made,
-            stages=stages,
-        )
+            flops=_total(layout, [s.flops for s in stages]), seams=_total(layout, [s.wires for s in stages]),
+        )  # fmt: skip
 
-    def _buckets(self, layout: Layout, pp_rank: int, stages: tuple[StageSum, ...]) -> tuple[Bucket, ...]:
-        mesh = Mesh(layout)
-        forward = [p for s in stages for p in s.params]
-        where = homes(self.model, layout, {p.name: pp_rank for p in forward})
+    def stages(self, layout: Layout, pp_rank: int) -> tuple[StageSum, ...]:
+        """What the chunks of a pipeline rank sum up to."""
+        seen = sight(layout)
+        return tuple(self.stage(chain, layout, seen) for chain in self.chains_of(layout, pp_rank))
+
+    def chains_of(self, layout: Layout, pp_rank: int) -> tuple[Chain, ...]:
+        chains = self.stage_chains(layout.stages)
+        return tuple(chains[c * layout.pp + pp_rank] for c in range(layout.vpp))
+
+    def placed(self, layout: Layout, pp_rank: int) -> list[tuple[Kind, tuple[Param, ...]]]:
+        """The pieces of a rank, one by one in the order of forward, with the parameters that each is first to use.
+
+        A layer's have names of their own: those of the layer that was recorded, behind its place here.
+        """
+        out: list[tuple[Kind, tuple[Param, ...]]] = []
+        seen, ends = sight(layout), set[str]()
+        for chain in self.chains_of(layout, pp_rank):
+            for kind, n in chain:
+                params = self.piece(kind, layout, seen).params
+                if kind in ("embedding", "head"):
+                    out.append((kind, tuple(p for p in params if p.name not in ends)))
+                    ends |= {p.name for p in params}
+                else:
+                    at = len(out)
+                    out += [(kind, tuple(replace(p, name=f"{at + i}/{p.name}") for p in params)) for i in range(n)]
+        return out
+
+    def buckets(self, layout: Layout, pp_rank: int) -> tuple[Bucket, ...]:
+        """The buckets of a rank."""
+        params = [p for _, some in self.placed(layout, pp_rank) for p in some]
+        mesh, where = Mesh(layout), homes(self.model, layout, {p.name: pp_rank for p in params})
         rank = mesh.ranks(range(pp_rank, pp_rank + 1), range(1), range(1))[0]
-        return buckets(reversed(forward), where, mesh, rank, self.widths["stat"])
+        return buckets(reversed(params), where, mesh, rank, self.widths["stat"])
 
 
-def _arena(layout: Layout, pp_rank: int, stages: tuple[StageSum, ...]) -> Bytes:
+def _total(layout: Layout, parts: Iterable[Mapping[_Key, int]]) -> Counter[_Key]:
+    """Of all micro-batches and chunks."""
+    out = Counter[_Key]()
+    for part in parts:
+        for key, amount in part.items():
+            out[key] += amount * layout.gradient_accumulation_steps
+    return +out
+
+
+def arena_of(layout: Layout, pp_rank: int, stages: tuple[StageSum, ...]) -> Bytes:
     pool, block = share_slots([s.slots for s in stages])
     size = max(n for s in stages for n in s.scratch.values())
     for shared, members in _members(pool).items():
@@ -117,7 +153,7 @@ def _arena(layout: Layout, pp_rank: int, stages: tuple[StageSum, ...]) -> Bytes:
     return size
 
 
-def _routed(layout: Layout, pp_rank: int, stages: tuple[StageSum, ...]) -> Bytes:
+def routed_of(layout: Layout, pp_rank: int, stages: tuple[StageSum, ...]) -> Bytes:
     """Routed registers have storages of their own: never more than this at once."""
     kept = sum(
         amount * _in_flight(layout, pp_rank, ((c, span),))

@@ -14,7 +14,7 @@ from math import prod
 
 from penteract.estimate.load import Balanced, Load
 from penteract.model.decoder import part
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import body_of
 from penteract.ops.collectives import counted
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
@@ -36,7 +36,7 @@ def sight(layout: Layout) -> Sight:
     """Two layouts with the same sight show a piece the same."""
     lay = layout
     return (lay.tp, lay.cp, lay.ep, lay.expert_tp, lay.context_method if lay.cp > 1 else "", lay.micro_batch_size,
-            lay.remake, lay.schedule == "zb_h1")  # fmt: skip
+            lay.remake, lay.schedule == "zb_h1", lay.attention)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,16 @@ class Recorder:
         layers = () if kind in ("embedding", "head") else (self._layer(kind),)
         part(do, m, layers, self.sequence_length, first=kind == "embedding", last=kind == "head")
         chunk = lower(do.tape, layout.remake, split=layout.schedule == "zb_h1")
-        return _measure(chunk, tuple(do.params.values()), self.widths, Balanced.of(m, layout, self.sequence_length))
+        return _measure(
+            chunk, layout, tuple(do.params.values()), self.widths, Balanced.of(m, layout, self.sequence_length)
+        )
 
     def _layer(self, kind: Kind) -> int:
         return next(i for i in range(self.model.layers) if self.model.has_experts(i) == (kind == "experts"))
 
 
-def _measure(chunk: Chunk, params: tuple[Param, ...], widths: Widths, load: Load) -> Piece:
-    flops, wires, workspace = _count(chunk, widths, load)
+def _measure(chunk: Chunk, layout: Layout, params: tuple[Param, ...], widths: Widths, load: Load) -> Piece:
+    flops, wires, workspace = _count(chunk, layout, widths, load)
     alive, ends = lives(chunk), (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
     slots, routed = Counter[Span](), Counter[Span]()
     crossing: dict[str, list[tuple[tuple[int, int], tuple[int, int], Bytes]]] = {}
@@ -137,7 +139,7 @@ def _routed_scratch(chunk: Chunk, widths: Widths, load: Load) -> dict[str, Bytes
     return most
 
 
-def _count(chunk: Chunk, widths: Widths, load: Load) -> tuple[Counter[str], Counter[Wire], Bytes]:
+def _count(chunk: Chunk, layout: Layout, widths: Widths, load: Load) -> tuple[Counter[str], Counter[Wire], Bytes]:
     """FLOPs by phase, bytes on wires, the largest workspace of a body."""
     flops, wires, workspace = Counter[str](), Counter[Wire](), 0
     for instructions in chunk.actions.values():
@@ -148,8 +150,8 @@ def _count(chunk: Chunk, widths: Widths, load: Load) -> tuple[Counter[str], Coun
                 wires[call.site.word, str(call.site.attrs["axis"])] += _bytes(spec, widths, load)
             elif call.phase != "finish":
                 site, ins = call.site, shapes(call, load)
-                flops[call.phase] += BODIES[site.word].flops(call.phase, ins, site.weights, site.attrs)
-                needs = BODIES[site.word].workspace(call.phase, ins, site.weights, site.attrs, widths)
+                flops[call.phase] += body_of(site.word, layout).flops(call.phase, ins, site.weights, site.attrs)
+                needs = body_of(site.word, layout).workspace(call.phase, ins, site.weights, site.attrs, widths)
                 workspace = max(workspace, needs)
     return flops, wires, workspace
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from penteract.estimate.pieces import Piece, Wire
-from penteract.ops.params import Param
 from penteract.ops.spec import Spec
 from penteract.step.places import Life, Span
 from penteract.units import Bytes, Flops
@@ -26,7 +25,6 @@ _LATER = {"Fwd": 0, "Bwd": 1, "Inp": 1, "Wgt": 2}
 class StageSum:
     """What one pass of a micro-batch through a stage takes on a rank. As `Piece`, with the stage's borders inside."""
 
-    params: tuple[Param, ...]
     inputs: Mapping[str, Spec]
     slots: Mapping[Span, Bytes]
     scratch: Mapping[str, Bytes]
@@ -51,24 +49,11 @@ def add_up(chain: Sequence[Run]) -> StageSum:
     for name, registers in crossing.items():
         scratch[name] += _first_fit(registers)
     return StageSum(
-        params=_params(chain), inputs={name: spec for piece, _ in chain for name, spec in piece.inputs.items()},
+        inputs={name: spec for piece, _ in chain for name, spec in piece.inputs.items()},
         slots=slots, scratch=scratch, flops=flops, wires=wires,
         workspace=max(piece.workspace for piece, _ in chain), routed=routed,
         routed_scratch=max((n for piece, _ in chain for n in piece.routed_scratch.values()), default=0),
     )  # fmt: skip
-
-
-def _params(chain: Sequence[Run]) -> tuple[Param, ...]:
-    """In order of first use. Layers of a kind share the parameters of the one that was recorded; a table tied to the
-    head is there once."""
-    seen = dict[str, Param]()
-    out: list[Param] = []
-    for piece, n in chain:
-        for _ in range(n):
-            out += [p for p in piece.params if p.name not in seen]
-        if piece.borders[0] is None or piece.borders[1] is None:
-            seen |= {p.name: p for p in piece.params}
-    return tuple(out)
 
 
 def _borders(chain: Sequence[Run], slots: Counter[Span]) -> dict[str, list[_Crossing]]:

@@ -1,0 +1,67 @@
+"""A price put together from pieces is the price of the walk: the same bytes and FLOPs, on every rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from layouts import Case
+from penteract.estimate.composed import Composer
+from penteract.estimate.price import price
+from penteract.schedule.in_flight import _most, most_in_flight, steady
+from penteract.spec.mesh import Mesh
+from penteract.step.program import compile_step
+from strategies import cases
+
+
+@given(cases(), st.integers(0, 5), st.integers(1, 3), st.sampled_from(["bf16", "fp64"]))
+def test_equals_the_walk_of_every_rank(case: Case, deeper: int, longer: int, precision: str) -> None:
+    if case.schedule:  # woven is a program's order, not a layout's
+        return
+    model = replace(case.model, layers=case.model.layers + deeper)
+    lay = replace(case.layout, gradient_accumulation_steps=case.layout.gradient_accumulation_steps * longer)
+    composer, mesh = Composer(model, case.sequence_length, precision), Mesh(lay)
+    for pp_rank in range(lay.pp):
+        program = compile_step(model, lay, case.sequence_length, rank=mesh.group("pp", 0)[pp_rank], precision=precision)
+        walked, summed = price(program), composer.rank(lay, pp_rank)
+        assert summed.resident == walked.resident
+        assert summed.arena == walked.arena
+        assert summed.workspace == walked.workspace
+        assert summed.flops == +walked.flops
+        assert walked.routed <= summed.routed
+        assert _on_wires(summed.seams, mesh, program.rank) == +walked.seams
+
+
+def _on_wires(wires: dict[tuple[str, str], int], mesh: Mesh, rank: int) -> Counter[tuple[str, tuple[int, ...]]]:
+    out = Counter[tuple[str, tuple[int, ...]]]()
+    for (kind, axis), amount in wires.items():
+        out[kind, mesh.group(axis, rank)] += amount
+    return +out
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(["1f1b", "afab", "zb_h1", "interleaved"]),
+    st.integers(2, 6),
+    st.integers(2, 3),
+    st.integers(0, 40),
+    st.data(),
+)
+def test_long_schedules_hold_what_short_ones_foretell(
+    name: str, pp: int, vpp: int, more: int, data: st.DataObject
+) -> None:
+    vpp = vpp if name in ("interleaved", "afab") else 1
+    micros = (steady(pp, vpp) // pp + 2 + more) * pp if name == "interleaved" else steady(pp, vpp) + pp + 1 + more
+    rank = data.draw(st.integers(0, pp - 1))
+    ends = ["Inp", "Wgt"] if name == "zb_h1" else ["Bwd"]
+    spans = [("Fwd", end) for end in ends] + [("Inp", "Wgt")] * (name == "zb_h1")
+    if rank:
+        spans += [("Recv value", end) for end in ("Fwd", *ends)] + [(ends[0], "Send gradient")]
+    if rank < pp - 1:
+        spans += [("Recv gradient", end) for end in ends] + [("Fwd", "Send value")]
+    for span in spans:
+        members = tuple((c, span) for c in range(vpp))
+        assert most_in_flight(name, pp, vpp, micros, rank, members) == _most(name, pp, vpp, micros, rank, members)
