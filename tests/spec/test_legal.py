@@ -2,6 +2,7 @@
 
 import json
 import time
+from fractions import Fraction
 
 import pytest
 from hypothesis import example, given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from penteract.spec.case import Case
 from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, Layout
 from penteract.spec.legal import BadLayout, check_legal, problems
-from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from penteract.spec.nearest import repair
 from penteract.spec.presets import TINY, TINY_MOE, preset
 from penteract.spec.rules import breaches
@@ -20,13 +21,19 @@ SMALL = st.integers(1, 9)
 
 EXPERTS = st.builds(
     MoESpec, experts=SMALL, top_k=st.integers(1, 3), ffn_size=st.sampled_from([6, 8, 12]),
-    shared_ffn_size=st.sampled_from([0, 4, 12]),
+    shared_ffn_size=st.sampled_from([0, 4, 12]), groups=st.sampled_from([1, 1, 2, 3, 4]), top_groups=st.integers(1, 3),
+    group_score=st.sampled_from(["max", "top2"]),
+)  # fmt: skip
+LATENTS = st.builds(
+    LatentSpec, kv_rank=SMALL, plain_size=st.sampled_from([1, 2]), rope_size=st.sampled_from([1, 2]),
+    value_size=SMALL, query_rank=st.integers(0, 4),
 )  # fmt: skip
 MODELS = st.builds(
     ModelSpec, layers=SMALL, hidden_size=st.just(24), heads=st.sampled_from([4, 6, 8, 12]),
     kv_heads=st.sampled_from([1, 2, 3, 4]), head_size=st.sampled_from([3, 4]), ffn_size=st.sampled_from([12, 16, 24]),
     vocab_size=st.sampled_from([16, 23, 24]), positions=st.sampled_from(["rope", "learned"]),
     max_positions=st.sampled_from([16, 48]), moe=st.none() | EXPERTS,
+    latent=st.none() | st.none() | LATENTS, qk_norm=st.booleans(), predict_ahead=st.integers(0, 2),
 )  # fmt: skip
 DEGREES = st.integers(-1, 9)
 LAYOUTS = st.builds(
@@ -43,6 +50,17 @@ SETTLES = st.builds(
 )  # fmt: skip
 
 
+def routable(moe: MoESpec) -> bool:
+    """Whether every token finds top_k experts in its best groups."""
+    each = Fraction(moe.experts, moe.groups)
+    return (
+        each.denominator == 1
+        and moe.top_k <= min(moe.experts, moe.top_groups * each)
+        and moe.top_groups <= moe.groups
+        and (moe.groups == 1 or moe.group_score == "max" or each >= 2)
+    )
+
+
 def legal(case: Case) -> bool:
     """The rules again, as one formula a dimension."""
     m, lay, s = case.model, case.layout, case.sequence_length
@@ -50,7 +68,12 @@ def legal(case: Case) -> bool:
               lay.gradient_accumulation_steps, lay.bucket_bytes + 1, s]  # fmt: skip
     if min(counts) < 1:
         return False
-    if m.heads % m.kv_heads or (m.positions == "rope" and m.head_size % 2) or (m.moe and m.moe.top_k > m.moe.experts):
+    if m.heads % m.kv_heads or (m.moe and not routable(m.moe)):
+        return False
+    turned = m.latent.rope_size if m.latent else m.head_size
+    if m.positions == "rope" and turned % 2:
+        return False
+    if m.latent and (m.head_size - turned != m.latent.plain_size or m.kv_heads != m.heads or m.qk_norm):
         return False
     if m.positions == "learned" and s > m.max_positions:
         return False

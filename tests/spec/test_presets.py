@@ -53,7 +53,7 @@ def test_every_preset_resolves_alone(name: str) -> None:
     assert run.layout.world == 1
 
 
-@pytest.mark.parametrize("name", ["tiny", "tiny-moe"])
+@pytest.mark.parametrize("name", ["tiny", "tiny-moe", "tiny-latent"])
 @pytest.mark.parametrize("split", FOUR_RANKS, ids=" ".join)
 def test_small_presets_split_over_four_ranks_of_any_dimension(name: str, split: list[str]) -> None:
     run = resolve(preset=name, overrides=[f"parallel.{s}" for s in split], world=4).run

@@ -19,11 +19,14 @@ AXES: Mapping[str, str] = {
     "kv_heads": "model.kv_heads",
     "head_size": "model.head_size",
     "vocab_size": "model.vocab_size",
-    "top_k": "model.moe.top_k",
+    "qk_norm": "model.qk_norm",
+    "rope_size": "model.latent.rope_size",
+    **{name: f"model.moe.{name}" for name in ("top_k", "groups", "top_groups")},
 }  # fmt: skip
 
 _OF_LAYOUT = frozenset(f.name for f in fields(Layout))
 _OF_MODEL = frozenset(f.name for f in fields(ModelSpec))
+OF_A_PART = {axis: key.split(".")[1] for axis, key in AXES.items() if key.count(".") == 2}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,15 +44,20 @@ class Case:
             return getattr(self.layout, axis)
         if axis in _OF_MODEL:
             return getattr(self.model, axis)
-        return getattr(self.model.moe, axis) if axis == "top_k" else getattr(self, axis)
+        return getattr(self.part(axis) if axis in OF_A_PART else self, axis)
+
+    def part(self, axis: str) -> Any:
+        """The part of the model that has `axis`, as `model.moe` has `top_k`: None where the model has none."""
+        return getattr(self.model, OF_A_PART[axis])
 
     def put(self, axis: str, value: Any) -> Case:
         if axis in _OF_LAYOUT:
             return replace(self, layout=replace(self.layout, **{axis: value})).counted()
         if axis in _OF_MODEL:
             return replace(self, model=replace(self.model, **{axis: value}))
-        if axis == "top_k" and self.model.moe:
-            return replace(self, model=replace(self.model, moe=replace(self.model.moe, top_k=value)))
+        if axis in OF_A_PART:
+            changed = replace(self.part(axis), **{axis: value})
+            return replace(self, model=replace(self.model, **{OF_A_PART[axis]: changed}))
         return replace(self, **{axis: value}).counted()
 
     def counted(self) -> Case:

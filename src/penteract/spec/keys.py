@@ -13,7 +13,7 @@ from penteract.errors import BadInput
 from penteract.spec.convert import convert
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.run import Checkpoint, Data, LearningRate, Optimizer, Precision, Training
-from penteract.spec.sections import Batch, Memory, Output, Parallel, Tokenizer
+from penteract.spec.sections import Batch, Kernels, Memory, Output, Parallel, Tokenizer
 
 # Section names differ from the verbs of the command line (train, plan, …): one word, one meaning.
 SECTIONS: Mapping[str, type] = {
@@ -24,6 +24,7 @@ SECTIONS: Mapping[str, type] = {
     "parallel": Parallel,
     "batch": Batch,
     "memory": Memory,
+    "kernels": Kernels,
     "optimizer": Optimizer,
     "learning_rate": LearningRate,
     "data": Data,
@@ -107,6 +108,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "batch.global_batch_tokens": ('tokens a step, instead: 65536, "1M" (10^6), "1Mi" (2^20)', 1, _HUGE),
     "memory.recompute": ('"none", "full", or the words remade in backward: ["enter", "swiglu"]', 0, 0),
     "memory.bucket_bytes": ("bytes of one flat gradient bucket; 0: one for each parameter", 0, 2**40),
+    "kernels.attention": ("plain torch, or the fused kernel of a GPU in bf16", 0, 0),
     "optimizer.learning_rate": ("the peak", 0, 1e3),
     "optimizer.betas": ("decay of AdamW's two averages", 0, 1),
     "optimizer.epsilon": ("added to the root of the second average", 0, 1),

@@ -68,9 +68,15 @@ class Mesh:
     def size(self, name: str) -> int:
         """How many ranks a group `name` has (the same for every rank)."""
         lay = self.layout
-        return {"world": lay.world, "sequence": lay.cp * lay.tp, "stage": lay.dp * lay.cp * lay.tp}.get(
-            name
-        ) or getattr(lay, name)
+        match name:
+            case "world":
+                return lay.world
+            case "sequence":
+                return lay.cp * lay.tp
+            case "stage":
+                return lay.dp * lay.cp * lay.tp
+            case _:
+                return getattr(lay, name)
 
     def neighbour(self, rank: int, stage: int) -> int:
         """The rank on pipeline coordinate `stage` with the same dp, cp and tp as `rank`."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from penteract.spec.case import AXES, Case
+from penteract.spec.case import AXES, OF_A_PART, Case
 from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES
 from penteract.spec.rules import breaches
 from penteract.spec.settle import Settle
@@ -82,7 +82,7 @@ def _difference(asked: Case, now: Case, derived: frozenset[str]) -> dict[str, An
     return {
         axis: now.get(axis)
         for axis in AXES
-        if axis not in derived and not (axis == "top_k" and asked.model.moe is None)
+        if axis not in derived and not (axis in OF_A_PART and asked.part(axis) is None)
         if (axis != "global_batch_size" or asked.global_batch_size is not None) and now.get(axis) != asked.get(axis)
     }
 
@@ -94,6 +94,8 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
         return _others(SCHEDULES, found)
     if axis == "context_method":
         return _others(CONTEXT_METHODS, found)
+    if axis == "qk_norm":
+        return iter([not found])
     if axis == "zero":
         return iter(ZERO_STAGES)
     if axis == "dp" and case.world is not None:
@@ -101,6 +103,8 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
     if axis == "sequence_length":
         most = case.model.max_positions if case.model.positions == "learned" else _MOST
         return _multiples(found, (2 * lay.cp if lay.cp > 1 else 1) * lay.tp, most)
+    if axis == "head_size" and case.model.latent:
+        return iter([case.model.latent.plain_size + case.model.latent.rope_size])
     if axis == "vocab_size":
         return iter([math.ceil(found / lay.tp) * lay.tp])
     if axis == "global_batch_size":

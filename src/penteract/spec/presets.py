@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from penteract.errors import BadInput
-from penteract.spec.catalog import models
-from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec import catalog
+from penteract.spec.keys import show_key
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 
 # Bytes 0..255 and 256, the end of a document; padded so that tensor ranks share the table evenly.
 BYTE_VOCABULARY = 264
@@ -19,6 +20,15 @@ TINY = ModelSpec(
 )  # fmt: skip
 TINY_MOE = replace(
     TINY, name="tiny-moe", moe=MoESpec(experts=8, top_k=2, ffn_size=96, shared_ffn_size=96, every=2)
+)  # fmt: skip
+# DeepSeek-V3 in small: latent attention, a dense first layer, experts in groups, one token predicted ahead.
+TINY_LATENT = replace(
+    TINY, name="tiny-latent", kv_heads=8, head_size=24, predict_ahead=1,
+    latent=LatentSpec(kv_rank=32, plain_size=16, rope_size=8, value_size=16, query_rank=48),
+    moe=MoESpec(
+        experts=8, top_k=2, ffn_size=96, shared_ffn_size=96, dense_layers=(0,), score="sigmoid", balance="bias",
+        weight_scale=2.5, groups=4, top_groups=2, group_score="top2",
+    ),
 )  # fmt: skip
 
 _LEARNER: Mapping[str, object] = {
@@ -33,9 +43,11 @@ _LEARNER: Mapping[str, object] = {
 }
 
 
-def _published(sequence_length: int, learning_rate: float) -> Mapping[str, object]:
+def _published(entry: catalog.Entry) -> Mapping[str, object]:
+    """Settings for a model of the catalogue. Where its peak rate was not published, small ones learn faster."""
+    learning_rate = entry.learning_rate or (4e-4 if entry.parameters < 2e9 else 3e-4)
     return {
-        "batch.sequence_length": sequence_length,
+        "batch.sequence_length": min(entry.model.max_positions, 8192),
         "batch.global_batch_size": 64,
         "batch.micro_batch_size": 1,
         "optimizer.learning_rate": learning_rate,
@@ -52,26 +64,28 @@ class Preset:
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
+# Those made for learning and tests. `preset` knows every published model besides.
 PRESETS: Mapping[str, Preset] = {
     p.model.name: p
     for p in (
         Preset(model=TINY, settings=_LEARNER),
         Preset(model=TINY_MOE, settings=_LEARNER),
-        Preset(model=models.GPT2, settings=_published(1024, 6e-4)),
-        Preset(model=models.LLAMA_3_2_1B, settings=_published(4096, 4e-4)),
-        Preset(model=models.LLAMA_3_1_8B, settings=_published(8192, 3e-4)),
-        Preset(model=models.QWEN3_0_6B, settings=_published(4096, 4e-4)),
-        Preset(model=models.QWEN3_30B_A3B, settings=_published(4096, 3e-4)),
-        Preset(model=models.MISTRAL_7B, settings=_published(8192, 3e-4)),
-        Preset(model=models.MIXTRAL_8X7B, settings=_published(8192, 3e-4)),
+        Preset(model=TINY_LATENT, settings=_LEARNER),
     )
 }
 
 
 def preset(name: str, *, where: str = "--preset") -> Preset:
-    """The preset called `name`; BadInput with the nearest names when there is none."""
-    if name not in PRESETS:
-        near = get_close_matches(name, PRESETS, n=1, cutoff=0.4)
-        fix = f"use {near[0]}" if near else "choose one of these"
-        raise BadInput("PRESET", "no such preset", where=where, found=name, allowed=", ".join(PRESETS), fix=fix)
-    return PRESETS[name]
+    """The preset called `name`, or the catalogue's model; BadInput with the nearest names when there is neither."""
+    if name in PRESETS:
+        return PRESETS[name]
+    try:
+        entry = catalog.entry(name)
+    except BadInput:
+        near = get_close_matches(name[:80].lower(), (*PRESETS, *catalog.names()), n=1, cutoff=0.4)
+        fix = f"use {near[0]}" if near else "choose one of these, or a published model"
+        raise BadInput(
+            "PRESET", "no such preset", where=where, found=show_key(name), fix=fix,
+            allowed=f"{', '.join(PRESETS)}, or a published model such as llama-3.1-8b",
+        ) from None  # fmt: skip
+    return Preset(model=entry.model, settings=_published(entry))

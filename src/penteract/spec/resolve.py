@@ -64,8 +64,16 @@ def resolve(
     config = flags.pop("model.config", None) or given.pop("model.config", None)
     if config:
         settings = {k: s for k, s in settings.items() if not k.startswith("model.")}
-        settings |= _model_settings(model_from_hf(Path(config.value)), f"{config.value}")
+        settings |= _model_settings(model_at(Path(config.value)), f"{config.value}")
     return _build(settings | given | flags, [given, flags], largest, world)
+
+
+def model_at(path: Path) -> ModelSpec:
+    """The model of a config.json, of the folder that holds one, or of a run's folder."""
+    if (path / "run.toml").is_file():
+        given = {k: s for k, s in read_toml(path / "run.toml").items() if k.startswith("model.")}
+        return _model(_with_model_defaults(given))
+    return model_from_hf(path)
 
 
 def _defaults() -> Settings:
@@ -185,7 +193,7 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
     total, length = batch["global_batch_size"], batch["sequence_length"]
     layout = Layout(
         **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
-        remake=_remake(memory["recompute"]),
+        remake=_remake(memory["recompute"]), attention=settings["kernels.attention"].value,
     )  # fmt: skip
     case = settle(
         Case(model=model, layout=layout, sequence_length=length, global_batch_size=total, world=world).counted()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from penteract.spec.case import Case
 from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from penteract.spec.schedules import schedule_breach
 
 Breach = tuple[str, str]  # (axis, what is wrong)
@@ -45,19 +46,38 @@ def _model(case: Case) -> Iterator[Breach]:
     model = case.model
     if model.heads % model.kv_heads:
         yield "kv_heads", f"{model.heads} query heads do not divide into groups over {model.kv_heads} KV heads"
-    turned = model.latent.rope_size if model.latent else model.head_size
-    if model.positions == "rope" and turned % 2:
+    if model.latent:
+        yield from _latent(model, model.latent)
+    elif model.positions == "rope" and model.head_size % 2:
         yield "head_size", "rotary positions turn pairs: an odd head size has none for its last element"
-    if model.latent and model.head_size != model.latent.plain_size + model.latent.rope_size:
-        yield "head_size", f"a head is its plain and its rotated part: {model.latent.plain_size} + {turned}"
-    if model.latent and model.kv_heads != model.heads:
-        yield "kv_heads", f"keys and values unfold for each of the {model.heads} heads"
-    if model.moe and model.moe.top_k > model.moe.experts:
-        yield "top_k", f"a token cannot visit {model.moe.top_k} of {model.moe.experts} experts"
-    elif model.moe and model.moe.top_k * model.moe.groups > model.moe.top_groups * model.moe.experts:
-        yield "top_k", f"{model.moe.top_groups} of {model.moe.groups} groups have fewer than {model.moe.top_k} experts"
+    if model.moe:
+        yield from _routing(model.moe)
     if model.positions == "learned" and case.sequence_length > model.max_positions:
         yield "sequence_length", f"the learned table has {model.max_positions} positions"
+
+
+def _latent(model: ModelSpec, latent: LatentSpec) -> Iterator[Breach]:
+    if model.positions == "rope" and latent.rope_size % 2:
+        yield "rope_size", "rotary positions turn pairs: an odd size has none for its last element"
+    if model.head_size != latent.plain_size + latent.rope_size:
+        yield "head_size", f"a head is its plain and its rotated part: {latent.plain_size} + {latent.rope_size}"
+    if model.kv_heads != model.heads:
+        yield "kv_heads", f"keys and values unfold for each of the {model.heads} heads"
+    if model.qk_norm:
+        yield "qk_norm", "latents are normalised, and no head after them"
+
+
+def _routing(moe: MoESpec) -> Iterator[Breach]:
+    if moe.top_k > moe.experts:
+        yield "top_k", f"a token cannot visit {moe.top_k} of {moe.experts} experts"
+    elif moe.experts % moe.groups:
+        yield "groups", f"{moe.experts} experts do not share over {moe.groups} groups"
+    elif moe.groups > 1 and moe.group_score == "top2" and moe.experts == moe.groups:
+        yield "groups", "a group is as good as its best two experts, and has one"
+    elif moe.top_groups > moe.groups:
+        yield "top_groups", f"a token cannot choose among {moe.top_groups} of {moe.groups} groups"
+    elif moe.top_k * moe.groups > moe.top_groups * moe.experts:
+        yield "top_k", f"{moe.top_groups} of {moe.groups} groups have fewer than {moe.top_k} experts"
 
 
 def _world(case: Case) -> Iterator[Breach]:

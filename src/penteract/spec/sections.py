@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NewType
 
-from penteract.spec.layout import ContextMethod, Schedule
+from penteract.spec.layout import AttentionBody, ContextMethod, Schedule
 
 Count = NewType("Count", int)  # read from 4096, "1M" (10^6) or "1Mi" (2^20)
 
@@ -42,6 +42,13 @@ class Memory:
 
     recompute: Literal["none", "full"] | tuple[str, ...] = "none"
     bucket_bytes: int = 25 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    """Which body of a word computes it."""
+
+    attention: AttentionBody = "reference"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

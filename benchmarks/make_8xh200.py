@@ -1,0 +1,138 @@
+"""Write what was measured on a node, and on one of its devices when hot, as TOML of the catalogue.
+
+    python benchmarks/make_8xh200.py ceilings_8xh200.json benchmarks/results/sustained_h200.json --date 2026-11-20 \
+        > src/penteract/spec/catalog/hardware/8xh200.toml
+
+The first file holds medians of bursts on eight GPUs at once: products, attention, copies, collectives. The second is
+what `benchmarks/sustained.py` wrote: the rates that one GPU keeps up while power bounds its clock, as it does in a
+training step. Compute is taken from the second; the bursts are written down beside it, for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+MIB = 2**20
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+HEAD_SIZE = {"8b": 128, "1b": 64}
+HEADER = """\
+# Measured curves of 8 x NVIDIA H200 (HGX, NVLink 4). Written by benchmarks/make_8xh200.py; not edited by hand.
+# All are medians: over eight ranks where all measured at once, over rounds where one GPU did.
+"""
+
+
+def hot_products(products: Mapping[str, list[list[float]]]) -> Iterator[str]:
+    yield "\n# Products [m, k]·[k, n] among others that keep the GPU hot: [times, m, n, k, TFLOP/s].\n[gemm]"
+    yield 'basis = "sustained"  # a step is power-bound: no burst lasts'
+    for dtype, rows in products.items():
+        yield f"\n[gemm.{dtype}]\nshapes = ["
+        for times, m, n, k, us in rows:
+            yield f"  [{times}, {m}, {n}, {k}, {2 * times * m * n * k / us / 1e6:.2f}],"
+        yield "]"
+
+
+def hot_attention(rows: list[list[float]]) -> Iterator[str]:
+    yield "\n# Fused causal attention (cuDNN), hot: [FLOPs of the forward, causal half, head size, TFLOP/s forward,"
+    yield "# TFLOP/s backward]; backward is 2.5 times the FLOPs of the forward.\n[attention]"
+    yield 'basis = "sustained"\nshapes = ['
+    for batch, heads, kv_heads, length, size, forward, backward in rows:
+        flops = 2 * batch * heads * length**2 * size
+        rates = f"{flops / forward / 1e6:.2f}, {2.5 * flops / backward / 1e6:.2f}"
+        yield f"  [{flops:.0f}, {size}, {rates}],  # batch {batch}, {heads} heads of {kv_heads}, sequence {length}"
+    yield "]"
+
+
+def memory(rows: Mapping[str, Any], moved: list[list[float]]) -> Iterator[str]:
+    yield "\n# GB/s of device memory, bytes read and written; of pinned host memory with all eight at once, and alone.\n[memory]"
+    for key, name in (("copy", "d2d_copy_2GiB"), ("add", "add_bf16_2GiB"), ("adamw", "adamw_fused_fp32_500M")):
+        yield f"{key} = {rows[name]['gbps']:.1f}"
+    for key in ("h2d", "d2h"):
+        for who in ("all", "one"):
+            yield f"{key}_{who} = {rows[f'{key}_pinned_512MiB_{who}']['gbps']:.2f}"
+    text = ", ".join(f"[{size}, {us:.2f}]" for size, us in moved)
+    yield f"\n# One pointwise kernel, hot: [bytes read and written, microseconds].\n[moved]\npoints = [{text}]"
+
+
+def wires(data: Mapping[str, Any]) -> Iterator[str]:
+    yield "\n# Collectives, called one by one: [bytes of the whole tensor, microseconds] by number of ranks. Below 4 MiB it is"
+    yield "# the host's call that takes the time, not the wire."
+    for kind in KINDS:
+        yield f"\n[collectives.{kind}]"
+        for ranks in (2, 4, 8):
+            points = ((r, v) for r, v in data[kind].items() if r.startswith(f"g{ranks}_"))
+            text = ", ".join(f"[{round(float(r.split('_')[1][:-3]) * MIB)}, {v['ms'] * 1e3:.2f}]" for r, v in points)
+            yield f"{ranks} = [{text}]"
+    yield "\n# Neighbours in pairs, all at once: [bytes, microseconds] one way, and with as much coming back.\n[p2p]"
+    for key, way in (("one_way", "uni"), ("both_ways", "bidir")):
+        points = ((r[len(way) + 1 : -1], v["ms"]) for r, v in data["p2p"].items() if re.fullmatch(rf"{way}_\d+B", r))
+        text = ", ".join(f"[{size}, {ms * 1e3:.2f}]" for size, ms in points)
+        yield f"{key} = [{text}]"
+
+
+def overlap(rows: Mapping[str, Any]) -> Iterator[str]:
+    alone = rows["gemm10_alone"]["ms"]
+    yield "\n# Ten products of 8192^3 beside collectives of 256 MiB on eight ranks, over the ten alone.\n[beside]"
+    yield f"all_gather = {rows['gemm10_while_ag_256MiB']['ms'] / alone:.4f}"
+    yield f"reduce_scatter = {rows['gemm10_while_rs_fp32_256MiB']['ms'] / alone:.4f}"
+
+
+def host(rows: Mapping[str, float]) -> Iterator[str]:
+    yield "\n# Microseconds in which Python issues one op: the mean of a pointwise one and a product.\n[launch]"
+    yield f'basis = "measured"\nmicroseconds = {sum(rows.values()) / len(rows):.2f}'
+
+
+def burst_products(rows: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int, int], float]]:
+    """name, (m, n, k), TFLOP/s of each product that was measured in bursts."""
+    for name, row in rows.items():
+        found = re.fullmatch(r"(\w+_T\d+)_(fwd|dgrad|wgrad)", name)
+        if found:
+            tokens, width, out = rows[f"{found[1]}_fwd"]["mkn"]
+            sizes = {"fwd": (tokens, out, width), "dgrad": (tokens, width, out), "wgrad": (out, width, tokens)}
+            yield name, sizes[found[2]], row["tflops"]
+        elif name == "8192^3_nn":
+            yield name, (8192, 8192, 8192), row["tflops"]
+
+
+def bursts(data: Mapping[str, Any]) -> Iterator[str]:
+    """What is not read when a plan is made: evidence of how far a step stays below."""
+    yield "\n# Bursts of 30 on eight GPUs at once, bf16: [m, n, k, TFLOP/s]. For comparison; no rate is made of them.\n[burst]"
+    yield f"sustained_8192 = {data['gemm_bf16']['8192^3_nn_sustained2s']['tflops']:.2f}  # 8192^3 for 2 s, on eight"
+    yield "gemm = ["
+    for name, (m, n, k), rate in burst_products(data["gemm_bf16"]):
+        yield f"  [{m}, {n}, {k}, {rate:.2f}],  # {name}"
+    yield "]\n# As [attention].shapes\nattention = ["
+    for name, row in data["sdpa"].items():
+        if name.endswith("_cudnn_fwd"):
+            flops, back = row["tflops"] * row["ms"] * 1e9, data["sdpa"][name[:-3] + "bwd"]["tflops"]
+            yield f"  [{flops:.0f}, {HEAD_SIZE[name[:2]]}, {row['tflops']:.2f}, {back:.2f}],  # {name[:-10]}"
+    yield "]"
+
+
+def toml(data: Mapping[str, Any], hot: Mapping[str, Any], date: str) -> str:
+    multicast = "off" if data["env"]["NCCL_NVLS_ENABLE"] == "0" else "on"
+    about = {"device": data["gpu"], "torch": data["torch"], "cuda": data["cuda"], "nccl": data["nccl"],
+             "cudnn": str(data["cudnn"]), "date": date, "date_sustained": hot["date"],
+             "nvls_multicast": multicast, "statistic": "median"}  # fmt: skip
+    lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
+    lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
+    parts = (hot_products(hot["products"]), hot_attention(hot["attention"]), memory(data["hbm"], hot["moved"]),
+             wires(data), overlap(data["overlap"]), host(hot["host_us"]), bursts(data))  # fmt: skip
+    return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ceilings", type=Path, help="the JSON of bursts and collectives on eight GPUs")
+    parser.add_argument("sustained", type=Path, help="the JSON of benchmarks/sustained.py")
+    parser.add_argument("--date", required=True, help="when the first was measured")
+    given = parser.parse_args()
+    print(toml(json.loads(given.ceilings.read_text()), json.loads(given.sustained.read_text()), given.date), end="")
+
+
+if __name__ == "__main__":
+    main()

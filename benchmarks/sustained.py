@@ -1,0 +1,176 @@
+"""What one GPU reaches when it is hot: products, fused attention and pointwise words among products that keep it so.
+
+    python benchmarks/sustained.py --date 2026-11-21 > benchmarks/results/sustained_h200.json
+
+In a training step power bounds the clock, so rates of a burst are not met. Each round fills the queue with about 20 ms
+of large products before each thing that is timed, for as many seconds as asked; what is written is the median over
+rounds, in microseconds. Attention is counted by the FLOPs of its forward, of the causal half. Host times are those of
+issuing one op from Python to a stream that is never full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+Op = Callable[[], Any]
+T, D = 8192, 4096  # tokens and width of an 8B model's layer
+SQUARES = [(1, s, s, s) for s in (512, 1024, 2048, 4096, 8192)]
+LAYERS = [
+    (D, 6144),
+    (D, D),
+    (D, 28672),
+    (14336, D),
+    (D, 128256),
+    (D, 768),
+    (512, D),
+    (D, 3584),
+    (1792, D),
+]  # width, out
+SMALL = [(m, 4096, 4096) for m in (64, 128, 256, 512, 1024, 2048)] + [(T, n, D) for n in (128, 256, 512)]
+SHORT = [(T, D, k) for k in (64, 128, 256)] + [(2048, 1536, 2048), (2048, 2048, 768), (4096, 1024, 1024)]
+BATCHED = [
+    (32, 2048, 2048, 128),
+    (32, 2048, 128, 2048),
+    (128, 512, 512, 128),
+    (16, 2048, 1536, 2048),
+    (16, 512, 1536, 2048),
+]
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp8": torch.bfloat16,
+    "tf32": torch.float32,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+ATTENTION = [  # batch, heads, KV heads, sequence, head size
+    (1, 32, 8, 8192, 128), (1, 16, 4, 8192, 128), (1, 8, 2, 8192, 128), (1, 4, 1, 8192, 128), (2, 32, 8, 4096, 128),
+    (4, 32, 8, 2048, 128), (8, 32, 8, 1024, 128), (1, 32, 8, 2048, 128), (1, 32, 8, 32768, 128), (4, 32, 8, 4096, 64),
+    (1, 32, 8, 4096, 64), (8, 12, 12, 1024, 64), (1, 8, 8, 1024, 64), (1, 8, 8, 1024, 128), (1, 32, 8, 4096, 128),
+]  # fmt: skip
+
+
+def shapes(dtype: str) -> list[tuple[int, int, int, int]]:
+    """times, m, n, k. Of the slow dtypes only squares."""
+    if dtype in ("fp32", "fp64"):
+        return [*SQUARES[:4], (1, 2048, 4096, 512), (1, 4096, 512, 4096), (1, 512, 4096, 4096)]
+    thrice = [s for w, o in LAYERS for s in ((1, T, o, w), (1, T, w, o), (1, o, w, T))]
+    rest = [(1, *s) for s in SMALL + SHORT] + (BATCHED if dtype == "bf16" else [])
+    return SQUARES + thrice + [s for s in rest if dtype != "fp8" or s[3] % 16 == 0]
+
+
+def product(dtype: str, times: int, m: int, n: int, k: int) -> Op:
+    kind = DTYPES[dtype]
+    a, b = torch.randn(times, m, k, device="cuda", dtype=kind), torch.randn(times, n, k, device="cuda", dtype=kind)
+    out = torch.empty(times, m, n, device="cuda", dtype=kind)
+    if times > 1:
+        return lambda: torch.bmm(a, b.transpose(1, 2), out=out)
+    if dtype != "fp8":
+        return lambda: torch.mm(a[0], b[0].t(), out=out[0])
+    x, y, one = a[0].to(torch.float8_e4m3fn), b[0].to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+    return lambda: torch._scaled_mm(x, y.t(), one, one, out_dtype=kind, use_fast_accum=True)
+
+
+def attention(batch: int, heads: int, kv_heads: int, length: int, size: int) -> tuple[Op, Op]:
+    q, k, v = (torch.randn(batch, h, length, size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+               for h in (heads, kv_heads, kv_heads))  # fmt: skip
+
+    def forward() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
+
+    out = forward()
+    slope = torch.randn_like(out)
+    return forward, lambda: torch.autograd.grad(out, (q, k, v), slope, retain_graph=True)
+
+
+def hot(ops: list[Op], filler: Op, seconds: float) -> list[float]:
+    """Microseconds of each op: medians over rounds."""
+    rounds: list[list[float]] = [[] for _ in ops]
+    for op in (filler, *ops):
+        op()
+    torch.cuda.synchronize()
+    fill = max(1, round(20 / timed([filler], filler, 0)[0]))
+    repeat = [max(1, min(20, round(8 / max(ms, 1e-3)))) for ms in timed(ops, filler, 0)]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or len(rounds[0]) < 3:
+        for i, ms in enumerate(timed(ops, filler, fill, repeat)):
+            rounds[i].append(ms * 1e3)
+    return [statistics.median(r) for r in rounds]
+
+
+def timed(ops: list[Op], filler: Op, fill: int, repeat: list[int] | None = None) -> list[float]:
+    """Milliseconds of each op once."""
+    marks = []
+    for op, times in zip(ops, repeat or [2] * len(ops), strict=True):
+        for _ in range(fill):
+            filler()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(times):
+            op()
+        end.record()
+        marks.append((start, end, times))
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / times for start, end, times in marks]
+
+
+def host(op: Op, times: int = 1000) -> float:
+    """Microseconds in which Python issues `op`, while the stream keeps up."""
+    found = []
+    for _ in range(9):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(times):
+            op()
+        found.append((time.perf_counter() - start) / times * 1e6)
+    return statistics.median(found)
+
+
+def pointwise() -> Iterator[tuple[int, Op]]:
+    """Bytes read and written; out = x + y in bf16."""
+    for power in (12, 18, 20, 22, 23, 24, 25, 26, 28, 29):
+        x = torch.zeros(2**power // 2, device="cuda", dtype=torch.bfloat16)
+        out, y = torch.empty_like(x), torch.ones_like(x)
+        yield 3 * 2**power, lambda x=x, y=y, out=out: torch.add(x, y, out=out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--date", required=True)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each kind of work")
+    given = parser.parse_args()
+    told: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
+                            "cudnn": torch.backends.cudnn.version(), "date": given.date}  # fmt: skip
+    x, out = (torch.randn(128, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    told["host_us"] = {"add": host(lambda: torch.add(x, x, out=out)), "mm": host(lambda: torch.mm(x, x, out=out))}
+    filler, bytes_and_ops = product("bf16", 1, 8192, 8192, 8192), list(pointwise())
+    found = hot([op for _, op in bytes_and_ops], filler, given.seconds / 4)
+    told["moved"] = [[size, us] for (size, _), us in zip(bytes_and_ops, found, strict=True)]
+    del bytes_and_ops
+    pairs = [attention(*shape) for shape in ATTENTION]
+    found = hot([op for pair in pairs for op in pair], filler, given.seconds / 2)
+    told["attention"] = [[*s, found[2 * i], found[2 * i + 1]] for i, s in enumerate(ATTENTION)]
+    del pairs
+    told["products"] = {}
+    for dtype in DTYPES:
+        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+        ops = [product(dtype, *shape) for shape in shapes(dtype)]
+        largest = (
+            product(dtype, 1, 4096, 4096, 4096) if dtype in ("fp32", "fp64") else product(dtype, 1, 8192, 8192, 8192)
+        )
+        found = hot(ops, largest, given.seconds)
+        told["products"][dtype] = [[*shape, us] for shape, us in zip(shapes(dtype), found, strict=True)]
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

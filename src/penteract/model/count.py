@@ -1,0 +1,74 @@
+"""How many parameters a model has: read off the recorded program, so that there is no second list of its matrices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+
+from penteract.model.decoder import part
+from penteract.ops.bodies import BODIES
+from penteract.ops.do import Do
+from penteract.ops.spec import size
+from penteract.ops.tape import Site
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """Elements of a model's parameters.
+
+    `total`      each once, a tied table too
+    `active`     those that one token visits: all but the experts that it is not sent to
+    `embedding`  in tables that are looked up
+    `matmul`     in matrix products with one token, which takes 2·matmul FLOPs forward. A tied table is in as the head,
+                 a matrix that serves twice counts twice, an expert that is not visited not at all
+    """
+
+    total: int
+    active: int
+    embedding: int
+    matmul: int
+
+
+def parameters(m: ModelSpec) -> Counts:
+    """Count by recording one layer of each kind, whatever the depth, and multiplying."""
+    alike: Counter[int] = Counter()  # the first layer of each kind -> how many there are
+    first: dict[bool, int] = {}
+    for layer in range(m.layers):
+        alike[first.setdefault(m.has_experts(layer), layer)] += 1
+    do = Do(Mesh(Layout()))
+    part(do, m, sorted(alike), 1, first=True, last=True)
+    return count(do, m, alike)
+
+
+def count(do: Do, m: ModelSpec, alike: Counter[int]) -> Counts:
+    """Count what `do` recorded for one token and one rank. Layer i stands for `alike[i]` layers; others for themselves.
+
+    A word's first parameter is its matrix, where it has one.
+    """
+    times: dict[str, int] = {}
+    products: Counter[str] = Counter()  # parameter -> multiply-adds of one token with it
+    tables: set[str] = set()
+    for site in (op.site for op in do.tape.ops if op.site.params):
+        times |= dict.fromkeys(site.params, alike[site.layer] or 1)
+        products[site.params[0]] += _multiply_adds(site, m)
+        if site.word == "embedding":
+            tables.add(site.params[0])
+    sizes = {name: prod(do.params[name].shape) for name in times}
+    visited = {name: min(n, products[name] or n) for name, n in sizes.items()}
+    return Counts(
+        total=sum(times[name] * n for name, n in sizes.items()),
+        active=sum(times[name] * n for name, n in visited.items()),
+        embedding=sum(sizes[name] for name in tables),
+        matmul=sum(times[name] * n for name, n in products.items()),
+    )
+
+
+def _multiply_adds(site: Site, m: ModelSpec) -> int:
+    """Of one token in a word's forward; among the experts it is as many copies as it visits experts."""
+    copies = m.moe.top_k if m.moe else 1
+    ins = [tuple(size(dim, lambda _: copies) for dim in spec.shape) for spec in site.ins]
+    return BODIES[site.word].flops("forward", ins, site.weights, site.attrs) // 2
