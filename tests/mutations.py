@@ -14,12 +14,14 @@ from layouts import Subject
 from penteract.engine import feed
 from penteract.engine.comm.comm import Comm, Flight
 from penteract.engine.run import Run
+from penteract.engine.state import Flat
 from penteract.estimate import price as price_module
 from penteract.estimate.load import Balanced
 from penteract.ops.bodies import BODIES
 from penteract.ops.lower import Instruction
 from penteract.ops.spec import WIDTHS
 from penteract.parallel import data
+from penteract.parallel.data import Bucket
 from penteract.step.program import compile_step
 
 # ---- wrong rules of the price ------------------------------------------------------------------------------------
@@ -41,7 +43,8 @@ def statistics_counted_in_half_width(s: Subject) -> None:
 
 
 def routing_taken_for_balanced(s: Subject) -> None:
-    s.patches.enter_context(patch.object(layouts, "Recorded", lambda rows: Balanced.of(s.priced)))
+    balanced = Balanced.of(s.priced.model, s.priced.layout, s.priced.sequence_length)
+    s.patches.enter_context(patch.object(layouts, "Recorded", lambda rows: balanced))
 
 
 # ---- a wrong rule that price and run share -----------------------------------------------------------------------
@@ -134,6 +137,38 @@ def ring_turned_round(s: Subject) -> None:
         return real(self, group, ranks[::-1], x, y)
 
     s.patches.enter_context(patch.object(Comm, "_shift", shift))
+
+
+# ---- shards ------------------------------------------------------------------------------------------------------
+
+
+def shards_of_the_next_holder(s: Subject) -> None:
+    """Each rank takes its neighbour's part of a bucket for its own."""
+
+    def shard(self: Bucket, rank: int) -> range:
+        at = (self.holders.index(rank) + 1) % self.shards * self.shard_size
+        return range(at, at + self.shard_size)
+
+    s.patches.enter_context(patch.object(Bucket, "shard", shard))
+
+
+def first_shard_gathered(s: Subject) -> None:
+    first = property(lambda flat: flat.parameter[: len(flat.shard)])
+    s.patches.enter_context(patch.object(Flat, "own_parameter", first))
+
+
+def shards_not_gathered(s: Subject) -> None:
+    s.patches.enter_context(patch.object(Run, "gather", lambda self, bucket: None))
+
+
+def shards_summed_by_all(s: Subject) -> None:
+    """An all-reduce where a reduce-scatter would do."""
+
+    def everywhere(self: Run, bucket: int) -> None:
+        flat = self.state.flats[bucket]
+        self.reducing[bucket] = self.comm.sum(flat.bucket.holders, flat.gradient)
+
+    s.patches.enter_context(patch.object(Run, "reduce", everywhere))
 
 
 # ---- bodies and registers ----------------------------------------------------------------------------------------

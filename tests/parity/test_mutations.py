@@ -22,6 +22,7 @@ GATHER = Case(DENSE, Layout(cp=2))
 RING = Case(DENSE, Layout(cp=4, context_method="ring"))
 PP = Case(DENSE, Layout(pp=2, gradient_accumulation_steps=2))
 EP = Case(EXPERTS, Layout(dp=2, ep=2))
+ZERO = Case(DENSE, Layout(dp=2, zero=1))
 
 FAULTS: list[tuple[Mutation, Case, set[str]]] = [
     (m.gathers_counted_by_their_input, TP, {"wires"}),
@@ -37,6 +38,10 @@ FAULTS: list[tuple[Mutation, Case, set[str]]] = [
     (m.gather_doubled, TP, {"wires"}),
     (m.scatter_dropped, GATHER, {"values", "wires"}),
     (m.ring_turned_round, RING, {"values", "wires"}),
+    (m.shards_of_the_next_holder, ZERO, {"values"}),
+    (m.first_shard_gathered, ZERO, {"values"}),
+    (m.shards_not_gathered, ZERO, {"wires"}),
+    (m.shards_summed_by_all, ZERO, {"wires"}),
     (m.weight_gradient_doubled, PP, {"values"}),
     (m.last_micro_batch_wins, PP, {"values"}),
     (m.gradient_never_written, ONE, {"values"}),
@@ -45,14 +50,14 @@ FAULTS: list[tuple[Mutation, Case, set[str]]] = [
     (m.choices_not_tallied, EP, {"routing"}),
     (m.register_never_freed, ONE, {"kept"}),
 ]
-CASES = [ONE, DP, TP, DP_TP, GATHER, RING, PP, EP]
+CASES = [ONE, DP, TP, DP_TP, GATHER, RING, PP, EP, ZERO]
 
 
 def red(pool: Pool, case: Case, mutation: Mutation | None = None) -> set[str]:
     return set().union(*(v.red for v in pool.run(run_case, case, mutation) if v is not None))
 
 
-@pytest.mark.parametrize("case", CASES, ids=["one", "dp", "tp", "dp-tp", "gather", "ring", "pp", "ep"])
+@pytest.mark.parametrize("case", CASES, ids=["one", "dp", "tp", "dp-tp", "gather", "ring", "pp", "ep", "zero"])
 def test_without_a_fault_all_is_green(pool: Pool, case: Case) -> None:
     assert red(pool, case) == set()
 

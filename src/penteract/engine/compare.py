@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch.distributed as dist
 from penteract.engine import checkpoint
 from penteract.engine.metrics import read_metrics
 from penteract.engine.rank import Rank
-from penteract.engine.saved import gradient_slices
+from penteract.engine.saved import slices
+from penteract.engine.state import Piece
 from penteract.engine.trainer import Trainer
 from penteract.errors import BadInput
 from penteract.units import MIB
@@ -29,46 +30,36 @@ def save_gradients(trainer: Trainer, folder: Path, rank: Rank) -> bool:
     size = sum(math.prod(q.shape) for q in trainer.program.everything) * trainer.program.widths["stat"]
     if size > LARGEST:
         return False
-    slices = gradient_slices(trainer.program, trainer.state, _Unclipped(trainer))
     checkpoint.save(
-        folder / _WHERE, 1, slices, {"step": 1}, rank=rank.number, world=rank.world, barrier=rank.barrier, keep=1
-    )
+        folder / _WHERE, 1, slices(trainer.program, _unclipped(trainer)), {"step": 1},
+        rank=rank.number, world=rank.world, barrier=rank.barrier, keep=1,
+    )  # fmt: skip
     return True
 
 
-class _Unclipped(Mapping[str, torch.Tensor]):
-    """Gradients as they were before clipping scaled them in place, one at a time."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        assert trainer.run.optimizer is not None
-        self.scale = trainer.run.optimizer.clipping(trainer.run.totals[0])
-        self.clipped = trainer.state.gradients
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self.clipped[name] / self.scale.to(self.clipped[name].dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.clipped)
-
-    def __len__(self) -> int:
-        return len(self.clipped)
+def _unclipped(trainer: Trainer) -> Iterator[Piece]:
+    """Gradients as they were before clipping scaled them in place: where this rank has their sum, one at a time."""
+    assert trainer.run.optimizer is not None
+    scale = trainer.run.optimizer.clipping(trainer.run.totals[0])
+    for piece in trainer.state.pieces("gradient"):
+        yield replace(piece, values=piece.values / scale.to(piece.values.dtype))
 
 
 def load_gradients(trainer: Trainer, folder: Path, rank: Rank) -> float:
     """The largest difference to another run's step-1 gradients, each relative to its parameter's largest element."""
     p = trainer.program
-    theirs = {n: torch.empty_like(g) for n, g in trainer.state.gradients.items()}
+    theirs = [replace(g, values=torch.empty_like(g.values)) for g in trainer.state.pieces("gradient")]
     try:
-        checkpoint.load(checkpoint.latest(folder / _WHERE), list(gradient_slices(p, trainer.state, theirs)))
+        checkpoint.load(checkpoint.latest(folder / _WHERE), slices(p, theirs))
     except (OSError, BadInput) as e:
         raise BadInput("COMPARE", "that run kept no gradients, or another model's", where="--compare", found=folder,
                        fix="train the first run again with the same model and precision") from e  # fmt: skip
-    ours, names = _Unclipped(trainer), [q.name for q in p.everything]
-    rows = torch.zeros(2, len(names), dtype=torch.float64)  # differences, largest elements
-    for i, name in enumerate(names):
-        if name in ours:
-            rows[0, i] = (ours[name] - theirs[name]).abs().max()
-            rows[1, i] = theirs[name].abs().max()
+    number = {q.name: i for i, q in enumerate(p.everything)}
+    rows = torch.zeros(2, len(number), dtype=torch.float64)  # differences, largest elements
+    for our, their in zip(_unclipped(trainer), theirs, strict=True):
+        i = number[our.param.name]
+        rows[0, i] = (our.values - their.values).abs().max()
+        rows[1, i] = their.values.abs().max()
     if rank.world > 1:
         dist.all_reduce(rows, dist.ReduceOp.MAX)
     return float((rows[0] / rows[1].clamp(min=1e-30)).max())

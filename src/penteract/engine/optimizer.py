@@ -28,12 +28,12 @@ class AdamW:
         self.step = torch.ones((), dtype=torch.float64, device=self.device)  # the one now taken, from 1
 
     def update(self, flat: Flat, squared_norm: torch.Tensor) -> None:
-        """One step of a bucket's parameters, in place but for one temporary of its size.
+        """One step of a shard's parameters, in place but for one temporary of its size.
 
         Where the norm is not finite, on the device: the gradient counts as zero and every factor as one, so that
         parameters and moments stay what they were.
         """
-        s, g = self.spec, flat.gradient
+        s, g = self.spec, flat.own_gradient
         dtype = g.dtype
         good = squared_norm.isfinite().to(dtype)
         g.nan_to_num_(0.0, 0.0, 0.0).mul_(self.clipping(squared_norm).nan_to_num(0.0))
@@ -45,8 +45,7 @@ class AdamW:
         if flat.bucket.decay:
             flat.master.mul_(1 - good * (self.rate * s.weight_decay).to(dtype))
         flat.master.sub_(torch.div(flat.mean, divisor, out=divisor).mul_(good * (self.rate / bias1).to(dtype)))
-        if flat.master is not flat.parameter:
-            flat.parameter.copy_(flat.master)
+        flat.follow()
 
     def clipping(self, squared_norm: torch.Tensor) -> torch.Tensor:
         """What gradients are multiplied with, [], at most one."""

@@ -37,10 +37,11 @@ class Run:
     on_action: Callable[[str], None] | None = None
     env: Env = field(init=False)
     batches: list[Batch] = field(default_factory=list[Batch])
-    counts: torch.Tensor = field(init=False)  # target tokens of the step
+    counts: torch.Tensor = field(init=False)  # targets of the step, for each term that is a mean over them
     registers: dict[tuple[Slot, int], Any] = field(default_factory=dict[tuple[Slot, int], Any])
     flights: dict[tuple[Slot, int], Flight] = field(default_factory=dict[tuple[Slot, int], Flight])
     reducing: dict[int, Flight | None] = field(default_factory=dict[int, "Flight | None"])
+    gathering: list[Flight] = field(default_factory=list[Flight])
     written: set[str] = field(default_factory=set[str])
     received: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     totals: torch.Tensor = field(init=False)  # squared gradient norm, the loss terms, ranks that were asked to stop
@@ -51,7 +52,7 @@ class Run:
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies)
         self.totals = torch.zeros(2 + len(self.p.losses), dtype=stat, device=device)
         self.stop = torch.zeros((), dtype=stat, device=device)
-        self.counts = torch.zeros((), dtype=torch.int64, device=device)
+        self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
         for i, name in enumerate(self.p.losses):
             self.env.scale[name] = torch.ones((), dtype=stat, device=device)
             self.env.losses[name] = self.totals[1 + i]
@@ -67,7 +68,10 @@ class Run:
         for tally in self.state.tallies.values():
             tally.zero_()
         self.comm.finish(self.comm.sum(self._ranks("dp"), self.counts))
-        self.env.scale["cross_entropy"].copy_(1 / self.counts.clamp(min=1).to(self.totals.dtype))
+        means = 1 / self.counts.clamp(min=1).to(self.totals.dtype)
+        self.env.scale["cross_entropy"].copy_(means[0])
+        if "predict_ahead" in self.env.scale:
+            self.env.scale["predict_ahead"].copy_(self.p.model.predict_ahead_coefficient * means[1])
         if "balance" in self.env.scale and self.p.model.moe is not None:
             self.env.scale["balance"].fill_(self.p.model.moe.balance_coefficient / self.p.layout.global_batch_size)
 
@@ -114,7 +118,12 @@ class Run:
 
     def reduce(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
-        self.reducing[bucket] = self.comm.sum(flat.bucket.holders, flat.gradient)
+        if flat.bucket.shards > 1:  # in place: the rest of the buffer is of no use then
+            self.reducing[bucket] = self.comm.start(
+                "reduce_scatter", flat.bucket.holders, flat.gradient, flat.own_gradient, {}
+            )
+        else:
+            self.reducing[bucket] = self.comm.sum(flat.bucket.holders, flat.gradient)
 
     def after(self, action: Compute | Woven | Exchange) -> None:
         if self.on_action is not None:
@@ -126,8 +135,8 @@ class Run:
         self.reducing.clear()
         self._sum_tallies()
         for flat in self.state.flats:
-            if flat.bucket.holders[0] == self.p.rank:  # every element is counted by one rank
-                self.totals[0].add_(flat.gradient.dot(flat.gradient))
+            if flat.bucket.shards > 1 or flat.bucket.holders[0] == self.p.rank:  # one rank counts each element
+                self.totals[0].add_(flat.own_gradient.dot(flat.own_gradient))
         self.collect()
 
     def collect(self) -> None:
@@ -138,7 +147,20 @@ class Run:
         if self.optimizer is not None:
             self.optimizer.update(self.state.flats[bucket], self.totals[0])
 
+    def gather(self, bucket: int) -> None:
+        flat = self.state.flats[bucket]
+        if flat.bucket.shards > 1:
+            flight = self.comm.start("all_gather", flat.bucket.holders, flat.own_parameter, flat.parameter, {})
+            self.gathering.append(flight)
+
+    def land(self) -> None:
+        """Wait for what was gathered."""
+        for flight in self.gathering:
+            self.comm.finish(flight)
+        self.gathering.clear()
+
     def end(self) -> None:
+        self.land()
         if self.optimizer is not None:
             self.optimizer.end(self.p, self.state)
 

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from math import prod
 
-import torch
-
-from penteract.engine.checkpoint import Slice
-from penteract.engine.state import State
+from penteract.engine.checkpoint import Slice, rectangles
+from penteract.engine.run import Run
+from penteract.engine.state import Piece, State
 from penteract.step.program import Program
 
-# Suffix of a parameter's other tensors -> the flat buffer they are views of.
+# Suffix of a parameter's other tensors -> the buffer that shards have of it.
 KINDS = {"": "master", "/mean": "mean", "/square": "square"}
 
 
 def state_slices(p: Program, state: State) -> Iterator[Slice]:
     """Parameters and both moments as rectangles of global tensors, and routers' biases."""
     for suffix, kind in KINDS.items():
-        yield from _slices(p, state.views(kind), suffix)
+        yield from slices(p, state.pieces(kind), suffix)
     first = p.mesh.group("stage", p.rank)[0] == p.rank
     for name, bias in state.biases.items():
         yield Slice(f"{name}/bias", tuple(bias.shape), (0,), bias, first)
 
 
-def gradient_slices(p: Program, state: State, into: Mapping[str, torch.Tensor] | None = None) -> Iterator[Slice]:
-    """Gradients likewise; `into`: buffers of the same shapes to load into instead."""
-    return _slices(p, into if into is not None else state.gradients, "")
-
-
-def _slices(p: Program, tensors: Mapping[str, torch.Tensor], suffix: str) -> Iterator[Slice]:
-    holders = {q.name: b.holders for b in p.buckets for q in b.params}
+def slices(p: Program, pieces: Iterable[Piece], suffix: str = "") -> Iterator[Slice]:
+    """Pieces of local rectangles as rectangles of global tensors; each element has one writer."""
+    bucket_of = {q.name: b for b in p.buckets for q in b.params}
     number = {q.name: i for i, q in enumerate(p.everything)}
-    for q in p.params:
-        # All holders have the same bytes; they take turns at writing them.
-        writer = holders[q.name][number[q.name] % len(holders[q.name])]
-        yield Slice(q.name + suffix, q.shape, q.offset(p.mesh, p.rank), tensors[q.name], writer == p.rank)
+    for piece in pieces:
+        q, bucket = piece.param, bucket_of[piece.param.name]
+        # Where holders have no shards of their own, all have the same bytes: they take turns at writing them.
+        turn = bucket.holders[number[q.name] % len(bucket.holders)]
+        owner = bucket.shards > 1 or turn == p.rank
+        origin, at = q.offset(p.mesh, p.rank), 0
+        for offset, size in rectangles(q.local_shape(p.mesh), piece.begin, piece.begin + len(piece.values)):
+            there = tuple(o + i for o, i in zip(origin, offset, strict=True))
+            part = piece.values[at : at + prod(size)].view(size)
+            yield Slice(q.name + suffix, q.shape, there, part, owner)
+            at += prod(size)
 
 
-def after_load(state: State) -> None:
-    """Parameters follow their masters."""
-    for flat in state.flats:
-        if flat.master is not flat.parameter:
-            flat.parameter.copy_(flat.master)
+def after_load(run: Run) -> None:
+    """Parameters follow their masters, on all holders. Called by every rank."""
+    for b, flat in enumerate(run.state.flats):
+        flat.follow()
+        run.gather(b)
+    run.land()

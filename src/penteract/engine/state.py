@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -15,16 +17,44 @@ COMPUTE = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 STAT = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements of one parameter's local rectangle, read row by row: those from `begin` on, [n]."""
+
+    param: Param
+    begin: int
+    values: torch.Tensor
+
+
 @dataclass(slots=True)
 class Flat:
-    """One bucket's buffers. `master`: the parameter in full precision, or `parameter` itself where that is full."""
+    """One bucket's buffers: parameters and gradients of all of it, and of this rank's shard what the optimizer keeps.
+
+    `master`: the shard in full precision; a view of `parameter` where that is full.
+    """
 
     bucket: Bucket
-    parameter: torch.Tensor
-    gradient: torch.Tensor
-    master: torch.Tensor
+    shard: range  # of the bucket's elements
+    parameter: torch.Tensor  # [size]
+    gradient: torch.Tensor  # [size]; once it is reduced, valid in the shard alone
+    master: torch.Tensor  # [shard_size]
     mean: torch.Tensor  # AdamW's first moment
     square: torch.Tensor  # and second
+
+    @property
+    def own_parameter(self) -> torch.Tensor:
+        """The shard of `parameter`, a view."""
+        return self.parameter[self.shard.start : self.shard.stop]
+
+    @property
+    def own_gradient(self) -> torch.Tensor:
+        """The shard of `gradient`, a view."""
+        return self.gradient[self.shard.start : self.shard.stop]
+
+    def follow(self) -> None:
+        """The shard's parameters are its masters, rounded."""
+        if self.master.dtype != self.parameter.dtype:
+            self.own_parameter.copy_(self.master)
 
 
 @dataclass(slots=True)
@@ -35,19 +65,15 @@ class State:
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
-    def views(self, kind: str) -> dict[str, torch.Tensor]:
-        """`parameter`, `gradient`, `master`, `mean` or `square` of every parameter, by name."""
-        out: dict[str, torch.Tensor] = {}
+    def pieces(self, kind: Literal["gradient", "master", "mean", "square"]) -> Iterator[Piece]:
+        """What this rank's shards hold of every parameter, as views; of some they hold nothing."""
         for flat in self.flats:
-            out |= _cut(flat.bucket, getattr(flat, kind), self.parameters)
-        return out
-
-
-def _cut(bucket: Bucket, buffer: torch.Tensor, like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {
-        q.name: buffer[at : at + like[q.name].numel()].view(like[q.name].shape)
-        for q, at in zip(bucket.params, bucket.offsets, strict=True)
-    }
+            own = flat.own_gradient if kind == "gradient" else getattr(flat, kind)
+            for q, at in zip(flat.bucket.params, flat.bucket.offsets, strict=True):
+                begin = max(at, flat.shard.start)
+                end = min(at + self.parameters[q.name].numel(), flat.shard.stop)
+                if begin < end:
+                    yield Piece(q, begin - at, own[begin - flat.shard.start : end - flat.shard.start])
 
 
 def allocate(p: Program, device: torch.device) -> State:
@@ -55,10 +81,12 @@ def allocate(p: Program, device: torch.device) -> State:
     compute, stat = COMPUTE[p.precision], STAT[p.precision]
     state = State([])
     for b in p.buckets:
+        shard = b.shard(p.rank)
         parameter = torch.zeros(b.size, dtype=compute, device=device)
-        gradient, mean, square = (torch.zeros(b.size, dtype=stat, device=device) for _ in range(3))
-        master = parameter if compute == stat else torch.zeros_like(gradient)
-        state.flats.append(Flat(b, parameter, gradient, master, mean, square))
+        gradient = torch.zeros(b.size, dtype=stat, device=device)
+        mean, square = (torch.zeros(b.shard_size, dtype=stat, device=device) for _ in range(2))
+        master = parameter[shard.start : shard.stop] if compute == stat else torch.zeros_like(mean)
+        state.flats.append(Flat(b, shard, parameter, gradient, master, mean, square))
         for q, at in zip(b.params, b.offsets, strict=True):
             shape = q.local_shape(p.mesh)
             state.parameters[q.name] = parameter[at : at + q.numel(p.mesh)].view(shape)
@@ -72,12 +100,16 @@ def allocate(p: Program, device: torch.device) -> State:
 
 def initialise(p: Program, state: State, seed: int) -> None:
     """Fill parameters: each a function of (seed, name) alone, so every layout starts from the same model."""
-    masters = state.views("master")
-    for flat in state.flats:
-        for q in flat.bucket.params:
-            masters[q.name].copy_(_piece(p, q, seed))
-        if flat.master is not flat.parameter:
-            flat.parameter.copy_(flat.master)
+    fill(state, ((q, _piece(p, q, seed)) for q in p.params))
+
+
+def fill(state: State, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
+    """Set parameters, and masters in full precision, from each one's whole local rectangle, one at a time."""
+    masters = {piece.param.name: piece for piece in state.pieces("master")}
+    for q, value in whole:
+        state.parameters[q.name].copy_(value)
+        if (mine := masters.get(q.name)) is not None:
+            mine.values.copy_(value.reshape(-1)[mine.begin : mine.begin + len(mine.values)])
 
 
 def _piece(p: Program, q: Param, seed: int) -> torch.Tensor:

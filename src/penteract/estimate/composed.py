@@ -110,10 +110,11 @@ class Composer:
         chains = self.stage_chains(layout.stages)
         return tuple(chains[c * layout.pp + pp_rank] for c in range(layout.vpp))
 
-    def placed(self, layout: Layout, pp_rank: int) -> list[tuple[Kind, tuple[Param, ...]]]:
+    def placed(self, layout: Layout, pp_rank: int, *, named: bool = True) -> list[tuple[Kind, tuple[Param, ...]]]:
         """The pieces of a rank, one by one in the order of forward, with the parameters that each is first to use.
 
-        A layer's have names of their own: those of the layer that was recorded, behind its place here.
+        A layer's have names of their own: those of the layer that was recorded, behind its place here. Not `named`,
+        equal layers show the same.
         """
         out: list[tuple[Kind, tuple[Param, ...]]] = []
         seen, ends = sight(layout), set[str]()
@@ -125,12 +126,15 @@ class Composer:
                     ends |= {p.name for p in params}
                 else:
                     at = len(out)
-                    out += [(kind, tuple(replace(p, name=f"{at + i}/{p.name}") for p in params)) for i in range(n)]
+                    out += [
+                        (kind, tuple(replace(p, name=f"{at + i}/{p.name}") for p in params) if named else params)
+                        for i in range(n)
+                    ]
         return out
 
-    def buckets(self, layout: Layout, pp_rank: int) -> tuple[Bucket, ...]:
+    def buckets(self, layout: Layout, pp_rank: int, *, named: bool = False) -> tuple[Bucket, ...]:
         """The buckets of a rank."""
-        params = [p for _, some in self.placed(layout, pp_rank) for p in some]
+        params = [p for _, some in self.placed(layout, pp_rank, named=named) for p in some]
         mesh, where = Mesh(layout), homes(self.model, layout, {p.name: pp_rank for p in params})
         rank = mesh.ranks(range(pp_rank, pp_rank + 1), range(1), range(1))[0]
         return buckets(reversed(params), where, mesh, rank, self.widths["stat"])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
 from penteract.estimate.load import Balanced, Load
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import body_of
 from penteract.ops.collectives import counted
-from penteract.ops.spec import Spec, size
+from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
+from penteract.parallel.data import Bucket
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot
@@ -25,6 +26,7 @@ Wire = tuple[str, tuple[int, ...]]  # collective, the ranks of its group
 class Price:
     """What a step takes on one rank. All of it is exact: counted from the program.
 
+    `wires`     bytes on every wire; `seams`: those of them that the network's own collectives put there
     `resident`  bytes by kind that stay from step to step; `peak` is the most alive at once beside them
     `kept`      bytes alive after each action, in the order of the walk
     `routed`    the most that registers of routed size take, outside the arena; modelled where the load is
@@ -32,6 +34,7 @@ class Price:
     """
 
     wires: Counter[Wire] = field(default_factory=Counter[Wire])
+    seams: Counter[Wire] = field(default_factory=Counter[Wire])
     flops: Counter[str] = field(default_factory=Counter[str])
     resident: dict[str, Bytes] = field(default_factory=dict[str, Bytes])
     kept: list[tuple[str, Bytes]] = field(default_factory=list[tuple[str, Bytes]])
@@ -70,7 +73,7 @@ class _Pricing:
     # ---- the walk --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self._reduce_over("dp", self.p.widths["index"])
+        self._reduce_over("dp", len(self.p.means) * self.p.widths["index"])
 
     def call(self, slot: Slot, call: Call) -> None:
         site, specs = call.site, self.p.chunks[slot[0]].specs
@@ -80,10 +83,12 @@ class _Pricing:
             self._hold(slot, r, self._bytes(specs[r], slot))
         if call.phase == "start":
             wire = counted(site.word, site.ins[0], site.outs[0])
-            self._wire(site.word, self.p.mesh.group(str(site.attrs["axis"]), self.p.rank), self._bytes(wire, slot))
+            group, amount = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank), self._bytes(wire, slot)
+            self.price.seams[site.word, group] += amount
+            self._wire(site.word, group, amount)
             return
         ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
-        body = BODIES[site.word]
+        body = body_of(site.word, self.p.layout)
         self.price.flops[call.phase] += body.flops(call.phase, ins, site.weights, site.attrs)
         self._note(body.workspace(call.phase, ins, site.weights, site.attrs, self.p.widths), site)
 
@@ -106,8 +111,10 @@ class _Pricing:
 
     def reduce(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
-        if len(b.holders) > 1:
-            self.price.wires["all_reduce", b.holders] += b.size * self.p.widths["stat"]
+        if b.shards > 1:
+            self._bucket_wire("reduce_scatter", b, Spec((b.size,), "stat"), Spec((b.shard_size,), "stat"))
+        elif len(b.holders) > 1:
+            self._bucket_wire("all_reduce", b, Spec((b.size,), "stat"), Spec((b.size,), "stat"))
 
     def after(self, action: Compute | Woven | Exchange) -> None:
         self.price.kept.append((str(action), self.now))
@@ -118,8 +125,13 @@ class _Pricing:
         self._reduce_over("world", (2 + len(self.p.losses)) * self.p.widths["stat"])
 
     def update(self, bucket: int) -> None:
-        """AdamW works in place but for one temporary of the bucket's size."""
-        self._note(self.p.buckets[bucket].size * self.p.widths["stat"], None)
+        """AdamW works in place but for one temporary of the shard's size."""
+        self._note(self.p.buckets[bucket].shard_size * self.p.widths["stat"], None)
+
+    def gather(self, bucket: int) -> None:
+        b = self.p.buckets[bucket]
+        if b.shards > 1:
+            self._bucket_wire("all_gather", b, Spec((b.shard_size,)), Spec((b.size,)))
 
     def end(self) -> None:
         assert not self.alive, "registers outlive the step"
@@ -140,6 +152,10 @@ class _Pricing:
             self.price.wires["recv", (self.p.rank, group[me - 1])] += amount
         else:
             self.price.wires[kind, group] += amount
+
+    def _bucket_wire(self, kind: str, b: Bucket, x: Spec, y: Spec) -> None:
+        wire = counted(kind, x, y)
+        self.price.wires[kind, b.holders] += wire.numel() * self.p.widths[wire.role]
 
     def _hold(self, slot: Slot, register: int, amount: Bytes) -> None:
         self.alive[slot, register] = amount
@@ -162,7 +178,7 @@ class _Pricing:
 
 def price(p: Program, load: Load | None = None) -> Price:
     """Price a compiled step. `load`: how tokens spread over experts, balanced by default."""
-    reading = _Pricing(p, load or Balanced.of(p))
+    reading = _Pricing(p, load or Balanced.of(p.model, p.layout, p.sequence_length))
     walk(p, reading)
     reading.price.resident = resident(p)
     reading.price.arena = plan_arena(p).size
@@ -171,16 +187,24 @@ def price(p: Program, load: Load | None = None) -> Price:
 
 def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
-    n, w = sum(b.size for b in p.buckets), p.widths
-    master = n * w["stat"] if w["compute"] < w["stat"] else 0
-    kinds = {"parameters": n * w["compute"], "gradients": n * w["stat"], "optimizer": 2 * n * w["stat"] + master}
-    return kinds | {"data": sum(_data(p))}
-
-
-def _data(p: Program) -> Iterator[Bytes]:
-    """Micro-batches of the step, and token indices that never change."""
-    micros = p.layout.gradient_accumulation_steps
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
-    for name, spec in seen.items():
-        copies = 1 if name.startswith("index") else micros
-        yield prod(spec.shape) * copies * p.widths[spec.role]  # type: ignore[arg-type]
+    return held(p.buckets, p.widths) | {"data": fed(seen, p.layout.gradient_accumulation_steps, p.widths)}
+
+
+def held(buckets: Iterable[Bucket], widths: Widths) -> dict[str, Bytes]:
+    """Parameters and gradients are there for all of each bucket, padding included. What the optimizer keeps is there
+    for the rank's own shard: two moments, and a master copy where parameters are narrower than it works in."""
+    sizes = [(b.size, b.shard_size) for b in buckets]
+    n, own = sum(size for size, _ in sizes), sum(own for _, own in sizes)
+    kept = 3 if widths["compute"] < widths["stat"] else 2
+    return {
+        "parameters": n * widths["compute"],
+        "gradients": n * widths["stat"],
+        "optimizer": kept * own * widths["stat"],
+    }
+
+
+def fed(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:
+    """Micro-batches of the step, and token indices that never change."""
+    copies = ((spec, 1 if name.startswith("index") else micros) for name, spec in inputs.items())
+    return sum(prod(spec.shape) * n * widths[spec.role] for spec, n in copies)  # type: ignore[misc]

@@ -52,18 +52,26 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """`slots`: bytes of one slot by span. `at`: a register's span and its offset in that slot, or in the scratch."""
+    """`slots`: bytes of one slot by span. `at`: a register's span and its offset in that slot, or in the scratch.
+
+    `lives` of all registers; `sizes` of those that have a place.
+    """
 
     slots: Mapping[Span, Bytes]
     scratch: Mapping[str, Scratch]
     at: Mapping[int, tuple[Span, Bytes]]
+    lives: Mapping[int, Life]
+    sizes: Mapping[int, Bytes]
 
 
 def aligned(spec: Spec, widths: Widths) -> Bytes:
     """Bytes that a register takes; nothing where it lies elsewhere: on the host, or where routing decides its size."""
-    if spec.role == "host" or any(isinstance(d, Received) for d in spec.shape):
-        return 0
-    return max(1, -(-spec.numel() * widths[spec.role] // ALIGNMENT)) * ALIGNMENT
+    n = widths[spec.role]
+    for d in spec.shape:
+        if isinstance(d, Received):
+            return 0
+        n *= d
+    return -(-n // ALIGNMENT) * ALIGNMENT if n or spec.role != "host" else 0
 
 
 def lives(chunk: Chunk) -> dict[int, Life]:
@@ -116,7 +124,7 @@ def places(chunk: Chunk, widths: Widths) -> Places:
                 at |= {r: ((name, name), border + offset) for r, offset in where.items()}
                 layer = max(layer, size)
         scratch[name] = Scratch(border, layer)
-    return Places(slots, scratch, at)
+    return Places(slots, scratch, at, alive, sizes)
 
 
 def _first_fit(

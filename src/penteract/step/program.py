@@ -68,7 +68,12 @@ class Program:
     def losses(self) -> tuple[str, ...]:
         """The loss's terms, the same on every rank."""
         moe = self.model.moe
-        return ("cross_entropy", "balance") if moe is not None and moe.balance == "loss" else ("cross_entropy",)
+        return (*self.means, "balance") if moe is not None and moe.balance == "loss" else self.means
+
+    @property
+    def means(self) -> tuple[str, ...]:
+        """Those of the loss's terms that are means over targets."""
+        return ("cross_entropy", "predict_ahead") if self.model.predict_ahead else ("cross_entropy",)
 
     @property
     def balanced(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ class Reading(Protocol):
         """Wait until what was sent has left."""
 
     def reduce(self, bucket: int) -> None:
-        """Put the sum of a bucket's gradients over its holders on the wire."""
+        """Put the sum of a bucket's gradients over its holders on the wire: all of it, or to each its own shard."""
 
     def after(self, action: Compute | Woven | Exchange) -> None: ...
 
@@ -34,9 +34,13 @@ class Reading(Protocol):
         """Wait for all buckets; sum routed counts over the stage and the totals (norm, losses) over the world."""
 
     def update(self, bucket: int) -> None:
-        """Clip, and move a bucket's parameters."""
+        """Clip, and move a bucket's parameters: those of this rank's shard."""
 
-    def end(self) -> None: ...
+    def gather(self, bucket: int) -> None:
+        """Put the moved shards on the wire, to all holders; nothing where each has moved the whole bucket."""
+
+    def end(self) -> None:
+        """Wait until parameters are whole again; move the routers' biases."""
 
 
 def walk(p: Program, reading: Reading) -> None:
@@ -48,6 +52,7 @@ def walk(p: Program, reading: Reading) -> None:
     reading.gradients()
     for b in range(len(p.buckets)):
         reading.update(b)
+        reading.gather(b)  # under the updates of the buckets that follow
     reading.end()
 
 

@@ -7,7 +7,8 @@ bytes. Nothing is a pickle.
 
 from penteract.engine.checkpoint.folder import latest
 from penteract.engine.checkpoint.reading import load, verify
+from penteract.engine.checkpoint.rectangles import rectangles
 from penteract.engine.checkpoint.slices import Slice
-from penteract.engine.checkpoint.writing import save
+from penteract.engine.checkpoint.writing import save, save_alone
 
-__all__ = ["Slice", "latest", "load", "save", "verify"]
+__all__ = ["Slice", "latest", "load", "rectangles", "save", "save_alone", "verify"]

@@ -42,12 +42,12 @@ def load(at: Path, wanted: Iterable[Slice]) -> dict[str, Any]:
     _refuse_another_model(at, stored, slices)
     copies: dict[str, dict[Part, list[tuple[Slice, Box]]]] = {}
     for s in slices:
-        for part, box in _pieces(at, stored.tensors[s.name], s):
+        for part, box in pieces(at, s.name, stored.tensors[s.name], s.box):
             copies.setdefault(part.file, {}).setdefault(part, []).append((s, box))
     for file, parts in copies.items():
-        with _opened(at / file, next(iter(parts)).key) as handle:
+        with opened(at / file, next(iter(parts)).key) as handle:
             for part, targets in parts.items():
-                tensor = _checked(at / file, handle, part, NAMES[targets[0][0].tensor.dtype])
+                tensor = checked(at / file, handle, part, NAMES[targets[0][0].tensor.dtype])
                 for s, box in targets:
                     view(s.tensor.detach(), box, s.offset).copy_(view(tensor, box, part.box[0]))
     return stored.extra
@@ -60,11 +60,11 @@ def verify(at: Path) -> None:
         if problem := manifest.untiled(entry):
             raise _damaged(at, f"{name}: {problem}")
     for file in stored.files:
-        with _opened(at / file, "its header") as handle:
+        with opened(at / file, "its header") as handle:
             for entry in stored.tensors.values():
                 for part in entry.parts:
                     if part.file == file:
-                        _checked(at / file, handle, part, entry.dtype)
+                        checked(at / file, handle, part, entry.dtype)
 
 
 def _refuse_another_model(at: Path, stored: Manifest, slices: list[Slice]) -> None:
@@ -88,17 +88,17 @@ def _refuse_another_model(at: Path, stored: Manifest, slices: list[Slice]) -> No
                            allowed=dtype, fix="resume with the precision that wrote it")  # fmt: skip
 
 
-def _pieces(at: Path, entry: Entry, s: Slice) -> list[tuple[Part, Box]]:
+def pieces(at: Path, name: str, entry: Entry, wanted: Box) -> list[tuple[Part, Box]]:
     """The stored rectangles that overlap the wanted one, each with the overlap; together they are all of it."""
-    found = [(part, box) for part in entry.parts if (box := meet(part.box, s.box))]
-    missing = volume(s.box) - sum(volume(box) for _, box in found)
+    found = [(part, box) for part in entry.parts if (box := meet(part.box, wanted))]
+    missing = volume(wanted) - sum(volume(box) for _, box in found)
     if missing or first_overlap(box for _, box in found):
-        raise _damaged(at, f"{s.name}: its rectangles do not tile it")
+        raise _damaged(at, f"{name}: its rectangles do not tile it")
     return found
 
 
 @contextmanager
-def _opened(path: Path, wanted: str) -> Iterator[Any]:
+def opened(path: Path, wanted: str) -> Iterator[Any]:
     """A safetensors file; `wanted`: what it is opened for, for the message."""
     try:
         with safe_open(path, framework="pt") as handle:
@@ -107,7 +107,7 @@ def _opened(path: Path, wanted: str) -> Iterator[Any]:
         raise _damaged(path, f"{wanted}: {e}") from e
 
 
-def _checked(path: Path, handle: Any, part: Part, dtype: str) -> torch.Tensor:
+def checked(path: Path, handle: Any, part: Part, dtype: str) -> torch.Tensor:
     """A stored rectangle whose bytes are the ones that were written."""
     tensor: torch.Tensor = handle.get_tensor(part.key)
     if (tensor.dtype, tuple(tensor.shape)) != (DTYPES[dtype], part.box[1]) or digest(raw(tensor)) != part.digest:

@@ -1,0 +1,138 @@
+"""How long each kind of work takes on a cluster: seconds from sizes, about a microsecond a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from penteract.errors import BadInput
+from penteract.estimate.curve import Curve
+from penteract.estimate.gemm import Gemm
+from penteract.estimate.wires import Span, Wires
+from penteract.ops.bodies.body import Product
+from penteract.ops.spec import WIDTHS
+from penteract.spec.hardware import Cluster, Curves, fabric, reference
+from penteract.units import Bytes, Flops, Seconds
+
+__all__ = ["Rates", "Span"]
+
+_BACKWARD = 2.5  # FLOPs of attention's backward over its forward: five products for two
+
+
+class Fused(NamedTuple):
+    """Fused attention of one head size: seconds against FLOPs that are really done, forward and backward."""
+
+    forward: Curve
+    backward: Curve
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Seconds of work on one device of a cluster, in one precision.
+
+    Compute is what a hot device keeps up: in a step that goes on, power bounds the clock, and no burst lasts.
+
+    fused      by head size, the largest first
+    updating   s/byte
+    launch     seconds the host needs for each kernel that it starts
+    beside     how much longer compute takes while a collective is on the wire, at least 1
+    basis      for each question, "measured: …" or "modelled: …"
+    """
+
+    gemm: Gemm
+    fused: tuple[tuple[int, Fused], ...]
+    pointwise: Curve
+    wires: Wires
+    updating: float
+    launch: Seconds
+    beside: float
+    basis: Mapping[str, str]
+
+    @staticmethod
+    def of(cluster: Cluster, precision: str) -> Rates:
+        """BadInput when the cluster names no device, or the device has no products in `precision`."""
+        device = cluster.gpu
+        if device is None:
+            raise BadInput("CLUSTER", "how long it takes needs a device", found=cluster.name,
+                           allowed="a device by name", fix="cluster('8xH200')")  # fmt: skip
+        device.peak(precision)
+        known = cluster.curves or reference()
+        shapes, memory = dict(known.gemm), dict(known.memory)
+        dtype = precision if precision in shapes else "bf16"
+        hbm = device.hbm / known.gpu.hbm
+        width = WIDTHS[precision]["compute"] if precision in WIDTHS else 1
+        inside, between = cluster.inside or known.inside, cluster.between or fabric("infiniband-ndr")
+        soft = "bf16" if precision == "fp8" else precision  # attention stays in bf16 where linears are fp8
+        return Rates(
+            gemm=Gemm.of(shapes[dtype], (known.gpu, dtype), (device, precision), memory["copy"] * hbm * 1e9, width),
+            fused=_fused(known, known.gpu.peak("bf16") / device.peak(soft)),
+            pointwise=Curve.of((size, us * 1e-6) for size, us in known.moved).stretched(1 / hbm),
+            wires=Wires.of(known, inside, between),
+            updating=1e-9 / (memory["adamw"] * hbm),
+            launch=known.launch_us * 1e-6,
+            beside=max(1.0, sum(factor for _, factor in known.beside) / len(known.beside)),
+            basis=MappingProxyType(_basis(cluster, known, precision)),
+        )
+
+    def product(self, p: Product) -> Seconds:
+        """One batch of matrix products, as one kernel."""
+        return self.gemm(p)
+
+    def attention(self, products_flops: Flops, *, backward: bool, causal: bool, head_size: int = 128) -> Seconds:
+        """Fused attention whose products, masked scores too, are `products_flops`. A causal mask spares half."""
+        done = products_flops * 0.5 if causal else products_flops
+        fused = self.fused[0][1]
+        for size, smaller in self.fused:
+            if head_size <= size:
+                fused = smaller
+        return fused.backward(done) if backward else fused.forward(done)
+
+    def moved(self, amount: Bytes) -> Seconds:
+        """A pointwise word that reads and writes `amount` bytes of device memory."""
+        return self.pointwise(amount)
+
+    def collective(self, kind: str, span: Span, amount: Bytes) -> Seconds:
+        """`amount`: bytes of the tensor handed over, the output of a gather, the input of others."""
+        return self.wires.collective(kind, span, amount)
+
+    def send(self, amount: Bytes, *, across: bool = False) -> Seconds:
+        """From one rank to another, of another node if `across`."""
+        return self.wires.send(amount, across=across)
+
+    def update(self, amount: Bytes) -> Seconds:
+        """The optimizer reads and writes `amount` bytes: AdamW, 28 a parameter with everything in fp32."""
+        return self.pointwise.floor + amount * self.updating
+
+
+def _fused(known: Curves, slower: float) -> tuple[tuple[int, Fused], ...]:
+    """Scaled by the peaks of products."""
+
+    def curve(head: int, way: int) -> Curve:
+        more = (1.0, _BACKWARD)[way]
+        points = ((flops * more, rates) for flops, size, *rates in known.attention if size == head)
+        return Curve.of((done, done / (rates[way] * 1e12)) for done, rates in points).stretched(slower)
+
+    heads = sorted({size for _, size, _, _ in known.attention}, reverse=True)
+    return tuple((head, Fused(curve(head, 0), curve(head, 1))) for head in heads)
+
+
+def _basis(cluster: Cluster, known: Curves, precision: str) -> dict[str, str]:
+    """Where each rate comes from, in a phrase."""
+    own, device = cluster.curves is not None, cluster.gpu.name if cluster.gpu else ""
+    told = f"measured: {known.about}" if own else f"modelled: {device} by its data sheet, as efficient as {known.about}"
+    borrowed = f"modelled: in {precision} as efficient as in bf16, {known.about}"
+    wires = told
+    if cluster.between and cluster.gpus > cluster.gpus_per_node:
+        wires = f"{told}; between nodes modelled: {cluster.between.source}"
+    return {
+        "product": (told if precision in dict(known.gemm) else borrowed) + "; sustained, fitted to shapes",
+        "attention": (told if precision in ("bf16", "fp8") else borrowed) + "; sustained, cuDNN, by FLOPs",
+        "moved": f"{told}; sustained, a sum of two tensors",
+        "collective": wires,
+        "send": wires,
+        "update": f"{told}; fused AdamW",
+        "launch": f"{known.launch_basis}: an op issued from Python, {known.about}",
+        "beside": f"{told}; products of 8192³ beside gathers and scatters, mean of both",
+    }

@@ -1,0 +1,96 @@
+"""The rows of a price: what takes how much, by which formula, said by which line; as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from textwrap import wrap
+from typing import Any, Literal
+
+from penteract.ops.expression import LEGEND
+from penteract.units import show_bytes, show_count
+
+Kind = Literal["parameters", "gradients", "optimizer", "data", "kept", "scratch", "flops", "wires"]
+
+KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer", "data", "kept", "scratch", "flops", "wires")
+_INDENT = 13
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """`value` is `count · flight · each`, in bytes or FLOPs; `formula` is that of `each`, and `numbers` its numbers.
+
+    `count`   how many layers or lines say the same; `flight`: micro-batches at once, of what is kept
+    `detail`  a shape, a phase, a seam and its axis, or what is kept for
+    `names`   those in the formula
+    `ranks`   the group, of what goes over wires
+    """
+
+    kind: Kind
+    what: str
+    detail: str
+    formula: str
+    numbers: str
+    each: int
+    count: int
+    flight: int
+    line: str
+    names: frozenset[str] = frozenset()
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def value(self) -> int:
+        return self.count * self.flight * self.each
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind, "what": self.what, "detail": self.detail, "formula": self.formula,
+            "numbers": self.numbers, "each": self.each, "count": self.count, "flight": self.flight,
+            "value": self.value, "line": self.line, "ranks": len(self.ranks),
+        }  # fmt: skip
+
+    def lines(self, width: int) -> Iterator[str]:
+        """Two lines, or more where they are long: what it is and who says it; how it is made."""
+        indent = " " * _INDENT
+        amount = f"{_show(self.kind, self.value):>{_INDENT - 1}} "
+        *above, name = wrap(f"{self.what} {self.detail}", width, initial_indent=amount, subsequent_indent=indent)
+        yield from above
+        if len(name) + len(self.line) >= width:
+            yield name
+            name = ""
+        yield f"{name}{self.line:>{width - len(name)}}"
+        times = f"{self.count} × " * (self.count > 1) + f"{self.flight} in flight × " * (self.flight > 1)
+        same = "" if self.formula == self.numbers else f" = {times}{self.numbers}"
+        yield from wrap(f"{times}{self.formula}{same}", width, initial_indent=indent, subsequent_indent=indent)
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """All rows of one rank. `numbers`: the value of each name in their formulas."""
+
+    rows: tuple[Row, ...]
+    numbers: Mapping[str, int] = field(repr=False)
+
+    def total(self, kind: Kind) -> int:
+        return sum(r.value for r in self.rows if r.kind == kind)
+
+    def text(self, kinds: Collection[Kind] | None = None, width: int = 100) -> str:
+        """The rows of `kinds` (all of them), the largest first, each with its formula, its numbers and its line."""
+        out = list[str]()
+        for kind in KINDS if kinds is None else kinds:
+            rows = sorted((r for r in self.rows if r.kind == kind), key=lambda r: -r.value)
+            if rows:
+                out.append(f"{kind}  {_show(kind, self.total(kind))}")
+                out += [line for r in rows for line in r.lines(width)]
+                out.append("")
+        used = {name for r in self.rows if kinds is None or r.kind in kinds for name in r.names}
+        names = (f"{name} = {self.numbers[name]} {LEGEND[name]}" for name in LEGEND if name in used)
+        return "\n".join([*out, *wrap("; ".join(names), width)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"numbers": dict(self.numbers), "rows": [r.as_dict() for r in self.rows]}
+
+
+def _show(kind: Kind, value: int) -> str:
+    return show_count(value) if kind == "flops" else show_bytes(value)

@@ -1,0 +1,270 @@
+"""Why a rank's price is what it is: for each number its formula, its numbers, and the line of the program that says it.
+
+The recorded program is priced by the very reading that prices it, once with sizes that carry their formula. Rows add up
+to the price, and a formula holds at other sizes too, as long as the program takes the same branches there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from penteract.estimate.load import Balanced, Load
+from penteract.estimate.miniature import Miniature, miniature
+from penteract.estimate.price import _Pricing, fed, held
+from penteract.estimate.row import KINDS, Kind, Row, Why
+from penteract.ops.expression import Expression
+from penteract.ops.spec import Spec
+from penteract.ops.symbols import evaluate, expression_of, values
+from penteract.ops.tape import Call, Site
+from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.model import ModelSpec
+from penteract.spec.schedules import ScheduleName
+from penteract.step.program import Program, Slot
+from penteract.step.walk import walk, walk_forward
+from penteract.units import Bytes
+
+_WALK = "step/walk.py"
+
+
+class _Said(NamedTuple):
+    """All that makes a row but its formula; those with the same formula too are one row."""
+
+    kind: Kind
+    what: str
+    detail: str
+    line: str = ""
+    ranks: tuple[int, ...] = ()
+    flight: int = 1
+
+
+def why(
+    model: ModelSpec,
+    layout: Layout,
+    sequence_length: int,
+    precision: str = "fp32",
+    rank: int = 0,
+    *,
+    schedule: ScheduleName | None = None,
+    scratch: Bytes = 0,
+) -> Why:
+    """What `rank` holds, computes and sends in a step, by line of the program.
+
+    Kept are the bytes alive after the last forward that comes before a backward. `scratch`: what an action allocates
+    beside them at most, by whoever planned it.
+    """
+    small = miniature(model, layout, sequence_length, precision, rank=rank, schedule=schedule)
+    load = Balanced.of(small.program.model, small.layout, small.program.sequence_length)
+    telling = _Telling(small, load, values(model, layout, sequence_length))
+    walk(small.once(), telling)
+    telling.data()
+    telling.padding()
+    telling.kept()
+    if scratch:
+        telling.tell(_Said("scratch", "scratch", "beside what is kept"), scratch)
+    return Why(tuple(telling.rows()), telling.numbers)
+
+
+@dataclass(slots=True)
+class _Silent:
+    """A reading that answers nothing."""
+
+    def begin(self) -> None: ...
+    def call(self, slot: Slot, call: Call) -> None: ...
+    def free(self, slot: Slot, registers: tuple[int, ...]) -> None: ...
+    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None: ...
+    def settle(self) -> None: ...
+    def reduce(self, bucket: int) -> None: ...
+    def after(self, action: Compute | Woven | Exchange) -> None: ...
+    def gradients(self) -> None: ...
+    def update(self, bucket: int) -> None: ...
+    def gather(self, bucket: int) -> None: ...
+    def end(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Alive(_Silent):
+    """The registers alive after the last action."""
+
+    now: set[tuple[Slot, int]] = field(default_factory=set[tuple[Slot, int]])
+    at_last: frozenset[tuple[Slot, int]] = frozenset()
+
+    def call(self, slot: Slot, call: Call) -> None:
+        self.now |= {(slot, r) for r in call.outs}
+
+    def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
+        self.now -= {(slot, r) for r in registers}
+
+    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
+        self.now |= {(slot, r) for t, slot, r in transfers if t.kind == "Recv"}
+
+    def after(self, action: Compute | Woven | Exchange) -> None:
+        self.at_last = frozenset(self.now)
+
+
+@dataclass(slots=True)
+class _Telling(_Silent):
+    """The reading that asks the pricing one question at a time, and writes down who asked."""
+
+    small: Miniature
+    load: Load
+    numbers: Mapping[str, int]
+    found: Counter[tuple[_Said, Expression]] = field(default_factory=Counter[tuple[_Said, Expression]])
+    sizes: dict[tuple[int, int], Bytes] = field(default_factory=dict[tuple[int, int], Bytes])  # of registers, by chunk
+    seams: dict[Site, str] = field(default_factory=dict[Site, str])
+    seen: set[tuple[Site, str]] = field(default_factory=set[tuple[Site, str]])
+
+    @property
+    def p(self) -> Program:
+        return self.small.program
+
+    @property
+    def micros(self) -> int:
+        return self.small.layout.gradient_accumulation_steps
+
+    def ask(self) -> _Pricing:
+        return _Pricing(self.p, self.load)
+
+    # ---- the walk --------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        for chunk in self.p.chunks:
+            programs = ((op.site.word, op.program) for op in chunk.tape.ops if op.program is not None)
+            self.seams |= {c.site: name for name, program in programs for c in (*program.forward, *program.backward)}
+        self._sums(_Pricing.begin, "target tokens")
+
+    def call(self, slot: Slot, call: Call) -> None:
+        if call.phase == "finish":
+            return
+        pricing, site = self.ask(), call.site
+        pricing.call(slot, call)
+        self.sizes |= {(slot[0], r): n for (_, r), n in pricing.alive.items()}
+        again = " again" * ((site, call.phase) in self.seen)
+        self.seen.add((site, call.phase))
+        times = self.small.times(slot[0], site.layer)
+        for phase, amount in pricing.price.flops.items():
+            said = _Said("flops", site.word, phase.replace("_", " ") + again, site.line)
+            self.tell(said, amount * self.micros, times)
+        for (kind, ranks), amount in pricing.price.wires.items():
+            over = f"{self.seams.get(site, '')} over {site.attrs['axis']}{again}"
+            self.tell(_Said("wires", kind, over, site.line, ranks), amount * self.micros, times)
+
+    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
+        for t, slot, r in transfers:
+            pricing = self.ask()
+            pricing.exchange(((t, slot, r),))
+            self.sizes |= {(slot[0], r): n for (_, r), n in pricing.alive.items()}
+            for (kind, ranks), amount in pricing.price.wires.items():
+                said = _Said("wires", kind, f"{t.what} over pp", self._touched(slot[0], r), ranks)
+                self.tell(said, amount * self.micros)
+
+    def reduce(self, bucket: int) -> None:
+        """A parameter's own bytes, and the sum of its gradients."""
+        owned, b = self.small.owned[bucket], self.p.buckets[bucket]
+        shape = _shape(Spec(owned.param.local_shape(Mesh(self.small.layout))))
+        for kind, amount in held([b], self.p.widths).items():
+            self.tell(_Said(kind, owned.name, shape, owned.line), amount, owned.times)  # type: ignore[arg-type]
+        self._bucket(_Pricing.reduce, bucket, "gradients of")
+
+    def gather(self, bucket: int) -> None:
+        self._bucket(_Pricing.gather, bucket, "moved")
+
+    def gradients(self) -> None:
+        self._sums(_Pricing.gradients, "norm, losses, routed counts" if self.p.balanced else "norm and losses")
+
+    # ---- what no call asks for -------------------------------------------------------------------------------
+
+    def data(self) -> None:
+        """Micro-batches, by the line that reads them first."""
+        for c, chunk in enumerate(self.p.chunks):
+            for r, name in chunk.inputs.items():
+                if not any(name in earlier.tape.inputs for earlier in self.p.chunks[:c]):
+                    amount = fed({name: chunk.specs[r]}, self.micros, self.p.widths)
+                    self.tell(_Said("data", name, _shape(chunk.specs[r]), self._touched(c, r)), amount)
+
+    def padding(self) -> None:
+        """What buckets hold and send beside their parameters; no formula, as it depends on how they are packed."""
+        plain = replace(self.p, buckets=self.small.buckets)
+        for i, b in enumerate(self.small.buckets):
+            if b.shards == 1:
+                continue
+            alone = [replace(b, params=(q,), offsets=(0,), size=q.numel(self.p.mesh)) for q in b.params]
+            beside = self._of_bucket(plain, i)
+            for n in range(len(alone)):
+                beside.subtract(self._of_bucket(replace(plain, buckets=tuple(alone)), n))
+            for (kind, what, ranks), amount in beside.items():
+                self.tell(_Said(kind, what, "padding", ranks=ranks), amount)
+
+    def kept(self) -> None:
+        """Registers alive after the last forward that comes before a backward."""
+        alive = _Alive()
+        walk_forward(replace(self.small.warm_up(), reduce_after={}), alive)
+        flights = Counter((slot[0], r) for slot, r in alive.at_last)
+        for (c, r), flight in sorted(flights.items()):
+            chunk = self.p.chunks[c]
+            made = next((i.call.site for i in chunk.actions["Fwd"] if r in i.call.outs), None)
+            what = "received" if made is None else self.seams.get(made, made.word)
+            said = _Said("kept", f"{what} {_shape(chunk.specs[r])}", self._kept_for(c, r),
+                         made.line if made else self._touched(c, r), flight=flight)  # fmt: skip
+            self.tell(said, self.sizes[c, r], self.small.times(c, made.layer) if made else 1)
+
+    # ---- telling ---------------------------------------------------------------------------------------------
+
+    def tell(self, said: _Said, amount: int, times: int = 1) -> None:
+        if amount:
+            self.found[said, expression_of(amount)] += times
+
+    def rows(self) -> Iterator[Row]:
+        for (said, expression), count in sorted(self.found.items(), key=lambda item: KINDS.index(item[0][0].kind)):
+            yield Row(
+                kind=said.kind, what=said.what, detail=said.detail, formula=expression.show(),
+                numbers=expression.show(self.numbers), each=evaluate(expression, self.numbers), count=count,
+                flight=said.flight, line=said.line, names=frozenset(expression.names()), ranks=said.ranks,
+            )  # fmt: skip
+
+    def _bucket(self, question: Callable[[_Pricing, int], None], bucket: int, of: str) -> None:
+        owned, pricing = self.small.owned[bucket], self.ask()
+        question(pricing, bucket)
+        for (kind, ranks), amount in pricing.price.wires.items():
+            self.tell(_Said("wires", kind, f"{of} {owned.name}", owned.line, ranks), amount, owned.times)
+
+    def _of_bucket(self, p: Program, bucket: int) -> Counter[tuple[Kind, str, tuple[int, ...]]]:
+        """All that a bucket takes, in plain numbers."""
+        pricing = _Pricing(p, self.load)
+        pricing.reduce(bucket)
+        pricing.gather(bucket)
+        found = Counter[tuple[Kind, str, tuple[int, ...]]]()
+        found.update({(kind, kind, ()): n for kind, n in held([p.buckets[bucket]], p.widths).items()})  # type: ignore[misc]
+        found.update({("wires", kind, ranks): n for (kind, ranks), n in pricing.price.wires.items()})
+        return found
+
+    def _sums(self, question: Callable[[_Pricing], None], what: str) -> None:
+        pricing = self.ask()
+        question(pricing)
+        for (kind, ranks), amount in pricing.price.wires.items():
+            self.tell(_Said("wires", kind, what, _WALK, ranks), amount)
+
+    def _touched(self, chunk: int, register: int) -> str:
+        """The line that makes a register, or else reads it first."""
+        calls = [i.call for some in self.p.chunks[chunk].actions.values() for i in some]
+        makes = (c.site.line for c in calls if register in c.outs)
+        reads = (c.site.line for c in calls if register in c.ins)
+        return next(makes, "") or next(reads, "")
+
+    def _kept_for(self, chunk: int, register: int) -> str:
+        """Who reads a register after the forward."""
+        readers = dict[str, None]()
+        for name, instructions in self.p.chunks[chunk].actions.items():
+            for call in (i.call for i in instructions if name != "Fwd" and register in i.call.ins):
+                again = call.phase in ("forward", "start", "finish")
+                word = self.seams.get(call.site, call.site.word)
+                readers[f"{word} again" if again else f"{word}'s {call.phase.replace('_', ' ')}"] = None
+        return "for " + ", ".join(readers) if readers else "to be sent"
+
+
+def _shape(spec: Spec) -> str:
+    return f"[{', '.join(expression_of(d).show() if isinstance(d, int) else 'received' for d in spec.shape)}]"

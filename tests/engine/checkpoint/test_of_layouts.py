@@ -1,0 +1,103 @@
+"""What the ranks of one layout saved, those of another go on with, bit for bit: whole buckets, shards, or both."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from engine.checkpoint.shards import load_whole, noise
+from penteract.engine import checkpoint
+from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.memory import Fresh
+from penteract.engine.run import Run
+from penteract.engine.saved import KINDS, after_load, state_slices
+from penteract.engine.state import Piece, allocate
+from penteract.ops.params import Param
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec, MoESpec
+from penteract.step.program import Program, compile_step
+from pool import Pool
+from tiny import SIZES
+
+MODEL = ModelSpec(**SIZES, tied=True, qkv_bias=True, moe=MoESpec(experts=4, top_k=2, ffn_size=24, dense_layers=(0,)))
+CPU = torch.device("cpu")
+Action = Literal["save", "load"]
+
+PAIRS = [
+    (Layout(dp=4, zero=1, bucket_bytes=2**12), Layout(dp=3, zero=1)),
+    (Layout(dp=3, zero=1, bucket_bytes=0), Layout(dp=4)),
+    (Layout(dp=2, tp=4), Layout(dp=4, ep=2, zero=1, bucket_bytes=2**13)),
+    (Layout(dp=2, tp=2, ep=2, expert_tp=2, zero=1), Layout()),
+    (Layout(dp=2, pp=2, cp=2, ep=4, gradient_accumulation_steps=2, zero=1), Layout(tp=8, zero=1)),
+]
+
+
+def truth(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """The global tensor: random bytes of a float32, whose NaNs make comparing bits the only way."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return noise(shape, torch.float32, int.from_bytes(digest[:4], "little"))
+
+
+def local(p: Program, q: Param, suffix: str) -> torch.Tensor:
+    """What rank p.rank holds of it."""
+    whole = truth(q.name + suffix, q.shape)
+    for dim, (at, n) in enumerate(zip(q.offset(p.mesh, p.rank), q.local_shape(p.mesh), strict=True)):
+        whole = whole.narrow(dim, at, n)
+    return whole
+
+
+def expected(p: Program, piece: Piece, suffix: str) -> torch.Tensor:
+    return local(p, piece.param, suffix).reshape(-1)[piece.begin : piece.begin + len(piece.values)]
+
+
+def bits(t: torch.Tensor) -> torch.Tensor:
+    return t.contiguous().reshape(-1).view(torch.uint8)
+
+
+def visit(rank: int, groups: Groups, layout: Layout, folder: Path, action: Action) -> list[str]:
+    """One rank saves the truth, or loads it; what differs then."""
+    p = compile_step(MODEL, layout, 48, rank=rank % layout.world, precision="bf16")
+    everyone = tuple(range(layout.world))
+    groups.make({*needed(p), everyone})
+    if rank >= layout.world:
+        return []
+    state = allocate(p, CPU)
+    if action == "save":
+        for suffix, kind in KINDS.items():
+            for piece in state.pieces(kind):
+                piece.values.copy_(expected(p, piece, suffix))
+
+        def barrier() -> None:
+            if layout.world > 1:
+                dist.barrier(group=groups[everyone])
+
+        checkpoint.save(folder, 1, state_slices(p, state), {}, rank=rank, world=layout.world, barrier=barrier, keep=1)
+        return []
+    checkpoint.load(checkpoint.latest(folder), state_slices(p, state))
+    after_load(Run(p, state, Comm(groups, rank), REFERENCE, Fresh("bf16", CPU)))
+    wrong = [
+        f"{rank}: {kind} of {piece.param.name} from {piece.begin}"
+        for suffix, kind in KINDS.items()
+        for piece in state.pieces(kind)
+        if not bits(piece.values).equal(bits(expected(p, piece, suffix)))
+    ]
+    rounded = {q.name: local(p, q, "").to(torch.bfloat16) for q in p.params}
+    return wrong + [f"{rank}: {n}" for n, t in rounded.items() if not bits(state.parameters[n]).equal(bits(t))]
+
+
+@pytest.mark.parametrize(("wrote", "reads"), PAIRS, ids=str)
+def test_any_layout_reads_any_other(pool: Pool, tmp_path: Path, wrote: Layout, reads: Layout) -> None:
+    pool.run(visit, wrote, tmp_path, "save")
+    at = checkpoint.latest(tmp_path)
+    checkpoint.verify(at)
+    like = {q.name: torch.empty(q.shape) for q in compile_step(MODEL, wrote, 48).everything}
+    for name, t in load_whole(at, like).items():
+        assert bits(t).equal(bits(truth(name, tuple(t.shape)))), name
+    assert [wrong for rank in pool.run(visit, reads, tmp_path, "load") for wrong in rank] == []
