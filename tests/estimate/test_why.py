@@ -71,7 +71,7 @@ def test_rows_add_up_to_the_price(case: Case, precision: str, of: int) -> None:
     numbers = values(case.model, case.layout, case.sequence_length)
     for row in told.rows:
         assert read(row.formula, numbers) == read(row.numbers) == row.each > 0, row
-        assert row.line or row.detail == "padding" or row.what.startswith("index"), row
+        assert row.line or row.detail == "padding" or row.kind == "data", row
 
 
 @pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])

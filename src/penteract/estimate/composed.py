@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from penteract.estimate.pieces import Kind, Piece, Recorder, Sight, sight
+from penteract.estimate.pieces import ENDS, Kind, Piece, Recorder, Sight, sight
 from penteract.estimate.price import fed, held
 from penteract.estimate.stages import StageSum, add_up
 from penteract.model.decoder import homes
@@ -66,7 +66,7 @@ class Composer:
         return WIDTHS[self.precision]
 
     def piece(self, kind: Kind, layout: Layout, seen: Sight) -> Piece:
-        key = (kind, seen)
+        key = (kind, self.recorder.sight_of(kind, layout, seen))
         if key not in self.pieces:
             self.pieces[key] = self.recorder.record(kind, layout)
         return self.pieces[key]
@@ -121,7 +121,7 @@ class Composer:
         for chain in self.chains_of(layout, pp_rank):
             for kind, n in chain:
                 params = self.piece(kind, layout, seen).params
-                if kind in ("embedding", "head"):
+                if kind in ENDS:
                     out.append((kind, tuple(p for p in params if p.name not in ends)))
                     ends |= {p.name for p in params}
                 else:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import fsum
 
 from penteract.units import Seconds
 
@@ -28,7 +29,7 @@ class Curve:
         if len(by_size) == 1:
             by_size[0.0] = [0.0]
         sizes = sorted(by_size)
-        seconds = [sum(by_size[s]) / len(by_size[s]) for s in sizes]
+        seconds = [fsum(by_size[s]) / len(by_size[s]) for s in sizes]
         for i in reversed(range(len(seconds) - 1)):
             seconds[i] = min(seconds[i], seconds[i + 1])
         return Curve(tuple(sizes), tuple(seconds))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from penteract.ops.bodies.body import Product
 from penteract.spec.hardware import Gpu, Shape
@@ -73,9 +74,9 @@ def fit(shapes: Sequence[Shape]) -> list[float]:
 def _least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
     """x with rows·x nearest to 1: normal equations, columns scaled to one, by elimination."""
     size = range(len(rows[0]))
-    scale = [sum(row[i] ** 2 for row in rows) ** 0.5 for i in size]
+    scale = [fsum(row[i] ** 2 for row in rows) ** 0.5 for i in size]
     unit = [[row[i] / scale[i] for i in size] for row in rows]
-    a: list[list[float]] = [[*(sum(r[i] * r[j] for r in unit) for j in size), sum(r[i] for r in unit)] for i in size]
+    a: list[list[float]] = [[*(fsum(r[i] * r[j] for r in unit) for j in size), fsum(r[i] for r in unit)] for i in size]
     for i in size:
         pivot = max(range(i, len(a)), key=lambda r: abs(a[r][i]))
         a[i], a[pivot] = a[pivot], a[i]

@@ -28,6 +28,7 @@ from penteract.step.places import Life, Span, places
 from penteract.units import Bytes, Flops
 
 Kind = str  # "embedding", "head", or the kind of a layer: "dense", "experts"
+ENDS: tuple[Kind, ...] = ("embedding", "head")
 Sight = tuple[object, ...]  # all of a layout that a piece sees
 Wire = tuple[str, str]  # collective, axis
 
@@ -97,6 +98,15 @@ class Recorder:
                 runs.append((kind, 1))
         return tuple(runs)
 
+    def sight_of(self, kind: Kind, layout: Layout, seen: Sight) -> Sight:
+        """What a piece sees of `seen`, all that a layout shows. At the ends there is no attention, and no layer to
+        remake as a whole, unless the head predicts further ahead, with blocks of its own."""
+        lay = layout
+        if kind not in ENDS or (kind == "head" and self.model.predict_ahead):
+            return seen
+        remade = tuple(word for word in lay.remake if word != "*")
+        return (lay.tp, lay.cp, lay.micro_batch_size, remade, lay.schedule == "zb_h1")
+
     def record(self, kind: Kind, layout: Layout) -> Piece:
         """A piece as a layout shows it."""
         do = self._tape(kind, layout)
@@ -107,7 +117,7 @@ class Recorder:
         key = (kind, *tape_sight(layout))
         if key not in self.tapes:
             do = self.tapes[key] = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")))
-            layers = () if kind in ("embedding", "head") else (self._layer(kind),)
+            layers = () if kind in ENDS else (self._layer(kind),)
             part(do, self.model, layers, self.sequence_length, first=kind == "embedding", last=kind == "head")
         return self.tapes[key]
 

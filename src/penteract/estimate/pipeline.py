@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import fsum
 
 from penteract.schedule.actions import Compute
 from penteract.schedule.in_flight import action_lists, steady
@@ -20,7 +21,7 @@ def critical_path(layout: Layout, ranks: Sequence[Passes], wire: Seconds) -> tup
     """
     lay, m = layout, layout.gradient_accumulation_steps
     if lay.pp == 1:
-        return (m * sum(sum(times.values()) for times in ranks[0]),)
+        return (m * fsum(fsum(times.values()) for times in ranks[0]),)
     enough = steady(lay.pp, lay.vpp) + lay.pp
     if m <= enough + lay.pp:
         return _ends(lay, ranks, wire, m)
@@ -46,8 +47,8 @@ def least(layout: Layout, ranks: Sequence[Passes], wire: Seconds) -> tuple[tuple
     m, out = layout.gradient_accumulation_steps, list[tuple[Seconds, Seconds]]()
     there = back = 0.0
     for r, chunks in enumerate(ranks):
-        work = m * sum(sum(times.values()) for times in chunks)
-        late = m * sum(times.get("Wgt", 0.0) for times in chunks)  # may wait until the gradient has gone on
+        work = m * fsum(fsum(times.values()) for times in chunks)
+        late = m * fsum(times.get("Wgt", 0.0) for times in chunks)  # may wait until the gradient has gone on
         out.append((there + work, there + work - late + back))
         if r + 1 < len(ranks):
             there += chunks[0]["Fwd"] + wire

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import fsum
 
 from penteract.estimate.composed import Chain, Composer, arena_of, routed_of
 from penteract.estimate.load import Balanced
@@ -136,7 +137,7 @@ class Quoter:
         gathers = self._reduction(lay, r).after_update()
         parts["update"] += update - gathers
         parts["data"] += data + gathers
-        parts["pipeline"] += seconds - sum(parts.values())
+        parts["pipeline"] += seconds - fsum(parts.values())
         told = {name: parts[name] for name in PARTS}
         return StepTime(seconds, told, self._limit(lay, told, seconds))
 
@@ -165,7 +166,9 @@ class Quoter:
 
     def _reduction(self, layout: Layout, r: int) -> Reduction:
         lay, chains = layout, self.composer.chains_of(layout, r)
-        ends = self.model.tied and any(kind in ("embedding", "head") for chain in chains for kind, _ in chain)
+        ends = (self.model.tied or self.model.predict_ahead) and any(
+            kind in ("embedding", "head") for chain in chains for kind, _ in chain
+        )
         key = (
             chains,
             lay.dp,
@@ -185,7 +188,7 @@ class Quoter:
     # ---- time ------------------------------------------------------------------------------------------------
 
     def _timed(self, kind: Kind, layout: Layout, seen: Sight) -> dict[str, dict[Part, Seconds]]:
-        key = (kind, seen)
+        key = (kind, self.composer.recorder.sight_of(kind, layout, seen))
         if key not in self._pieces:
             load = Balanced.of(self.model, layout, self.sequence_length)
             device = Device(
@@ -212,7 +215,7 @@ class Quoter:
         total = defaultdict[str, Seconds](float)
         for kind, n in chain:
             for action, parts in self._timed(kind, layout, seen).items():
-                total[action] += n * sum(parts.values())
+                total[action] += n * fsum(parts.values())
         return total
 
     def _least(self, layout: Layout, seen: Sight, sums: list[Reduction]) -> Seconds:
@@ -223,7 +226,7 @@ class Quoter:
         passes = self._passes_of(lay, seen)
         bound = 0.0
         for (own, way), s, chunks in zip(self._bounds[key], sums, passes, strict=True):
-            last = sum(t for times in chunks for action, t in times.items() if action != "Fwd")
+            last = fsum(t for times in chunks for action, t in times.items() if action != "Fwd")
             bound = max(bound, way, own + max(0.0, s.reduce - last))
         return bound + max(s.update for s in sums)
 
@@ -263,7 +266,7 @@ class Quoter:
         now, at = 0.0, dict[str, Seconds]()
         for kind, params in reversed(self.composer.placed(layout, r)):
             times = self._timed(kind, layout, seen)
-            now += sum(sum(parts.values()) for action, parts in times.items() if action != "Fwd")
+            now += fsum(fsum(parts.values()) for action, parts in times.items() if action != "Fwd")
             at |= {p.name: now for p in params}
         made = self.composer.buckets(layout, r, named=True)
         return [max(at[p.name] for p in b.params) for b in made], now

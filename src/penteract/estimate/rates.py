@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import fsum
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -72,7 +73,7 @@ class Rates:
             wires=Wires.of(known, inside, between),
             updating=1e-9 / (memory["adamw"] * hbm),
             launch=known.launch_us * 1e-6,
-            beside=max(1.0, sum(factor for _, factor in known.beside) / len(known.beside)),
+            beside=max(1.0, fsum(factor for _, factor in known.beside) / len(known.beside)),
             basis=MappingProxyType(_basis(cluster, known, precision)),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from penteract.estimate.price import held
 from penteract.estimate.rates import Rates, Span
@@ -64,7 +65,7 @@ def reduction(buckets: Iterable[Bucket], rates: Rates, widths: Widths, gpus_per_
         turns.append(known[key])
     return Reduction(
         held=held(made, widths), largest=max(b.shard_size for b in made) * widths["stat"], turns=tuple(turns),
-        reduce=sum(t.reduce for t in turns), update=sum(t.update for t in turns),
+        reduce=fsum(t.reduce for t in turns), update=fsum(t.update for t in turns),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
+from math import fsum, prod
 
 from penteract.estimate.load import Load
 from penteract.estimate.pieces import Piece, shapes
@@ -103,7 +103,7 @@ class _Clock:
         if call.phase == "weight_gradient":
             beside += 2 * sum(map(prod, site.weights)) * widths["stat"]  # added to what is there
         if products:
-            return "compute", sum(map(rates.product, products)) + (rates.moved(beside) if beside else 0.0)
+            return "compute", fsum(map(rates.product, products)) + (rates.moved(beside) if beside else 0.0)
         moved = sum(self._bytes(self.specs[r]) for r in (*call.ins, *call.outs))
         return "pointwise", rates.moved(moved + beside)
 

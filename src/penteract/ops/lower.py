@@ -287,7 +287,11 @@ def _place_frees(
     last: dict[int, tuple[str, int]] = {}
     for name, calls in lists.items():
         for i, c in enumerate(calls):
-            last |= dict.fromkeys((*c.ins, *c.outs), (name, i))
+            at = (name, i)
+            for r in c.ins:
+                last[r] = at
+            for r in c.outs:
+                last[r] = at
     resident = set(tape.inputs.values())
     by_send = set[int]()
     if exit_ is not None and last[exit_][0] == "Fwd":

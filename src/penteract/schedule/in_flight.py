@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
-from penteract.schedule.actions import ActionList, Compute, Exchange, Woven, computes
+from penteract.schedule.actions import ActionList, Exchange, computes
 from penteract.schedule.generate import generate
 from penteract.schedule.transfers import with_transfers
 from penteract.spec.schedules import ScheduleName
 
 Span = tuple[str, str]  # from a moment to a moment: an action, or the "Recv value" or "Send gradient" of a border
-_Times = Mapping[tuple[str, int, int], int]  # (moment, chunk, micro-batch) -> when
+_Times = Mapping[tuple[str, int], list[int]]  # (moment, chunk) -> when, for one micro-batch after the other
 
 
 @cache
@@ -47,15 +48,15 @@ def _most(
     schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int, members: tuple[tuple[int, Span], ...]
 ) -> int:
     times = _times(schedule, pp, vpp, micros, rank)
-    events: list[tuple[int, int]] = []
-    for chunk, (begin, end) in members:
-        for micro in range(micros):
-            gone = times[end, chunk, micro] + (not end.startswith("Send"))
-            events += [(times[begin, chunk, micro], 1), (gone, -1)]
-    now = most = 0
-    for _, change in sorted(events):
-        now += change
-        most = max(most, now)
+    begins = sorted(t for chunk, (begin, _) in members for t in times[begin, chunk])
+    ends = sorted(
+        t + (not end.startswith("Send")) for chunk, (_, end) in members for t in times[end, chunk]
+    )  # what is sent is let go of before anything else happens
+    most = gone = 0
+    for inside, begin in enumerate(begins, 1):
+        while ends[gone] <= begin:
+            gone += 1
+        most = max(most, inside - gone)
     return most
 
 
@@ -65,23 +66,23 @@ def _times(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) ->
 
     An action takes three ticks: what was sent before is let go of, something is born, something dies.
     """
-    when: dict[tuple[str, int, int], int] = {}
-    sent: list[tuple[str, int, int]] = []
+    when = defaultdict[tuple[str, int], list[int]](list)
+    sent: list[tuple[str, int]] = []
     actions = action_lists(schedule, pp, vpp, micros)[rank]
     for a, action in enumerate(actions):
         if isinstance(action, Exchange):
-            when |= dict.fromkeys(sent, 3 * a)
+            for name in sent:
+                when[name].append(3 * a)
             sent = []
             for t in action.transfers:
-                name = (f"{t.kind} {t.what}", t.chunk, t.micro)
+                name = (f"{t.kind} {t.what}", t.chunk)
                 if t.kind == "Send":
                     sent.append(name)
                 else:
-                    when[name] = 3 * a + 1
+                    when[name].append(3 * a + 1)
         else:
-            when |= _moments(action, a)
-    return when | dict.fromkeys(sent, 3 * len(actions))
-
-
-def _moments(action: Compute | Woven, a: int) -> dict[tuple[str, int, int], int]:
-    return {(c.kind, c.chunk, c.micro): 3 * a + 1 for c in computes(action)}
+            for c in computes(action):
+                when[c.kind, c.chunk].append(3 * a + 1)
+    for name in sent:
+        when[name].append(3 * len(actions))
+    return when

@@ -88,8 +88,11 @@ def lives(chunk: Chunk) -> dict[int, Life]:
         for i, instruction in enumerate(instructions):
             if instruction.call.site.layer != layer:
                 run, layer = run + 1, instruction.call.site.layer
-            born |= dict.fromkeys(instruction.call.outs, (name, run, i))
-            dies |= dict.fromkeys(instruction.frees, (name, run, i))
+            now = (name, run, i)
+            for r in instruction.call.outs:
+                born[r] = now
+            for r in instruction.frees:
+                dies[r] = now
     sent = zip((chunk.exit, chunk.entry_gradient), BORDERS[2:], strict=True)
     dies |= {r: (name, 0, 0) for r, name in sent if r in chunk.freed_by_send}
     return {r: Life(at, dies[r]) for r, at in born.items() if r in dies}

@@ -1,0 +1,227 @@
+"""Formulas in normal form: sums of products of named sizes, with whole exponents below the line too.
+
+Terms alike are collected and equal factors above and below the line cancel, so `(S/cp)·cp` is `S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import gcd, lcm
+from typing import Literal
+
+# What each name stands for, in the order in which factors are printed.
+LEGEND: Mapping[str, str] = {
+    "B": "sequences of a micro-batch",
+    "S": "tokens of a sequence",
+    "D": "hidden size",
+    "H": "attention heads",
+    "K": "KV heads",
+    "C": "head size",
+    "P": "a head's part without positions, of latent attention",
+    "R": "a head's rotated part, of latent attention",
+    "E": "a head's value, of latent attention",
+    "Dk": "latent of keys and values",
+    "Dq": "latent of queries",
+    "F": "ffn columns",
+    "X": "experts",
+    "k": "experts that a token visits",
+    "Fx": "ffn columns of an expert",
+    "Fs": "ffn columns of the shared experts",
+    "V": "vocabulary",
+    "N": "rows of the learned table of positions",
+    "dp": "data-parallel ranks",
+    "pp": "pipeline ranks",
+    "cp": "context-parallel ranks",
+    "tp": "tensor-parallel ranks",
+    "ep": "expert-parallel ranks",
+    "m": "micro-batches of a step, on each data-parallel rank",
+}
+_PLACE = {name: place for place, name in enumerate(LEGEND)}
+_RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A formula that no polynomial equals: rounded down ("⌊"), up ("⌈"), or as it is ("("), to be divided by."""
+
+    kind: Literal["⌊", "⌈", "("]
+    inside: Expression
+
+    def show(self, numbers: Mapping[str, int] | None) -> str:
+        return self.kind + self.inside.show(numbers) + {"⌊": "⌋", "⌈": "⌉", "(": ")"}[self.kind]
+
+    def at(self, values: Mapping[str, int]) -> Fraction:
+        value = self.inside.at(values)
+        match self.kind:
+            case "⌊":
+                return Fraction(value.numerator // value.denominator)
+            case "⌈":
+                return Fraction(-(-value.numerator // value.denominator))
+            case _:
+                return value
+
+
+Atom = str | Rounded
+Monomial = frozenset[tuple[Atom, int]]  # atoms and their exponents, never 0
+Number = int | Fraction
+_ONE: Monomial = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """Σ of coefficient · monomial. No coefficient is 0."""
+
+    terms: Mapping[Monomial, Number] = field(default_factory=dict[Monomial, Number])
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.terms.items()))
+
+    @staticmethod
+    def name(name: str) -> Expression:
+        return Expression({frozenset({(name, 1)}): 1})
+
+    @staticmethod
+    def number(n: int) -> Expression:
+        return Expression({_ONE: n} if n else {})
+
+    # ---- arithmetic ------------------------------------------------------------------------------------------
+
+    def plus(self, other: Expression, times: Number = 1) -> Expression:
+        """self + times·other"""
+        terms = dict(self.terms)
+        for monomial, n in other.terms.items():
+            if total := _plain(terms.get(monomial, 0) + times * n):
+                terms[monomial] = total
+            else:
+                del terms[monomial]
+        return Expression(terms)
+
+    def times(self, other: Expression) -> Expression:
+        if len(other.terms) == 1 and _ONE in other.terms:
+            n = other.terms[_ONE]
+            return Expression({monomial: _plain(n * a) for monomial, a in self.terms.items()})
+        total = Expression()
+        for monomial, n in other.terms.items():
+            product = {_times(monomial, each): _plain(n * a) for each, a in self.terms.items()}
+            total = total.plus(Expression(product)) if total.terms else Expression(product)
+        return total
+
+    def over(self, other: Expression) -> Expression:
+        """The quotient, as if nothing had to be whole."""
+        if len(other.terms) == 1:
+            ((monomial, n),) = other.terms.items()
+            return self.times(Expression({_inverse(monomial): _plain(Fraction(1, 1) / n)}))
+        return self._long_division(other) or self.times(Expression({frozenset({(Rounded("(", other), -1)}): 1}))
+
+    def _long_division(self, other: Expression) -> Expression | None:
+        """The quotient by a sum, if it is one that this sum divides."""
+        atoms = sorted({a for terms in (self.terms, other.terms) for m in terms for a, _ in m}, key=_place)
+        first = _leading(other, atoms)
+        left, found = self, Expression()
+        for _ in range(len(self.terms)):  # an exact quotient has no more terms than that in any formula met here
+            lead = _leading(left, atoms)
+            ratio = _plain(Fraction(left.terms[lead]) / other.terms[first])
+            part = Expression({_times(lead, _inverse(first)): ratio})
+            found, left = found.plus(part), left.plus(part.times(other), -1)
+            if not left.terms:
+                return found
+        return None
+
+    def floored(self) -> Expression:
+        """⌊self⌋; of what is negative, -⌈-self⌉."""
+        if all(n < 0 for n in self.terms.values()):
+            up = Rounded("⌈", Expression().plus(self, -1))
+            return Expression({frozenset({(up, 1)}): -1})
+        return Expression({frozenset({(Rounded("⌊", self), 1)}): 1})
+
+    # ---- reading ---------------------------------------------------------------------------------------------
+
+    def at(self, values: Mapping[str, int]) -> Fraction:
+        """The value where each name has the given one. Raises KeyError for a name that has none."""
+        total = Fraction(0)
+        for monomial, n in self.terms.items():
+            product = Fraction(n)
+            for atom, power in monomial:
+                value = Fraction(values[atom]) if isinstance(atom, str) else atom.at(values)
+                product *= value**power
+            total += product
+        return total
+
+    def names(self) -> set[str]:
+        """The names that it speaks of."""
+        atoms = {a for m in self.terms for a, _ in m}
+        return {n for a in atoms for n in ({a} if isinstance(a, str) else a.inside.names())}
+
+    def show(self, numbers: Mapping[str, int] | None = None) -> str:
+        """`2·B·S·D/(cp·tp)`; with `numbers` their values in the names' places."""
+        if not self.terms:
+            return "0"
+        factor, monomial = _common(self.terms)
+        rest = {_times(m, _inverse(monomial)): _plain(n / factor) for m, n in self.terms.items()}
+        above, below = _fraction(factor, monomial, numbers)
+        if len(rest) > 1:
+            ordered = sorted(rest.items(), key=lambda t: [(_place(a), -n) for a, n in _ordered(t[0])])
+            inner = " + ".join(Expression({m: n}).show(numbers) for m, n in ordered).replace("+ -", "- ")
+            above = [*above, f"({inner})" if above or below or factor < 0 else inner]
+        top = "-" * (factor < 0) + ("·".join(above) or "1")
+        if not below:
+            return top
+        bottom = "·".join(below)
+        return f"{top}/({bottom})" if len(below) > 1 else f"{top}/{bottom}"
+
+
+def _fraction(factor: Fraction, monomial: Monomial, numbers: Mapping[str, int] | None) -> tuple[list[str], list[str]]:
+    """Factors above and below the line, without the sign."""
+    above = [str(abs(factor.numerator))] if abs(factor.numerator) != 1 else []
+    below = [str(factor.denominator)] if factor.denominator != 1 else []
+    for atom, power in _ordered(monomial):
+        (above if power > 0 else below).append(_power(atom, abs(power), numbers))
+    return above, below
+
+
+def _power(atom: Atom, power: int, numbers: Mapping[str, int] | None) -> str:
+    shown = atom if numbers is None or isinstance(atom, Rounded) else str(numbers[atom])
+    text = shown if isinstance(shown, str) else shown.show(numbers)
+    return text if power == 1 else text + str(power).translate(_RAISED)
+
+
+def _plain(n: Number) -> Number:
+    return n.numerator if isinstance(n, Fraction) and n.denominator == 1 else n
+
+
+def _times(a: Monomial, b: Monomial) -> Monomial:
+    if not a or not b:
+        return a or b
+    powers = dict(a)
+    for atom, n in b:
+        powers[atom] = powers.get(atom, 0) + n
+    return frozenset((atom, n) for atom, n in powers.items() if n)
+
+
+def _inverse(m: Monomial) -> Monomial:
+    return frozenset((atom, -n) for atom, n in m)
+
+
+def _leading(e: Expression, atoms: Iterable[Atom]) -> Monomial:
+    """The first monomial by the exponents of `atoms`: an order that products keep."""
+    return max(e.terms, key=lambda m: [dict(m).get(atom, 0) for atom in atoms])
+
+
+def _common(terms: Mapping[Monomial, Number]) -> tuple[Fraction, Monomial]:
+    """What all terms share: the largest factor that leaves whole numbers, and each atom's lowest exponent."""
+    numbers = [Fraction(n) for n in terms.values()]
+    factor = Fraction(gcd(*(n.numerator for n in numbers)), lcm(*(n.denominator for n in numbers)))
+    powers = [dict(m) for m in terms]
+    lowest = {atom: min(p.get(atom, 0) for p in powers) for p in powers for atom in p}
+    sign = -1 if all(n < 0 for n in numbers) else 1
+    return sign * factor, frozenset((atom, n) for atom, n in lowest.items() if n)
+
+
+def _place(atom: Atom) -> tuple[int, str]:
+    return (_PLACE.get(atom, len(_PLACE)), atom) if isinstance(atom, str) else (len(_PLACE) + 1, atom.show(None))
+
+
+def _ordered(m: Monomial) -> list[tuple[Atom, int]]:
+    return sorted(m, key=lambda item: _place(item[0]))

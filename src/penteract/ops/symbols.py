@@ -1,0 +1,130 @@
+"""Sizes that remember how they were made: recorded with them, a program says its formulas as well as its numbers.
+
+A `Size` is an int to all who take it for one. Comparisons, and so every branch, see the number alone: a formula holds
+for this layout's branches, and for all sizes that take the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from penteract.ops.expression import Expression
+from penteract.spec.layout import Layout
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
+
+
+class Size(int):
+    """An int with its formula. Sums, products and whole quotients of sizes are sizes; other operations give plain ints.
+
+    A quotient without remainder is written as a fraction, since what is cut divides evenly by rule; any other is
+    rounded in its formula too.
+    """
+
+    expression: Expression
+
+    def __new__(cls, value: int, expression: Expression | None = None) -> Size:
+        self = super().__new__(cls, value)
+        self.expression = Expression.number(int(value)) if expression is None else expression
+        return self
+
+    @staticmethod
+    def named(name: str, value: int) -> Size:
+        return Size(value, Expression.name(name))
+
+    def __add__(self, other: int, /) -> Size:
+        if not isinstance(other, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return NotImplemented
+        return Size(int.__add__(self, other), self.expression.plus(expression_of(other)))
+
+    def __sub__(self, other: int, /) -> Size:
+        if not isinstance(other, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return NotImplemented
+        return Size(int.__sub__(self, other), self.expression.plus(expression_of(other), -1))
+
+    def __rsub__(self, other: int, /) -> Size:
+        return -self + other
+
+    def __neg__(self) -> Size:
+        return Size(int.__neg__(self), Expression().plus(self.expression, -1))
+
+    def __mul__(self, other: int, /) -> Size:
+        if not isinstance(other, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return NotImplemented
+        return Size(int.__mul__(self, other), self.expression.times(expression_of(other)))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __floordiv__(self, other: int, /) -> Size:
+        if not isinstance(other, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return NotImplemented
+        value, rest = divmod(int(self), int(other))
+        quotient = self.expression.over(expression_of(other))
+        return Size(value, quotient.floored() if rest else quotient)
+
+    def __rfloordiv__(self, other: int, /) -> Size:
+        return Size(int(other)) // self
+
+    def __mod__(self, other: int, /) -> Size:
+        if not isinstance(other, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return NotImplemented
+        return self - self // other * other
+
+    def __rmod__(self, other: int, /) -> Size:
+        return Size(int(other)) % self
+
+
+def expression_of(n: int) -> Expression:
+    """The formula of a size; a plain number is its own."""
+    return n.expression if isinstance(n, Size) else Expression.number(int(n))
+
+
+def evaluate(expression: Expression, values: Mapping[str, int]) -> int:
+    """A formula at other numbers. Raises ValueError where it is no whole number there."""
+    value = expression.at(values)
+    if value.denominator != 1:
+        raise ValueError(f"{expression.show()} is {value} here: a size is whole")
+    return value.numerator
+
+
+# Which fields are sizes, and their names in `LEGEND`.
+_NAMES: Mapping[type, Mapping[str, str]] = {
+    ModelSpec: {
+        "hidden_size": "D", "heads": "H", "kv_heads": "K", "head_size": "C", "ffn_size": "F", "vocab_size": "V",
+        "max_positions": "N",
+    },
+    MoESpec: {"experts": "X", "top_k": "k", "ffn_size": "Fx", "shared_ffn_size": "Fs"},
+    LatentSpec: {"kv_rank": "Dk", "query_rank": "Dq", "plain_size": "P", "rope_size": "R", "value_size": "E"},
+    Layout: {
+        "dp": "dp", "pp": "pp", "cp": "cp", "tp": "tp", "ep": "ep", "micro_batch_size": "B",
+        "gradient_accumulation_steps": "m",
+    },
+}  # fmt: skip
+
+
+def symbolic(m: ModelSpec, layout: Layout, sequence_length: int) -> tuple[ModelSpec, Layout, Size]:
+    """The same values with sizes that carry their names.
+
+    They compare and hash as the plain ones do: what remembers results by them must not be asked with both.
+    """
+    model = replace(
+        m,
+        **_sizes(m),
+        moe=None if m.moe is None else replace(m.moe, **_sizes(m.moe)),
+        latent=None if m.latent is None else replace(m.latent, **_sizes(m.latent)),
+    )
+    sizes = _sizes(layout)
+    cut = replace(layout, **sizes, expert_tp=sizes["tp"] if layout.expert_tp > 1 else 1)
+    return model, cut, Size.named("S", sequence_length)
+
+
+def values(m: ModelSpec, layout: Layout, sequence_length: int) -> dict[str, int]:
+    """The number of every name in the formulas of `symbolic`."""
+    parts = [part for part in (m, layout, m.moe, m.latent) if part is not None]
+    return {"S": sequence_length} | {n: getattr(part, f) for part in parts for f, n in _NAMES[type(part)].items()}
+
+
+def _sizes(part: ModelSpec | MoESpec | LatentSpec | Layout) -> dict[str, Any]:
+    """Fields as named sizes; what is 0 is not there."""
+    return {f: Size.named(n, getattr(part, f)) for f, n in _NAMES[type(part)].items() if getattr(part, f)}
