@@ -76,8 +76,11 @@ def buckets(params: Iterable[Param], homes: Homes, mesh: Mesh, rank: int, width:
         size = -(-at // (shards * UNIT)) * shards * UNIT if shards > 1 else at
         done.append(Bucket(params, tuple(offsets), size, agree[key], key[2], len(where) > 1, shards))
 
+    known: dict[int, tuple[_Alike, int]] = {}  # by identity: layers that are alike may share their parameters
     for p in sorted(params, key=lambda q: (len(homes[q.name]) > 1) * q.name):
-        key, n = (p.cut(mesh), homes[p.name], p.decay), p.numel(mesh)
+        if id(p) not in known:
+            known[id(p)] = (p.cut(mesh), homes[p.name], p.decay), p.numel(mesh)
+        key, n = known[id(p)]
         if key not in open_:
             open_[key], full[key] = [], 0
         open_[key].append((p, n))

@@ -23,7 +23,7 @@ def action_lists(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Sequ
 
 def steady(pp: int, vpp: int) -> int:
     """Micro-batches after which one more changes no schedule but by one more turn of the same."""
-    return 2 * pp if vpp == 1 else 4 * pp
+    return pp if vpp == 1 else 2 * pp
 
 
 def most_in_flight(

@@ -107,6 +107,8 @@ def share_slots(slots: Sequence[Mapping[Span, Bytes]]) -> tuple[dict[tuple[int, 
 
     `slots`: bytes by span, for each chunk. -> the pool of each chunk's span, and the bytes of a slot of each pool.
     """
+    if len(slots) == 1:
+        return {(0, span): (0, span) for span in slots[0]}, {(0, span): size for span, size in slots[0].items()}
     pool: dict[tuple[int, Span], Pool] = {}
     size: dict[Pool, Bytes] = {}
     for span in sorted({span for one in slots for span in one}):
