@@ -1,5 +1,5 @@
 # The README's two commands, and what a maintainer runs.
-.PHONY: setup demo test test-all lint
+.PHONY: setup demo test test-all lint pyodide
 
 PYTHON ?= python3
 RUN := .venv/bin/python
@@ -25,5 +25,9 @@ test: lint
 	$(RUN) -m pytest tests --hypothesis-profile=ci
 
 # Every layout of 2, 4 and 8 ranks; resumable; its last result is benchmarks/results/test_all.json.
-test-all: test
+test-all: test pyodide
 	$(RUN) tests/sweep.py
+
+# What is above the torch line, in a browser's Python under node: the same answers to the last digit.
+pyodide: setup
+	$(RUN) tests/pyodide/check.py

@@ -81,9 +81,9 @@ def reference(m: ModelSpec, batch: int) -> tuple[dict[str, torch.Tensor], float]
     scale = {"cross_entropy": 1 / target_count(drawn), "balance": m.moe.balance_coefficient / batch if m.moe else 0.0}
     with torch.enable_grad():
         w = {n: t.clone().requires_grad_() for n, t in state.parameters.items()}
-        ce, balance = oracle.loss(m, w, stacked(drawn), scale)
-        (ce + balance).backward()
-    return {n: t.grad for n, t in w.items() if t.grad is not None}, ce.item()
+        terms = oracle.loss(m, w, stacked(drawn), scale)
+        torch.stack(list(terms.values())).sum().backward()
+    return {n: t.grad for n, t in w.items() if t.grad is not None}, terms["cross_entropy"].item()
 
 
 def worst(p: Program, run: Run) -> tuple[float, float]:

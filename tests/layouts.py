@@ -20,14 +20,14 @@ from penteract.engine.bodies.body import TorchBody
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups, needed
-from penteract.engine.feed import constants, micro_batch, samples_of, target_count
+from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.memory import Arena, Fresh
 from penteract.engine.run import Run
-from penteract.engine.state import allocate, initialise
+from penteract.engine.state import Piece, allocate, initialise
 from penteract.estimate.load import Recorded
 from penteract.estimate.price import Price, price
 from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.schedules import ScheduleName
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
@@ -62,7 +62,7 @@ class Case:
 
 def _said(value: Any) -> str:
     """A frozen value without what it has by default."""
-    if not isinstance(value, (Case, Layout, ModelSpec, MoESpec)):
+    if not isinstance(value, (Case, Layout, ModelSpec, MoESpec, LatentSpec, RopeScaling)):
         return repr(value)
     said = ((f.name, getattr(value, f.name), f.default) for f in fields(value))
     return f"{type(value).__name__}({', '.join(f'{n}={_said(v)}' for n, v, default in said if v != default)})"
@@ -119,13 +119,13 @@ def _reference(m: ModelSpec, sequence_length: int, batch: int) -> Reference:
     steer(state.biases)
     w = {n: t.clone().requires_grad_() for n, t in state.parameters.items()}
     samples = [sample(i, sequence_length, m.vocab_size) for i in range(batch)]
-    scale = {"cross_entropy": 1 / target_count(samples)}
+    scale = {"cross_entropy": 1 / sum(int((s.targets >= 0).sum()) for s in samples)}
     if m.moe:
         scale["balance"] = m.moe.balance_coefficient / batch
-    ce, balance = oracle.loss(m, w, stacked(samples), scale, state.biases)
-    (ce + balance).backward()
+    terms = oracle.loss(m, w, stacked(samples), scale, state.biases)
+    torch.stack(list(terms.values())).sum().backward()
     gradients = {n: t.grad for n, t in w.items() if t.grad is not None}
-    return gradients, {"cross_entropy": ce.item(), "balance": balance.item()}
+    return gradients, {name: term.item() for name, term in terms.items()}
 
 
 def steer(biases: dict[str, torch.Tensor]) -> None:
@@ -138,7 +138,7 @@ def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = No
     """One step of `case` on this rank; None when the layout has fewer ranks."""
     p = case.compile(rank % case.layout.world)
     groups.make(needed(p))
-    verdict, losses, gradients = None, {}, {}
+    verdict, losses, gradients = None, {}, list[Piece]()
     if rank < case.layout.world:
         with ExitStack() as patches:
             subject = Subject(p, p, dict(REFERENCE), patches)
@@ -147,7 +147,8 @@ def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = No
             run, verdict = _step(subject, groups)
             if mutate is None:
                 verdict.differences += _compare_arena(p, groups, run)
-            losses, gradients = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True)), run.state.gradients
+            losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True))
+            gradients = list(run.state.pieces("gradient"))
     want = reference(rank, case.model, case.sequence_length, case.layout.global_batch_size)
     if verdict is not None:
         _compare_values(p, want, gradients, losses, verdict)
@@ -159,6 +160,7 @@ def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
     run = _prepare(subject.program, groups, subject.bodies)
     wires, watched, prices = Wires(run.p.rank), Watched(), _Prices(subject.priced, run)
     alive: list[int] = []
+    before = [flat.parameter.clone() for flat in run.state.flats]
     run.on_action = lambda name: alive.append(_settled(watched, prices.kept(len(alive))))
     with wires.watch(), watched:
         walk(run.p, run)
@@ -166,6 +168,8 @@ def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
     priced = price(subject.priced, Recorded(run.received))
     verdict.differences += _compare_bytes(priced, wires, watched, alive)
     verdict.differences += _compare_routing(run)
+    if not all(map(torch.equal, before, (flat.parameter for flat in run.state.flats))):
+        verdict.differences.append(("values", "no optimizer moved a parameter, and yet one changed"))
     return run, verdict
 
 
@@ -179,7 +183,7 @@ def _prepare(p: Program, groups: Groups, bodies: dict[str, TorchBody]) -> Run:
     fixed = constants(p, CPU)
     mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
     run.batches = [fixed | micro_batch(p, samples, CPU) for samples in mine]
-    run.counts.fill_(sum(target_count(samples) for samples in mine))
+    run.counts.copy_(torch.tensor(target_counts(p, mine)))
     return run
 
 
@@ -209,13 +213,15 @@ def _settled(watched: Watched, expected: int) -> int:
 
 
 def _compare_values(
-    p: Program, want: Reference, gradients: dict[str, torch.Tensor], losses: dict[str, float], verdict: Verdict
+    p: Program, want: Reference, gradients: list[Piece], losses: dict[str, float], verdict: Verdict
 ) -> None:
-    for q in p.params:
+    for piece in gradients:
+        q = piece.param
         part = want[0][q.name]
         for dim, (at, n) in enumerate(zip(q.offset(p.mesh, p.rank), q.local_shape(p.mesh), strict=True)):
             part = part.narrow(dim, at, n)
-        error = _relative((gradients[q.name] - part).abs().max().item(), want[0][q.name].abs().max().item())
+        part = part.reshape(-1)[piece.begin : piece.begin + len(piece.values)]
+        error = _relative((piece.values - part).abs().max().item(), want[0][q.name].abs().max().item())
         if error > verdict.gradient:
             verdict.gradient, verdict.worst = error, q.name
     verdict.loss = max(_relative(abs(x - want[1][name]), abs(want[1][name])) for name, x in losses.items())

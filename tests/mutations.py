@@ -19,6 +19,7 @@ from penteract.estimate import price as price_module
 from penteract.estimate.load import Balanced
 from penteract.ops.bodies import BODIES
 from penteract.ops.lower import Instruction
+from penteract.ops.params import holders
 from penteract.ops.spec import WIDTHS
 from penteract.parallel import data
 from penteract.parallel.data import Bucket
@@ -235,3 +236,52 @@ def register_never_freed(s: Subject) -> None:
 def second_rank_raises(s: Subject) -> None:
     if s.priced.rank == 1:
         raise ArithmeticError("on purpose")
+
+
+# ---- latents, and what is predicted ahead ------------------------------------------------------------------------
+
+
+def documents_run_together_ahead(s: Subject) -> None:
+    """What is k further counts, whatever lies between."""
+    real = feed._further
+
+    def further(sample: Any, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return real(replace(sample, start=torch.zeros_like(sample.start)), k)
+
+    s.patches.enter_context(patch.object(feed, "_further", further))
+
+
+def targets_ahead_not_counted(s: Subject) -> None:
+    """Every depth is divided by the number of next tokens."""
+    real = layouts.target_counts
+
+    def counts(p: Any, batches: Any) -> list[int]:
+        return [real(p, batches)[0]] * len(p.means)
+
+    s.patches.enter_context(patch.object(layouts, "target_counts", counts))
+
+
+def embedding_kept_at_home(s: Subject) -> None:
+    """The last stage's use of the table is not summed with the first stage's."""
+    p = s.priced
+
+    def alone(param: Any, homes: tuple[int, ...], mesh: Any, rank: int) -> tuple[int, ...]:
+        here = (mesh.coordinates(rank)["pp"],)
+        return holders(param, here, mesh, rank)
+
+    with patch.object(data, "holders", alone):
+        wrong = compile_step(p.model, p.layout, p.sequence_length, rank=p.rank, precision=p.precision)
+    s.priced = s.program = wrong
+
+
+def rotated_key_of_one_head(s: Subject) -> None:
+    """The gradient of the key that heads share is the first head's alone."""
+    real = s.bodies["unfold_heads"].input_gradient
+    assert real is not None
+
+    def first(env: Any, site: Any, ins: Any, weights: Any, outs: Any) -> None:
+        real(env, site, ins, weights, outs)
+        plain = int(site.attrs["plain_size"])
+        outs[1].copy_(ins[0][..., plain : plain + outs[1].shape[-1]])
+
+    s.bodies["unfold_heads"] = replace(s.bodies["unfold_heads"], input_gradient=first)

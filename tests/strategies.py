@@ -12,8 +12,8 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from layouts import Case
 from penteract.schedule.generate import ScheduleName
 from penteract.spec import case as spec_case
-from penteract.spec.layout import CONTEXT_METHODS, ContextMethod, Layout
-from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.layout import CONTEXT_METHODS, ZERO_STAGES, ContextMethod, Layout
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.rules import breaches
 
 WORLDS = (1, 2, 4, 8, 3, 6, 8, 4)  # those of the most layouts are drawn more often
@@ -31,6 +31,12 @@ REMAKES: tuple[tuple[str, ...], ...] = (
     ("send", "dispatch", "expert_linear"),
     ("layer_norm", "gelu", "leave"),
     ("router", "sort_by_expert", "combine"),
+    ("enter", "gather", "split", "unfold_heads"),
+)
+SCALINGS = (
+    RopeScaling(factor=8.0, original_positions=32),
+    RopeScaling(kind="yarn", factor=40.0, original_positions=200, attention_factor=1.3, softmax_factor=0.7),
+    RopeScaling(kind="linear", factor=4.0),
 )
 BUCKETS = (25 * 2**20, 2**16, 2**12, 0)  # bytes: all in one, several, and one for each parameter
 
@@ -47,13 +53,13 @@ def legal(case: Case) -> bool:
 
 
 @st.composite
-def cases(draw: DrawFn, max_ranks: int = 8) -> Case:
+def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
     """A legal case on at most `max_ranks` ranks: nearly every draw is legal as it is made."""
     world = draw(st.sampled_from([n for n in WORLDS if n <= max_ranks]))
     dp, tp, pp, cp = draw(st.sampled_from(meshes(world)))
     schedule, vpp, steps = draw(schedules(pp))
     method: ContextMethod = draw(st.sampled_from(CONTEXT_METHODS)) if cp > 1 else "gather"
-    experts = draw(st.booleans())
+    experts = deepseek or draw(st.booleans())
     ep = draw(st.sampled_from([n for n in DEGREES if (dp * cp) % n == 0])) if experts else 1
     layout = Layout(
         dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, vpp=vpp,
@@ -64,11 +70,12 @@ def cases(draw: DrawFn, max_ranks: int = 8) -> Case:
         gradient_accumulation_steps=steps,
         remake=draw(st.sampled_from(REMAKES)),
         bucket_bytes=draw(st.sampled_from(BUCKETS)),
+        zero=draw(st.sampled_from(ZERO_STAGES)),
     )  # fmt: skip
     tokens = 2 * cp * tp
     length = tokens * draw(st.integers(-(-12 // tokens), max(1, 24 // tokens)))
     case = Case(
-        model=draw(models(layout, experts, length)),
+        model=draw(deepseeks(layout) if deepseek else models(layout, experts, length)),
         layout=layout,
         sequence_length=length,
         schedule="woven" if schedule == "woven" else None,
@@ -118,7 +125,43 @@ def models(draw: DrawFn, layout: Layout, experts: bool, length: int) -> ModelSpe
         said |= {"positions": "learned", "max_positions": length + draw(st.sampled_from([0, 8]))}
     if draw(st.booleans()):
         said["sliding_window"] = draw(st.integers(1, 9))
+    if draw(st.booleans()):
+        said |= draw(latents(heads))
+    if draw(st.booleans()):
+        said["rope_scaling"] = draw(st.sampled_from(SCALINGS))
+    if draw(st.booleans()):
+        said |= {"predict_ahead": draw(st.integers(1, 2)), "predict_ahead_coefficient": 0.7}
     return ModelSpec(**said)
+
+
+@st.composite
+def deepseeks(draw: DrawFn, layout: Layout) -> ModelSpec:
+    """DeepSeek-V3 as small as a layout lets it be: all that is new in it at once."""
+    heads = 6 if layout.tp * layout.cp % 3 == 0 else 8
+    moe = MoESpec(
+        experts=lcm(layout.ep, 8 if layout.ep % 3 else 12), top_k=3, ffn_size=2 * layout.tp, shared_ffn_size=24,
+        dense_layers=(0,), score="sigmoid", balance=draw(st.sampled_from(["bias", "loss"])), groups=4, top_groups=2,
+        group_score="top2", weight_scale=2.5,
+    )  # fmt: skip
+    return ModelSpec(
+        layers=max(2, layout.stages), hidden_size=24, heads=heads, ffn_size=8 * heads, vocab_size=8 * heads,
+        initial_std=0.3, moe=moe, rope_scaling=SCALINGS[1], predict_ahead=draw(st.integers(1, 2)),
+        predict_ahead_coefficient=0.7, **draw(latents(heads)),
+    )  # fmt: skip
+
+
+@st.composite
+def latents(draw: DrawFn, heads: int) -> dict[str, Any]:
+    """Keys and values of a latent, with values narrower or wider than keys."""
+    latent = LatentSpec(
+        kv_rank=draw(st.sampled_from([6, 9])),
+        plain_size=draw(st.sampled_from([3, 4])),
+        rope_size=draw(st.sampled_from([2, 4])),
+        value_size=draw(st.sampled_from([3, 5, 8])),
+        query_rank=draw(st.sampled_from([0, 7])),
+    )
+    head_size = latent.plain_size + latent.rope_size
+    return {"latent": latent, "head_size": head_size, "kv_heads": heads, "qk_norm": False}
 
 
 def kv_heads(layout: Layout, heads: int) -> SearchStrategy[int]:
@@ -136,11 +179,22 @@ def kv_heads(layout: Layout, heads: int) -> SearchStrategy[int]:
 @st.composite
 def mixtures(draw: DrawFn, layout: Layout) -> MoESpec:
     """Experts in multiples of ep; four at least, so that one may stay without tokens."""
-    smallest = lcm(layout.ep, 4 if layout.ep % 3 else 6)
+    experts = lcm(layout.ep, 4 if layout.ep % 3 else 6)
     balance = draw(st.sampled_from(["loss", "bias", "none"]))
+    top_k, grouped = draw(st.integers(1, 3)), dict[str, Any]()
+    if draw(st.booleans()):
+        experts *= 2
+        groups = draw(st.sampled_from([n for n in (2, 3, 4) if experts % n == 0]))
+        fewest = top_k * groups // experts + 1  # one expert more than are chosen
+        grouped = {
+            "groups": groups,
+            "top_groups": draw(st.integers(fewest, groups)),
+            "group_score": draw(st.sampled_from(["max", "top2"])),
+            "weight_scale": draw(st.sampled_from([1.0, 2.5])),
+        }
     return MoESpec(
-        experts=smallest,
-        top_k=draw(st.integers(1, 3)),
+        experts=experts,
+        top_k=top_k,
         ffn_size=2 * layout.tp if draw(st.booleans()) else 24,
         shared_ffn_size=draw(st.sampled_from([0, 24])),
         every=draw(st.integers(1, 2)),
@@ -148,4 +202,5 @@ def mixtures(draw: DrawFn, layout: Layout) -> MoESpec:
         score=draw(st.sampled_from(["softmax", "sigmoid"])),
         normalize_weights=draw(st.booleans()),
         balance=balance,
+        **grouped,
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from layouts import Case
 from penteract.schedule.generate import ScheduleName
-from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, Layout
+from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES, Layout
 from penteract.spec.model import ModelSpec, MoESpec
 from strategies import REMAKES, legal
 from tiny import SIZES
@@ -31,6 +31,7 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "rounds": (1, 2),
     "remake": REMAKES,
     "bucket_bytes": (25 * 2**20, 2**15, 0),
+    "zero": ZERO_STAGES,
     "more_layers": (0, 1),
     "tied": (False, True),
     "qk_norm": (False, True),
@@ -88,6 +89,7 @@ class Base:
             gradient_accumulation_steps=choice["rounds"] * (lay.pp if self.schedule == "interleaved" else 2),
             remake=choice["remake"],
             bucket_bytes=choice["bucket_bytes"],
+            zero=choice["zero"],
         )
         model = replace(
             self.model,

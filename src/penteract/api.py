@@ -9,6 +9,41 @@ from pathlib import Path
 from typing import Any
 
 from penteract.errors import PenteractError
+from penteract.plan.ask import HEADROOM, parse_axes
+from penteract.plan.plan import Plan, plan_layouts, plan_one, quoter
+from penteract.plan.question import question
+from penteract.spec.hardware import Cluster
+from penteract.spec.model import ModelSpec
+
+
+def plan(  # noqa: PLR0913 (what is asked has many sides)
+    model: str | Path | ModelSpec,
+    gpus: str | Cluster,
+    *,
+    sequence_length: int | None = None,
+    batch: str | int = "1Mi",
+    top: int = 10,
+    layout: str | None = None,
+    fix: str | None = None,
+    tp_across_nodes: bool = False,
+    precision: str = "bf16",
+    headroom: float = HEADROOM,
+) -> Plan:
+    """The best layouts of one training step of `model` on `gpus`, among all that fit: as `penteract plan`, no torch.
+
+    `model`: a published model's name, a config.json or its folder, or a spec. `gpus`: "8xH200", "64x8xH100".
+    `batch`: tokens of a step ("1Mi"), or sequences ("128seqs"). `layout`: price this one alone ("tp=2,pp=2").
+    `fix`: hold these axes ("tp=2/4,recompute=none"). `headroom`: share of a GPU's memory kept free of tensors.
+    Raises BadInput, naming what is allowed and the fix.
+    """
+    pins = parse_axes(fix, flag="--fix", several=True) if fix else {}
+    ask = question(
+        model, gpus, sequence_length=sequence_length, batch=batch, precision=precision, headroom=headroom,
+        tp_across_nodes=tp_across_nodes, pins=pins,
+    )  # fmt: skip
+    if layout is not None:
+        return plan_one(ask, parse_axes(layout, flag="--layout", several=False), quoter)
+    return plan_layouts(ask, quoter, top=top)
 
 
 def train(run: str | Path | None = None, *, preset: str | None = None, **settings: Any) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -74,7 +75,10 @@ def positive(*shape: int) -> In:
 
 def _dense() -> list[Case]:
     scaling = RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_positions=32)
-    rope = {"head_size": 8, "theta": 1e4, "scaling": None}
+    yarn = RopeScaling(kind="yarn", factor=40.0, original_positions=256, attention_factor=1.2)
+    sudden = replace(yarn, original_positions=5, slow_rotations=0.9, fast_rotations=1.1)
+    linear = RopeScaling(kind="linear", factor=4.0)
+    rope = {"head_size": 8, "plain_size": 0, "theta": 1e4, "scaling": None}
     return [
         Case("embedding", "repeated ids, whole table", (given([[1, 1], [4, 1], [0, 4]]),), ((5, 4),), {"axis": ""}),
         Case("embedding", "one shard of one", (draw(6, 3, 2),), ((6, 4),), {"axis": "tp"}),
@@ -95,9 +99,19 @@ def _dense() -> list[Case]:
         Case("rope", "one token", (x(1, 1, 8), given([[3]])), (), rope | {"scaling": scaling}),
         Case("rope", "two features", (x(2, 3, 2), draw(9, 2, 3)), (), rope | {"head_size": 2}),
         Case("rope", "stretched", (x(5, 2, 2 * 16), draw(900, 5, 2)), (), rope | {"head_size": 16, "scaling": scaling}),
+        Case("rope", "a part of each head", (x(5, 2, 3 * 8), draw(90, 5, 2)), (), rope | {"plain_size": 2}),
+        Case("rope", "a small part", (x(1, 1, 2 * 8), draw(90, 1, 1)), (), rope | {"plain_size": 6}),
+        Case("rope", "yarn", (x(5, 2, 2 * 16), draw(900, 5, 2)), (), rope | {"head_size": 16, "scaling": yarn}),
+        Case("rope", "yarn, one token", (x(1, 1, 16), given([[700]])), (), rope | {"head_size": 16, "scaling": yarn}),
+        Case("rope", "yarn, no ramp", (x(1, 1, 4), given([[70]])), (), rope | {"head_size": 4, "scaling": sudden}),
+        Case("rope", "linear", (x(3, 1, 8), draw(90, 3, 1)), (), rope | {"scaling": linear}),
         Case("swiglu", "rows", (x(4, 2, 5), x(4, 2, 5))),
         Case("gelu", "rows", (x(4, 2, 5),)),
         Case("add", "rows", (x(4, 2, 5), x(4, 2, 5))),
+        Case("split", "uneven", (x(3, 2, 7),), (), {"first": 5}),
+        Case("split", "one token", (x(1, 1, 2),), (), {"first": 1}),
+        Case("join", "uneven", (x(3, 2, 2), x(3, 2, 5))),
+        Case("join", "one token", (x(1, 1, 1), x(1, 1, 1))),
         Case("repeat_heads", "twice", (x(3, 2, 2 * 4),), (), {"times": 2, "head_size": 4}),
         Case("repeat_heads", "thrice, one head", (x(3, 1, 4),), (), {"times": 3, "head_size": 4}),
     ]
@@ -106,13 +120,15 @@ def _dense() -> list[Case]:
 def _attend(what: str, s: int, b: int, heads: tuple[int, int], **more: Any) -> Case:
     """Own tokens at `at`, keys at `keys`, documents that begin at `start` (one row a token)."""
     c, (h, kv) = 4, heads
+    e = more.get("value", c)  # a value's width
     at, keys = more.get("at", range(s)), more.get("keys", range(s))
     start = torch.zeros(s, b, dtype=torch.int64) if "start" not in more else torch.tensor(more["start"])
-    ins = (x(s, b, h * c), x(len(keys), b, kv * c), x(len(keys), b, kv * c), given(at), given(start), given(keys))
+    ins = (x(s, b, h * c), x(len(keys), b, kv * c), x(len(keys), b, kv * e), given(at), given(start), given(keys))
     beside = ()
     if rest := more.get("rest"):
-        beside = (x(len(rest), b, kv * c), x(len(rest), b, kv * c), given(rest))
-    return Case("attention", what, ins, (), {"head_size": c, "window": more.get("window", 0)}, beside=beside)
+        beside = (x(len(rest), b, kv * c), x(len(rest), b, kv * e), given(rest))
+    attrs = {"head_size": c, "value_size": e, "scale": more.get("scale", c**-0.5), "window": more.get("window", 0)}
+    return Case("attention", what, ins, (), attrs, beside=beside)
 
 
 def _attention() -> list[Case]:
@@ -134,6 +150,15 @@ def _attention() -> list[Case]:
                 rest=[0, 1, 6, 7]),
         _attend("a part: nothing is seen", 2, 1, (2, 2), at=[0, 1], keys=[2, 3], rest=[0, 1]),
         _attend("a part in a window", 4, 1, (2, 1), at=[2, 3, 4, 5], keys=[0, 1], rest=[2, 3, 4, 5], window=3),
+        _attend("narrow values", 5, 2, (2, 2), value=3),
+        _attend("wide values, another scale", 6, 2, (2, 2), value=7, scale=1.3, start=documents),
+        _attend("grouped narrow values", 6, 2, (4, 2), value=2, window=3),
+        _attend("grouped wide values", 4, 1, (6, 2), value=9, scale=0.2),
+        _attend("wide values, one token", 1, 2, (4, 2), value=33, at=[5], keys=range(6)),
+        _attend("a part with wide values", 4, 2, (2, 2), value=6, at=[0, 1, 6, 7], keys=[2, 3, 4, 5],
+                rest=[0, 1, 6, 7]),
+        Case("unfold_heads", "heads", (x(4, 2, 3 * (5 + 4)), x(4, 2, 2)), (), {"plain_size": 5, "value_size": 4}),
+        Case("unfold_heads", "one head", (x(3, 1, 3), x(3, 1, 4)), (), {"plain_size": 1, "value_size": 2}),
         Case("merge_attention", "two parts", (x(4, 2, 3 * 4), stat(2, 3, 4), x(4, 2, 3 * 4), stat(2, 3, 4))),
         Case("merge_attention", "rows that a part does not see", (x(3, 1, 2 * 4), stat(1, 2, 3), x(3, 1, 2 * 4), some)),
     ]  # fmt: skip
@@ -159,16 +184,33 @@ def _loss() -> list[Case]:
     return out
 
 
+ALL_EXPERTS: Mapping[str, Any] = {"scale": 1.0, "groups": 1, "top_groups": 1, "group_score": "max"}
+
+
+def _grouped_routers() -> Iterator[Case]:
+    """Many tokens and experts, so that what the choice of groups takes shows beside the products."""
+    for (score, balance), normalize, group_score, (groups, top_groups), k in product(
+        [("softmax", "loss"), ("sigmoid", "bias"), ("softmax", "none")], (True, False), ("max", "top2"),
+        [(3, 1), (4, 4), (6, 5)], (1, 4),
+    ):  # fmt: skip
+        attrs = {"top_k": k, "experts": 12, "score": score, "normalize": normalize, "balance": balance,
+                 "bias": "steer" if balance == "bias" else "", "scale": 2.5 if normalize else 0.5, "groups": groups,
+                 "top_groups": top_groups, "group_score": group_score}  # fmt: skip
+        what = f"{top_groups} of {groups} groups by {group_score}, {score}, top {k}{', normalised' * normalize}"
+        yield Case("router", f"{what}, balance {balance}", (x(5, 2, 3),), ((12, 3),), attrs)
+
+
 def _experts() -> list[Case]:
     out: list[Case] = []
     for score in ("softmax", "sigmoid"):
         for normalize in (True, False):
             for balance in ("loss", "bias", "none"):
                 attrs = {"top_k": 2, "experts": 5, "score": score, "normalize": normalize, "balance": balance,
-                         "bias": "steer" if balance == "bias" else ""}  # fmt: skip
+                         "bias": "steer" if balance == "bias" else "", **ALL_EXPERTS}  # fmt: skip
                 what = f"{score}{', normalised' if normalize else ''}, balance {balance}"
                 out.append(Case("router", what, (x(4, 2, 3),), ((5, 3),), attrs))
-        one = {"top_k": 1, "experts": 3, "score": score, "normalize": False, "balance": "none", "bias": ""}
+        one = {"top_k": 1, "experts": 3, "score": score, "normalize": False, "balance": "none", "bias": "",
+               **ALL_EXPERTS}  # fmt: skip
         out.append(Case("router", f"{score}, one sequence, top 1", (x(6, 1, 8),), ((3, 8),), one))
         out.append(
             Case("router", f"{score}, one token, all", (x(1, 3, 2),), ((2, 2),), one | {"top_k": 2, "experts": 2})
@@ -179,6 +221,7 @@ def _experts() -> list[Case]:
         out.append(Case("balance_loss", score, (positive_scores, counts), (), shares))
         out.append(Case("balance_loss", f"{score}, one token", (positive(1, 1, 5), draw(9, 1, 5)), (), shares))
         out.append(Case("balance_loss", f"{score}, long", (positive(40, 1, 5), draw(9, 1, 5)), (), shares))
+    out += list(_grouped_routers())
     rows = splits([2, 0, 1], [1, 0, 3])  # two ranks send to three experts; nobody to the second
     return [
         *out,

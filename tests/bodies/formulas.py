@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from penteract.spec.model import RopeScaling
+
 Tensors = list[Any]
 
 
@@ -75,13 +77,33 @@ def layer_norm(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 
 
 def rope(room: Room, ins: Tensors, weights: Tensors) -> Truth:
-    """Each pair of a head as a complex number, turned. Llama 3.1's stretching by wavelength, number by number."""
+    """Each pair of a head's rotated part as a complex number, turned."""
     x, positions = ins
-    size, scaling = room.attrs["head_size"], room.attrs["scaling"]
-    turns: list[float] = []
+    heads, plain = x.unflatten(-1, (-1, room.attrs["head_size"])), room.attrs["plain_size"]
+    size = room.attrs["head_size"] - plain
+    rates = torch.tensor(turns(size, room.attrs["theta"], room.attrs["scaling"]), dtype=torch.float64)
+    angle = positions[..., None, None] * rates
+    a, b = heads[..., plain:].unflatten(-1, (2, size // 2)).unbind(-2)
+    length = room.attrs["scaling"].attention_factor if room.attrs["scaling"] else 1.0
+    z = torch.complex(a, b) * torch.polar(torch.full_like(angle, length), angle)
+    return Truth([torch.cat([heads[..., :plain], z.real, z.imag], -1).flatten(-2)])
+
+
+def turns(size: int, theta: float, scaling: RopeScaling | None) -> list[float]:
+    """How far each pair of `size` features turns with one position. Llama 3.1 stretches by wavelength, YaRN between
+    the two features that turn so often over the old positions: the ends of a ramp over whole features."""
+    found: list[float] = []
     for i in range(size // 2):
-        f = room.attrs["theta"] ** (-2 * i / size)
-        if scaling is not None:
+        f = theta ** (-2 * i / size)
+        if scaling is not None and scaling.kind == "linear":
+            f = f / scaling.factor
+        elif scaling is not None and scaling.kind == "yarn":
+            old, limits = scaling.original_positions, (scaling.fast_rotations, scaling.slow_rotations)
+            low, high = (size * math.log(old / (r * 2 * math.pi)) / (2 * math.log(theta)) for r in limits)
+            low, high = max(math.floor(low), 0), min(math.ceil(high), size - 1)
+            ramp = min(1, max(0, (i - low) / (high - low if high != low else 0.001)))
+            f = f / scaling.factor * ramp + f * (1 - ramp)
+        elif scaling is not None:
             wavelength, old = 2 * math.pi / f, scaling.original_positions
             if wavelength > old / scaling.low_frequency_factor:
                 f = f / scaling.factor
@@ -89,11 +111,8 @@ def rope(room: Room, ins: Tensors, weights: Tensors) -> Truth:
                 low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
                 smooth = (old / wavelength - low) / (high - low)
                 f = (1 - smooth) * f / scaling.factor + smooth * f
-        turns.append(f)
-    angle = positions[..., None, None] * torch.tensor(turns, dtype=torch.float64)
-    a, b = x.unflatten(-1, (-1, 2, size // 2)).unbind(-2)
-    z = torch.complex(a, b) * torch.polar(torch.ones_like(angle), angle)
-    return Truth([torch.stack([z.real, z.imag], -2).flatten(-3)])
+        found.append(f)
+    return found
 
 
 def swiglu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
@@ -107,6 +126,14 @@ def gelu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 
 def add(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([ins[0] + ins[1]])
+
+
+def split(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([ins[0][..., : room.attrs["first"]], ins[0][..., room.attrs["first"] :]])
+
+
+def join(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([torch.cat(ins, -1)])
 
 
 def repeat_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
@@ -133,7 +160,7 @@ def attention(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 def _attend(
     room: Room, like: torch.Tensor, parts: list[Tensors], index: torch.Tensor, start: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    size, window = room.attrs["head_size"], room.attrs["window"]
+    size, value_size, window = (room.attrs[n] for n in ("head_size", "value_size", "window"))
     (s, b, width), kv = like.shape, parts[0][1].shape[-1] // room.attrs["head_size"]
     heads = width // size
     rows: list[torch.Tensor] = []
@@ -146,13 +173,21 @@ def _attend(
             seen = [j for j, p in enumerate(key.tolist()) if first <= p <= at and not (window and p <= at - window)]
             g = h // (heads // kv)
             row = q[i, n].view(heads, size)[h]
-            scores.append(k[seen, n].view(-1, kv, size)[:, g] @ row / math.sqrt(size))
-            values.append(v[seen, n].view(-1, kv, size)[:, g])
+            scores.append(k[seen, n].view(-1, kv, size)[:, g] @ row * room.attrs["scale"])
+            values.append(v[seen, n].view(-1, kv, value_size)[:, g])
         score, value = torch.cat(scores), torch.cat(values)
         rows.append(torch.softmax(score, 0) @ value)
         sums.append(score.exp().sum().log() if len(score) else torch.tensor(-math.inf, dtype=torch.float64))
-    o = torch.stack(rows).view(b, heads, s, size).permute(2, 0, 1, 3).flatten(2)
+    o = torch.stack(rows).view(b, heads, s, value_size).permute(2, 0, 1, 3).flatten(2)
     return o, torch.stack(sums).view(b, heads, s)
+
+
+def unfold_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Head by head: its key is its plain part and the shared rotated one, its value what is left."""
+    plain, value_size = room.attrs["plain_size"], room.attrs["value_size"]
+    heads = ins[0].split(plain + value_size, -1)
+    keys = [torch.cat([h[..., :plain], ins[1]], -1) for h in heads]
+    return Truth([torch.cat(keys, -1), torch.cat([h[..., plain:] for h in heads], -1)])
 
 
 def merge_attention(room: Room, ins: Tensors, weights: Tensors) -> Truth:
@@ -213,12 +248,17 @@ def router(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     logits = torch.einsum("sbd,xd->sbx", ins[0], weights[0])
     scores = logits.exp() / logits.exp().sum(-1, True) if a["score"] == "softmax" else 1 / (1 + (-logits).exp())
     ranking = scores + room.bias if a["bias"] else scores
+    groups = ranking.unflatten(-1, (a["groups"], -1)).sort(-1, descending=True).values
+    best = groups[..., 0] + (groups[..., 1] if a["group_score"] == "top2" else 0)
+    place = best.argsort(-1, descending=True).argsort(-1)  # of each group
+    open_ = (place < a["top_groups"]).repeat_interleave(logits.shape[-1] // a["groups"], -1)
+    ranking = torch.where(open_, ranking, -math.inf)
     experts = ranking.sort(-1, descending=True).indices[..., : a["top_k"]]
     mask = F.one_hot(experts, logits.shape[-1])  # [s, B, k, X]
     chosen = (mask * scores[..., None, :]).sum(-1)
     if a["normalize"]:
         chosen = chosen / chosen.sum(-1, True)
-    return Truth([chosen, experts, scores, mask.sum((0, 2))])
+    return Truth([chosen * a["scale"], experts, scores, mask.sum((0, 2))])
 
 
 def sort_by_expert(room: Room, ins: Tensors, weights: Tensors) -> Truth:
@@ -274,8 +314,8 @@ def tally(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 FORMULAS: dict[str, Formula] = {
     f.__name__: f
     for f in (
-        embedding, linear, add_bias, rms_norm, layer_norm, rope, swiglu, gelu, add, repeat_heads, attention,
-        merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient, loss, router,
-        sort_by_expert, split_sizes, dispatch, regroup, expert_linear, combine, balance_loss, tally,
+        embedding, linear, add_bias, rms_norm, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
+        attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
+        loss, router, sort_by_expert, split_sizes, dispatch, regroup, expert_linear, combine, balance_loss, tally,
     )
 }  # fmt: skip

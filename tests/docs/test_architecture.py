@@ -21,7 +21,7 @@ from penteract.ops.do import Do, Seam
 from penteract.ops.tape import Call, Op
 from penteract.spec.layout import CONTEXT_METHODS, Layout
 from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "penteract"
@@ -30,6 +30,10 @@ NOTHING = "–"
 
 DENSE = ModelSpec(layers=2, hidden_size=64, heads=8, kv_heads=4, head_size=8, ffn_size=64, vocab_size=64)
 MOE = replace(DENSE, moe=MoESpec(experts=4, top_k=2, ffn_size=32, shared_ffn_size=32))
+LATENT = replace(
+    MOE, kv_heads=8, predict_ahead=1,
+    latent=LatentSpec(kv_rank=16, plain_size=4, rope_size=4, value_size=8, query_rank=16),
+)  # fmt: skip
 LAYOUTS = (
     Layout(),
     Layout(tp=2, pp=2),
@@ -92,7 +96,7 @@ def issued(calls: tuple[Call, ...]) -> str:
 def recorded() -> tuple[dict[Row, set[str]], set[int]]:
     """(file, seam, forward, backward) -> the files that cross it, over models and layouts; and the seams themselves."""
     home, rows, seen = defined(), dict[Row, set[str]](), set[int]()
-    for m in (DENSE, MOE):
+    for m in (DENSE, MOE, LATENT):
         for layout in LAYOUTS:
             if layout.ep > 1 and m.moe is None:
                 continue

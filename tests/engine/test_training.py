@@ -59,8 +59,9 @@ def test_one_rank_learns_and_its_memory_was_foretold(base: dict[str, Any]) -> No
         ("--parallel.tp=2", "--parallel.pp=2"),
         ("--parallel.dp=2", "--parallel.cp=2", "--parallel.context_method=ring"),
         ("--parallel.pp=4", "--parallel.schedule=zb_h1"),
+        ("--parallel.dp=2", "--parallel.tp=2", "--parallel.zero=1"),
     ],
-    ids=["tp2-pp2", "dp2-cp2-ring", "pp4-zb"],
+    ids=["tp2-pp2", "dp2-cp2-ring", "pp4-zb", "dp2-tp2-zero"],
 )
 def test_four_ranks_train_the_same_model(base: dict[str, Any], tmp_path: Path, layout: tuple[str, ...]) -> None:
     ran = train(tmp_path, "--preset=tiny", "--steps=6", f"--compare={base['run_dir']}", *layout)

@@ -64,4 +64,4 @@ def test_long_schedules_hold_what_short_ones_foretell(
         spans += [("Recv gradient", end) for end in ends] + [("Fwd", "Send value")]
     for span in spans:
         members = tuple((c, span) for c in range(vpp))
-        assert most_in_flight(name, pp, vpp, micros, rank, members) == _most(name, pp, vpp, micros, rank, members)
+        assert most_in_flight(name, pp, vpp, micros, members) == _most(name, pp, vpp, micros, members)

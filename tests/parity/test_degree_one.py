@@ -16,11 +16,16 @@ from penteract.ops.tape import Call
 from penteract.parallel import context, expert, tensor
 from penteract.spec.layout import CONTEXT_METHODS, Layout
 from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from pool import Pool
 from tiny import SIZES
 
-MODELS = [ModelSpec(**SIZES), ModelSpec(**SIZES, tied=True, moe=MoESpec(experts=4, top_k=2, ffn_size=24))]
+LATENT = LatentSpec(kv_rank=6, plain_size=2, rope_size=2, value_size=5, query_rank=7)
+MODELS = [
+    ModelSpec(**SIZES),
+    ModelSpec(**SIZES, tied=True, moe=MoESpec(experts=4, top_k=2, ffn_size=24)),
+    ModelSpec(**{**SIZES, "kv_heads": 8}, latent=LATENT, predict_ahead=1),
+]
 
 _LENGTH = 16
 # What each axis may put on the wire. The choices of a sequence are summed over cp·tp.
@@ -77,7 +82,7 @@ def test_an_axis_alone_talks_alone(model: ModelSpec, degrees: dict[str, Any], ax
     assert said == expected
 
 
-@pytest.mark.parametrize("model", MODELS, ids=["dense", "experts"])
+@pytest.mark.parametrize("model", MODELS, ids=["dense", "experts", "latent"])
 def test_one_rank_issues_no_collective(pool: Pool, model: ModelSpec) -> None:
     case = Case(model, Layout(gradient_accumulation_steps=2))
     assert price(case.compile(0)).wires == {}

@@ -13,13 +13,18 @@ from typing import Any
 from cyclopts import App, CycloptsError, UnknownOptionError
 
 from penteract._version import __version__
-from penteract.cli import init, train
+from penteract.cli import convert, doctor, init, plan, train
 from penteract.cli.overrides import split_overrides
 from penteract.errors import BadInput, Bug, PenteractError
 from penteract.spec.keys import nearest_key, show_key
 
 _HELP = "Train large language models split over many GPUs, and see what each way to split them does."
-_EXAMPLES = ("penteract train", "penteract train --parallel.tp 2 --compare latest", "penteract init run.toml")
+_EXAMPLES = (
+    "penteract train",
+    "penteract train --parallel.tp 2 --compare latest",
+    "penteract plan llama-3.1-8b --gpus 8xH200",
+    "penteract init run.toml",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,10 @@ def _app() -> App:
         name="penteract", help=_HELP, help_epilogue=_shown(_EXAMPLES), help_format="markdown", version=__version__,
         result_action="return_value",
     )  # fmt: skip
+    app.command(plan.plan, help_epilogue=_shown(plan.EXAMPLES))
     app.command(train.train, help_epilogue=_shown(train.EXAMPLES))
+    app.command(convert.convert, help_epilogue=_shown(convert.EXAMPLES))
+    app.command(doctor.doctor, help_epilogue=_shown(doctor.EXAMPLES))
     app.command(init.init, help_epilogue=_shown(init.EXAMPLES))
     return app
 

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from penteract.cli.folders import find_run
+from penteract.cli.weights import check_resumable, check_weights, find_weights, words_of
 from penteract.cli.world import launched
 from penteract.errors import BadInput
 from penteract.estimate.price import price
@@ -28,6 +29,7 @@ from penteract.step.program import compile_step
 EXAMPLES = (
     "penteract train",
     "penteract train --parallel.dp 2 --parallel.tp 2 --compare latest",
+    "penteract train --init path/to/hf-model --parallel.tp 2",
     "penteract train run.toml --steps 20 optimizer.learning_rate=1e-3",
     "torchrun --nproc-per-node 8 -m penteract train run.toml --parallel.tp 2",
 )
@@ -37,10 +39,15 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     run: Annotated[Path | None, Parameter(help="A run file; see `penteract init`.")] = None,
     /,
     *,
-    preset: Annotated[str | None, Parameter(help=f"Start from one of: {', '.join(PRESETS)}.")] = None,
+    preset: Annotated[
+        str | None, Parameter(help=f"Start from {', '.join(PRESETS)}, or a published model: llama-3.1-8b.")
+    ] = None,
     steps: Annotated[int | None, Parameter(help="Short for --training.steps.")] = None,
     compare: Annotated[str | None, Parameter(help="A run folder, or latest: hold each step's loss against it.")] = None,
     resume: Annotated[str | None, Parameter(help="A run folder, or latest: go on from its last checkpoint.")] = None,
+    init: Annotated[
+        str | None, Parameter(help="Weights to start from: a Hugging Face folder, a run folder, or latest.")
+    ] = None,
     json: Annotated[
         bool, Parameter(negative="", help="Print one closing JSON object; steps are in metrics.jsonl.")
     ] = False,
@@ -58,17 +65,27 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     place = launched(os.environ)
     words = [*overrides, *_short_forms(steps, log_level)]
     going_on = find_run(resume, _out_folder(words), flag="--resume", needs="checkpoints/latest") if resume else None
+    if going_on:
+        check_resumable(going_on)
     if going_on and run is None and preset is None:
         run = going_on / "run.toml"
+    weights = find_weights(init, _out_folder(words), flag="--init") if init else None
+    if weights and going_on:
+        raise BadInput("USAGE", "a resumed run has its own weights", found="--resume and --init", fix="leave one out")
+    if weights:
+        words = [*words_of(weights, run, preset, words), *words]
+        preset = "" if run is None and preset is None else preset
     resolved = resolve(run, preset, words, place.world if place else None)
     beside = find_run(compare, resolved.run.out, flag="--compare", needs="metrics.jsonl") if compare else None
     _check_paths(resolved)
+    if weights:
+        check_weights(weights, resolved)
     if draw:
         print(_drawing(resolved.run))
         return 0
     return _engine().train(
         resolved, launched=place is not None, predicted=lambda: _predicted(resolved.run),
-        compare=beside, resume=going_on, json=json, debug=debug,
+        compare=beside, resume=going_on, init=weights.path if weights else None, json=json, debug=debug,
     )  # fmt: skip
 
 

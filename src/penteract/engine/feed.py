@@ -37,6 +37,7 @@ def micro_batch(p: Program, samples: Sequence[Sample], device: torch.device) -> 
 
     tokens, targets, start, positions  [S@cp, B]     `start:all` [S, B], in the order of gathered keys
     positions:tp                       [S@cp·tp, B]
+    tokens:1 ahead, targets:1 ahead, … [S@cp, B]     for each depth of multi-token prediction
     """
     lay, s = p.layout, p.sequence_length
     at = p.mesh.coordinates(p.rank)
@@ -45,6 +46,9 @@ def micro_batch(p: Program, samples: Sequence[Sample], device: torch.device) -> 
         name: torch.stack([torch.as_tensor(getattr(x, name), dtype=torch.int64) for x in samples], 1)
         for name in ("tokens", "targets", "start", "positions")
     }
+    for k in range(1, p.model.predict_ahead + 1):
+        pairs = zip(*(_further(x, k) for x in samples), strict=True)
+        whole |= {f"{n}:{k} ahead": torch.stack(xs, 1) for n, xs in zip(("tokens", "targets"), pairs, strict=True)}
     out = {name: x[own] for name, x in whole.items()}
     out["positions:tp"] = out["positions"].chunk(lay.tp)[at["tp"]]
     out["start:all"] = whole["start"][torch.tensor(_gathered(p))]
@@ -70,6 +74,23 @@ def _gathered(p: Program) -> list[int]:
     return [i for r in range(p.layout.cp) for i in token_indices(p.sequence_length, p.layout.cp, r)]
 
 
-def target_count(samples: Sequence[Sample]) -> int:
-    """Targets that count."""
-    return sum(int((torch.as_tensor(x.targets) >= 0).sum()) for x in samples)
+def _further(sample: Sample, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens i + k, and the targets after them, ignored (-1) where they belong to another document or lie beyond the
+    sequence. Its last token stands for those beyond: what they lead to is ignored."""
+    tokens, targets, start = (
+        torch.as_tensor(x, dtype=torch.int64) for x in (sample.tokens, sample.targets, sample.start)
+    )
+    at = torch.arange(k, len(tokens) + k)
+    inside, at = at < len(tokens), at.clamp(max=len(tokens) - 1)
+    return tokens[at], torch.where(inside.logical_and_(start[at] == start), targets[at], -1)
+
+
+def target_count(samples: Sequence[Sample], k: int = 0) -> int:
+    """Targets that count, `k` tokens further."""
+    return sum(int((_further(x, k)[1] >= 0).sum()) for x in samples)
+
+
+def target_counts(p: Program, batches: Sequence[Sequence[Sample]]) -> list[int]:
+    """Targets that count in these micro-batches, for each term that is a mean over them: of all depths together."""
+    depths = {"cross_entropy": range(1), "predict_ahead": range(1, p.model.predict_ahead + 1)}
+    return [sum(target_count(samples, k) for samples in batches for k in depths[term]) for term in p.means]

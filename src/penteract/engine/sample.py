@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from penteract.engine.bodies.body import Env, TorchBody
-from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.bodies.kernels import bodies
 from penteract.engine.feed import constants, micro_batch
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.trainer import Trainer, sampling_layout
 from penteract.ops.tape import Site
 from penteract.parallel.context import token_indices
+from penteract.spec.layout import Layout
 from penteract.step.program import compile_step
 from penteract.step.walk import walk_forward
 
@@ -26,7 +27,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
         spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.dtype, training=False
     )
     seen: list[torch.Tensor] = []
-    run = Run(p, trainer.state, trainer.run.comm, _listening(seen), Fresh(p.precision, rank.device))
+    run = Run(p, trainer.state, trainer.run.comm, _listening(spec.layout, seen), Fresh(p.precision, rank.device))
     fixed = constants(p, rank.device)
     generator = torch.Generator().manual_seed(seed)
     text = list(prompt)
@@ -40,14 +41,15 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
     return text
 
 
-def _listening(seen: list[torch.Tensor]) -> dict[str, TorchBody]:
-    """The reference bodies, and an ear at the logits."""
+def _listening(layout: Layout, seen: list[torch.Tensor]) -> dict[str, TorchBody]:
+    """The layout's bodies, and an ear at the logits."""
+    all_of_them = bodies(layout)
 
     def row_max(env: Env, site: Site, ins: list[Any], weights: list[Any], outs: list[Any]) -> None:
         seen.append(ins[0])
-        REFERENCE["row_max"].forward(env, site, ins, weights, outs)
+        all_of_them["row_max"].forward(env, site, ins, weights, outs)
 
-    return REFERENCE | {"row_max": TorchBody(row_max)}
+    return all_of_them | {"row_max": TorchBody(row_max)}
 
 
 def _window(text: list[int], length: int) -> Any:

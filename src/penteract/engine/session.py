@@ -40,6 +40,7 @@ class Orders:
     folder: Path  # of the run
     compare: Path | None = None
     resume: Path | None = None
+    init: Path | None = None  # where the weights of step 0 are
     as_json: bool = False
     predicted: int = 0  # bytes that rank 0 will allocate
 
@@ -72,7 +73,7 @@ class Session:
                            found=spec.model.vocab_size, allowed=f">= {self.tokenizer.vocab_size}",
                            fix=f"--model.vocab_size {-(-self.tokenizer.vocab_size // 64) * 64}")  # fmt: skip
         self._open_data()
-        self.trainer = Trainer.build(spec, self.rank)
+        self.trainer = Trainer.build(spec, self.rank, self.orders.init)
         if self.orders.resume is not None:
             self._load(self.orders.resume)
 
@@ -96,7 +97,7 @@ class Session:
                 raise BadInput("RESUME", f"the run was trained with another {name}", where="--resume",
                                found=str(now)[:80], allowed=str(extra.get(name))[:80],
                                fix="start a new run")  # fmt: skip
-        after_load(self.trainer.state)
+        after_load(self.trainer.run)
         step = int(extra["step"])
         if step >= self.spec.train.steps:
             raise BadInput("STEPS", "the run is already that far", where="--resume", found=self.spec.train.steps,

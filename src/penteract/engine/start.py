@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from penteract.engine import rundir
+from penteract.engine.hf.folder import remember
 from penteract.engine.launch import launch
 from penteract.errors import BadInput
 from penteract.spec.resolve import Resolved
@@ -15,13 +16,14 @@ from penteract.spec.write import to_toml
 from penteract.units import KIB, show_bytes
 
 
-def train(
+def train(  # noqa: PLR0913 (what a command line may say)
     resolved: Resolved,
     *,
     launched: bool = False,
     predicted: Callable[[], int] = lambda: 0,
     compare: Path | None = None,
     resume: Path | None = None,
+    init: Path | None = None,
     json: bool = False,
     debug: bool = False,
 ) -> int:
@@ -34,12 +36,13 @@ def train(
         _check_ranks(resolved)
     bytes_of_one = predicted()
     words = [f"--predicted={bytes_of_one}", *["--json"] * json, *["--debug"] * debug]
-    words += [f"--{name}={path}" for name, path in (("compare", compare), ("resume", resume)) if path is not None]
+    paths = (("compare", compare), ("resume", resume), ("init", init))
+    words += [f"--{name}={path}" for name, path in paths if path is not None]
     if launched:
         worker = import_module("penteract.engine.worker")
-        return worker.joined(lambda: _folder(resolved, resume), resolved.run, words)
+        return worker.joined(lambda: _folder(resolved, resume, init), resolved.run, words)
     _check_memory(resolved, bytes_of_one)
-    folder = _folder(resolved, resume)
+    folder = _folder(resolved, resume, init)
     return launch(resolved.run.layout.world, ["-m", "penteract.engine.worker", str(folder), *words], folder, os.environ)
 
 
@@ -75,11 +78,13 @@ def _available() -> int:
     return next((int(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable:")), 0)
 
 
-def _folder(resolved: Resolved, resume: Path | None) -> Path:
+def _folder(resolved: Resolved, resume: Path | None, init: Path | None) -> Path:
     """The run's folder: a new one, or the one that is resumed.
 
     What is resumed keeps its run.toml until its checkpoint is read: a refused resume leaves the run as it was.
     """
     folder = resume or rundir.create(resolved.run.out, resolved.run.model.name)
     (folder / (rundir.NEXT if resume else rundir.RUN)).write_text(to_toml(resolved))
+    if init is not None:
+        remember(folder, init)
     return folder

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
-from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.bodies.kernels import bodies, check_documents, check_kernels
 from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.data import Samples
-from penteract.engine.feed import constants, micro_batch, samples_of, target_count
+from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.memory import Arena
 from penteract.engine.optimizer import AdamW
 from penteract.engine.rank import Rank
 from penteract.engine.run import Run
 from penteract.engine.state import COMPUTE, State, allocate, initialise
 from penteract.engine.storages import Storages, bytes_of
+from penteract.engine.weights import open_weights, start_from
 from penteract.spec.run import RunSpec
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
@@ -47,30 +49,34 @@ class Trainer:
     fixed: dict[str, torch.Tensor]
 
     @staticmethod
-    def build(spec: RunSpec, rank: Rank) -> Trainer:
-        """Compile, allocate, initialise."""
+    def build(spec: RunSpec, rank: Rank, init: Path | None = None) -> Trainer:
+        """Compile, allocate, initialise: from the weights at `init`, or by the seed."""
         dtype = spec.precision.dtype
         program = compile_step(spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=dtype)
+        check_kernels(program, rank.device, packed=spec.data.pack_documents)
         groups = Groups()
         if rank.world > 1:
             groups.make(needed(program))
             groups.connect(rank.number, rank.device)
         state = allocate(program, rank.device)
-        initialise(program, state, spec.train.seed)
+        if init is not None:
+            start_from(open_weights(init, program), program, state)
+        else:
+            initialise(program, state, spec.train.seed)
         comm, memory = Comm(groups, rank.number), Arena(plan_arena(program), dtype, rank.device)
         lay = spec.layout
         border = (spec.sequence_length // lay.cp // lay.tp, lay.micro_batch_size, spec.model.hidden_size)
         comm.connect(
             program.mesh.group("pp", rank.number), torch.zeros(border, dtype=COMPUTE[dtype], device=rank.device)
         )
-        run = Run(program, state, comm, REFERENCE, memory, AdamW(spec.optimizer, rank.device))
+        run = Run(program, state, comm, bodies(spec.layout), memory, AdamW(spec.optimizer, rank.device))
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=dtype, training=False
         )
         beside = Arena(
             plan_arena(forward, training=False), dtype, rank.device, memory.block
         )  # idle when this one is not
-        judge = Run(forward, state, comm, REFERENCE, beside)
+        judge = Run(forward, state, comm, bodies(spec.layout), beside)
         return Trainer(spec, rank, program, state, run, judge, constants(program, rank.device))
 
     def step(self, number: int, samples: Samples, first: int) -> Outcome:
@@ -92,7 +98,7 @@ class Trainer:
             self.feed(self.judge, b * size, samples)
             walk_forward(self.judge.p, self.judge)
             self.judge.collect()
-            count = int(self.judge.counts)
+            count = int(self.judge.counts[0])
             total, tokens = total + self._outcome(self.judge).loss * count, tokens + count
         return total / max(1, tokens)
 
@@ -100,8 +106,10 @@ class Trainer:
         """Put the micro-batches of the global batch that begins at sample `first` in place."""
         device = self.rank.device
         mine = [[samples.sample(i) for i in ids] for ids in samples_of(run.p, first)]
+        for batch in mine:
+            check_documents(run.p, batch)
         run.batches = [self.fixed | micro_batch(run.p, batch, device) for batch in mine]
-        run.counts.fill_(sum(target_count(batch) for batch in mine))
+        run.counts.copy_(torch.tensor(target_counts(run.p, mine)))
 
     def observed(self, number: int, samples: Samples, first: int) -> tuple[Outcome, int]:
         """A step like any other, and the most bytes of tensors that lived at once on this rank."""

@@ -68,11 +68,12 @@ def _orders(argv: list[str]) -> tuple[Orders, bool]:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--resume", type=Path)
+    parser.add_argument("--init", type=Path)
     parser.add_argument("--predicted", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--debug", action="store_true")
     asked = parser.parse_args(argv)
-    return Orders(asked.folder, asked.compare, asked.resume, asked.json, asked.predicted), asked.debug
+    return Orders(asked.folder, asked.compare, asked.resume, asked.init, asked.json, asked.predicted), asked.debug
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from penteract.estimate.stages import StageSum, add_up
 from penteract.model.decoder import homes
 from penteract.ops.params import Param
 from penteract.ops.spec import WIDTHS, Widths
-from penteract.parallel.data import Bucket, buckets
+from penteract.parallel.data import Bucket, Pack, bucket_of, packs
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.in_flight import most_in_flight
 from penteract.spec.layout import Layout
@@ -56,6 +56,12 @@ class Composer:
     recorder: Recorder = field(init=False)
     pieces: dict[tuple[Kind, Sight], Piece] = field(default_factory=dict[tuple[Kind, Sight], Piece])
     sums: dict[tuple[Chain, Sight], StageSum] = field(default_factory=dict[tuple[Chain, Sight], StageSum])
+    dealt: dict[tuple[int, int], tuple[tuple[Chain, ...], ...]] = field(
+        default_factory=dict[tuple[int, int], tuple[tuple[Chain, ...], ...]]
+    )
+    packed: dict[tuple[object, ...], tuple[tuple[Pack, int], ...]] = field(
+        default_factory=dict[tuple[object, ...], tuple[tuple[Pack, int], ...]]
+    )
     chains: dict[int, tuple[Chain, ...]] = field(default_factory=dict[int, tuple[Chain, ...]])
 
     def __post_init__(self) -> None:
@@ -94,9 +100,10 @@ class Composer:
         stages, made = self.stages(layout, pp_rank), self.buckets(layout, pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         update = max(b.shard_size for b in made) * self.widths["stat"]
+        arena, routed = activations_of(layout, stages)
         return RankPrice(
             resident=held(made, self.widths) | {"data": fed(inputs, layout.gradient_accumulation_steps, self.widths)},
-            arena=arena_of(layout, pp_rank, stages), routed=routed_of(layout, pp_rank, stages),
+            arena=arena[pp_rank], routed=routed[pp_rank],
             workspace=max(update, *(s.workspace for s in stages)),
             flops=_total(layout, [s.flops for s in stages]), seams=_total(layout, [s.wires for s in stages]),
         )  # fmt: skip
@@ -107,8 +114,15 @@ class Composer:
         return tuple(self.stage(chain, layout, seen) for chain in self.chains_of(layout, pp_rank))
 
     def chains_of(self, layout: Layout, pp_rank: int) -> tuple[Chain, ...]:
-        chains = self.stage_chains(layout.stages)
-        return tuple(chains[c * layout.pp + pp_rank] for c in range(layout.vpp))
+        return self.chains_by_rank(layout)[pp_rank]
+
+    def chains_by_rank(self, layout: Layout) -> tuple[tuple[Chain, ...], ...]:
+        """The chains of each pipeline rank, one a chunk."""
+        pp, vpp = layout.pp, layout.vpp
+        if (pp, vpp) not in self.dealt:
+            chains = self.stage_chains(pp * vpp)
+            self.dealt[pp, vpp] = tuple(tuple(chains[c * pp + r] for c in range(vpp)) for r in range(pp))
+        return self.dealt[pp, vpp]
 
     def placed(self, layout: Layout, pp_rank: int, *, named: bool = True) -> list[tuple[Kind, tuple[Param, ...]]]:
         """The pieces of a rank, one by one in the order of forward, with the parameters that each is first to use.
@@ -132,12 +146,43 @@ class Composer:
                     ]
         return out
 
+    def packs(self, layout: Layout, pp_rank: int, *, named: bool = False) -> Iterator[Pack]:
+        """The groups of parameters that fill the buckets of a rank."""
+        params = [p for _, some in self.placed(layout, pp_rank, named=named) for p in some]
+        where = homes(self.model, layout, {p.name: pp_rank for p in params})
+        return packs(reversed(params), where, Mesh(layout), self.widths["stat"])
+
     def buckets(self, layout: Layout, pp_rank: int, *, named: bool = False) -> tuple[Bucket, ...]:
         """The buckets of a rank."""
-        params = [p for _, some in self.placed(layout, pp_rank, named=named) for p in some]
-        mesh, where = Mesh(layout), homes(self.model, layout, {p.name: pp_rank for p in params})
+        mesh = Mesh(layout)
         rank = mesh.ranks(range(pp_rank, pp_rank + 1), range(1), range(1))[0]
-        return buckets(reversed(params), where, mesh, rank, self.widths["stat"])
+        return tuple(bucket_of(pack, mesh, rank) for pack in self.packs(layout, pp_rank, named=named))
+
+    def counted_packs(self, layout: Layout, pp_rank: int) -> tuple[tuple[Pack, int], ...]:
+        """The packs of a rank, of those of one kind and size the first, and how many there are of them."""
+        lay, chains = layout, self.chains_of(layout, pp_rank)
+        key = (
+            chains,
+            lay.tp,
+            lay.ep,
+            lay.expert_tp,
+            lay.bucket_bytes,
+            (lay.pp, pp_rank) if self.shared(chains) else (),
+        )
+        if key not in self.packed:
+            first: dict[tuple[object, int], Pack] = {}
+            count = Counter[tuple[object, int]]()
+            for pack in self.packs(layout, pp_rank):
+                size = ((pack.alike[0], len(pack.alike[1]), pack.alike[2]), pack.elements)
+                first.setdefault(size, pack)
+                count[size] += 1
+            self.packed[key] = tuple((pack, count[size]) for size, pack in first.items())
+        return self.packed[key]
+
+    def shared(self, chains: tuple[Chain, ...]) -> bool:
+        """Whether these stages have parameters that live on others too."""
+        m = self.model
+        return (m.tied or m.predict_ahead > 0) and any(kind in ENDS for chain in chains for kind, _ in chain)
 
 
 def _total(layout: Layout, parts: Iterable[Mapping[_Key, int]]) -> Counter[_Key]:
@@ -149,22 +194,19 @@ def _total(layout: Layout, parts: Iterable[Mapping[_Key, int]]) -> Counter[_Key]
     return +out
 
 
-def arena_of(layout: Layout, pp_rank: int, stages: tuple[StageSum, ...]) -> Bytes:
+def activations_of(layout: Layout, stages: tuple[StageSum, ...]) -> tuple[tuple[Bytes, ...], tuple[Bytes, ...]]:
+    """The arena, and what is routed, if these were the stages of each pipeline rank: the schedule alone tells them
+    apart. Routed registers have storages of their own: never more than this at once."""
     pool, block = share_slots([s.slots for s in stages])
-    size = max(n for s in stages for n in s.scratch.values())
+    arena = [max(n for s in stages for n in s.scratch.values())] * layout.pp
     for shared, members in _members(pool).items():
-        size += block[shared] * _in_flight(layout, pp_rank, members)
-    return size
-
-
-def routed_of(layout: Layout, pp_rank: int, stages: tuple[StageSum, ...]) -> Bytes:
-    """Routed registers have storages of their own: never more than this at once."""
-    kept = sum(
-        amount * _in_flight(layout, pp_rank, ((c, span),))
-        for c, s in enumerate(stages)
-        for span, amount in s.routed.items()
-    )
-    return kept + max(s.routed_scratch for s in stages)
+        size = block[shared]
+        arena = [a + size * n for a, n in zip(arena, _in_flight(layout, members), strict=True)]
+    routed = [max(s.routed_scratch for s in stages)] * layout.pp
+    for c, s in enumerate(stages):
+        for span, size in s.routed.items():
+            routed = [a + size * n for a, n in zip(routed, _in_flight(layout, ((c, span),)), strict=True)]
+    return tuple(arena), tuple(routed)
 
 
 def _members(pool: Mapping[tuple[int, Span], Pool]) -> dict[Pool, tuple[tuple[int, Span], ...]]:
@@ -174,6 +216,6 @@ def _members(pool: Mapping[tuple[int, Span], Pool]) -> dict[Pool, tuple[tuple[in
     return out
 
 
-def _in_flight(layout: Layout, pp_rank: int, members: tuple[tuple[int, Span], ...]) -> int:
+def _in_flight(layout: Layout, members: tuple[tuple[int, Span], ...]) -> tuple[int, ...]:
     lay = layout
-    return most_in_flight(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, pp_rank, members)
+    return most_in_flight(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, members)

@@ -6,17 +6,19 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import fsum
+from operator import add
 
-from penteract.estimate.composed import Chain, Composer, arena_of, routed_of
+from penteract.estimate.composed import Chain, Composer, activations_of
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, Sight, sight
 from penteract.estimate.pipeline import Passes, critical_path, least
 from penteract.estimate.price import fed
 from penteract.estimate.rates import Rates, Span
-from penteract.estimate.reduction import Reduction, reduction
+from penteract.estimate.reduction import Reduction, Turns, reduction, turns
 from penteract.estimate.timing import Device, Part, time_piece
 from penteract.ops.bodies import BODIES
 from penteract.ops.tape import Site
+from penteract.parallel.data import bucket_of
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
@@ -112,7 +114,7 @@ class Quoter:
         """Price a legal layout."""
         seen = sight(layout)
         there = self._holding(layout, seen)
-        sums = [self._reduction(layout, r) for r in range(layout.pp)]
+        sums = self._sums(layout)
         by_stage = tuple(
             sum(s.held.values()) + a + d + max(w, s.largest)
             for s, a, d, w in zip(sums, there.activations, there.data, there.workspace, strict=True)
@@ -134,7 +136,7 @@ class Quoter:
         r = max(range(lay.pp), key=finish.__getitem__)
         parts = self._parts(lay, seen, r)
         data, update = tails[r]
-        gathers = self._reduction(lay, r).after_update()
+        gathers = self._turns(lay, r).after_update()
         parts["update"] += update - gathers
         parts["data"] += data + gathers
         parts["pipeline"] += seconds - fsum(parts.values())
@@ -153,37 +155,48 @@ class Quoter:
         lay = layout
         key = (seen, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
         if key not in self._held:
-            rows = [self._holds(lay, r) for r in range(lay.pp)]
+            alike: dict[tuple[Chain, ...], tuple[tuple[Bytes, ...], Bytes, Bytes]] = {}
+            rows: list[tuple[Bytes, Bytes, Bytes]] = []
+            for r, chains in enumerate(self.composer.chains_by_rank(lay)):
+                if chains not in alike:
+                    alike[chains] = self._holds(lay, r)
+                activations, data, workspace = alike[chains]
+                rows.append((activations[r], data, workspace))
             self._held[key] = _Held(*(tuple(column) for column in zip(*rows, strict=True)))
         return self._held[key]
 
-    def _holds(self, layout: Layout, r: int) -> tuple[Bytes, Bytes, Bytes]:
+    def _holds(self, layout: Layout, r: int) -> tuple[tuple[Bytes, ...], Bytes, Bytes]:
+        """Of all ranks whose stages are those of rank r: activations by rank, data, workspace."""
         stages = self.composer.stages(layout, r)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         data = fed(inputs, layout.gradient_accumulation_steps, self.composer.widths)
-        activations = arena_of(layout, r, stages) + routed_of(layout, r, stages)
-        return activations, data, max(s.workspace for s in stages)
+        arena, routed = activations_of(layout, stages)
+        return tuple(map(add, arena, routed)), data, max(s.workspace for s in stages)
 
-    def _reduction(self, layout: Layout, r: int) -> Reduction:
-        lay, chains = layout, self.composer.chains_of(layout, r)
-        ends = (self.model.tied or self.model.predict_ahead) and any(
-            kind in ("embedding", "head") for chain in chains for kind, _ in chain
-        )
-        key = (
-            chains,
-            lay.dp,
-            lay.tp,
-            lay.cp,
-            lay.ep,
-            lay.expert_tp,
-            lay.zero,
-            lay.bucket_bytes,
-            (lay.pp, r) if ends else (),
-        )
+    def _sums(self, layout: Layout) -> list[Reduction]:
+        """Of each pipeline rank; those with the same stages have the same."""
+        known: dict[tuple[Chain, ...], Reduction] = {}
+        out: list[Reduction] = []
+        for r, chains in enumerate(self.composer.chains_by_rank(layout)):
+            if chains not in known:
+                known[chains] = self._reduction(layout, r, chains)
+            out.append(known[chains])
+        return out
+
+    def _reduction(self, layout: Layout, r: int, chains: tuple[Chain, ...]) -> Reduction:
+        lay = layout
+        edge = (lay.pp, r) if self.composer.shared(chains) else ()
+        key = (chains, lay.dp, lay.tp, lay.cp, lay.ep, lay.expert_tp, lay.zero, lay.bucket_bytes, edge)
         if key not in self._reductions:
-            made = self.composer.buckets(lay, r)
+            mesh = Mesh(lay)
+            rank = mesh.group("pp", 0)[r]
+            made = [(bucket_of(pack, mesh, rank), n) for pack, n in self.composer.counted_packs(lay, r)]
             self._reductions[key] = reduction(made, self.rates, self.composer.widths, self.cluster.gpus_per_node)
         return self._reductions[key]
+
+    def _turns(self, layout: Layout, r: int) -> Turns:
+        made = self.composer.buckets(layout, r)
+        return turns(made, self.rates, self.composer.widths, self.cluster.gpus_per_node)
 
     # ---- time ------------------------------------------------------------------------------------------------
 
@@ -254,12 +267,12 @@ class Quoter:
 
         A sum under way makes the backward above it slower, which is counted with the sums.
         """
-        made = self._reduction(layout, r)
+        made, told = self._reduction(layout, r, self.composer.chains_of(layout, r)), self._turns(layout, r)
         ready, end = self._ready(layout, seen, r)
         hidden = min(made.reduce, end)
         norm = self.rates.collective("all_reduce", Span.of(tuple(range(layout.world)), self.cluster.gpus_per_node), 16)
-        data = made.after_backward(ready, end) + hidden * (self.rates.beside - 1)
-        return data, made.update + made.after_update() + norm
+        data = told.after_backward(ready, end) + hidden * (self.rates.beside - 1)
+        return data, made.update + told.after_update() + norm
 
     def _ready(self, layout: Layout, seen: Sight, r: int) -> tuple[list[Seconds], Seconds]:
         """When each bucket's last gradient is written, from the start of the last backward, and when that ends."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum
 
 from penteract.estimate.price import held
 from penteract.estimate.rates import Rates, Span
@@ -29,9 +29,15 @@ class Reduction:
 
     held: Mapping[str, Bytes]
     largest: Bytes  # what the update allocates
-    turns: tuple[Turn, ...]
     reduce: Seconds  # of all of them, one after the other
     update: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The buckets of a rank in their order."""
+
+    turns: tuple[Turn, ...]
 
     def after_update(self) -> Seconds:
         """Seconds by which the last gather ends after the last update: each starts when its bucket has been moved."""
@@ -51,25 +57,24 @@ class Reduction:
         return max(0.0, wire - end)
 
 
-def reduction(buckets: Iterable[Bucket], rates: Rates, widths: Widths, gpus_per_node: int) -> Reduction:
-    """Price the buckets of a rank."""
-    made, spans = tuple(buckets), dict[tuple[int, ...], Span]()
-    turns: list[Turn] = []
-    known = dict[tuple[int, int, tuple[int, ...]], Turn]()
-    for b in made:
-        if b.holders not in spans:
-            spans[b.holders] = Span.of(b.holders, gpus_per_node)
-        key = (b.size, b.shards, b.holders)
-        if key not in known:
-            known[key] = _turn(b, rates, widths, spans[b.holders])
-        turns.append(known[key])
-    return Reduction(
-        held=held(made, widths), largest=max(b.shard_size for b in made) * widths["stat"], turns=tuple(turns),
-        reduce=fsum(t.reduce for t in turns), update=fsum(t.update for t in turns),
-    )  # fmt: skip
+def reduction(counted: Iterable[tuple[Bucket, int]], rates: Rates, widths: Widths, gpus_per_node: int) -> Reduction:
+    """Price the buckets of a rank; of equal ones there is one, and how many."""
+    kept, largest, reduce, update = Counter[str](), 0, 0.0, 0.0
+    for b, n in counted:
+        turn = turn_of(b, rates, widths, Span.of(b.holders, gpus_per_node))
+        for kind, size in held((b,), widths).items():
+            kept[kind] += n * size
+        largest = max(largest, b.shard_size * widths["stat"])
+        reduce, update = reduce + n * turn.reduce, update + n * turn.update
+    return Reduction(kept, largest, reduce, update)
 
 
-def _turn(b: Bucket, rates: Rates, widths: Widths, span: Span) -> Turn:
+def turns(buckets: Iterable[Bucket], rates: Rates, widths: Widths, gpus_per_node: int) -> Turns:
+    """Price the buckets of a rank one by one."""
+    return Turns(tuple(turn_of(b, rates, widths, Span.of(b.holders, gpus_per_node)) for b in buckets))
+
+
+def turn_of(b: Bucket, rates: Rates, widths: Widths, span: Span) -> Turn:
     whole, shard = Spec((b.size,), "stat"), Spec((b.shard_size,), "stat")
     add = gather = 0.0
     if b.shards > 1:

@@ -23,11 +23,17 @@ def attention(do: Do, m: ModelSpec, name: str, x: Value, sequence_length: int) -
         positions = do.input("positions", (own, do.layout.micro_batch_size))
         q = do.rope(q, positions, head_size=m.head_size, theta=m.rope_theta, scaling=m.rope_scaling)
         k = do.rope(k, positions, head_size=m.head_size, theta=m.rope_theta, scaling=m.rope_scaling)
-    o = context.attend(do, q, k, v, sequence_length, head_size=m.head_size, window=m.sliding_window)
+    o = context.attend(do, q, k, v, sequence_length, head_size=m.head_size, value_size=m.head_size,
+                       scale=score_scale(m), window=m.sliding_window)  # fmt: skip
     width = m.heads * m.head_size
     out = Param(f"{name}.o.weight", (m.hidden_size, width), (Shard(1, "tp"),), scale=m.residual_std)
     y = do.seam(tensor.leave, do.linear(o, out))  # [S@cp·tp, B, D]
     return do.add_bias(y, Param(f"{name}.o.bias", (m.hidden_size,), decay=False)) if m.output_bias else y
+
+
+def score_scale(m: ModelSpec) -> float:
+    """What scores are multiplied with: C^(-1/2), and YaRN's factor where it has one."""
+    return m.head_size**-0.5 * (m.rope_scaling.softmax_factor if m.rope_scaling else 1.0)
 
 
 def _projection(m: ModelSpec, name: str, which: str, heads: int) -> tuple[Param, ...]:

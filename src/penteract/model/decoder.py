@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penteract.model.ahead import predict_ahead
 from penteract.model.block import block
+from penteract.model.ends import embed, score
 from penteract.model.norm import norm
 from penteract.ops.do import Do, Value
-from penteract.ops.params import Homes, Param, Shard
-from penteract.parallel import tensor
+from penteract.ops.params import Homes, Param
 from penteract.parallel.pipeline import stage_layers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
@@ -39,25 +40,23 @@ def _stream(do: Do, m: ModelSpec, sequence_length: int) -> tuple[int, int, int]:
 
 def _head(do: Do, m: ModelSpec, x: Value, sequence_length: int) -> None:
     """[S@cp·tp, B, D] -> the loss"""
-    h = do.seam(tensor.enter, norm(do, m, "norm", x))  # [S@cp, B, D]
-    w = _table(m, "embedding" if m.tied else "head")
-    targets = do.input("targets", (sequence_length // do.layout.cp, do.layout.micro_batch_size))
-    do.loss(tensor.linear_cross_entropy(do, h, w, targets), "cross_entropy", copies="tp")
+    h = norm(do, m, "norm", x)
+    if not m.predict_ahead:
+        score(do, m, h, "targets", "cross_entropy")
+        return
+    h, further = do.fork(h)
+    score(do, m, h, "targets", "cross_entropy")
+    predict_ahead(do, m, further, sequence_length)
 
 
 def _embed(do: Do, m: ModelSpec, sequence_length: int) -> Value:
     """Token ids [S@cp, B] -> [S@cp·tp, B, D]"""
-    own, b = sequence_length // do.layout.cp, do.layout.micro_batch_size
-    x = do.seam(tensor.leave, do.embedding(do.input("tokens", (own, b)), _table(m, "embedding")))
+    x = embed(do, m, "tokens", sequence_length)
     if m.positions == "learned":
-        where = do.input("positions:tp", (own // do.layout.tp, b))
+        where = do.input("positions:tp", _stream(do, m, sequence_length)[:2])
         table = Param("positions.weight", (m.max_positions, m.hidden_size), scale=m.initial_std, decay=False)
         x = do.add(x, do.embedding(where, table))
     return x
-
-
-def _table(m: ModelSpec, name: str) -> Param:
-    return Param(f"{name}.weight", (m.vocab_size, m.hidden_size), (Shard(0, "tp"),), scale=m.initial_std)
 
 
 def record(m: ModelSpec, mesh: Mesh, number: int, sequence_length: int) -> Do:
@@ -69,5 +68,6 @@ def record(m: ModelSpec, mesh: Mesh, number: int, sequence_length: int) -> Do:
 
 def homes(m: ModelSpec, layout: Layout, names: dict[str, int]) -> Homes:
     """parameter name -> pipeline ranks that hold it. `names`: the pipeline rank whose tape says it."""
-    tied = {0, (layout.stages - 1) % layout.pp}
-    return {n: tuple(sorted(tied)) if m.tied and n == "embedding.weight" else (p,) for n, p in names.items()}
+    ends = {0, (layout.stages - 1) % layout.pp}
+    shared = {"embedding.weight"} if m.tied or m.predict_ahead else set[str]()
+    return {n: tuple(sorted(ends)) if n in shared else (p,) for n, p in names.items()}

@@ -30,7 +30,8 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
     weights, experts, scores, choices = do.say(
         "router", to_router, params=(table,),
         top_k=spec.top_k, experts=spec.experts, score=spec.score, normalize=spec.normalize_weights,
-        balance=spec.balance, bias=f"{name}.balance" if spec.balance == "bias" else "",
+        balance=spec.balance, bias=f"{name}.balance" if spec.balance == "bias" else "", scale=spec.weight_scale,
+        groups=spec.groups, top_groups=spec.top_groups, group_score=spec.group_score,
     )  # fmt: skip
     if spec.balance == "loss":
         share = do.say("balance_loss", scores, do.seam(_over_sequence, choices), sequence_length=sequence_length,

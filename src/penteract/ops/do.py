@@ -269,9 +269,9 @@ class Do:
         """x [.., D], w [D], b [D] -> same"""
         return self.say("layer_norm", x, params=(w, b), epsilon=epsilon)[0]
 
-    def rope(self, x: Value, positions: Value, **rotation: Any) -> Value:
-        """x [s, B, n·C], positions [s, B] -> same, each head's halves rotated."""
-        return self.say("rope", x, positions, **rotation)[0]
+    def rope(self, x: Value, positions: Value, plain_size: int = 0, **rotation: Any) -> Value:
+        """x [s, B, n·C], positions [s, B] -> same, each head's halves rotated but for its first `plain_size`."""
+        return self.say("rope", x, positions, plain_size=plain_size, **rotation)[0]
 
     def swiglu(self, gate: Value, up: Value) -> Value:
         """silu(gate) · up"""

@@ -2,6 +2,7 @@
 
 Split      tokens, through the whole network: rank i of n holds chunks i and 2n-1-i of 2n (zigzag: causal work is even).
 Seams      gather     forward all-gather K and V          backward reduce-scatter their gradients
+                      (of latent attention: what they unfold from)
            ring       forward K and V go round, each step's partial attention merged by its log-sum-exp
                       backward the same round, with the gradients of K and V travelling along
            exchange   forward all-to-all: tokens for heads   backward the same, turned round (Ulysses)
@@ -68,27 +69,35 @@ def ring(**shape: Any) -> Seam:
     return Seam("ring", forward, backward)
 
 
-def attend(do: Do, q: Value, k: Value, v: Value, sequence_length: int, *, head_size: int, window: int) -> Value:
+def sources(do: Do, *values: Value) -> Values:
+    """What keys and values are made of, each [S@cp, B, ..]: of all tokens, [S, B, ..], where keys and values would be
+    gathered. They unfold after that, as what they unfold from is smaller."""
+    return tuple(do.seam(gather, x) if do.layout.context_method == "gather" else x for x in values)
+
+
+def attend(do: Do, q: Value, k: Value, v: Value, sequence_length: int, **shape: Any) -> Value:
     """Causal attention within documents over all tokens of the sequence.
 
-    q [S@cp, B, H·C], k, v [S@cp, B, K·C] -> [S@cp, B, H·C]
+    q [S@cp, B, H·C], k [S@cp, B, K·C], v [S@cp, B, K·E] -> [S@cp, B, H·E]; k and v may be of all tokens already, as
+    `sources` left them. `shape`: head_size (C), value_size (E), scale, window.
     """
     cp, own, batch = do.layout.cp, sequence_length // do.layout.cp, do.layout.micro_batch_size
-    shape: dict[str, Any] = {"head_size": head_size, "window": window}
     index, start = do.input("index", (own,)), do.input("start", (own, batch))
     if cp == 1:
         return do.say("attention", q, k, v, index, start, index, **shape)[0]
     every = do.input("index:all", (sequence_length,))
     match do.layout.context_method:
         case "gather":
-            return do.say("attention", q, do.seam(gather, k), do.seam(gather, v), index, start, every, **shape)[0]
+            k, v = (t if t.shape[0] == sequence_length else do.seam(gather, t) for t in (k, v))
+            return do.say("attention", q, k, v, index, start, every, **shape)[0]
         case "ring":
             keys = [index, *(do.input(f"index:{i} before", (own,)) for i in range(1, cp))]
             return do.seam(ring(**shape), q, k, v, index, start, *keys)
         case "exchange":
-            kv_heads = _size(k) // head_size
+            kv_heads = _size(k) // shape["head_size"]
             if kv_heads % cp:  # fewer KV heads than ranks: neighbours get copies
-                k, v = (do.repeat_heads(t, cp // kv_heads, head_size) for t in (k, v))
+                k = do.repeat_heads(k, cp // kv_heads, shape["head_size"])
+                v = do.repeat_heads(v, cp // kv_heads, shape["value_size"])
             q, k, v = (do.seam(to_heads, t) for t in (q, k, v))
             all_start = do.input("start:all", (sequence_length, batch))
             return do.seam(to_tokens, do.say("attention", q, k, v, every, all_start, every, **shape)[0])

@@ -13,8 +13,9 @@ Papers     Li 2020 (2006.15704); Rajbhandari 2019 (1910.02054) §5.1
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from penteract.ops.params import Homes, Param, holders
 from penteract.spec.mesh import Mesh
@@ -22,7 +23,7 @@ from penteract.spec.mesh import Mesh
 UNIT = 8  # elements: shards begin where a load of 16 bytes may, in bf16 too
 
 
-_Alike = tuple[tuple[tuple[str, int], ...], tuple[int, ...], bool]  # how it is cut, its homes, whether it decays
+Alike = tuple[tuple[tuple[str, int], ...], tuple[int, ...], bool]  # how it is cut, its homes, whether it decays
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +53,32 @@ class Bucket:
         return range(at, at + self.shard_size)
 
 
-def buckets(params: Iterable[Param], homes: Homes, mesh: Mesh, rank: int, width: int) -> tuple[Bucket, ...]:
-    """`params` in the order in which backward finishes them -> flat buckets of about layout.bucket_bytes.
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Parameters that share a bucket, whoever holds it."""
+
+    alike: Alike
+    params: tuple[Param, ...]
+    offsets: tuple[int, ...]
+    elements: int
+
+
+def packs(params: Iterable[Param], homes: Homes, mesh: Mesh, width: int) -> Iterator[Pack]:
+    """`params` in the order in which backward finishes them -> groups of about layout.bucket_bytes.
 
     Those with several homes come last, in the order of their names: stages hold them among different others, and must
     pack them alike and talk about them in one order. `width`: bytes of one gradient element.
     """
     limit = mesh.layout.bucket_bytes // width
-    open_: dict[_Alike, list[tuple[Param, int]]] = {}  # with each one's elements
-    full: dict[_Alike, int] = {}
-    agree: dict[_Alike, tuple[int, ...]] = {}
-    done: list[Bucket] = []
+    open_: dict[Alike, list[tuple[Param, int]]] = {}  # with each one's elements
+    full: dict[Alike, int] = {}
+    known: dict[int, tuple[Alike, int]] = {}  # by identity: layers that are alike may share their parameters
 
-    def close(key: _Alike) -> None:
-        group, offsets, at = open_.pop(key), list[int](), 0
-        for _, n in group:
-            offsets.append(at)
-            at += n
-        params, where = tuple(p for p, _ in group), key[1]
-        if key not in agree:
-            agree[key] = holders(params[0], where, mesh, rank)
-        shards = len(agree[key]) if mesh.layout.zero else 1
-        size = -(-at // (shards * UNIT)) * shards * UNIT if shards > 1 else at
-        done.append(Bucket(params, tuple(offsets), size, agree[key], key[2], len(where) > 1, shards))
+    def close(key: Alike) -> Pack:
+        group = open_.pop(key)
+        ends = list(accumulate((n for _, n in group), initial=0))
+        return Pack(key, tuple(p for p, _ in group), tuple(ends[:-1]), ends[-1])
 
-    known: dict[int, tuple[_Alike, int]] = {}  # by identity: layers that are alike may share their parameters
     for p in sorted(params, key=lambda q: (len(homes[q.name]) > 1) * q.name):
         if id(p) not in known:
             known[id(p)] = (p.cut(mesh), homes[p.name], p.decay), p.numel(mesh)
@@ -86,7 +88,20 @@ def buckets(params: Iterable[Param], homes: Homes, mesh: Mesh, rank: int, width:
         open_[key].append((p, n))
         full[key] += n
         if full[key] >= limit:
-            close(key)
+            yield close(key)
     for key in list(open_):
-        close(key)
-    return tuple(done)
+        yield close(key)
+
+
+def bucket_of(pack: Pack, mesh: Mesh, rank: int) -> Bucket:
+    """The flat buffer of a pack on one rank."""
+    _, where, decay = pack.alike
+    members = holders(pack.params[0], where, mesh, rank)
+    shards = len(members) if mesh.layout.zero else 1
+    size = -(-pack.elements // (shards * UNIT)) * shards * UNIT if shards > 1 else pack.elements
+    return Bucket(pack.params, pack.offsets, size, members, decay, len(where) > 1, shards)
+
+
+def buckets(params: Iterable[Param], homes: Homes, mesh: Mesh, rank: int, width: int) -> tuple[Bucket, ...]:
+    """The flat buckets of a rank, in the order in which they fill."""
+    return tuple(bucket_of(pack, mesh, rank) for pack in packs(params, homes, mesh, width))

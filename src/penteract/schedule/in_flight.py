@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from penteract.schedule.actions import ActionList, Exchange, computes
@@ -26,32 +26,38 @@ def steady(pp: int, vpp: int) -> int:
     return pp if vpp == 1 else 2 * pp
 
 
+@cache
 def most_in_flight(
-    schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int, members: Iterable[tuple[int, Span]]
-) -> int:
-    """The most micro-batches at once inside of any of `members`, (chunk, span), that share one pool of slots.
+    schedule: ScheduleName, pp: int, vpp: int, micros: int, members: tuple[tuple[int, Span], ...]
+) -> tuple[int, ...]:
+    """The most micro-batches at once, on each pipeline rank, inside of any of `members`, (chunk, span), that share one
+    pool of slots; zero where a rank has no such moment.
 
     A long schedule repeats itself: beyond `steady` micro-batches it holds no more, or, where nothing goes back before
     all have gone forward, one more for each.
     """
     enough = steady(pp, vpp)
-    key = tuple(members)
     if micros <= enough + pp:
-        return _most(schedule, pp, vpp, micros, rank, key)
+        return _most(schedule, pp, vpp, micros, members)
     first = enough + (micros - enough) % pp  # interleaved asks for multiples of pp
-    few, more = (_most(schedule, pp, vpp, m, rank, key) for m in (first, first + pp))
-    return few + (more - few) * (micros - first) // pp
+    few, more = (_most(schedule, pp, vpp, m, members) for m in (first, first + pp))
+    return tuple(a + (b - a) * (micros - first) // pp for a, b in zip(few, more, strict=True))
 
 
 @cache
 def _most(
-    schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int, members: tuple[tuple[int, Span], ...]
-) -> int:
-    times = _times(schedule, pp, vpp, micros, rank)
-    begins = sorted(t for chunk, (begin, _) in members for t in times[begin, chunk])
+    schedule: ScheduleName, pp: int, vpp: int, micros: int, members: tuple[tuple[int, Span], ...]
+) -> tuple[int, ...]:
+    return tuple(_most_of(_times(schedule, pp, vpp, micros, rank), members) for rank in range(pp))
+
+
+def _most_of(times: _Times, members: tuple[tuple[int, Span], ...]) -> int:
+    begins = sorted(t for chunk, (begin, _) in members for t in times.get((begin, chunk), ()))
     ends = sorted(
-        t + (not end.startswith("Send")) for chunk, (_, end) in members for t in times[end, chunk]
+        t + (not end.startswith("Send")) for chunk, (_, end) in members for t in times.get((end, chunk), ())
     )  # what is sent is let go of before anything else happens
+    if len(begins) != len(ends):
+        return 0
     most = gone = 0
     for inside, begin in enumerate(begins, 1):
         while ends[gone] <= begin:

@@ -111,8 +111,10 @@ def compile_step(
     schedule: ScheduleName | None = None,
     training: bool = True,
 ) -> Program:
-    """The step of `rank`. `training=False`: forward passes alone, for validation and sampling."""
+    """The step of `rank`. `training=False`: forward passes alone, for validation and sampling, of the next token."""
     mesh = Mesh(layout)
+    if not training:
+        model = replace(model, predict_ahead=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
     said = [record(model, mesh, s, sequence_length) for s in range(layout.stages)]

@@ -27,7 +27,7 @@ def _scores(env: Env, site: Site, q: torch.Tensor, k: torch.Tensor, ins: Tensors
     index, start, key = ins
     s, b = start.shape
     scores = torch.bmm(q, k.transpose(1, 2)).to(env.stat)
-    scores = scores.view(b, -1, q.shape[1] // s, s, k.shape[1]).mul_(site.attrs["head_size"] ** -0.5)
+    scores = scores.view(b, -1, q.shape[1] // s, s, k.shape[1]).mul_(site.attrs["scale"])
     hidden = key < start.t()[..., None]  # [B, s, t]
     hidden |= key > index[:, None]
     if site.attrs["window"]:
@@ -46,26 +46,26 @@ def _softmax_(scores: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
 
 def attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     q, k, v, *mask = ins
-    size = int(site.attrs["head_size"])
+    size, value_size = int(site.attrs["head_size"]), int(site.attrs["value_size"])
     kv = k.shape[-1] // size
     p = _scores(env, site, _by_kv_head(q, kv, size), _by_kv_head(k, kv, size), mask)
     p = _softmax_(p, outs[1].view(p.shape[:-1])).to(v.dtype).view(q.shape[1] * kv, -1, k.shape[0])
-    _put_by_kv_head(torch.bmm(p, _by_kv_head(v, kv, size)), outs[0], kv, size)
+    _put_by_kv_head(torch.bmm(p, _by_kv_head(v, kv, value_size)), outs[0], kv, value_size)
 
 
 def attention_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     q, k, v, index, start, key, o, log_sum, g = ins
-    size = int(site.attrs["head_size"])
-    kv, heads = k.shape[-1] // size, q.shape[-1] // size
-    inner = (o * g).unflatten(-1, (heads, size)).sum(-1, dtype=env.stat).permute(1, 2, 0)  # [B, H, s]
-    qh, kh, gh = (_by_kv_head(x, kv, size) for x in (q, k, g))
+    size, value_size = int(site.attrs["head_size"]), int(site.attrs["value_size"])
+    kv = k.shape[-1] // size
+    inner = (o * g).unflatten(-1, (-1, value_size)).sum(-1, dtype=env.stat).permute(1, 2, 0)  # [B, H, s]
+    qh, kh, gh = _by_kv_head(q, kv, size), _by_kv_head(k, kv, size), _by_kv_head(g, kv, value_size)
     p = _scores(env, site, qh, kh, [index, start, key])
     p.sub_(log_sum.clamp(min=torch.finfo(env.stat).min).view(p.shape[:-1])[..., None]).exp_()
     p = p.view(q.shape[1] * kv, -1, k.shape[0])  # [B·K, r·s, t]
-    _put_by_kv_head(torch.bmm(p.to(g.dtype).transpose(1, 2), gh), outs[2], kv, size)
-    slope = torch.bmm(gh, _by_kv_head(v, kv, size).transpose(1, 2)).to(env.stat)
+    _put_by_kv_head(torch.bmm(p.to(g.dtype).transpose(1, 2), gh), outs[2], kv, value_size)
+    slope = torch.bmm(gh, _by_kv_head(v, kv, value_size).transpose(1, 2)).to(env.stat)
     slope.view(*inner.shape, -1).sub_(inner[..., None])
-    p = slope.mul_(p).mul_(size**-0.5)  # d scores, unscaled
+    p = slope.mul_(p).mul_(site.attrs["scale"])  # d scores, unscaled
     del slope
     p = p.to(q.dtype)
     _put_by_kv_head(torch.bmm(p, kh), outs[0], kv, size)
@@ -81,4 +81,30 @@ def merge_attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
     outs[0].unflatten(-1, (heads, -1)).copy_((a * wa).addcmul_(b, wb))
 
 
-ATTENTION = {"attention": TorchBody(attention, attention_input), "merge_attention": TorchBody(merge_attention)}
+def _unfolded(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, site: Site) -> tuple[tuple[torch.Tensor, ...], ...]:
+    """Views by head: (plain key, value) of kv; (plain, rotated) of k; v."""
+    plain, value_size = int(site.attrs["plain_size"]), int(site.attrs["value_size"])
+    together = kv.unflatten(-1, (-1, plain + value_size)).split((plain, value_size), -1)
+    by_head = k.unflatten(-1, (together[0].shape[-2], -1))
+    return together, (by_head[..., :plain], by_head[..., plain:]), (v.unflatten(-1, (-1, value_size)),)
+
+
+def unfold_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    (plain, value), (first, last), (v,) = _unfolded(ins[0], outs[0], outs[1], site)
+    first.copy_(plain)
+    last.copy_(ins[1][..., None, :].expand_as(last))
+    v.copy_(value)
+
+
+def unfold_heads_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    (plain, value), (first, last), (v,) = _unfolded(outs[0], ins[0], ins[1], site)
+    plain.copy_(first)
+    value.copy_(v)
+    torch.sum(last, -2, out=outs[1])
+
+
+ATTENTION = {
+    "attention": TorchBody(attention, attention_input),
+    "merge_attention": TorchBody(merge_attention),
+    "unfold_heads": TorchBody(unfold_heads, unfold_heads_input),
+}

@@ -145,8 +145,11 @@ def layer_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bo
 
 def _rotate(env: Env, site: Site, x: torch.Tensor, positions: torch.Tensor, sign: int, out: torch.Tensor) -> None:
     cos, sin = angles(site, positions, env.stat)  # [s, B, 1, C/2]
-    a, b = _groups(x, site.attrs["head_size"]).chunk(2, -1)
-    ya, yb = _groups(out, site.attrs["head_size"]).chunk(2, -1)
+    x, out = (_groups(t, site.attrs["head_size"]) for t in (x, out))
+    if plain := int(site.attrs["plain_size"]):
+        out[..., :plain].copy_(x[..., :plain])
+    a, b = x[..., plain:].chunk(2, -1)
+    ya, yb = out[..., plain:].chunk(2, -1)
     sin = sin.mul_(sign)
     ya.copy_((a * cos).addcmul_(b, sin, value=-1))
     yb.copy_((b * cos).addcmul_(a, sin))
@@ -186,6 +189,15 @@ def add(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> 
     torch.add(ins[0], ins[1], out=outs[0])
 
 
+def split(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    for y, part in zip(outs, ins[0].split([y.shape[-1] for y in outs], -1), strict=True):
+        y.copy_(part)
+
+
+def join(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.cat(ins, -1, out=outs[0])
+
+
 def repeat_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     x = _groups(ins[0], site.attrs["head_size"])
     outs[0].view(*x.shape[:-1], site.attrs["times"], x.shape[-1]).copy_(
@@ -208,5 +220,7 @@ DENSE = {
     "swiglu": TorchBody(swiglu, swiglu_input),
     "gelu": TorchBody(gelu, gelu_input),
     "add": TorchBody(add),
+    "split": TorchBody(split, join),  # each is the other's gradient
+    "join": TorchBody(join, split),
     "repeat_heads": TorchBody(repeat_heads, repeat_heads_input),
 }

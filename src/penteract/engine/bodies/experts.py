@@ -49,7 +49,7 @@ def router(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) 
         _softmax_(scores)
     else:
         scores.sigmoid_()
-    _choose(a, scores, scores + env.biases[a["bias"]] if a["bias"] else scores, experts, chosen)
+    _choose(a, scores, _ranking(env, a, scores), experts, chosen)
     choices.zero_().scatter_(1, experts.permute(1, 0, 2).flatten(1), 1, reduce="add")  # by sequence: [B, s·k]
 
 
@@ -58,24 +58,40 @@ def _softmax_(x: torch.Tensor) -> None:
     x.div_(x.sum(-1, keepdim=True))
 
 
+def _ranking(env: Env, attrs: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor:
+    """What experts are chosen by: scores, with the bias that balances; -inf outside of a token's best groups."""
+    ranking = scores + env.biases[attrs["bias"]] if attrs["bias"] else scores
+    if attrs["groups"] == 1:
+        return ranking
+    ranking = ranking if attrs["bias"] else ranking.clone()
+    groups = ranking.unflatten(-1, (attrs["groups"], -1))
+    best = groups.topk(2, -1).values.sum(-1) if attrs["group_score"] == "top2" else groups.amax(-1)
+    chosen = best.topk(attrs["top_groups"], -1).indices
+    others = torch.ones_like(best, dtype=torch.bool).scatter_(-1, chosen, False)
+    groups.masked_fill_(others[..., None], float("-inf"))
+    return ranking
+
+
 def _choose(
     attrs: Mapping[str, Any], scores: torch.Tensor, ranking: torch.Tensor, experts: torch.Tensor, chosen: torch.Tensor
 ) -> None:
-    """The top k of `ranking`, and the scores that they have."""
+    """The top k of `ranking`, and their weights by the scores that they have."""
     w = torch.empty(experts.shape, dtype=scores.dtype, device=scores.device)
     torch.topk(ranking, attrs["top_k"], out=(w, experts))
     torch.gather(scores, -1, experts, out=w)
-    chosen.copy_(w.div_(w.sum(-1, keepdim=True)) if attrs["normalize"] else w)
+    if attrs["normalize"]:
+        w.div_(w.sum(-1, keepdim=True))
+    chosen.copy_(w.mul_(attrs["scale"]) if attrs["scale"] != 1 else w)
 
 
 def router_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     experts, scores, g, *g_scores = ins
     slope = outs[1]  # of the scores, then of the logits
     slope.copy_(g_scores[0]) if g_scores else slope.zero_()
-    if site.attrs["normalize"]:
-        slope.scatter_add_(-1, experts, _before_normalizing(scores, experts, g))
-    else:
-        slope.scatter_add_(-1, experts, g.to(env.stat))
+    scale = site.attrs["scale"]
+    g = _before_normalizing(scores, experts, g) if site.attrs["normalize"] else g.to(env.stat, copy=scale != 1)
+    slope.scatter_add_(-1, experts, g.mul_(scale) if scale != 1 else g)
+    del g
     if site.attrs["score"] == "softmax":
         slope.sub_((slope * scores).sum(-1, keepdim=True)).mul_(scores)
     else:

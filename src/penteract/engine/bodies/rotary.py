@@ -1,4 +1,7 @@
-"""Rotary angles, with Llama 3.1's scaling of long wavelengths.   Su 2021 (2104.09864); Dubey 2024 (2407.21783) §3.2"""
+"""Rotary angles, and three ways of stretching their wavelengths.
+
+Su 2021 (2104.09864); Chen 2023 (2306.15595), linear; Peng 2023 (2309.00071), YaRN; Dubey 2024 (2407.21783) §3.2.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,51 @@ from penteract.spec.model import RopeScaling
 
 
 def angles(site: Site, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """positions [s, B] -> cos and sin, [s, B, 1, C/2]: feature i turns with theta^(-2i/C)."""
-    half = int(site.attrs["head_size"]) // 2
+    """positions [s, B] -> cos and sin, [s, B, 1, C/2]: of C features that turn, i turns with theta^(-2i/C)."""
+    half = (int(site.attrs["head_size"]) - int(site.attrs["plain_size"])) // 2
     frequency = _frequencies(half, float(site.attrs["theta"]), site.attrs["scaling"], positions.device)
     angle = positions[..., None, None].to(torch.float64) * frequency
     cos = torch.empty(angle.shape, dtype=dtype, device=angle.device)
     torch.cos(angle, out=cos)
-    return cos, angle.sin_().to(dtype)
+    angle.sin_()
+    scaling: RopeScaling | None = site.attrs["scaling"]
+    if scaling is not None and scaling.attention_factor != 1:
+        cos.mul_(scaling.attention_factor)
+        angle.mul_(scaling.attention_factor)
+    return cos, angle.to(dtype)
 
 
 def _frequencies(half: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> torch.Tensor:
     """Turns of each feature for one step of position, in radians: [half] of float64."""
     frequency = torch.pow(theta, torch.arange(half, dtype=torch.float64, device=device).div_(-half))
-    return frequency if scaling is None else _scaled(frequency, scaling)
+    if scaling is None:
+        return frequency
+    match scaling.kind:
+        case "linear":
+            return frequency.div_(scaling.factor)
+        case "llama3":
+            return _by_wavelength(frequency, scaling)
+        case "yarn":
+            return _by_rotations(frequency, theta, scaling)
 
 
-def _scaled(frequency: torch.Tensor, s: RopeScaling) -> torch.Tensor:
+def _by_rotations(frequency: torch.Tensor, theta: float, s: RopeScaling) -> torch.Tensor:
+    """YaRN §3.2: features that turn `fast_rotations` times and more over the original positions stay; those that turn
+    `slow_rotations` times and less are stretched by `factor`; between, the stretch grows linearly with the feature."""
+    half = len(frequency)
+
+    def feature(rotations: float) -> float:
+        """The feature, as a real number, that turns so often."""
+        return half * math.log(s.original_positions / (2 * math.pi * rotations)) / math.log(theta)
+
+    first = max(math.floor(feature(s.fast_rotations)), 0)
+    last = min(math.ceil(feature(s.slow_rotations)), 2 * half - 1)
+    width = last - first or 0.001
+    share = torch.arange(half, dtype=frequency.dtype, device=frequency.device).sub_(first).div_(width).clamp_(0, 1)
+    return frequency.lerp_(frequency / s.factor, share)
+
+
+def _by_wavelength(frequency: torch.Tensor, s: RopeScaling) -> torch.Tensor:
     """Wavelengths beyond original_positions / low are stretched by factor; those under original_positions / high are
     left alone; between the two, the stretch fades linearly in turns."""
     turns = frequency * (s.original_positions / (2 * math.pi))

@@ -10,8 +10,8 @@ from penteract.ops.spec import Spec, Widths
 
 
 class Attention(Body):
-    """q [s, B, H·C], k, v [t, B, K·C], own index [s], first visible index [s, B], keys' index [t]
-    -> o [s, B, H·C], log-sum-exp [B, H, s]."""
+    """q [s, B, H·C], k [t, B, K·C], v [t, B, K·E], own index [s], first visible index [s, B], keys' index [t]
+    -> o [s, B, H·E], log-sum-exp [B, H, s].   C is `head_size`, E `value_size`; scores are multiplied by `scale`."""
 
     differentiable = (0, 1, 2)
     input_keeps = ("in0", "in1", "in2", "in3", "in4", "in5", "out0", "extra0")
@@ -19,15 +19,18 @@ class Attention(Body):
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         s, b, width = ins[0].shape
         assert isinstance(width, int)
-        return (ins[0],), (Spec((b, width // attrs["head_size"], s), "stat"),)
+        heads = width // attrs["head_size"]
+        return (Spec((s, b, heads * attrs["value_size"])),), (Spec((b, heads, s), "stat"),)
 
     def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
         """A head's scores and values; backward: again scores, dV, dP, dQ, dK. Masked scores are computed too."""
-        (s, b, width), t, c = ins[0], ins[1][0], attrs["head_size"]
+        (s, b, width), t, c, e = ins[0], ins[1][0], attrs["head_size"], attrs["value_size"]
         heads = b * (width // c)
-        wide, long = Product(heads, s, t, c), Product(heads, s, c, t)
-        back = Product(heads, t, c, s)
-        return (wide, long) if phase == "forward" else (wide, back, wide, long, back)
+        scores = Product(heads, s, t, c)
+        if phase == "forward":
+            return scores, Product(heads, s, e, t)
+        dv, dp = Product(heads, t, e, s), Product(heads, s, t, e)
+        return scores, dv, dp, Product(heads, s, c, t), Product(heads, t, c, s)
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -35,18 +38,20 @@ class Attention(Body):
         """The scores in full, in stat; where compute is narrower, in compute too around each matrix product."""
         compute, stat = widths["compute"], widths["stat"]
         (s, b, width), t = ins[0], ins[1][0]
-        q, kv = prod(ins[0]) * compute, prod(ins[1]) * compute
+        q, k, v = (prod(shape) * compute for shape in ins[:3])
+        o = q // attrs["head_size"] * attrs["value_size"]
         row = b * (width // attrs["head_size"]) * s * stat
         wide, narrow = row * t, row * t // stat * compute
         cast = narrow if mixed(widths) else 0
         mask = (b + 1) * s * t * BOOL + (s * widths["index"] if attrs["window"] else 0)
-        grouped = q if ins[1][2] < width and s > 1 else 0  # r query heads of a KV head as r·s rows
+        grouped = ins[1][2] < width and s > 1  # r query heads of a KV head as r·s rows: copies
         if phase == "forward":
-            return max(grouped + wide + max(mask, cast), wide + 2 * row, narrow + q)
+            return max(grouped * q + wide + max(mask, cast), wide + 2 * row, narrow + o)
         scores = wide + max(mask, cast)
         slopes = wide + narrow + (wide if mixed(widths) else 0)
-        values = wide + cast + kv
-        return row + max(q, 2 * grouped + max(scores, wide + row, values, slopes, narrow + q, narrow + kv))
+        values = wide + cast + v
+        worst = max(scores, wide + row, values, slopes, narrow + q, narrow + k)
+        return row + max(o, grouped * (q + o) + worst)
 
 
 class MergeAttention(Body):
@@ -61,4 +66,25 @@ class MergeAttention(Body):
         return (prod(ins[0]) + 2 * prod(ins[1])) * widths["stat"]
 
 
-ATTENTION: dict[str, Body] = {"attention": Attention(), "merge_attention": MergeAttention()}
+class UnfoldHeads(Body):
+    """Each head's plain key and its value [t, B, H·(P+E)], and the rotated key [t, B, R] that all heads share
+    -> k [t, B, H·(P+R)], v [t, B, H·E].   P is `plain_size`, E `value_size`."""
+
+    differentiable = (0, 1)
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        (*rows, width), rotated = ins[0].shape, ins[1].shape[-1]
+        assert isinstance(width, int) and isinstance(rotated, int)
+        heads = width // (attrs["plain_size"] + attrs["value_size"])
+        key = Spec((*rows, heads * (attrs["plain_size"] + rotated)))
+        return (key, Spec((*rows, heads * attrs["value_size"]))), ()
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        return (0, 1)
+
+
+ATTENTION: dict[str, Body] = {
+    "attention": Attention(),
+    "merge_attention": MergeAttention(),
+    "unfold_heads": UnfoldHeads(),
+}

@@ -98,10 +98,11 @@ class Rope(Body):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
         """Frequencies and angles are float64: beside the angles one cosine is left, and a sine where it is narrower."""
-        half, double, stat = attrs["head_size"] // 2, 8, widths["stat"]
+        half, double, stat = (attrs["head_size"] - attrs["plain_size"]) // 2, 8, widths["stat"]
         angles = prod(ins[1]) * half
         sine = stat if stat != double else 0
-        return max(half * double + angles * (double + stat + sine), (2 * angles + prod(ins[0]) // 2) * stat)
+        turned = prod(ins[0]) // attrs["head_size"] * half
+        return max(half * double + angles * (double + stat + sine), (2 * angles + turned) * stat)
 
 
 class Swiglu(Body):
@@ -116,6 +117,30 @@ class Gelu(Body):
 class Add(Body):
     differentiable = (0, 1)
     passes_gradient = True
+
+
+class Split(Body):
+    """x [.., n] -> [.., first], [.., n - first]"""
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        *rows, width = ins[0].shape
+        assert isinstance(width, int)
+        return (Spec((*rows, attrs["first"])), Spec((*rows, width - attrs["first"]))), ()
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        return (0, 1)
+
+
+class Join(Body):
+    """a [.., n], b [.., m] -> [.., n + m]"""
+
+    differentiable = (0, 1)
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        *rows, first = ins[0].shape
+        second = ins[1].shape[-1]
+        assert isinstance(first, int) and isinstance(second, int)
+        return (Spec((*rows, first + second)),), ()
 
 
 class RepeatHeads(Body):
@@ -134,5 +159,7 @@ DENSE: dict[str, Body] = {
     "swiglu": Swiglu(),
     "gelu": Gelu(),
     "add": Add(),
+    "split": Split(),
+    "join": Join(),
     "repeat_heads": RepeatHeads(),
 }

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from penteract.ops.bodies.body import Attrs, Body, Product, Shape, Specs, linear_products, narrow_product, widened
+from penteract.ops.bodies.body import BOOL, Attrs, Body, Product, Shape, Specs, linear_products, narrow_product, widened
 from penteract.ops.spec import Spec, Widths
 
 
 class Router(Body):
-    """x [s, B, D], w [X, D] -> weights [s, B, k], experts [s, B, k], scores [s, B, X], choices [B, X]."""
+    """x [s, B, D], w [X, D] -> weights [s, B, k], experts [s, B, k], scores [s, B, X], choices [B, X].
+
+    Where experts form groups, only those of a token's best are chosen among (DeepSeek-V3 2412.19437 §2.1.2, eq. 13-16).
+    """
 
     input_keeps = ("out1", "out2")
     weight_keeps = ("in0",)
@@ -40,13 +43,26 @@ class Router(Body):
         row = tokens * stat
         if phase == "forward":
             softmax = row if attrs["score"] == "softmax" else 0
-            choice = (scores if attrs["bias"] else 0) + copies * stat + (row if attrs["normalize"] else 0)
+            ranking = scores if attrs["bias"] or attrs["groups"] > 1 else 0
+            choice = copies * stat + (row if attrs["normalize"] else 0)
+            grouping = _grouping(tokens, attrs, widths) if attrs["groups"] > 1 else 0
             by_sequence = copies * widths["index"] if s > 1 and b > 1 else 0
-            return max(product, softmax, choice, by_sequence)
+            return max(product, softmax, ranking + max(choice, grouping), by_sequence)
         if phase == "input_gradient":
-            chosen = copies * stat + 2 * row if attrs["normalize"] else widened(copies, widths)
+            scaled = copies * stat if attrs["scale"] != 1 else widened(copies, widths)
+            chosen = copies * stat + 2 * row if attrs["normalize"] else scaled
             return max(product, chosen, scores + row if attrs["score"] == "softmax" else 0)
         return widened(prod(ins[0]), widths)
+
+
+def _grouping(tokens: int, attrs: Attrs, widths: Widths) -> int:
+    """Bytes to find the best groups: their scores, by their best two or their best; the choice; a mask of the rest."""
+    stat, index = widths["stat"], widths["index"]
+    scores, two = attrs["groups"] * stat, 2 * attrs["groups"] * (stat + index)
+    by_two = two - 2 * attrs["groups"] * index + scores
+    best = max(two, by_two) if attrs["group_score"] == "top2" else scores
+    top = attrs["top_groups"]
+    return tokens * max(best, scores + top * (stat + index), scores + top * index + attrs["groups"] * BOOL)
 
 
 class SortByExpert(Body):

@@ -1,0 +1,92 @@
+"""How the planner orders the layouts that the Ultra-Scale Playbook's authors measured on 8 to 128 H100s.
+
+    python benchmarks/playbook_sweep.py playbook_sweep_h100.csv > benchmarks/results/playbook_sweep.json
+
+For each model and number of nodes: the rank correlation of predicted and measured tokens/s/GPU over the layouts that
+ran, where the fastest measured layout stands in our order, and how much slower than it our first choice was measured.
+Nothing is fitted to these rows. Memory is predicted for this program, not for the trainer that was measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from penteract import Layout, ModelSpec
+from penteract.estimate.quote import Quoter
+from penteract.spec.hardware import cluster
+from penteract.units import gib
+
+MODELS = {
+    "1.34": ModelSpec(name="1.34B", layers=16, hidden_size=2048, heads=32, kv_heads=32, head_size=64, ffn_size=8192, vocab_size=131_072, tied=True),
+    "8.86": ModelSpec(name="8.86B", layers=32, hidden_size=4096, heads=32, kv_heads=32, head_size=128, ffn_size=14_336, vocab_size=131_072),
+}  # fmt: skip
+LENGTH = 4096
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """1 is the smallest; equal values share the mean of their ranks."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    out = [0.0] * len(values)
+    at = 0
+    while at < len(order):
+        same = [i for i in order[at:] if values[i] == values[order[at]]]
+        for i in same:
+            out[i] = at + (len(same) + 1) / 2
+        at += len(same)
+    return out
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    return statistics.correlation(ranks(a), ranks(b))
+
+
+def layout_of(row: dict[str, str]) -> Layout:
+    n = {name: int(row[name]) for name in ("dp", "tp", "pp")}
+    return Layout(
+        **n, zero=int(row["zero_stage"]), micro_batch_size=int(row["micro_batch_size"]),
+        gradient_accumulation_steps=int(row["grad_acc_steps"]), attention="flash",
+    )  # fmt: skip
+
+
+def group(name: str, nodes: int, rows: list[dict[str, str]]) -> dict[str, Any]:
+    """One model on one number of nodes."""
+    quoter = Quoter(MODELS[name], cluster(f"{nodes}x8xH100", fabric="efa"), sequence_length=LENGTH)
+    measured, predicted, memory = list[float](), list[float](), list[float]()
+    for row in rows:
+        layout = layout_of(row)
+        quote = quoter.quote(layout)
+        seconds = quoter.time(quote).seconds
+        measured.append(float(row["tokens_per_s_per_gpu"]))
+        predicted.append(layout.global_batch_size * LENGTH / seconds / layout.world)
+        memory.append(gib(quote.allocated) / (float(row["gpu_memory_GB"]) or float("nan")))
+    best = max(range(len(rows)), key=measured.__getitem__)
+    first = max(range(len(rows)), key=predicted.__getitem__)
+    return {
+        "model": MODELS[name].name, "nodes": nodes, "layouts": len(rows),
+        "spearman": round(spearman(measured, predicted), 3),
+        "measured_best_is_our_number": 1 + sum(p > predicted[best] for p in predicted),
+        "our_first_was_slower_by": round(1 - measured[first] / measured[best], 3),
+        "median_predicted_over_measured": round(statistics.median(p / m for p, m in zip(predicted, measured, strict=True)), 2),
+        "median_memory_over_measured": round(statistics.median(memory), 2),
+        "best": {k: rows[best][k] for k in ("dp", "tp", "pp", "zero_stage", "micro_batch_size", "grad_acc_steps")},
+    }  # fmt: skip
+
+
+def main(path: str) -> None:
+    groups = defaultdict[tuple[str, int], list[dict[str, str]]](list)
+    with open(path, encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["status"] == "completed" and row["gbs_sequences"] == "256":
+                groups[row["model_params_B"], int(row["nodes"])].append(row)
+    told = [group(name, nodes, rows) for (name, nodes), rows in sorted(groups.items()) if len(rows) > 2]
+    print(json.dumps({"groups": told, "median_spearman": statistics.median(g["spearman"] for g in told)}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

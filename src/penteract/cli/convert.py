@@ -1,0 +1,112 @@
+"""`penteract convert`: weights in Hugging Face's form, in and out."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from dataclasses import asdict
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from penteract.cli.weights import Source, find_weights, model_words, tokenizer_of
+from penteract.engine.hf.folder import open_folder
+from penteract.errors import BadInput
+from penteract.spec.keys import keys
+from penteract.spec.resolve import Resolved, resolve
+from penteract.units import show_bytes, show_count
+
+EXAMPLES = (
+    "penteract convert runs/latest hf-model",
+    "penteract convert runs/latest/checkpoints/step-00000040 hf-model --dtype fp32",
+    "penteract convert path/to/hf-model start",
+)
+
+
+def convert(
+    weights: Annotated[str, Parameter(help="A run folder, one of its steps, latest, or a Hugging Face folder.")],
+    to: Annotated[Path, Parameter(help="The folder to write; it must not exist.")],
+    /,
+    *,
+    dtype: Annotated[
+        Literal["bf16", "fp32", "fp64"] | None, Parameter(help="Of the numbers: bf16 for Hugging Face, fp32 for us.")
+    ] = None,
+    shard_gib: Annotated[float, Parameter(help="The most that one file holds, and twice what memory does.")] = 5.0,
+    vocab_size: Annotated[int, Parameter(help="Rows to write of a table that was padded; 0: as they were.")] = 0,
+    json: Annotated[bool, Parameter(negative="", help="Print one closing JSON object.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+) -> int:
+    """Write weights as a folder that transformers and vLLM load, or read such a folder.
+
+    A step becomes config.json, safetensors files and the run's tokenizer; a Hugging Face folder becomes a folder that
+    `penteract train --init` reads. A tensor is in memory at a time.
+    """
+    source = find_weights(weights, keys()["output.folder"].default, flag="convert")
+    _check(to, shard_gib, vocab_size)
+    resolved = _run_of(source, to) if source.theirs else None
+    engine, writing = _engine("convert"), _engine("writing")
+    how = writing.How(
+        dtype=dtype or ("fp32" if source.theirs else "bf16"),
+        shard_bytes=int(shard_gib * 2**30),
+        vocabulary=vocab_size,
+        tokenizer=Path(tokenizer_of(source)) if source.theirs and tokenizer_of(source) else None,
+        told=_told if sys.stderr.isatty() else _untold,
+    )
+    made = engine.from_hf(source.path, to, resolved, how) if resolved else engine.to_hf(source.path, to, how)
+    _finish(made, to, json)
+    return 0
+
+
+def _check(to: Path, shard_gib: float, vocab_size: int) -> None:
+    if to.exists() or to.is_symlink():
+        raise BadInput("FILE", "it exists already", where="convert", found=to, fix="choose another name, or remove it")
+    if not 2**-20 <= shard_gib <= 2**20:
+        raise BadInput("VALUE", "no size of a file", where="--shard-gib", found=shard_gib, allowed="about 1 to 100")
+    if vocab_size < 0:
+        raise BadInput("VALUE", "no number of rows", where="--vocab-size", found=vocab_size, allowed="0 or more")
+
+
+def _run_of(source: Source, to: Path) -> Resolved:
+    """A run of the model of a Hugging Face folder, by defaults: what `run.toml` in the new folder says."""
+    model = open_folder(source.path).model  # all that can be wrong with it is found before torch is loaded
+    length = keys()["batch.sequence_length"].default
+    words = model_words(source)
+    if model.positions == "learned" and model.max_positions < length:
+        words.append(f"batch.sequence_length={model.max_positions}")
+    if tokenizer_of(source):
+        words.append(f"tokenizer.source={to.resolve() / Path(tokenizer_of(source)).name}")
+    return resolve(None, "", words)
+
+
+def _engine(name: str) -> ModuleType:
+    if find_spec("torch") is None:
+        raise BadInput("TORCH", "weights need torch", found="none", fix="pip install 'penteract[train]'")
+    return import_module(f"penteract.engine.hf.{name}")
+
+
+def _told(done: int, total: int) -> None:
+    """One line that stays where it is."""
+    print(
+        f"\r{show_bytes(done)} of {show_bytes(total)} ", end="\n" if done >= total else "", file=sys.stderr, flush=True
+    )
+
+
+def _untold(done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+def _finish(made: Any, to: Path, json: bool) -> None:
+    if json:
+        print(json_module.dumps({"folder": str(to), **asdict(made)}))
+        return
+    files = "file" if made.files == 1 else "files"
+    print(
+        f"{to}: {made.kind}, {show_count(made.parameters)} parameters in {made.tensors} tensors, "
+        f"{show_bytes(made.bytes)} of {made.dtype} in {made.files} {files}"
+    )
+    if made.kind == "penteract":
+        print(f"Next: penteract train --init {to}")

@@ -1,0 +1,87 @@
+"""`penteract doctor`: what this machine has, what is wrong with it for training, what a run would use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import groupby
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from penteract.cli.world import launched
+from penteract.engine.doctor.finding import Finding
+from penteract.errors import BadInput
+from penteract.spec.keys import keys
+from penteract.spec.resolve import resolve
+
+EXAMPLES = ("penteract doctor", "penteract doctor --json", "penteract doctor /scratch/runs")
+_COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "bad": "bold red"}
+
+
+def doctor(
+    folder: Annotated[Path | None, Parameter(help="Where runs will be written; its disk is asked.")] = None,
+    /,
+    *,
+    json: Annotated[
+        bool,
+        Parameter(negative="", help="Print one JSON object: can_train, findings (area, what, state, fix), machine."),
+    ] = False,
+) -> int:
+    """Say what this machine has, what is wrong with it for training, and what a run would use.
+
+    Exit code 0 when a run can start, also with warnings; 2 when something is bad: no torch, a disk that cannot be
+    written, GPUs that are broken or that this torch cannot use.
+    """
+    report, probe = import_module("penteract.engine.doctor.report"), import_module("penteract.engine.doctor.probe.here")
+    ranks, wrong = _ranks()
+    machine = probe.this_machine(folder or Path(keys()["output.folder"].default), os.environ, ranks)
+    findings = (*report.examine(machine), *wrong)
+    if json:
+        print(dumps(report.as_json(machine, findings)))
+    else:
+        _show(findings)
+    return 0 if report.can_train(findings) else BadInput.exit_code
+
+
+def _ranks() -> tuple[int, tuple[Finding, ...]]:
+    """How many ranks a run starts on this host when nothing more is said, or a launcher has started; what is wrong."""
+    try:
+        place = launched(os.environ)
+    except BadInput as error:
+        return 1, (Finding("environment", f"{error.what}: {error.found}", "bad", "unset RANK WORLD_SIZE LOCAL_RANK"),)
+    if place is None:
+        return resolve().run.layout.world, ()
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(local) if local.isdigit() and int(local) else place.world, ()
+
+
+def _show(findings: Sequence[Finding]) -> None:
+    """A block an area, states in front and fixes below what they mend; then how many there are of each."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=10_000)  # never folded: other programs read it
+    for area, group in groupby(findings, key=lambda f: f.area):
+        console.print(Text(area, style="bold"))
+        table = Table.grid(padding=(0, 1))
+        table.add_column()
+        table.add_column(min_width=max(map(len, _COLOURS)))
+        table.add_column()
+        for found in group:
+            table.add_row("", Text(found.state, style=_COLOURS[found.state]), Text(found.what))
+            if found.fix:
+                table.add_row("", "", Text(f"fix: {found.fix}", style="italic"))
+        with console.capture() as drawn:
+            console.print(table)
+        for line in drawn.get().splitlines():
+            console.out(line.rstrip(), highlight=False)
+    states = [f.state for f in findings]
+    counts = ", ".join(f"{s}: {states.count(s)}" for s in ("bad", "warn", "note") if s in states) or "all ok"
+    console.print(Text(f"{counts}. {'Nothing can be trained as it is' if 'bad' in states else 'A run can start'}."))

@@ -1,0 +1,148 @@
+"""`penteract plan`: every layout of a model on a cluster, the best with reasons. Prices alone: no torch."""
+
+from __future__ import annotations
+
+import json as to_json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from penteract.api import plan as ask_plan
+from penteract.errors import BadInput, DiskFailure
+from penteract.estimate.why import why as why_text
+from penteract.plan.ask import HEADROOM, as_text
+from penteract.plan.explain import contest, explain
+from penteract.plan.plan import Plan, quoter
+from penteract.plan.report import as_dict, budget
+from penteract.plan.runfile import run_file
+from penteract.plan.search import Timed
+from penteract.plan.text import as_text_whole, basis, spent
+from penteract.plan.whatif import what_if
+from penteract.schedule.draw import draw as draw_schedule
+from penteract.schedule.generate import generate
+from penteract.spec.mesh import Mesh
+from penteract.units import parse_count
+
+EXAMPLES = (
+    "penteract plan llama-3.1-8b --gpus 8xH200",
+    "penteract plan llama-3.1-70b --gpus 8x8xH100 --seq 8192 --batch 4Mi --tokens 15T --usd-per-gpu-hour 2.5",
+    "penteract plan path/to/config.json --gpus 8xH200 --fix tp=2/4,recompute=none --why 2",
+    "penteract plan llama-3.1-8b --gpus 8xH200 --layout tp=2,pp=2,zero=1 --draw",
+    "penteract plan llama-3.1-8b --gpus 8xH200 --out run.toml",
+)
+
+
+def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
+    model: Annotated[str, Parameter(help="A published model by name, or a config.json, or its folder.")],
+    /,
+    *,
+    gpus: Annotated[str, Parameter(help="Such as 8xH200, 64x8xH100 (nodes x GPUs), or a file of measured curves.")],
+    seq: Annotated[int | None, Parameter(help="Tokens of a sequence; by default 8192, or what the model can.")] = None,
+    batch: Annotated[str, Parameter(help="Tokens of a step (1Mi), or sequences (128seqs).")] = "1Mi",
+    top: Annotated[int, Parameter(help="How many of the best to show.")] = 10,
+    why: Annotated[int | None, Parameter(help="Explain the layout of this number, and what would change it.")] = None,
+    layout: Annotated[str | None, Parameter(help="Price this one alone: tp=2,pp=2,zero=1; dp is what is left.")] = None,
+    fix: Annotated[str | None, Parameter(help="Search with these axes held: tp=2/4,recompute=none.")] = None,
+    tp_across_nodes: Annotated[bool, Parameter(negative="", help="Let tensor groups span nodes.")] = False,
+    draw: Annotated[
+        bool, Parameter(negative="", help="Draw the pipeline's schedule of the best, or of --why.")
+    ] = False,
+    tokens: Annotated[str | None, Parameter(help="Of a whole training (15T): days and GPU-hours.")] = None,
+    usd_per_gpu_hour: Annotated[float | None, Parameter(help="With --tokens: the cost.")] = None,
+    precision: Annotated[str, Parameter(help="Of what is computed.")] = "bf16",
+    headroom: Annotated[float, Parameter(help="Share of a GPU's memory that tensors are kept out of.")] = HEADROOM,
+    out: Annotated[Path | None, Parameter(help="Write a run file of the best, or of --why.")] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print one JSON object, schema 1.")] = False,
+    debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+) -> int:
+    """Rank every layout of a training step on a cluster, by simulated time among those that fit.
+
+    Exit code 0 is an answer, also that nothing fits; 2 a question that cannot be asked.
+    """
+    started = perf_counter()
+    _check_numbers(top=top, why=why)
+    found = ask_plan(
+        model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
+        tp_across_nodes=tp_across_nodes, precision=precision, headroom=headroom,
+    )  # fmt: skip
+    chosen = found.number(why or 1) if found.layouts or why or out else None
+    whole = _count(tokens) if tokens else None
+    money = budget(found, chosen, whole, usd_per_gpu_hour) if chosen and whole else None
+    reasons = _reasons(found, chosen, why) if chosen and found.counts.fit and (why or not json) else []
+    if out is not None and chosen:
+        _write(out, found, chosen)
+    if json:
+        told = as_dict(found) | ({"budget": asdict(money)} if money else {})
+        print(to_json.dumps(told | ({"explanation": reasons} if reasons else {})))
+        return 0
+    print(as_text_whole(found, chosen, perf_counter() - started, reasons))
+    if money:
+        print("\n" + spent(money, found.ask.cluster.gpus))
+    if why and chosen:
+        print("\n" + basis(found) + "\n\n" + _by_line(found, chosen))
+    if draw and chosen:
+        print("\n" + _drawing(chosen))
+    print("\n" + _next(why, out))
+    return 0
+
+
+def _check_numbers(**given: int | None) -> None:
+    for name, value in given.items():
+        if value is not None and value < 1:
+            raise BadInput("VALUE", "layouts count from 1", where=f"--{name}", found=value, fix=f"--{name} 1")
+
+
+def _reasons(found: Plan, chosen: Timed, why: int | None) -> list[str]:
+    lines = explain(found, chosen).lines()
+    return lines + ([_what_if(found, chosen)] if why is not None and len(found.search.quotes) > 1 else [])
+
+
+def _what_if(found: Plan, chosen: Timed) -> str:
+    two = contest(found, chosen)
+    if two is None:
+        return "There is no layout of another mesh."
+    told = "; ".join(change.text() for change in what_if(found, *two, quoter))
+    return f"What would let {as_text(two[1].layout)} win: {told}."
+
+
+def _by_line(found: Plan, chosen: Timed) -> str:
+    """The memory of the fullest rank, by the lines that cause it."""
+    stage = max(range(len(chosen.quote.by_stage)), key=lambda i: chosen.quote.by_stage[i])
+    rank = Mesh(chosen.layout).group("pp", 0)[stage]
+    ask = found.ask
+    return why_text(ask.model, chosen.layout, ask.sequence_length, ask.precision, rank).text()
+
+
+def _write(path: Path, found: Plan, chosen: Timed) -> None:
+    try:
+        path.write_text(run_file(found.ask, chosen.layout), encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        raise BadInput(
+            "FILE", "cannot be written", where="--out", found=path, fix="name a file in a folder that exists"
+        ) from None
+    except OSError as error:
+        raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--out {path}") from None
+
+
+def _drawing(chosen: Timed) -> str:
+    lay = chosen.layout
+    lists = generate(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
+    width = shutil.get_terminal_size().columns
+    return draw_schedule(lists, lay.pp, lay.vpp, lay.gradient_accumulation_steps, width=width)
+
+
+def _next(why: int | None, out: Path | None) -> str:
+    rest = [] if why else ["--why 1 tells what would change it, and which lines its memory comes from"]
+    rest += [f"penteract train {out}"] if out else ["--out run.toml writes a file for penteract train"]
+    return "Next: " + "; ".join(rest)
+
+
+def _count(text: str) -> int:
+    try:
+        return parse_count(text)
+    except ValueError as error:
+        raise BadInput("VALUE", "not a number of tokens", where="--tokens", found=text, fix="--tokens 15T") from error

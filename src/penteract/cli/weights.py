@@ -1,0 +1,88 @@
+"""Weights named on a command line: a Hugging Face folder, a run's folder, or one of its steps. Torch is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penteract.cli.folders import find_run
+from penteract.engine.hf.folder import CONFIG, TOKENIZER, open_folder, refuse_another_model, weights_alone
+from penteract.errors import BadInput
+from penteract.spec.read import read_overrides, read_toml
+from penteract.spec.resolve import Resolved, model_at
+
+_RUN, _MANIFEST = "run.toml", "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`path`: where the weights are; `model`: where their model is said, empty for a step that lies alone."""
+
+    path: Path
+    model: Path | None
+    theirs: bool  # Hugging Face's
+
+
+def find_weights(name: str, out: str, *, flag: str) -> Source:
+    """The weights called `name`: a path, or "latest" for the newest run in `out`. Raises BadInput for nothing."""
+    path = Path(name)
+    try:
+        if (path / CONFIG).is_file():
+            return Source(path, path, theirs=True)
+        if (path / _MANIFEST).is_file():
+            run = path.resolve().parent.parent
+            return Source(path, run if (run / _RUN).is_file() else None, theirs=False)
+        if path.is_dir() and not (path / _RUN).is_file():
+            raise BadInput("WEIGHTS", "no weights here", where=flag, found=name[:120],
+                           allowed=f"a folder with {CONFIG}, or with {_RUN}", fix="check the path")  # fmt: skip
+    except (OSError, ValueError):
+        pass  # no path at all: find_run says so
+    run = find_run(name, out, flag=flag, needs="checkpoints/latest")
+    return Source(run, run, theirs=False)
+
+
+def words_of(source: Source, run: Path | None, preset: str | None, words: Sequence[str]) -> list[str]:
+    """What the weights decide of a run, where neither its file nor the command line does: model and tokenizer."""
+    given = set(read_overrides(words)) | (set(read_toml(run)) if run is not None else set())
+    # The size of a table, or a window, does not describe a model: it changes the one that is there.
+    described = preset is not None or given & {"preset", "model.config", "model.layers", "model.hidden_size"}
+    found = model_words(source) if not described else []
+    if "tokenizer.source" not in given and (tokenizer := tokenizer_of(source)):
+        found.append(f"tokenizer.source={tokenizer}")
+    return found
+
+
+def model_words(source: Source) -> list[str]:
+    """The model that the weights are of, as overrides; of a step that lies alone, nobody knows."""
+    if source.model is None:
+        return []
+    found = [f"model.config={source.model}"]
+    if source.theirs and model_at(source.path).predict_ahead and not open_folder(source.path).model.predict_ahead:
+        found.append("model.predict_ahead=0")  # the config speaks of layers that are not there
+    return found
+
+
+def tokenizer_of(source: Source) -> str:
+    """The tokenizer.json that goes with the weights; empty when there is none, or it is made of bytes."""
+    if source.theirs:
+        file = source.path / TOKENIZER
+        return str(file) if file.is_file() else ""
+    settings = read_toml(source.model / _RUN) if source.model else {}
+    said = settings.get("tokenizer.source")
+    return str(said.value) if said is not None and said.value != "bytes" else ""
+
+
+def check_weights(source: Source, resolved: Resolved) -> None:
+    """They are there, whole by their headers, and of the run's model. Raises BadInput or CorruptData."""
+    if source.theirs:
+        open_folder(source.path, resolved.run.model)
+    elif source.model is not None:
+        refuse_another_model(resolved.run.model, model_at(source.model), source.path, padding=False)
+
+
+def check_resumable(run: Path) -> None:
+    """A run's folder holds more than weights. Raises BadInput."""
+    if weights_alone(run):
+        raise BadInput("RESUME", "it holds weights alone: no run was there that could go on", where="--resume",
+                       found=run, fix=f"penteract train --init {run}")  # fmt: skip

@@ -1,0 +1,54 @@
+"""The disk that will hold runs: room, speed, whether it can be written at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penteract.engine.doctor.finding import Finding
+from penteract.engine.doctor.machine import Disk, Machine
+from penteract.units import GIB, show_bytes, show_count
+
+AREA = "disk"
+LEAST_FREE = 10 * GIB
+LEAST_FILES = 1000
+SLOW = 100e6  # bytes a second: a checkpoint of 1B parameters would take two minutes
+STATE_BYTES = 12  # a parameter in a checkpoint: its master and both moments of AdamW in fp32
+SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.s3fs", "cifs", "smb3", "9p", "virtiofs")
+ELSEWHERE = "--output.folder=FOLDER on another disk"
+
+
+def findings(machine: Machine) -> Iterator[Finding]:
+    disk = machine.disk
+    if disk.error:
+        yield Finding(AREA, f"{disk.asked} cannot be written: {disk.error}", "bad", _remedy(disk))
+    yield _room(disk)
+    if disk.files is not None and disk.files < LEAST_FILES:
+        yield Finding(AREA, f"{disk.files} more files can be made in {disk.asked}", "bad", ELSEWHERE)
+    if disk.speed is not None:
+        what = f"written and flushed at {disk.speed / 1e9:.2f} GB/s"
+        if disk.speed < SLOW:
+            yield Finding(AREA, f"{what}: checkpoints will be waited for", "warn", ELSEWHERE)
+        else:
+            yield Finding(AREA, what)
+    if disk.kind in SHARED:
+        yield Finding(AREA, f"{disk.asked} is on {disk.kind}: its speed changes with what others do", "note")
+
+
+def _room(disk: Disk) -> Finding:
+    if disk.free is None:
+        return Finding(AREA, f"not known: how much room {disk.asked} has", "note")
+    what = f"{show_bytes(disk.free)} free for {disk.folder}"
+    if disk.kind:
+        what += f" ({disk.kind})"
+    room = show_count(disk.free / STATE_BYTES)
+    if disk.free < GIB:
+        return Finding(AREA, f"{what}: the disk is full", "bad", f"make room, or {ELSEWHERE}")
+    what += f": one checkpoint of {room} parameters"
+    if disk.free < LEAST_FREE:
+        return Finding(AREA, what, "warn", f"make room, or {ELSEWHERE}")
+    return Finding(AREA, what)
+
+
+def _remedy(disk: Disk) -> str:
+    full = disk.free is not None and disk.free < GIB
+    return f"make room, or {ELSEWHERE}" if full else f"chmod u+w {disk.asked}, or {ELSEWHERE}"

@@ -1,0 +1,59 @@
+"""Limits of a process that training runs into: open files, locked memory, tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penteract.engine.doctor.finding import Finding, count
+from penteract.engine.doctor.machine import Limits, Machine
+from penteract.units import show_bytes
+
+AREA = "limits"
+LEAST_FILES = 4096  # every rank has sockets to every other of its groups, and files of checkpoints
+LEAST_TASKS = 4096  # threads of torch, NCCL and loaders, for some ranks
+
+
+def findings(machine: Machine) -> Iterator[Finding]:
+    limits, many = machine.limits, len(machine.gpus.devices) > 1
+    if limits.nofile is not None:
+        yield _files(limits.nofile)
+    if limits.memlock is not None:
+        yield _locked(limits.memlock, bool(machine.ports))
+    if found := _tasks(limits, many):
+        yield found
+
+
+def _files(limit: tuple[int, int]) -> Finding:
+    soft, hard = limit
+    what = f"open files: {_shown(soft)}"
+    if soft < 0 or soft >= LEAST_FILES:
+        return Finding(AREA, what)
+    fix = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}"
+    if 0 < hard < LEAST_FILES:
+        fix = f"{fix}; the hard limit is {hard}: nofile in /etc/security/limits.conf, or --ulimit nofile=65536"
+    return Finding(AREA, f"{what}: enough for some ranks, not for {LEAST_FILES} sockets and files", "warn", fix)
+
+
+def _locked(limit: tuple[int, int], fabric: bool) -> Finding:
+    """Adapters of a fabric read and write memory that is locked in place."""
+    soft = limit[0]
+    if soft < 0:
+        return Finding(AREA, "locked memory: no limit")
+    what = f"locked memory: {show_bytes(soft)}"
+    fix = "ulimit -l unlimited, or start the container with --ulimit memlock=-1"
+    if fabric:
+        return Finding(AREA, f"{what}: NCCL over InfiniBand fails with less than no limit", "warn", fix)
+    return Finding(AREA, f"{what} (it matters with InfiniBand)")
+
+
+def _tasks(limits: Limits, many: bool) -> Finding | None:
+    """The fewer of what the user and what the control group may have."""
+    told = [n for n in (limits.nproc[0] if limits.nproc else -1, limits.tasks) if n is not None and n >= 0]
+    if not told or min(told) >= LEAST_TASKS:
+        return None
+    fix = "ulimit -u unlimited, or start the container with --pids-limit -1"
+    return Finding(AREA, f"processes and threads: {count(min(told), 'task')}", "warn" if many else "note", fix)
+
+
+def _shown(limit: int) -> str:
+    return "no limit" if limit < 0 else str(limit)

@@ -1,0 +1,184 @@
+"""A machine as a value: what probes saw and findings are made of. None is what could not be known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penteract.units import Bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """`cores` of the machine, `allowed` of them to this process; `quota` is what a control group grants, in cores.
+
+    `memory_limit` is a control group's. `loopback`: why two processes here could not talk; empty when they can.
+    """
+
+    system: str
+    python: str
+    cores: int
+    allowed: int
+    quota: float | None = None
+    memory: Bytes | None = None
+    available: Bytes | None = None
+    memory_limit: Bytes | None = None
+    shm: Bytes | None = None
+    loopback: str = ""
+
+    @property
+    def usable(self) -> int:
+        """Cores that this process can keep busy."""
+        return max(1, min(self.allowed, int(self.quota) if self.quota is not None else self.allowed))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One GPU as the driver tells. Memory in bytes, power in W, clocks in MHz, ECC errors since the driver started.
+
+    `slowed` names what holds clocks down now; `remapping` is "pending" or "failed" where rows of memory were replaced;
+    `processes` are (process id, bytes) already on it; `links` are its active NVLinks, `links_down` the inactive ones.
+    """
+
+    index: int
+    name: str
+    uuid: str = ""
+    memory: Bytes | None = None
+    free: Bytes | None = None
+    capability: tuple[int, int] | None = None
+    power_limit: float | None = None
+    power_default: float | None = None
+    clock: int | None = None
+    clock_most: int | None = None
+    slowed: tuple[str, ...] = ()
+    ecc: bool | None = None
+    corrected: int | None = None
+    uncorrected: int | None = None
+    remapping: str = ""
+    persistence: bool | None = None
+    mig: bool | None = None
+    processes: tuple[tuple[int, Bytes | None], ...] | None = None
+    links: int | None = None
+    links_down: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpus:
+    """`source` is who told: nvidia-ml-py, nvidia-smi, torch; empty when nobody could, and `why`.
+
+    `loaded`: the NVIDIA driver of the kernel is there. `cuda` is the newest CUDA that the driver can run.
+    `matrix[i][j]` says how i reaches j: NV18 (that many NVLinks), PCIe (peer access over it), P2P (peer access, by a
+    way that is not known), - (through the host's memory), X (itself).
+    """
+
+    source: str = ""
+    why: str = ""
+    loaded: bool = False
+    driver: str = ""
+    cuda: str = ""
+    devices: tuple[Gpu, ...] = ()
+    matrix: tuple[tuple[str, ...], ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchDevice:
+    """A GPU that torch sees; `works` is empty when a small sum on it was right, otherwise what went wrong."""
+
+    name: str
+    memory: Bytes
+    free: Bytes | None = None
+    capability: tuple[int, int]
+    uuid: str = ""
+    works: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Torch:
+    """The torch that runs would load; `error` says why it cannot be loaded, `version` is then empty.
+
+    `cuda`, `hip`, `cudnn`, `nccl` are what it was built with. `reason`: what torch said on finding no GPU to use.
+    `device` is what the engine picks for `precision.device = auto`.
+    """
+
+    error: str = ""
+    version: str = ""
+    cuda: str = ""
+    hip: str = ""
+    cudnn: str = ""
+    nccl: str = ""
+    gloo: bool = False
+    has_nccl: bool = False
+    available: bool = False
+    reason: str = ""
+    archs: tuple[str, ...] = ()
+    devices: tuple[TorchDevice, ...] = ()
+    peers: tuple[tuple[bool, ...], ...] = ()
+    device: str = ""
+    threads: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Package:
+    """An optional package: the version found, empty when absent; `wanted` is this project's own requirement."""
+
+    name: str
+    found: str = ""
+    wanted: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disk:
+    """The disk that holds `folder`, asked at `asked`: the nearest folder that exists. `speed` in bytes a second."""
+
+    folder: str
+    asked: str
+    free: Bytes | None = None
+    total: Bytes | None = None
+    files: int | None = None
+    kind: str = ""
+    speed: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """(soft, hard) limits of this process, -1 for none; `tasks` is how many a control group allows."""
+
+    nofile: tuple[int, int] | None = None
+    memlock: tuple[int, int] | None = None
+    nproc: tuple[int, int] | None = None
+    tasks: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Port:
+    """A port of an InfiniBand or RoCE adapter, as /sys tells."""
+
+    name: str
+    state: str
+    rate: str
+    layer: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Use:
+    """What `penteract train` would start here without further words, as the engine's own functions answer."""
+
+    ranks: int = 1
+    threads: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """All that was asked. `torch` is None when there is none."""
+
+    host: Host
+    gpus: Gpus
+    torch: Torch | None
+    disk: Disk
+    limits: Limits
+    packages: tuple[Package, ...] = ()
+    interfaces: tuple[str, ...] = ()
+    ports: tuple[Port, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    use: Use = Use()

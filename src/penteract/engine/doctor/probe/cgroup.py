@@ -1,0 +1,58 @@
+"""Limits of the control groups that this process is in, of both versions: the least of all its ancestors' counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+MOUNT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+NONE = 1 << 60  # version 1 says "no limit" by a number near 2^63
+
+
+def cores(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | None:
+    """Cores' worth of time; None where nothing limits it."""
+    found: list[float] = []
+    for folder in _folders("cpu", mount, membership):
+        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        if not quota:
+            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit() and int(quota) and int(period):
+            found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def memory(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
+    """Bytes; None where nothing limits it."""
+    return _least("memory", ("memory.max", "memory.limit_in_bytes"), mount, membership)
+
+
+def tasks(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
+    """Processes and threads; None where nothing limits them."""
+    return _least("pids", ("pids.max",), mount, membership)
+
+
+def _least(controller: str, files: tuple[str, ...], mount: Path, membership: Path) -> int | None:
+    texts = (_read(folder / name) for folder in _folders(controller, mount, membership) for name in files)
+    return min((int(t) for t in texts if t.isdigit() and int(t) < NONE), default=None)
+
+
+def _folders(controller: str, mount: Path, membership: Path) -> Iterator[Path]:
+    """This process's folder of a controller and those above it. Inside a container only its own root may be there."""
+    for line in _read(membership).splitlines():
+        _, names, path = line.split(":", 2)
+        if names == "":  # version 2 holds all controllers
+            root = mount
+        elif controller in names.split(","):
+            root = mount / controller
+        else:
+            continue
+        at = root / path.strip("/")
+        yield from (folder for folder in (at, *at.parents) if folder == root or root in folder.parents)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,24 @@
+"""Asking in a process of its own: a driver that hangs or a library that crashes is an answer too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+
+def ask(module: str, *, seconds: float) -> dict[str, Any]:
+    """The JSON object that `python -m MODULE` prints as its last line, or {"error": why there is none}."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module], capture_output=True, text=True, errors="replace", timeout=seconds,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer in {seconds:.0f} s"}
+    lines = done.stdout.strip().splitlines()
+    if done.returncode == 0 and lines:
+        return json.loads(lines[-1])
+    said = done.stderr.strip().splitlines()
+    return {"error": said[-1][:300] if said else f"it ended with code {done.returncode}"}

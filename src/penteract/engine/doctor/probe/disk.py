@@ -1,0 +1,62 @@
+"""Room and speed of the disk that runs are written to: a small file is written, flushed and removed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from penteract.engine.doctor.machine import Disk
+from penteract.units import MIB
+
+WRITTEN = 64 * MIB
+PIECE = MIB
+LONGEST_S = 0.5  # of writing, before what there is gets flushed
+MOUNTS = Path("/proc/self/mounts")
+
+
+def disk(folder: Path) -> Disk:
+    """The folder may not exist yet: then the nearest one above it is asked, and nothing stays behind."""
+    asked = _nearest(folder.absolute())
+    free = total = files = None
+    try:
+        told = os.statvfs(asked)
+        free, total = told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize
+        files = told.f_favail if told.f_files else None  # some file systems have no fixed number
+    except (OSError, AttributeError):
+        pass
+    speed, error = None, ""
+    try:
+        speed = _written(asked, WRITTEN if free is None or free > 4 * WRITTEN else PIECE)
+    except OSError as e:
+        error = e.strerror or str(e)
+    return Disk(folder=str(folder), asked=str(asked), free=free, total=total, files=files, kind=_kind(asked),
+                speed=speed, error=error)  # fmt: skip
+
+
+def _nearest(folder: Path) -> Path:
+    return next(p for p in (folder, *folder.parents) if p.is_dir())
+
+
+def _written(folder: Path, size: int) -> float | None:
+    """Bytes a second, flushing included; None when too little was written to say."""
+    piece = os.urandom(PIECE)  # a disk that compresses would flatter itself with zeros
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        began, done = time.perf_counter(), 0
+        while done < size and time.perf_counter() - began < LONGEST_S:
+            done += file.write(piece)
+        os.fsync(file.fileno())
+        took = time.perf_counter() - began
+    return done / took if size > PIECE else None
+
+
+def _kind(folder: Path) -> str:
+    """The file system's type, of the mount that is nearest above `folder`."""
+    try:
+        rows = [line.split() for line in MOUNTS.read_text().splitlines()]
+    except OSError:
+        return ""
+    real = os.path.realpath(folder)
+    above = [(len(at), kind) for _, at, kind, *_ in rows if at == "/" or real == at or real.startswith(at + "/")]
+    return max(above, default=(0, ""))[1]

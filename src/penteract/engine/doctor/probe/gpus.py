@@ -1,0 +1,56 @@
+"""GPUs by whoever can tell: nvidia-ml-py, else nvidia-smi, else torch alone, which knows less."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from penteract.engine.doctor.machine import Gpu, Gpus, Torch
+from penteract.engine.doctor.probe import smi
+from penteract.engine.doctor.probe.child import ask
+
+DRIVER = Path("/proc/driver/nvidia/version")
+LONGEST_S = 20.0  # a driver in trouble does not answer at all
+
+
+def gpus(torch: Torch | None) -> Gpus:
+    loaded, why = DRIVER.exists(), ""
+    if find_spec("pynvml") is not None:
+        told = ask("penteract.engine.doctor.probe.nvml", seconds=LONGEST_S)
+        if not told.get("error"):
+            return Gpus(**_values(told), source="nvidia-ml-py", loaded=loaded)
+        why = f"nvidia-ml-py: {told['error']}"
+    if shutil.which("nvidia-smi"):
+        told = smi.answer(seconds=LONGEST_S)
+        if not told.get("error"):
+            return Gpus(**_values(told), source="nvidia-smi", loaded=loaded, why=why)
+        why = "; ".join(filter(None, (why, f"nvidia-smi: {told['error']}")))
+    why = why or ("nvidia-ml-py and nvidia-smi are absent" if loaded or (torch and torch.devices) else "")
+    if torch and torch.devices:
+        return _by_torch(torch, loaded, why)
+    return Gpus(loaded=loaded, why=why)
+
+
+def _values(told: dict[str, Any]) -> dict[str, Any]:
+    """JSON's lists as tuples, and a GPU's fields as a Gpu."""
+    devices = tuple(Gpu(**{k: _tuples(v) for k, v in device.items()}) for device in told["devices"])
+    return {**told, "devices": devices, "matrix": _tuples(told.get("matrix"))}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def _by_torch(torch: Torch, loaded: bool, why: str) -> Gpus:
+    """In torch's own numbering."""
+    devices = tuple(
+        Gpu(index=i, name=d.name, uuid=d.uuid, memory=d.memory, free=d.free, capability=d.capability)
+        for i, d in enumerate(torch.devices)
+    )
+    ways = tuple(
+        tuple("X" if i == j else "P2P" if able else "-" for j, able in enumerate(row))
+        for i, row in enumerate(torch.peers)
+    )
+    return Gpus(source="torch", why=why, loaded=loaded, devices=devices, matrix=ways)

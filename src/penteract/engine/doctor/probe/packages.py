@@ -1,0 +1,32 @@
+"""Packages that training uses, found by their metadata: none is imported."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+from penteract.engine.doctor.machine import Package
+
+NAMES = ("torch", "numpy", "safetensors", "tokenizers", "datasets")
+
+
+def packages() -> tuple[Package, ...]:
+    wanted = _wanted()
+    return tuple(Package(name=name, found=_version(name), wanted=wanted.get(name, "")) for name in NAMES)
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _wanted() -> dict[str, str]:
+    """This project's own requirements by name, such as >=2.11; none where it is run from its sources."""
+    try:
+        asked = metadata.requires("penteract") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found = (re.match(r"([A-Za-z0-9._-]+)\s*\(?([<>=!~][^;)]*)", line) for line in asked)
+    return {m[1]: m[2].strip() for m in found if m}

@@ -1,0 +1,124 @@
+"""GPUs through the program nvidia-smi, where its library's Python binding is absent."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import Any
+
+from penteract.units import MIB
+
+FIELDS = (
+    "index", "name", "uuid", "driver_version", "memory.total", "memory.free", "compute_cap", "enforced.power.limit",
+    "power.default_limit", "clocks.gr", "clocks.max.gr", "ecc.mode.current", "ecc.errors.corrected.volatile.total",
+    "ecc.errors.uncorrected.volatile.total", "persistence_mode", "mig.mode.current",
+    "clocks_throttle_reasons.hw_slowdown", "clocks_throttle_reasons.sw_thermal_slowdown",
+)  # fmt: skip
+SLOWED = {"clocks_throttle_reasons.hw_slowdown": "hardware slowdown",
+          "clocks_throttle_reasons.sw_thermal_slowdown": "heat (software)"}  # fmt: skip
+
+
+def answer(*, seconds: float) -> dict[str, Any]:
+    """Fields of `machine.Gpus`; {"error": …} when it does not answer."""
+    try:
+        rows = _run(seconds, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+        running = _run(seconds, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
+        banner = _run(seconds)
+        many = rows.count("\n") > 1
+        topology, peers = (_run(seconds, "topo", *w) if many else "" for w in (("-m",), ("-p2p", "r")))
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer in {seconds:.0f} s"}
+    except subprocess.CalledProcessError as error:
+        return {"error": " ".join((error.stdout or error.stderr or "it failed").split())[:200]}
+    return read(rows, running, banner, (topology, peers))
+
+
+def read(rows: str, running: str, banner: str, topology: tuple[str, str]) -> dict[str, Any]:
+    """From what nvidia-smi prints: --query-gpu, --query-compute-apps, nothing asked, (topo -m, topo -p2p r)."""
+    tables = [dict(zip(FIELDS, _cells(line), strict=True)) for line in rows.splitlines() if line.strip()]
+    cuda = re.search(r"CUDA Version:\s*([0-9.]+)", banner)
+    return {
+        "driver": tables[0]["driver_version"] if tables else "",
+        "cuda": cuda[1] if cuda else "",
+        "devices": [_device(t, [_cells(line) for line in running.splitlines() if line.strip()]) for t in tables],
+        "matrix": _matrix(*topology, len(tables)),
+    }
+
+
+def _matrix(ways: str, peers: str, n: int) -> list[list[str]] | None:
+    """NV18 as it is said; of other pairs whether they reach each other at all."""
+    way, peer = _square(ways, n), _square(peers, n)
+    if way is None or peer is None:
+        return None
+
+    def between(i: int, j: int) -> str:
+        if i == j or way[i][j].startswith("NV"):
+            return way[i][j]
+        return "PCIe" if peer[i][j] == "OK" else "-"
+
+    return [[between(i, j) for j in range(n)] for i in range(n)]
+
+
+def _square(text: str, n: int) -> list[list[str]] | None:
+    """Rows GPU0, GPU1, … of a topology, the diagonal marked X; None when it is not there."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    rows = [line.split()[1 : n + 1] for line in plain.splitlines() if re.match(r"\s*GPU[0-9]+\s", line)]
+    rows = [row for row in rows if "X" in row]
+    return rows if n > 1 and len(rows) == n and all(row[i] == "X" for i, row in enumerate(rows)) else None
+
+
+def _device(told: dict[str, str], running: list[list[str]]) -> dict[str, Any]:
+    major, _, minor = told["compute_cap"].partition(".")
+    total, free = _number(told["memory.total"]), _number(told["memory.free"])
+    return {
+        "index": int(told["index"]),
+        "name": told["name"],
+        "uuid": told["uuid"],
+        "memory": None if total is None else int(total * MIB),
+        "free": None if free is None else int(free * MIB),
+        "capability": [int(major), int(minor)] if major.isdigit() and minor.isdigit() else None,
+        "power_limit": _number(told["enforced.power.limit"]),
+        "power_default": _number(told["power.default_limit"]),
+        "clock": _whole(told["clocks.gr"]),
+        "clock_most": _whole(told["clocks.max.gr"]),
+        "slowed": [name for key, name in SLOWED.items() if told[key] == "Active"],
+        "ecc": _switch(told["ecc.mode.current"]),
+        "corrected": _whole(told["ecc.errors.corrected.volatile.total"]),
+        "uncorrected": _whole(told["ecc.errors.uncorrected.volatile.total"]),
+        "persistence": _switch(told["persistence_mode"]),
+        "mig": _switch(told["mig.mode.current"]),
+        "processes": [[int(pid), _bytes(used)] for uuid, pid, used in running if uuid == told["uuid"]],
+    }
+
+
+def _run(seconds: float, *words: str) -> str:
+    done = subprocess.run(
+        ["nvidia-smi", *words], capture_output=True, text=True, errors="replace", timeout=seconds, check=True
+    )
+    return done.stdout
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split(",")]
+
+
+def _number(text: str) -> float | None:
+    """[N/A] and [Not Supported] are None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _whole(text: str) -> int | None:
+    number = _number(text)
+    return None if number is None else int(number)
+
+
+def _bytes(text: str) -> int | None:
+    number = _number(text)
+    return None if number is None else int(number * MIB)
+
+
+def _switch(text: str) -> bool | None:
+    return {"Enabled": True, "Disabled": False}.get(text)

@@ -1,0 +1,46 @@
+"""All findings about a machine, as JSON and as lines.
+
+`penteract doctor --json` prints one object of schema `penteract.doctor/1`:
+
+| key | what |
+|---|---|
+| `schema` | "penteract.doctor/1"; the number changes when a key changes its meaning or goes |
+| `version` | of penteract |
+| `can_train` | whether no finding is bad |
+| `findings` | a list of {`area`, `what`, `state`, `fix`}; `state` is ok, note, warn or bad, `fix` may be empty |
+| `machine` | what findings were made from, the fields of `machine.Machine`; null is what could not be known |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from penteract._version import __version__
+from penteract.engine.doctor import devices, disk, host, limits, links, software, surroundings, use
+from penteract.engine.doctor.finding import Finding
+from penteract.engine.doctor.machine import Machine
+
+SCHEMA = "penteract.doctor/1"
+
+_AREAS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
+    host.findings, devices.findings, links.findings, software.findings, disk.findings, limits.findings,
+    surroundings.findings, use.findings,
+)  # fmt: skip
+
+
+def examine(machine: Machine) -> tuple[Finding, ...]:
+    """Area by area, each in its own order."""
+    return tuple(finding for area in _AREAS for finding in area(machine))
+
+
+def can_train(findings: Sequence[Finding]) -> bool:
+    return all(f.state != "bad" for f in findings)
+
+
+def as_json(machine: Machine, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The object described above."""
+    rows = [asdict(f) for f in findings]
+    return {"schema": SCHEMA, "version": __version__, "can_train": can_train(findings), "findings": rows,
+            "machine": asdict(machine)}  # fmt: skip

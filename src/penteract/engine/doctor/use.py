@@ -1,0 +1,30 @@
+"""What a run would use here when nothing more is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penteract.engine.doctor.finding import Finding, count
+from penteract.engine.doctor.machine import Machine
+
+AREA = "a run"
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # as `engine.rank` asks torch for them; a test holds this
+
+
+def findings(machine: Machine) -> Iterator[Finding]:
+    """Device, backend, ranks, threads; and what it would leave idle."""
+    torch, use = machine.torch, machine.use
+    if torch is None or not torch.version or not torch.device:
+        yield Finding(AREA, "cannot start here: see what is bad")
+        return
+    ranks = count(use.ranks, "rank")
+    on = "on the CPU" if torch.device == "cpu" else f"on {count(use.ranks, 'GPU')}"
+    backend = f"backend {BACKENDS[torch.device]}" if use.ranks > 1 else "no collectives"
+    yield Finding(AREA, f"penteract train: {ranks} {on}, {backend}, {count(use.threads, 'CPU thread')} a rank")
+    spare = len(torch.devices) - use.ranks if torch.device == "cuda" else 0
+    if spare > 0:
+        what = f"{count(spare, 'GPU')} would stay idle: a run has one rank unless its layout says more"
+        yield Finding(AREA, what, "note", f"penteract train --parallel.dp {len(torch.devices)}")
+    elif spare < 0:
+        what = f"{ranks} for {count(len(torch.devices), 'GPU')}"
+        yield Finding(AREA, what, "bad", f"torchrun --nproc-per-node {len(torch.devices)}, or --precision.device cpu")

@@ -1,0 +1,136 @@
+"""A Hugging Face folder held against a model: all is there, and of its shape, before a tensor is read.
+
+Needs no torch: a command line checks it before any process starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
+
+from penteract.engine.hf.headers import Held, held_tensors
+from penteract.errors import BadInput
+from penteract.model.hf_families import FAMILIES, Family
+from penteract.model.hf_names import Ours, by_theirs, hf_names
+from penteract.spec.hf_config import model_from_hf
+from penteract.spec.hf_write import different
+from penteract.spec.model import ModelSpec
+from penteract.spec.read import read_text
+
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+WEIGHTS_ALONE = "converted"  # the state of a run's folder that was never trained: there is nothing to go on from
+_ORIGIN = "init.json"  # in a run's folder: which weights it started from
+_READ = ("F64", "F32", "F16", "BF16")
+_SHOWN = 4  # names in a message
+
+
+@dataclass(frozen=True, slots=True)
+class HfFolder:
+    """Names and shapes are those of the model; `held`: theirs, by the mapping's names.
+
+    `ours` says which rows of a table are padding: the model may have more than the folder.
+    """
+
+    path: Path
+    model: ModelSpec  # its own
+    ours: Mapping[str, Ours]
+    held: Mapping[str, Held]
+
+
+def open_folder(path: Path, model: ModelSpec | None = None) -> HfFolder:
+    """The folder for `model`: by default its own, which may have shorter tables, and may predict further ahead.
+
+    Raises BadInput or CorruptData: one line that names the first few of what is wrong.
+    """
+    there, theirs = held_tensors(path), model_from_hf(path)
+    # Files of transformers never hold the layers that predict further, whatever their config says.
+    if not any(n.startswith(f"model.layers.{theirs.layers}.") for n in there):
+        theirs = replace(theirs, predict_ahead=0)
+    model = model or theirs
+    refuse_another_model(model, theirs, path)
+    config = json.loads(read_text(path / CONFIG))
+    if config.get("quantization_config"):
+        raise BadInput("UNSAID", "weights are quantised", where=str(path / CONFIG), found="quantization_config",
+                       allowed="BF16, F16, F32, F64", fix="dequantise them first")  # fmt: skip
+    family = str(config["model_type"])
+    ours = hf_names(model, family, theirs.vocab_size)
+    unneeded = range(model.layers + model.predict_ahead, theirs.layers + theirs.predict_ahead)
+    return HfFolder(path, theirs, ours, _matched(path, FAMILIES[family], ours, there, unneeded))
+
+
+def refuse_another_model(model: ModelSpec, theirs: ModelSpec, path: Path, *, padding: bool = True) -> None:
+    """BadInput for the first field in which the model is not that of the weights.
+
+    It may predict less far ahead, and with `padding` its tables may be longer.
+    """
+    ours = replace(model, vocab_size=theirs.vocab_size) if padding else model
+    if ours.positions == "rope":
+        ours = replace(ours, max_positions=theirs.max_positions)
+    ours = replace(ours, predict_ahead=max(ours.predict_ahead, theirs.predict_ahead))
+    for name, mine, other in different(ours, theirs):
+        raise _differs(name, _short(mine), _short(other), path)
+    if model.vocab_size < theirs.vocab_size:
+        raise _differs("model.vocab_size", model.vocab_size, f">= {theirs.vocab_size}", path)
+
+
+def _short(value: object) -> str:
+    return type(value).__name__ if is_dataclass(value) else str(value)
+
+
+def _differs(where: str, found: object, allowed: object, path: Path) -> BadInput:
+    return BadInput("INIT", "the model is not that of the weights", where=where, found=found,
+                    allowed=f"{allowed}, as in {path}", fix=f"leave out the model: it is read from {path}")  # fmt: skip
+
+
+def _matched(
+    path: Path, family: Family, ours: Mapping[str, Ours], there: Mapping[str, Held], unneeded: range
+) -> dict[str, Held]:
+    """The tensors that the mapping needs, under its names; files may leave the network's prefix out."""
+    wanted, known = by_theirs(ours), by_theirs(ours, copies=True)
+    named = {name if name in known or name.startswith(family.prefix) else family.prefix + name: name for name in there}
+    _refuse(path, "tensors are missing", [n for n in wanted if n not in named])
+    tied = {f"{family.prefix}lm_head.weight"} if "head.weight" not in ours else set[str]()  # there a second time
+    behind = tuple(f"{family.prefix}layers.{i}." for i in unneeded)
+    extra = [n for full, n in named.items() if full not in known and full not in tied and not full.startswith(behind)]
+    _refuse(path, "tensors are not of this model", [n for n in extra if not family.unused.fullmatch(n)])
+    found = {name: there[named[name]] for name in wanted}
+    wrong = [f"{n} {list(h.shape)}" for n, h in found.items() if h.shape != wanted[n].shape]
+    if wrong:
+        first = next(n for n, h in found.items() if h.shape != wanted[n].shape)
+        _refuse(path, "tensors have another shape", wrong, f"{list(wanted[first].shape)} for the first")
+    _refuse(path, "tensors have another type", [f"{n} {h.dtype}" for n, h in found.items() if h.dtype not in _READ],
+            ", ".join(_READ))  # fmt: skip
+    return found
+
+
+def _refuse(path: Path, what: str, names: list[str], allowed: str = "") -> None:
+    if names:
+        shown = ", ".join(n[:100] for n in names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+        raise BadInput("WEIGHTS", f"{len(names)} {what}", where=str(path), found=shown, allowed=allowed,
+                       fix="let config.json and the weights be of one model")  # fmt: skip
+
+
+def remember(run: Path, weights: Path) -> None:
+    """Write into a run's folder which weights it started from, and how many ids those have."""
+    row = {"from": str(weights)}
+    if (weights / CONFIG).is_file():
+        row["vocab_size"] = str(model_from_hf(weights).vocab_size)
+    (run / _ORIGIN).write_text(json.dumps(row) + "\n")
+
+
+def remembered_vocabulary(run: Path) -> int:
+    """Ids of the weights that a run started from: rows beyond are padding. 0: it did not, or nothing is known."""
+    try:
+        return int(json.loads((run / _ORIGIN).read_text())["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def weights_alone(run: Path) -> bool:
+    """Whether a run's folder was made by `convert`."""
+    try:
+        return json.loads((run / "status.json").read_text())["state"] == WEIGHTS_ALONE
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,81 @@
+"""Rectangles of our tensors from slices of theirs: only what is wanted is read, and nothing is held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from penteract.engine.checkpoint.slices import Box, meet, view
+from penteract.engine.hf.folder import HfFolder
+from penteract.errors import CorruptData
+from penteract.model.hf_names import Part
+
+_ROWS = 2**24  # elements of a table that are averaged at once
+
+
+class HfWeights:
+    """The weights of a checked folder. Files are mapped, so what was read can leave memory again."""
+
+    def __init__(self, folder: HfFolder) -> None:
+        self.folder = folder
+        self.files: dict[str, Any] = {}
+
+    def rectangle(self, name: str, box: Box, dtype: torch.dtype) -> torch.Tensor:
+        """The box of one of our tensors, in `dtype`."""
+        tensor = self.folder.ours[name]
+        out = torch.empty(box[1], dtype=dtype)
+        for part in tensor.parts:
+            if inner := meet((part.start, part.size), box):
+                view(out, inner, box[0]).copy_(self._part(part, inner))
+        if tensor.padded and (rows := box[0][0] + box[1][0] - tensor.parts[0].size[0]) > 0:
+            out[-rows:] = self._mean(tensor.parts[0], box)
+        return out
+
+    def _part(self, part: Part, box: Box) -> torch.Tensor:
+        """The box of ours inside `part`, in the shape of ours."""
+        start = [at - from_ for at, from_ in zip(box[0], part.start, strict=True)]
+        size = list(box[1])
+        if part.stacked:
+            del start[0], size[0]
+        at, rows = start[0], size[0]
+        if part.rotary is not None:  # whole groups, as their rows are in another order
+            group = part.rotary.group
+            start[0] = at // group * group
+            size[0] = -(-(at + rows) // group) * group - start[0]
+        start[0] += part.first
+        found = self._slice(part, start, size)
+        if part.rotary is not None:
+            found = found[part.rotary.order(size[0])].narrow(0, at - (start[0] - part.first), rows)
+        return found.unsqueeze(0) if part.stacked else found
+
+    def _slice(self, part: Part, start: list[int], size: list[int]) -> torch.Tensor:
+        """Rows and columns of theirs, turned our way."""
+        cut = [slice(at, at + n) for at, n in zip(start, size, strict=True)]
+        found = self._of_file(part.theirs)[tuple(reversed(cut)) if part.transposed else tuple(cut)]
+        return found.T if part.transposed else found
+
+    def _of_file(self, theirs: str) -> Any:
+        held = self.folder.held[theirs]
+        path = str(held.file)
+        try:
+            if path not in self.files:
+                self.files[path] = safe_open(path, framework="pt")
+            return self.files[path].get_slice(held.key)
+        except (SafetensorError, OSError) as e:
+            raise CorruptData("WEIGHTS", "a file of weights is damaged", where=path, found=str(e)[:200],
+                              fix="download it again") from e  # fmt: skip
+
+    def _mean(self, part: Part, box: Box) -> torch.Tensor:
+        """What padding is: the mean of all rows, so that its logit is the mean logit.
+
+        By Jensen's inequality an id that never occurs then gets at most the mean probability. A row of zeros would get
+        a logit of zero, which in models whose logits are all far below zero is the largest of all.
+        """
+        rows, width = part.shape
+        step = max(1, _ROWS // width)
+        total = torch.zeros(width, dtype=torch.float64)
+        for at in range(0, rows, step):
+            total += self._slice(part, [at, 0], [min(step, rows - at), width]).double().sum(0)
+        return (total / rows)[box[0][1] : box[0][1] + box[1][1]]

@@ -1,0 +1,33 @@
+"""Multi-token prediction: after the last layer, more layers that each see and predict one token further.
+
+DeepSeek-V3 2024 (2412.19437) §2.2, eq. 21-25. Embedding and head are those of the model. As in the released weights, a
+depth projects [embedding, hidden], and has a norm of its own before the head; what the next depth goes on from is that.
+"""
+
+from __future__ import annotations
+
+from penteract.model.block import block
+from penteract.model.ends import embed, score
+from penteract.model.norm import norm
+from penteract.ops.do import Do, Value
+from penteract.ops.params import Param
+from penteract.spec.model import ModelSpec
+
+
+def predict_ahead(do: Do, m: ModelSpec, h: Value, sequence_length: int) -> None:
+    """h [S@cp·tp, B, D], as the head sees it -> a term of the loss for each depth.   Layers are numbered on."""
+    for k in range(1, m.predict_ahead + 1):
+        layer = m.layers + k - 1
+        h = do.layers([layer], lambda i, x, k=k: _depth(do, m, i, k, x, sequence_length), h)
+        h = norm(do, m, f"layers.{layer}.head_norm", h)
+        seen, h = do.fork(h) if k < m.predict_ahead else (h, h)
+        score(do, m, seen, f"targets:{k} ahead", "predict_ahead")
+
+
+def _depth(do: Do, m: ModelSpec, layer: int, k: int, h: Value, sequence_length: int) -> Value:
+    """What was seen of token i, with the embedding of token i + k, through a layer.   h [S@cp·tp, B, D] -> same"""
+    name = f"layers.{layer}"
+    token = norm(do, m, f"{name}.embedding_norm", embed(do, m, f"tokens:{k} ahead", sequence_length))
+    both = do.say("join", token, norm(do, m, f"{name}.hidden_norm", h))[0]
+    together = Param(f"{name}.projection.weight", (m.hidden_size, 2 * m.hidden_size), scale=m.initial_std)
+    return block(do, m, layer, do.linear(both, together), sequence_length)

@@ -1,0 +1,27 @@
+"""Both ends of the residual stream: token ids in, a term of the loss out."""
+
+from __future__ import annotations
+
+from penteract.ops.do import Do, Value
+from penteract.ops.params import Param, Shard
+from penteract.parallel import tensor
+from penteract.spec.model import ModelSpec
+
+
+def embed(do: Do, m: ModelSpec, ids: str, sequence_length: int) -> Value:
+    """Token ids [S@cp, B], the data called `ids` -> [S@cp·tp, B, D]"""
+    own = (sequence_length // do.layout.cp, do.layout.micro_batch_size)
+    return do.seam(tensor.leave, do.embedding(do.input(ids, own), _table(m, "embedding")))
+
+
+def score(do: Do, m: ModelSpec, h: Value, targets: str, term: str) -> None:
+    """h [S@cp·tp, B, D], normed -> the loss's term `term`, against the data called `targets`, [S@cp, B]."""
+    h = do.seam(tensor.enter, h)  # [S@cp, B, D]
+    s, b, _ = h.shape
+    assert isinstance(s, int) and isinstance(b, int)
+    w = _table(m, "embedding" if m.tied else "head")
+    do.loss(tensor.linear_cross_entropy(do, h, w, do.input(targets, (s, b))), term, copies="tp")
+
+
+def _table(m: ModelSpec, name: str) -> Param:
+    return Param(f"{name}.weight", (m.vocab_size, m.hidden_size), (Shard(0, "tp"),), scale=m.initial_std)

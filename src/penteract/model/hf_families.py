@@ -1,0 +1,178 @@
+"""How each Hugging Face family names what a decoder consists of, and which of its tensors nobody needs.
+
+Names are those of the files that are shared, where every expert has its own; `{i}` is a layer and `{x}` an expert.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from penteract.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rows that rotary positions turn, as their files order them.
+
+    Rows come in groups of `group`. Of each, the first `plain` are as ours; the rest are pairs that turn together, side
+    by side in theirs, and half a head apart in ours.
+    """
+
+    group: int
+    plain: int
+
+    def order(self, rows: int) -> list[int]:
+        """Row r of ours is row order[r] of theirs, for any whole number of groups."""
+        pairs = (self.group - self.plain) // 2
+        one = [*range(self.plain), *(self.plain + 2 * i + half for half in (0, 1) for i in range(pairs))]
+        return [at + r for at in range(0, rows, self.group) for r in one]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one of ours lies: in tensor `name`, from row `first` of `rows` (0: it is all of them)."""
+
+    name: str
+    transposed: bool = False
+    first: int = 0
+    rows: int = 0
+    rotary: Rotary | None = None
+
+
+Places = Mapping[str, Place]  # by the name of ours, without its layer
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`prefix` begins names that stand for the network without its head; files of the bare network lack it.
+
+    `unused`: names of tensors that some files hold and no decoder needs. `copies`: where a table is held once more.
+    """
+
+    places: Callable[[ModelSpec], Places]
+    prefix: str = "model."
+    unused: re.Pattern[str] = re.compile(r".*\.rotary_emb\.inv_freq")
+    copies: Callable[[ModelSpec], Mapping[str, tuple[str, ...]]] = lambda m: {}
+
+
+_LLAMA: Mapping[str, str] = {
+    "attention.q": "self_attn.q_proj", "attention.k": "self_attn.k_proj", "attention.v": "self_attn.v_proj",
+    "attention.o": "self_attn.o_proj", "attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm",
+    "norm1": "input_layernorm", "norm2": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+}  # fmt: skip
+_TABLES: Places = {
+    "embedding.weight": Place("model.embed_tokens.weight"),
+    "norm.weight": Place("model.norm.weight"),
+    "head.weight": Place("lm_head.weight"),
+}
+
+
+def _llama(m: ModelSpec) -> Places:
+    named = _LLAMA.items()
+    return {
+        **_TABLES,
+        **{
+            f"{ours}.{kind}": Place(f"model.layers.{{i}}.{n}.{kind}")
+            for ours, n in named
+            for kind in ("weight", "bias")
+        },
+    }
+
+
+def _experts(part: str, gate: str, up: str, down: str) -> Places:
+    """Experts in `part` of a layer, by what their three matrices are called."""
+    each = {"gate": gate, "up": up, "down": down}
+    return {
+        "moe.router.weight": Place(f"model.layers.{{i}}.{part}.gate.weight"),
+        **{
+            f"moe.experts.{ours}": Place(f"model.layers.{{i}}.{part}.experts.{{x}}.{theirs}.weight")
+            for ours, theirs in each.items()
+        },
+    }
+
+
+def _mixtral(m: ModelSpec) -> Places:
+    return {**_llama(m), **_experts("block_sparse_moe", "w1", "w3", "w2")}
+
+
+def _qwen3_moe(m: ModelSpec) -> Places:
+    return {**_llama(m), **_experts("mlp", "gate_proj", "up_proj", "down_proj")}
+
+
+def _deepseek(m: ModelSpec) -> Places:
+    """Its rotated rows are in pairs: of every head's queries, and of the one key that all heads share."""
+    named = {"q": "q_proj", "q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q_up": "q_b_proj",
+             "kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "kv_up": "kv_b_proj"}  # fmt: skip
+    turned: dict[str, Rotary] = {}
+    if m.latent is not None:
+        heads = Rotary(m.head_size, m.latent.plain_size)
+        key = Rotary(m.latent.kv_rank + m.latent.rope_size, m.latent.kv_rank)
+        turned = {"q": heads, "q_up": heads, "kv_down": key}
+    return {
+        **_llama(m),
+        **_experts("mlp", "gate_proj", "up_proj", "down_proj"),
+        "moe.balance/bias": Place("model.layers.{i}.mlp.gate.e_score_correction_bias"),
+        **{
+            f"moe.shared.{n}.{kind}": Place(f"model.layers.{{i}}.mlp.shared_experts.{n}_proj.{kind}")
+            for n in ("gate", "up", "down")
+            for kind in ("weight", "bias")
+        },
+        **{
+            f"attention.{ours}.weight": Place(f"model.layers.{{i}}.self_attn.{n}.weight", rotary=turned.get(ours))
+            for ours, n in named.items()
+        },
+    }
+
+
+def _deepseek_v3(m: ModelSpec) -> Places:
+    """Depths that predict further are layers behind the last."""
+    ahead = {
+        "embedding_norm": "enorm",
+        "hidden_norm": "hnorm",
+        "projection": "eh_proj",
+        "head_norm": "shared_head.norm",
+    }
+    named = {f"{ours}.weight": Place(f"model.layers.{{i}}.{theirs}.weight") for ours, theirs in ahead.items()}
+    return {**_deepseek(m), **named}
+
+
+def _deepseek_v3_copies(m: ModelSpec) -> Mapping[str, tuple[str, ...]]:
+    """Each of those depths has the model's embedding and head with it."""
+    behind = range(m.layers, m.layers + m.predict_ahead)
+    heads = tuple(f"model.layers.{i}.shared_head.head.weight" for i in behind)
+    tables = tuple(f"model.layers.{i}.embed_tokens.weight" for i in behind)
+    return {"embedding.weight": tables + heads} if m.tied else {"embedding.weight": tables, "head.weight": heads}
+
+
+def _gpt2(m: ModelSpec) -> Places:
+    """Its linear layers are transposed, and queries, keys and values are one of them."""
+    tops = {"embedding": "wte", "positions": "wpe", "norm": "ln_f"}
+    inner = {"norm1": "ln_1", "norm2": "ln_2", "attention.o": "attn.c_proj", "mlp.up": "mlp.c_fc",
+             "mlp.down": "mlp.c_proj"}  # fmt: skip
+    found: dict[str, Place] = {}
+    for kind in ("weight", "bias"):
+        found |= {f"{ours}.{kind}": Place(f"transformer.{theirs}.{kind}") for ours, theirs in tops.items()}
+        for ours, theirs in inner.items():
+            found[f"{ours}.{kind}"] = Place(f"transformer.h.{{i}}.{theirs}.{kind}", transposed="ln_" not in theirs)
+        for n, ours in enumerate("qkv"):
+            found[f"attention.{ours}.{kind}"] = Place(
+                f"transformer.h.{{i}}.attn.c_attn.{kind}", transposed=True, first=n * m.hidden_size,
+                rows=3 * m.hidden_size,
+            )  # fmt: skip
+    return found
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(_llama),
+    "mistral": Family(_llama),
+    "qwen2": Family(_llama),
+    "qwen3": Family(_llama),
+    "mixtral": Family(_mixtral),
+    "qwen3_moe": Family(_qwen3_moe),
+    "deepseek_v2": Family(_deepseek),
+    "deepseek_v3": Family(_deepseek_v3, copies=_deepseek_v3_copies),
+    "gpt2": Family(_gpt2, prefix="transformer.", unused=re.compile(r".*\.attn\.(masked_)?bias")),
+}

@@ -1,0 +1,119 @@
+"""Hugging Face's names for our tensors: which of theirs each of ours consists of, and as what view.
+
+A mapping is data. Every `Part` is a box of one of our tensors and where it lies in one of theirs, so that any rectangle
+of ours can be filled from slices of theirs, and each of theirs written from boxes of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from penteract.errors import Bug
+from penteract.model.decoder import record
+from penteract.model.hf_families import FAMILIES, Place, Rotary
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.model import ModelSpec
+
+Dims = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The box `start`, `size` of one of ours, in tensor `theirs` of shape `shape`.
+
+    `stacked`: ours has a first dim, one expert here, that theirs has not. Of what is left, rows are dim 0: they are
+    rows `first` … of theirs, which is turned first where `transposed`, in the order that `rotary` says.
+    """
+
+    theirs: str
+    shape: Dims
+    start: Dims
+    size: Dims
+    stacked: bool = False
+    transposed: bool = False
+    first: int = 0
+    rotary: Rotary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """One of our tensors. Rows of a table that no part covers are padding: theirs has none of them.
+
+    `copies`: tensors of theirs that hold all of it once more; they are written, and need not be there.
+    `exact`: a router's bias, which is no weight: it keeps single precision when weights are written in less.
+    """
+
+    name: str
+    shape: Dims
+    parts: tuple[Part, ...]
+    copies: tuple[str, ...] = ()
+    exact: bool = False
+
+    @property
+    def padded(self) -> bool:
+        return sum(prod(part.size) for part in self.parts) < prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """One of their tensors: its shape, and the parts of ours that make it."""
+
+    shape: Dims
+    parts: list[tuple[Ours, Part]] = field(default_factory=list[tuple[Ours, Part]])
+
+
+def hf_names(m: ModelSpec, family: str, vocabulary: int | None = None) -> Mapping[str, Ours]:
+    """Every tensor of a checkpoint of ours, in the order of the network, as `family` names and stores it.
+
+    `vocabulary`: rows of their tables; ours may have more. Raises Bug for a parameter that the family has no name for.
+    """
+    said, found = record(m, Mesh(Layout()), 0, 8), dict[str, Ours]()
+    for q in said.params.values():
+        parts = _parts(m, family, q.name, q.shape, vocabulary)
+        found[q.name] = Ours(q.name, q.shape, parts, FAMILIES[family].copies(m).get(q.name, ()))
+    for op in said.tape.ops:
+        if op.site.word == "tally" and m.moe is not None:
+            name, shape = f"{op.site.attrs['name']}/bias", (m.moe.experts,)
+            found[name] = Ours(name, shape, _parts(m, family, name, shape, None), exact=True)
+    return found
+
+
+def by_theirs(ours: Mapping[str, Ours], *, copies: bool = False) -> Mapping[str, Theirs]:
+    """The mapping turned round, without or with their copies."""
+    found: dict[str, Theirs] = {}
+    for tensor in ours.values():
+        again = [replace(tensor.parts[0], theirs=name) for name in tensor.copies if copies]
+        for part in (*tensor.parts, *again):
+            found.setdefault(part.theirs, Theirs(part.shape)).parts.append((tensor, part))
+    return found
+
+
+def _parts(m: ModelSpec, family: str, name: str, shape: Dims, vocabulary: int | None) -> tuple[Part, ...]:
+    """A parameter's parts: one; of experts, one for each."""
+    words = name.split(".")
+    layer = int(words[1]) if words[0] == "layers" else -1
+    stem = ".".join(words[2:] if layer >= 0 else words)
+    place = FAMILIES[family].places(m).get(stem)
+    if place is None:
+        raise Bug("NAMES", f"{family} has no name for a parameter", where=name)
+    if "{x}" not in place.name:
+        rows = vocabulary if vocabulary is not None and stem in ("embedding.weight", "head.weight") else shape[0]
+        size = (rows, *shape[1:])
+        return (_part(place, place.name.format(i=layer), (0,) * len(shape), size, size),)
+    return tuple(
+        _part(place, place.name.format(i=layer, x=x), (x, *(0 for _ in shape[1:])), (1, *shape[1:]), shape[1:])
+        for x in range(shape[0])
+    )
+
+
+def _part(place: Place, theirs: str, start: Dims, size: Dims, stored: Dims) -> Part:
+    """`stored`: the part as their rows and columns."""
+    shape: Sequence[int] = (place.rows or stored[0], *stored[1:])
+    turned = place.transposed and len(stored) == 2
+    return Part(
+        theirs, tuple(reversed(shape)) if turned else tuple(shape), start, size,
+        stacked=len(size) > len(stored), transposed=turned, first=place.first, rotary=place.rotary,
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""Multi-head latent attention: keys and values unfold from one small latent a token.
+
+DeepSeek-V2 2024 (2405.04434) §2.1, eq. 9-19. Latents are made, normed and rotated where tokens are cut over tp, so that
+each token is projected down once, and what tp gathers is a latent.
+"""
+
+from __future__ import annotations
+
+from penteract.model.attention import score_scale
+from penteract.ops.do import Do, Value
+from penteract.ops.params import Param, Shard
+from penteract.parallel import context, tensor
+from penteract.spec.model import LatentSpec, ModelSpec
+
+
+def latent_attention(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Value, sequence_length: int) -> Value:
+    """x [S@cp·tp, B, D] -> same.   Heads are cut over tp; latents and the rotated key are one for all heads."""
+    to_queries, to_latent = do.fork(x)
+    q = _queries(do, m, latent, name, to_queries)  # [S@cp, B, H@tp·C]
+    own = (sequence_length // do.layout.cp, do.layout.micro_batch_size)
+    if m.positions == "rope":
+        q = do.rope(q, do.input("positions", own), head_size=m.head_size, plain_size=latent.plain_size,
+                    theta=m.rope_theta, scaling=m.rope_scaling)  # fmt: skip
+
+    rows = latent.kv_rank + latent.rope_size
+    down = do.linear(to_latent, *_down(m, f"{name}.kv_down", rows))
+    c, key = do.say("split", down, first=latent.kv_rank)  # [S@cp·tp, B, kv_rank], [S@cp·tp, B, rope_size]
+    c = do.rms_norm(c, _norm(f"{name}.kv_norm", latent.kv_rank), m.norm_epsilon)
+    if m.positions == "rope":
+        where = do.input("positions:tp", (own[0] // do.layout.tp, own[1]))
+        key = do.rope(key, where, head_size=latent.rope_size, theta=m.rope_theta, scaling=m.rope_scaling)
+
+    c, key = context.sources(do, do.seam(tensor.enter, c), do.seam(tensor.enter, key))
+    unfolded = do.linear(c, _up(m, f"{name}.kv_up", latent.plain_size + latent.value_size, latent.kv_rank))
+    k, v = do.say("unfold_heads", unfolded, key, plain_size=latent.plain_size, value_size=latent.value_size)
+    o = context.attend(do, q, k, v, sequence_length, head_size=m.head_size, value_size=latent.value_size,
+                       scale=score_scale(m), window=m.sliding_window)  # fmt: skip
+    width = m.heads * latent.value_size
+    out = Param(f"{name}.o.weight", (m.hidden_size, width), (Shard(1, "tp"),), scale=m.residual_std)
+    y = do.seam(tensor.leave, do.linear(o, out))
+    return do.add_bias(y, Param(f"{name}.o.bias", (m.hidden_size,), decay=False)) if m.output_bias else y
+
+
+def _queries(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Value) -> Value:
+    """[S@cp·tp, B, D] -> [S@cp, B, H@tp·C], through a latent of their own if they have one."""
+    if not latent.query_rank:
+        return do.linear(do.seam(tensor.enter, x), _up(m, f"{name}.q", m.head_size, m.hidden_size))
+    c = do.linear(x, *_down(m, f"{name}.q_down", latent.query_rank))
+    c = do.rms_norm(c, _norm(f"{name}.q_norm", latent.query_rank), m.norm_epsilon)
+    return do.linear(do.seam(tensor.enter, c), _up(m, f"{name}.q_up", m.head_size, latent.query_rank))
+
+
+def _down(m: ModelSpec, name: str, rank: int) -> tuple[Param, ...]:
+    """To a latent: whole on every tensor rank."""
+    w = Param(f"{name}.weight", (rank, m.hidden_size), scale=m.initial_std)
+    return (w, Param(f"{name}.bias", (rank,), decay=False)) if m.qkv_bias else (w,)
+
+
+def _norm(name: str, rank: int) -> Param:
+    return Param(f"{name}.weight", (rank,), fill=1.0, decay=False)
+
+
+def _up(m: ModelSpec, name: str, size: int, rank: int) -> Param:
+    """From `rank` features to `size` for each head."""
+    return Param(f"{name}.weight", (m.heads * size, rank), (Shard(0, "tp", m.heads),), scale=m.initial_std)

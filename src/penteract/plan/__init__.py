@@ -1,0 +1,1 @@
+"""From a question (a model, GPUs, a batch) to its best layouts, with reasons."""

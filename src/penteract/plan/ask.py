@@ -1,0 +1,164 @@
+"""A question to the planner as a frozen value, and the texts that people ask it with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from penteract.errors import BadInput
+from penteract.spec.hardware import Cluster
+from penteract.spec.layout import (
+    ATTENTION_BODIES,
+    CONTEXT_METHODS,
+    SCHEDULES,
+    ZERO_STAGES,
+    AttentionBody,
+    Layout,
+)
+from penteract.spec.model import ModelSpec
+from penteract.units import parse_count
+
+# What each recomputation makes a layout remake. "none" still gathers tokens again, which costs no memory to speak of.
+RECOMPUTE: Mapping[str, tuple[str, ...]] = {"none": Layout().remake, "full": ("*",)}
+
+# Left to what is not a tensor of ours: the CUDA context (1 to 2 GB), communicators (about 0.5 GB each, and a layout
+# opens up to five kinds), libraries' workspaces. Registers lie in one planned block, so it need not cover
+# fragmentation, for which estimates of other programs keep 20 %.
+HEADROOM = 0.08
+
+_SHORT = {"mbs": "micro_batch_size", "micro_batch": "micro_batch_size", "method": "context_method"}
+_LONG = {"micro_batch_size": "mbs", "context_method": "method"}
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "schedule": SCHEDULES,
+    "context_method": CONTEXT_METHODS,
+    "recompute": tuple(RECOMPUTE),
+    "attention": ATTENTION_BODIES,
+}
+AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "context_method", "micro_batch_size", "zero",
+        "recompute", "attention")  # fmt: skip
+
+Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """Which layouts of `model` on `cluster` are best for a step of `global_batch_size` sequences?
+
+    `pins` keeps axes at some values; `headroom` is the fraction of a GPU's memory that tensors are kept out of.
+    """
+
+    model: ModelSpec
+    cluster: Cluster
+    sequence_length: int
+    global_batch_size: int
+    precision: str = "bf16"
+    headroom: float = HEADROOM
+    tp_across_nodes: bool = False
+    pins: Mapping[str, Values] = field(default_factory=dict[str, Values])
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.global_batch_size * self.sequence_length
+
+    @property
+    def attention(self) -> AttentionBody:
+        """The fused kernel, where there is one."""
+        return "flash" if self.cluster.gpu is not None and self.precision == "bf16" else "reference"
+
+    @property
+    def usable(self) -> int:
+        """Bytes of a GPU that tensors may take; 0 where its memory is not known."""
+        return int(self.cluster.memory_gib * 2**30 * (1 - self.headroom))
+
+
+def recompute_of(layout: Layout) -> str:
+    """The layout's recomputation by name."""
+    return next((name for name, remake in RECOMPUTE.items() if remake == layout.remake), ", ".join(layout.remake))
+
+
+def as_axes(layout: Layout) -> dict[str, Any]:
+    """A layout as the planner's axes and the accumulation steps: what JSON shows, and what `--layout` takes back."""
+    named = {name: recompute_of(layout) if name == "recompute" else getattr(layout, name) for name in AXES}
+    return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}
+
+
+def as_text(layout: Layout) -> str:
+    """A layout as `--layout` reads it: dp, the micro-batch, and what is not the default (attention follows the GPU)."""
+    plain, axes = as_axes(Layout()), as_axes(layout)
+    always = ("dp", "micro_batch_size")
+    return ",".join(
+        f"{_LONG.get(name, name)}={axes[name]}"
+        for name in AXES
+        if name in always or (axes[name] != plain[name] and name != "attention")
+    )
+
+
+def parse_batch(text: str, sequence_length: int) -> int:
+    """`1Mi` tokens or `128seqs` as sequences of a step. Raises BadInput naming the nearest batches."""
+    number, sequences = text.strip(), False
+    for unit in ("seqs", "sequences", "seq"):
+        if number.endswith(unit):
+            number, sequences = number.removesuffix(unit), True
+            break
+    try:
+        count = parse_count(number)
+    except ValueError:
+        raise BadInput(
+            "BATCH", "not a batch", where="--batch", found=text, allowed="tokens (1Mi) or sequences (128seqs)",
+            fix="--batch 1Mi",
+        ) from None  # fmt: skip
+    if count < 1:
+        raise BadInput("BATCH", "an empty batch", where="--batch", found=text, fix="--batch 1Mi")
+    if sequences:
+        return count
+    if count % sequence_length:
+        below = count // sequence_length
+        near = [n * sequence_length for n in (below, below + 1) if n]
+        raise BadInput(
+            "BATCH", f"no whole number of sequences of {sequence_length} tokens", where="--batch", found=count,
+            allowed=", ".join(map(str, near)), fix=f"--batch {near[0] // sequence_length}seqs",
+        )  # fmt: skip
+    return count // sequence_length
+
+
+def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
+    """`tp=2,zero=0/1,recompute=none` as axis -> values; more than one value (`/`) only where `several`."""
+    found: dict[str, Values] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, written = part.partition("=")
+        axis = _SHORT.get(name.strip(), name.strip())
+        if axis not in AXES:
+            near = get_close_matches(axis, [*AXES, *_SHORT], n=1, cutoff=0.4)
+            raise BadInput(
+                "AXIS", "no such axis of a layout", where=flag, found=name, allowed=", ".join(AXES),
+                fix=f"{flag} {near[0] if near else 'tp'}=…",
+            )  # fmt: skip
+        words = [w.strip() for w in written.split("/")]
+        if not equals or (len(words) > 1 and not several):
+            raise BadInput("AXIS", "an axis takes one value", where=flag, found=part, fix=f"{flag} {axis}=1")
+        found[axis] = tuple(_value(axis, word, flag) for word in words)
+    return found
+
+
+def _value(axis: str, word: str, flag: str) -> Any:
+    if axis in _WORDS:
+        if word in _WORDS[axis]:
+            return word
+        near = get_close_matches(word, _WORDS[axis], n=1, cutoff=0.0)[0]
+        raise BadInput(
+            "AXIS", f"no such {axis}", where=flag, found=word, allowed=", ".join(_WORDS[axis]),
+            fix=f"{flag} {axis}={near}",
+        )  # fmt: skip
+    try:
+        value = int(word)
+    except ValueError:
+        value = -1
+    if axis == "zero" and value not in ZERO_STAGES:
+        allowed = ", ".join(map(str, ZERO_STAGES))
+        raise BadInput("AXIS", "no such stage of ZeRO here", where=flag, found=word, allowed=allowed)
+    if not (value >= 0 if axis == "zero" else 1 <= value <= 2**20):
+        raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word, allowed="1 or more", fix=f"{axis}=1")
+    return value

@@ -1,0 +1,194 @@
+"""Why this layout: the Ultra-Scale Playbook's three steps (fit, reach the batch, speed up), told with its quotes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from penteract.estimate.quote import Quote
+from penteract.plan.ask import as_text, recompute_of
+from penteract.plan.legality import Legality
+from penteract.plan.plan import Plan
+from penteract.plan.search import Timed, effort
+from penteract.spec.layout import Layout
+from penteract.units import Seconds, show_bytes
+
+_SIMPLER = 3  # layouts told that are simpler, and do not fit
+_LESS = 0.8  # of the best one's memory: where "needs less" begins to matter
+_NOTHING = 0.005  # of a step: a difference that is not told as one
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One change on the way from the simplest layout that fits to the chosen one."""
+
+    what: str
+    before: Timed
+    after: Timed
+
+    def text(self) -> str:
+        was, now = self.before.time.seconds, self.after.time.seconds
+        grown = self.after.quote.allocated - self.before.quote.allocated
+        memory = f"{show_bytes(abs(grown))} {'more' if grown > 0 else 'less'}" if grown else "the same memory"
+        return (
+            f"{self.what}: {_faster(was, now)} ({was:.3g} -> {now:.3g} s{_mostly(self.before, self.after)}), {memory}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Sentences by step. `rival`: the best of another mesh, or of all. `leaner`: the best of those that need less."""
+
+    fit: str
+    batch: str
+    moves: tuple[Move, ...]
+    rival: str
+    leaner: str
+
+    def lines(self) -> list[str]:
+        """All of it, a sentence a line."""
+        speed = [f"Speed: {move.text()}." for move in self.moves]
+        speed = speed or ["Speed: the simplest layout that fits is the fastest."]
+        return [line for line in (self.fit, self.batch, *speed, self.rival, self.leaner) if line]
+
+
+def explain(plan: Plan, chosen: Timed) -> Explanation:
+    """Why `chosen`, one of the plan's layouts, is where it is."""
+    simplest = plan.search.timed(min(plan.search.quotes, key=lambda q: (effort(q.layout), q.allocated)))
+    return Explanation(
+        fit=_fit(plan, simplest.quote),
+        batch=_batch(plan, chosen),
+        moves=tuple(_moves(plan, simplest, chosen)),
+        rival=_rival(plan, chosen),
+        leaner=_leaner(plan, chosen),
+    )
+
+
+def contest(plan: Plan, chosen: Timed) -> tuple[Timed, Timed] | None:
+    """Who leads and who follows: the best and `chosen`, or where that is the best, the best layout of another mesh."""
+    if chosen.layout != plan.best.layout:
+        return plan.best, chosen
+    found = plan.search.best(1, among=lambda q: mesh(q.layout) != mesh(chosen.layout))
+    return (chosen, found[0]) if found else None
+
+
+def mesh(layout: Layout) -> tuple[int, ...]:
+    """What decides which ranks talk to each other."""
+    return layout.dp, layout.tp, layout.pp, layout.cp, layout.ep, layout.expert_tp
+
+
+def difference(a: Timed, b: Timed) -> list[tuple[str, Seconds]]:
+    """By which parts of the step `b` takes longer than `a` (or less, negative), the largest first."""
+    parts = {**a.time.parts, **b.time.parts}
+    found = [(part, b.time.parts.get(part, 0.0) - a.time.parts.get(part, 0.0)) for part in parts]
+    told = [(part, s) for part, s in found if abs(s) > _NOTHING * a.time.seconds]
+    return sorted(told, key=lambda item: -abs(item[1]))
+
+
+def _fit(plan: Plan, simplest: Quote) -> str:
+    """The least that fits, and why the simpler ones do not."""
+    ask = plan.ask
+    need = f"{show_bytes(simplest.allocated)} a GPU"
+    limit = f" of {show_bytes(ask.usable)} usable" if ask.usable else ""
+    least = f"Fit: {as_text(simplest.layout)} is the simplest that fits, with {need}{limit}"
+    simpler = [q for q in plan.misses if effort(q.layout) < effort(simplest.layout)]
+    told = [
+        f"{as_text(q.layout)} needs {show_bytes(q.allocated)}" for q in sorted(simpler, key=lambda q: effort(q.layout))
+    ]
+    if not told and simplest.layout.dp < ask.cluster.gpus:
+        alone = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
+        why = alone.batch(ask.cluster.gpus, 1, max(1, ask.global_batch_size // ask.cluster.gpus))
+        told = [f"dp={ask.cluster.gpus} cannot be: {why}"] if why else []
+    return f"{least}; {'; '.join(told[:_SIMPLER])}." if told else f"{least}."
+
+
+def _batch(plan: Plan, chosen: Timed) -> str:
+    lay, ask = chosen.layout, plan.ask
+    product = f"dp {lay.dp} × micro-batch {lay.micro_batch_size} × {lay.gradient_accumulation_steps} accumulation steps"
+    told = f"Reach the batch: {ask.global_batch_size} sequences a step = {product}"
+    bubble = chosen.time.parts.get("pipeline", 0.0) / chosen.time.seconds
+    if lay.pp > 1:
+        told += f"; {lay.gradient_accumulation_steps} micro-batches keep {lay.pp} stages busy but for {bubble:.1%}"
+    return told + "."
+
+
+def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
+    """From the simplest to the chosen one axis at a time, each time the change that helps most."""
+    quotes = {q.layout: q for q in plan.search.quotes}
+    now, goal = simplest, chosen.layout
+    while now.layout != goal:
+        tried = [(what, quotes.get(lay)) for what, lay in _steps(plan, now.layout, goal)]
+        timed = [(what, plan.search.timed(q)) for what, q in tried if q]
+        what, after = min(timed, key=lambda t: t[1].order, default=("all of the rest at once", chosen))
+        yield Move(what, now, after)
+        now = after
+
+
+def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]]:
+    """Single changes of `now` towards `goal`; the accumulation steps follow the batch."""
+    changes = {
+        "mesh": {k: getattr(goal, k) for k in ("dp", "tp", "pp", "cp", "ep", "expert_tp")},
+        "schedule": {"schedule": goal.schedule, "vpp": goal.vpp},
+        "pipeline": {k: getattr(goal, k) for k in ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp")},
+        "method": {"context_method": goal.context_method},
+        "micro": {"micro_batch_size": goal.micro_batch_size},
+        "zero": {"zero": goal.zero},
+        "recompute": {"remake": goal.remake},
+    }
+    for change in changes.values():
+        after = replace(now, **change)
+        steps = plan.ask.global_batch_size // (after.dp * after.micro_batch_size)
+        after = replace(after, gradient_accumulation_steps=steps)
+        if after != now:
+            yield _told(now, after), after
+
+
+def _told(now: Layout, after: Layout) -> str:
+    names = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "context_method", "micro_batch_size", "zero")
+    said = [
+        f"{name} {getattr(now, name)} -> {getattr(after, name)}"
+        for name in names
+        if getattr(now, name) != getattr(after, name)
+    ]
+    if now.remake != after.remake:
+        said.append(f"recompute {recompute_of(now)} -> {recompute_of(after)}")
+    return ", ".join(said)
+
+
+def _rival(plan: Plan, chosen: Timed) -> str:
+    two = contest(plan, chosen)
+    if two is None:
+        return ""
+    first, second = two
+    slower = second.time.seconds / first.time.seconds - 1
+    parts = ", ".join(f"{part} {s:+.3g} s" for part, s in difference(first, second)[:4])
+    who = (
+        f"Runner-up: {as_text(second.layout)} is"
+        if first is chosen
+        else f"The best is {as_text(first.layout)}; this is"
+    )
+    return f"{who} {slower:.1%} slower" + (f": {parts}." if parts else ".")
+
+
+def _leaner(plan: Plan, chosen: Timed) -> str:
+    most = _LESS * chosen.quote.allocated
+    found = plan.search.best(1, among=lambda q: q.allocated <= most, slower_too=True)
+    if not found:
+        return "With less memory: no layout needs a fifth less."
+    there = found[0]
+    slower = there.time.seconds / chosen.time.seconds - 1
+    need = f"{show_bytes(there.quote.allocated)}, {show_bytes(chosen.quote.allocated - there.quote.allocated)} less"
+    return f"With less memory: {as_text(there.layout)} needs {need}, and is {slower:.1%} slower."
+
+
+def _faster(was: Seconds, now: Seconds) -> str:
+    share = abs(was - now) / was
+    if share < _NOTHING:
+        return "as fast"
+    return f"{share:.1%} {'faster' if now < was else 'slower'}"
+
+
+def _mostly(before: Timed, after: Timed) -> str:
+    """The part of the step that changed most."""
+    parts = difference(before, after)
+    return f"; {parts[0][0]} {parts[0][1]:+.3g} s" if parts else ""

@@ -1,0 +1,68 @@
+"""Where nothing fits: how many more of the same GPUs would do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from penteract.errors import BadInput
+from penteract.estimate.quote import Quote, Quoter
+from penteract.plan.ask import Ask, Values
+from penteract.plan.space import Space
+from penteract.spec.hardware import Cluster, cluster
+from penteract.spec.layout import ZERO_STAGES, Layout
+
+Make = Callable[[Ask], Quoter]  # a question's prices
+
+_LARGEST = 64  # times the GPUs asked for
+_HELD = ("parameters", "gradients", "optimizer")
+
+
+def larger_cluster(ask: Ask, make: Make) -> tuple[Cluster, Quote] | None:
+    """The smallest multiple (2, 4, … times) of the GPUs on which some layout fits, and one that does.
+
+    None where 64 times as many do not help.
+    """
+    times = 2
+    while times <= _LARGEST:
+        grown = replace(ask, cluster=_times(ask.cluster, times))
+        if found := _frugal(grown, make):
+            return grown.cluster, found
+        times *= 2
+    return None
+
+
+def _frugal(ask: Ask, make: Make) -> Quote | None:
+    """A layout that fits among those that keep least: one sequence at a time, all recomputed, optimizer state cut.
+
+    What a rank holds between steps is the same for every context degree, so a stage too large for one is for all.
+    """
+    least: Mapping[str, Values] = {
+        "micro_batch_size": (1,), "recompute": ("full",), "zero": (ZERO_STAGES[-1],), "schedule": ("1f1b",),
+        "context_method": (Layout().context_method,),
+    }  # fmt: skip
+    families = Space(replace(ask, pins={**least, **ask.pins})).families(Counter())
+    layouts = sorted((family[0] for family in families), key=lambda lay: (lay.cp, lay.tp * lay.pp, lay.pp))
+    prices, hopeless = make(ask), set[tuple[int, ...]]()
+    for lay in layouts:
+        cut = (lay.tp, lay.pp, lay.ep, lay.expert_tp)
+        if cut in hopeless:
+            continue
+        quote = prices.quote(lay)
+        if quote.allocated <= ask.usable:
+            return quote
+        if sum(quote.memory.get(kind, 0) for kind in _HELD) > ask.usable:
+            hopeless.add(cut)
+    return None
+
+
+def _times(of: Cluster, times: int) -> Cluster:
+    """So many times the GPUs, in the nodes that they usually come in."""
+    gpus = of.gpus * times
+    if of.gpu is not None:
+        try:
+            return replace(cluster(f"{gpus}x{of.gpu.name}"), memory_gib=of.memory_gib)
+        except BadInput:  # not a device of the catalogue, or no whole nodes of it
+            pass
+    return replace(of, gpus=gpus, name=f"{times} × {of.name}")

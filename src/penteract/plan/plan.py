@@ -1,0 +1,171 @@
+"""The planner: every layout of a question priced, the best simulated, and the answer as a value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penteract.errors import BadInput
+from penteract.estimate.quote import Quote, Quoter
+from penteract.plan.ask import AXES, RECOMPUTE, Ask, Values, as_text
+from penteract.plan.grow import Make, larger_cluster
+from penteract.plan.search import Search, Timed, price_all
+from penteract.plan.space import Space
+from penteract.spec.case import Case
+from penteract.spec.hardware import Cluster
+from penteract.spec.layout import Layout
+from penteract.spec.legal import problems
+from penteract.spec.nearest import repair
+from penteract.spec.settle import Settle
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Layouts: of the product, refused by reason, priced, within memory, and simulated for the ranking.
+
+    enumerated = fit + the sum of `refused`. Recomputing what fits without it fits too, and is not priced.
+    """
+
+    enumerated: int
+    refused: Mapping[str, int]
+    priced: int
+    fit: int
+    simulated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer. `layouts` are the best, fastest first, but for those that recompute what fits without; `misses` are
+    those over memory that came nearest.
+
+    `larger` is, where nothing fits, a cluster of more such GPUs that has a layout which does, and that layout's quote.
+    """
+
+    ask: Ask
+    counts: Counts
+    layouts: tuple[Timed, ...]
+    misses: tuple[Quote, ...]
+    quoter: Quoter = field(repr=False)
+    search: Search = field(repr=False)
+    larger: tuple[Cluster, Quote] | None = None
+
+    @property
+    def best(self) -> Timed:
+        """Raises BadInput when nothing fits."""
+        return self.number(1)
+
+    def number(self, n: int) -> Timed:
+        """The n-th best, from 1."""
+        if not self.layouts:
+            raise BadInput("FIT", "no layout fits", where=self.ask.cluster.name, fix="more GPUs, or a smaller model")
+        if not 1 <= n <= len(self.layouts):
+            raise BadInput(
+                "NUMBER", "no layout of that number", found=n, allowed=f"1 to {len(self.layouts)}", fix="1"
+            )  # fmt: skip
+        return self.layouts[n - 1]
+
+    def fits(self, quote: Quote) -> bool:
+        """Whether a layout's tensors stay within the memory that they may take."""
+        return not self.ask.usable or quote.allocated <= self.ask.usable
+
+    def rate(self, timed: Timed) -> float:
+        """Tokens a second and GPU."""
+        return self.ask.tokens / timed.time.seconds / timed.layout.world
+
+
+def quoter(ask: Ask) -> Quoter:
+    """The prices of a question."""
+    return Quoter(ask.model, ask.cluster, sequence_length=ask.sequence_length, precision=ask.precision)
+
+
+def plan_layouts(ask: Ask, make: Make, *, top: int = 10) -> Plan:
+    """The `top` best layouts of a question, exactly.
+
+    Raises BadInput where the model cannot have such a step at all, or where pins leave nothing to try.
+    """
+    check_step(ask)
+    space, refused, prices = Space(ask), Counter[str](), make(ask)
+    if not space.enumerated:
+        _refuse_pins(ask)
+    priced = price_all(space.families(refused), prices.quote, ask.usable, refused)
+    search = Search(prices, priced.fits, priced.slower)
+    best = search.best(top)
+    fit = len(priced.fits) + len(priced.slower)
+    counts = Counts(space.enumerated, _most_first(refused), priced.count, fit, search.simulated)
+    larger = None if best else larger_cluster(ask, make)
+    return Plan(ask, counts, tuple(best), tuple(priced.misses), prices, search, larger)
+
+
+def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
+    """The price and time of one layout: `axes` and the defaults of the others, whether it fits or not.
+
+    dp is what the others leave, the micro-batch one sequence. Raises BadInput, with the nearest legal layout, where
+    it cannot be.
+    """
+    check_step(ask)
+    layout = exact(ask, axes)
+    prices = make(ask)
+    quote = prices.quote(layout)
+    search = Search(prices, [quote])
+    best = search.best(1)
+    fits = not ask.usable or quote.allocated <= ask.usable
+    counts = Counts(1, {} if fits else {"does not fit": 1}, 1, int(fits), 1)
+    return Plan(ask, counts, tuple(best), () if fits else (quote,), prices, search)
+
+
+def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
+    """The one layout of these axes, checked."""
+    given: dict[str, Any] = {"attention": ask.attention} | {name: values[0] for name, values in axes.items()}
+    if "recompute" in given:
+        given["remake"] = RECOMPUTE[given.pop("recompute")]
+    settle = Settle(open=frozenset({"dp"} - given.keys()))
+    case = settle(
+        Case(
+            model=ask.model, layout=Layout(**given), sequence_length=ask.sequence_length,
+            global_batch_size=ask.global_batch_size, world=ask.cluster.gpus,
+        ).counted()
+    )  # fmt: skip
+    _check(case, settle, "--layout")
+    return case.layout
+
+
+def check_step(ask: Ask) -> None:
+    """Refuse what no layout can mend: a model that cannot be, or a sequence longer than its table of positions."""
+    case = Case(model=ask.model, layout=Layout(), sequence_length=ask.sequence_length)
+    _check(case, Settle(), ask.model.name)
+
+
+def _check(case: Case, settle: Settle, where: str) -> None:
+    found = problems(
+        case.model, case.layout, case.sequence_length, global_batch_size=case.global_batch_size, world=case.world,
+        settle=settle,
+    )  # fmt: skip
+    if not found:
+        return
+    first, changes = found[0], repair(case, settle)
+    for axis, value in changes.items():
+        case = case.put(axis, value)
+    fixes = [f"--layout {as_text(settle(case).layout)}"] if changes.keys() & {*AXES} else []
+    if "sequence_length" in changes:
+        fixes.append(f"--seq {changes['sequence_length']}")
+    if "global_batch_size" in changes:
+        fixes.append(f"--batch {changes['global_batch_size']}seqs")
+    if "vocab_size" in changes:
+        fixes.append(f"a config.json with vocab_size {changes['vocab_size']}")
+    allowed = ", ".join(map(str, first.allowed))
+    raise BadInput("LAYOUT", first.what, where=where, found=first.found, allowed=allowed, fix=" ".join(fixes))
+
+
+def _refuse_pins(ask: Ask) -> None:
+    written = ",".join(f"{axis}={'/'.join(map(str, values))}" for axis, values in ask.pins.items())
+    raise BadInput(
+        "AXIS", f"no layout of {ask.cluster.gpus} GPUs has these values", where="--fix", found=written,
+        allowed="dp·tp·pp·cp = the GPUs, and schedules and context methods where pp and cp are more than 1",
+        fix="leave one out",
+    )  # fmt: skip
+
+
+def _most_first(refused: Counter[str]) -> dict[str, int]:
+    return dict(sorted(refused.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,56 @@
+"""From what people type or pass to a question: a model by name or config.json, a cluster by name, a batch in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from penteract.errors import BadInput
+from penteract.plan.ask import HEADROOM, Ask, Values, parse_batch
+from penteract.spec import catalog
+from penteract.spec.hardware import Cluster, cluster
+from penteract.spec.hf_config import model_from_hf
+from penteract.spec.model import ModelSpec
+from penteract.spec.presets import PRESETS
+
+_USUAL_LENGTH = 8192  # tokens of a sequence, where the model has as many positions
+
+
+def question(  # noqa: PLR0913 (what is asked has many sides)
+    model: str | Path | ModelSpec,
+    gpus: str | Cluster,
+    *,
+    sequence_length: int | None = None,
+    batch: str | int = "1Mi",
+    precision: str = "bf16",
+    headroom: float = HEADROOM,
+    tp_across_nodes: bool = False,
+    pins: Mapping[str, Values] | None = None,
+) -> Ask:
+    """The question that these texts and values make. `batch`: tokens, or `128seqs`.
+
+    Raises BadInput, naming what is allowed.
+    """
+    m = model if isinstance(model, ModelSpec) else find_model(model)
+    c = gpus if isinstance(gpus, Cluster) else cluster(gpus)
+    length = min(_USUAL_LENGTH, m.max_positions) if sequence_length is None else sequence_length
+    if length < 1:
+        raise BadInput("VALUE", "an empty sequence", where="--seq", found=length, allowed="1 or more", fix="--seq 8192")
+    if not 0 <= headroom < 1:
+        fix = f"--headroom {HEADROOM}"
+        raise BadInput("VALUE", "not a share", where="--headroom", found=headroom, allowed="0 to 1", fix=fix)
+    if c.gpu is not None:
+        c.gpu.peak(precision)  # refuses a precision that the device does not have
+    return Ask(
+        model=m, cluster=c, sequence_length=length, global_batch_size=parse_batch(str(batch), length),
+        precision=precision, headroom=headroom, tp_across_nodes=tp_across_nodes, pins=pins or {},
+    )  # fmt: skip
+
+
+def find_model(text: str | Path) -> ModelSpec:
+    """A config.json, its folder, or a published model by name. Raises BadInput with the nearest names."""
+    path = Path(text)
+    if path.suffix == ".json" or path.is_dir():
+        return model_from_hf(path)
+    known = PRESETS.get(str(text))
+    return known.model if known else catalog.model(str(text))

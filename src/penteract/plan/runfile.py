@@ -1,0 +1,54 @@
+"""A layout as a run file that `penteract train` loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from penteract.errors import BadInput
+from penteract.plan.ask import Ask
+from penteract.spec.keys import keys
+from penteract.spec.layout import Layout
+from penteract.spec.presets import preset
+from penteract.spec.resolve import Resolved
+from penteract.spec.run import LearningRate, Optimizer, Precision, RunSpec
+from penteract.spec.write import to_toml
+
+
+def run_file(ask: Ask, layout: Layout) -> str:
+    """The run's text: the model in full, the layout and batch of the plan, and the rates that suit a known model."""
+    return to_toml(as_run(ask, layout))
+
+
+def as_run(ask: Ask, layout: Layout) -> Resolved:
+    """The run, with the plan as the origin of what it decided."""
+    precision = cast("Any", ask.precision)
+    suits = _suiting(ask)
+    run = RunSpec(
+        model=ask.model,
+        layout=layout,
+        sequence_length=ask.sequence_length,
+        precision=Precision(dtype=precision),
+        optimizer=replace(Optimizer(), **_of(suits, "optimizer")),
+        schedule=replace(LearningRate(), **_of(suits, "learning_rate")),
+    )
+    plan = f"plan for {ask.cluster.name}"
+    decided = [key for key in keys() if key.startswith(("parallel.", "batch.", "memory.", "kernels.", "precision."))]
+    model = {key: ask.model.name for key in keys() if key.startswith("model.")}
+    return Resolved(run=run, origins={**model, **dict.fromkeys(decided, plan), **dict.fromkeys(suits, ask.model.name)})
+
+
+def _suiting(ask: Ask) -> Mapping[str, object]:
+    """Rates that suit a preset's model; none for another model of the same name."""
+    try:
+        known = preset(ask.model.name)
+    except BadInput:
+        return {}
+    if known.model != ask.model:
+        return {}
+    return {k: v for k, v in known.settings.items() if k.startswith(("optimizer.", "learning_rate."))}
+
+
+def _of(settings: Mapping[str, object], section: str) -> dict[str, Any]:
+    return {k.removeprefix(f"{section}."): v for k, v in settings.items() if k.startswith(f"{section}.")}

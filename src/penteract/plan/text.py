@@ -1,0 +1,154 @@
+"""A plan as text: what was asked, what was looked at, the best, and what to do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penteract.model.count import parameters
+from penteract.plan.ask import as_text
+from penteract.plan.plan import Plan
+from penteract.plan.report import MEMORY, Budget, utilisation
+from penteract.plan.search import TOO_LARGE, Timed
+from penteract.units import show_bytes, show_count, show_seconds
+
+_BAR = 32  # columns of the widest bar
+_REASONS = 5  # told of those for which layouts were refused
+
+
+def headline(plan: Plan) -> str:
+    """Model, cluster and step in a line."""
+    ask, counted = plan.ask, parameters(plan.ask.model)
+    size = f"{show_count(counted.total)} parameters"
+    if counted.active != counted.total:
+        size += f" ({show_count(counted.active)} active)"
+    step = f"{_spaced(ask.tokens)} tokens a step ({ask.global_batch_size} sequences)"
+    return " · ".join([ask.model.name, size, ask.cluster.name, f"S = {ask.sequence_length}", step, ask.precision])
+
+
+def counted(plan: Plan, seconds: float) -> str:
+    """How many layouts were looked at, and what became of them."""
+    counts, ask = plan.counts, plan.ask
+    told = [f"{_spaced(counts.enumerated)} layouts in {seconds:.2g} s: {_spaced(counts.priced)} priced, "
+            f"{_spaced(counts.fit)} fit, {_spaced(counts.simulated)} simulated"]  # fmt: skip
+    refused = [f"  {_spaced(n):>9}  {why}" for why, n in list(counts.refused.items())[:_REASONS]]
+    if rest := list(counts.refused.values())[_REASONS:]:
+        refused.append(f"  {_spaced(sum(rest)):>9}  for {len(rest)} other reasons")
+    if refused:
+        told += ["Not possible or too large:", *refused]
+    if counts.fit > counts.priced - counts.refused.get(TOO_LARGE, 0):
+        told.append("Recomputing what fits without is never faster: such layouts fit too, and are not listed")
+    if ask.usable:
+        told.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
+                    f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
+    return "\n".join(told)
+
+
+def table(plan: Plan) -> str:
+    """The best layouts, a row each."""
+    head = ("#", "layout", "memory", "tok/s/GPU", "step", "MFU", "bubble", "limited by")
+    rows = [head, *(_row(plan, n, timed) for n, timed in enumerate(plan.layouts, start=1))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return "\n".join("  ".join(_padded(row, widths)).rstrip() for row in rows)
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Words to the left, numbers to the right."""
+    words = (1, len(row) - 1)
+    return [cell.ljust(w) if i in words else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+
+
+def _row(plan: Plan, number: int, timed: Timed) -> tuple[str, ...]:
+    used = utilisation(plan, timed).mfu
+    bubble = timed.time.parts.get("pipeline", 0.0) / timed.time.seconds
+    return (
+        str(number),
+        as_text(timed.layout),
+        show_bytes(timed.quote.allocated),
+        _spaced(round(plan.rate(timed))),
+        f"{timed.time.seconds:.3g} s",
+        "-" if used is None else f"{used:.1%}",
+        f"{bubble:.1%}" if timed.layout.pp > 1 else "-",
+        timed.time.limited_by,
+    )
+
+
+def details(plan: Plan, timed: Timed) -> str:
+    """Memory and time of one layout, by kind."""
+    kinds = {kind: timed.quote.memory.get(kind, 0) for kind in MEMORY}
+    stages = ""
+    if len(set(timed.quote.by_stage)) > 1:
+        each = ", ".join(map(show_bytes, timed.quote.by_stage))
+        stages = f"\n  by pipeline rank: {each}"
+    used = utilisation(plan, timed)
+    rates = "" if used.mfu is None else (
+        f"\n  MFU {used.mfu:.1%} (full attention), {used.mfu_causal:.1%} (causal half), HFU {used.hfu:.1%}"
+    )  # fmt: skip
+    return "\n".join(
+        [
+            f"Memory of {as_text(timed.layout)}: {show_bytes(timed.quote.allocated)}",
+            _bars(kinds, show_bytes) + stages,
+            f"Step: {timed.time.seconds:.3g} s; {timed.time.limited_by}",
+            _bars(dict(sorted(timed.time.parts.items(), key=lambda item: -item[1])), lambda s: f"{s:.3g} s") + rates,
+        ]
+    )
+
+
+def nothing_fits(plan: Plan) -> str:
+    """The verdict, what came nearest, and how many GPUs would do."""
+    ask = plan.ask
+    if not plan.misses:
+        return "No layout is possible: every one breaks a rule (above)."
+    lines = ["Nothing fits. The nearest:"]
+    lines += [f"  {as_text(q.layout)} needs {show_bytes(q.allocated)}, {show_bytes(q.allocated - ask.usable)} too many"
+              for q in plan.misses[:3]]  # fmt: skip
+    if plan.larger:
+        cluster, quote = plan.larger
+        lines.append(f"On {cluster.name} it fits: {as_text(quote.layout)} needs {show_bytes(quote.allocated)}.")
+    elif plan.counts.enumerated > 1:
+        lines.append("Nor does it on many more of these GPUs; a shorter sequence or a smaller model would.")
+    return "\n".join(lines)
+
+
+def spent(b: Budget, gpus: int) -> str:
+    """GPU-hours, days and cost in a line."""
+    cost = "" if b.usd is None else f", {_spaced(round(b.usd))} USD"
+    days = f"{b.days:,.1f} days".replace(",", " ") if b.days < 1000 else f"{b.days / 365.25:.1f} years"
+    if b.days < 1:
+        days = show_seconds(b.days * 86400)
+    return f"{show_count(b.tokens)} tokens: {_spaced(round(b.gpu_hours))} GPU-hours, {days} on {gpus} GPUs{cost}"
+
+
+def basis(plan: Plan) -> str:
+    """Where the rates come from."""
+    return "\n".join(["Rates:", *(f"  {what}: {whence}" for what, whence in plan.quoter.basis.items())])
+
+
+def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation: Sequence[str]) -> str:
+    """The answer: what was asked, what was looked at, the best, `chosen` in detail, and why it is."""
+    parts = [headline(plan) + "\n" + counted(plan, seconds)]
+    if not plan.counts.fit:
+        parts.append(nothing_fits(plan))
+    elif plan.counts.enumerated > 1:
+        parts.append(table(plan))
+    if chosen:
+        parts.append(details(plan, chosen))
+    if explanation and plan.counts.enumerated > 1:
+        parts.append("\n".join(explanation))
+    parts.append(f"Rates {plan.quoter.basis.get('collective', 'unknown')}")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _bars(values: Mapping[str, float], show: Callable[[Any], str]) -> str:
+    """A line for each value that is not nothing beside the largest."""
+    most = max(values.values(), default=0)
+    shown = {name: (value, show(value)) for name, value in values.items() if value > most / 1000}
+    names, numbers = max(map(len, shown), default=0), max((len(text) for _, text in shown.values()), default=0)
+    return "\n".join(
+        f"  {name:<{names}}  {text:>{numbers}} {'▇' * max(1, round(_BAR * value / most))}"
+        for name, (value, text) in shown.items()
+    )
+
+
+def _spaced(n: int) -> str:
+    return f"{n:,}".replace(",", " ")

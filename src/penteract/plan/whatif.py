@@ -1,0 +1,112 @@
+"""What would have to change for the runner-up to win: one factor at a time, both layouts quoted again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import sqrt
+
+from penteract.estimate.quote import Quoter
+from penteract.plan.ask import Ask
+from penteract.plan.grow import Make
+from penteract.plan.plan import Plan
+from penteract.plan.search import Timed
+from penteract.spec.hardware import Cluster, Fabric
+from penteract.spec.layout import Layout
+
+_REACH = 8.0  # times more or less: further is no change of the same question
+_BISECTIONS = 4
+_DOUBLINGS = (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """With `factor` times `what` the runner-up wins; None: not within a factor of eight either way."""
+
+    what: str
+    factor: float | None
+
+    def text(self) -> str:
+        if self.factor is None:
+            return f"{self.what}: at no factor up to {_REACH:g}"
+        return f"{self.what} × {self.factor:.2g}"
+
+
+def what_if(plan: Plan, first: Timed, rival: Timed, make: Make) -> list[Change]:
+    """The factors at which `rival` overtakes `first`, for links, batch and sequence length. The two alone are
+    compared; a third may be better there."""
+    ask = plan.ask
+    changes: list[Change] = []
+    if ask.cluster.inside is not None:
+        changes.append(
+            Change("links inside a node", _bisect(lambda f: _ahead(_links(ask, f, 1.0), first, rival, make)))
+        )
+    if ask.cluster.between is not None and ask.cluster.gpus > ask.cluster.gpus_per_node:
+        changes.append(
+            Change("links between nodes", _bisect(lambda f: _ahead(_links(ask, 1.0, f), first, rival, make)))
+        )
+    changes.append(Change("the batch", _first(_batches(plan.quoter, first.layout, rival.layout))))
+    changes.append(Change("the sequence length", _first(_lengths(ask, first.layout, rival.layout, make))))
+    return changes
+
+
+def _ahead(ask: Ask, first: Timed, rival: Timed, make: Make) -> bool:
+    return _wins(make(ask), first.layout, rival.layout)
+
+
+def _wins(quoter: Quoter, first: Layout, rival: Layout) -> bool:
+    """Whether the second is faster."""
+    return quoter.time(quoter.quote(rival)).seconds < quoter.time(quoter.quote(first)).seconds
+
+
+def _bisect(wins: Callable[[float], bool]) -> float | None:
+    """The factor nearest to 1 at which `wins` holds, if it does at one end of the reach; on a log scale."""
+    for end in (_REACH, 1 / _REACH):
+        if wins(end):
+            near, far = 1.0, end
+            for _ in range(_BISECTIONS):
+                middle = sqrt(near * far)
+                near, far = (near, middle) if wins(middle) else (middle, far)
+            return far
+    return None
+
+
+def _links(ask: Ask, inside: float, between: float) -> Ask:
+    faster: Cluster = replace(
+        ask.cluster, inside=_times(ask.cluster.inside, inside), between=_times(ask.cluster.between, between)
+    )  # fmt: skip
+    return replace(ask, cluster=faster)
+
+
+def _times(fabric: Fabric | None, factor: float) -> Fabric | None:
+    if fabric is None:
+        return None
+    bus = tuple((kind, tuple((nodes, rate * factor) for nodes, rate in points)) for kind, points in fabric.bus)
+    return replace(fabric, gb_per_second=fabric.gb_per_second * factor, bus=bus)
+
+
+def _first(tries: Iterator[tuple[float, bool]]) -> float | None:
+    return next((factor for factor, wins in tries if wins), None)
+
+
+def _batches(quoter: Quoter, first: Layout, rival: Layout) -> Iterator[tuple[float, bool]]:
+    """More or fewer accumulation steps: with the same replicas and micro-batches, that is the batch."""
+    for n in _DOUBLINGS:
+        yield n, _wins(quoter, _accumulating(first, n, 1), _accumulating(rival, n, 1))
+        both = (first.gradient_accumulation_steps, rival.gradient_accumulation_steps)
+        whole = all(steps % (n * (lay.pp if lay.schedule == "interleaved" else 1)) == 0
+                    for steps, lay in zip(both, (first, rival), strict=True))  # fmt: skip
+        if whole:
+            yield 1 / n, _wins(quoter, _accumulating(first, 1, n), _accumulating(rival, 1, n))
+
+
+def _accumulating(layout: Layout, more: int, fewer: int) -> Layout:
+    return replace(layout, gradient_accumulation_steps=layout.gradient_accumulation_steps * more // fewer)
+
+
+def _lengths(ask: Ask, first: Layout, rival: Layout, make: Make) -> Iterator[tuple[float, bool]]:
+    """Longer sequences, as far as the model's positions reach."""
+    for n in _DOUBLINGS[:2]:
+        if ask.sequence_length * n <= ask.model.max_positions:
+            longer = replace(ask, sequence_length=ask.sequence_length * n)
+            yield n, _wins(make(longer), first, rival)

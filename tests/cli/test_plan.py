@@ -1,0 +1,158 @@
+"""`penteract plan` as it is typed: text, JSON, run files, refusals, and how little it loads."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penteract import plan
+from penteract.plan.ask import as_text, parse_axes
+from penteract.plan.plan import exact
+from penteract.spec.layout import Layout
+from penteract.spec.presets import TINY
+from penteract.spec.resolve import resolve
+
+Tell = Callable[..., Any]
+TINY_STEP = ["tiny", "--gpus", "4xH200", "--seq", "256", "--batch", "16seqs"]
+FEW = ["--fix", "cp=1,pp=1/2,recompute=none"]
+MEMORY = {"parameters_gib", "gradients_gib", "optimizer_gib", "activations_gib", "other_gib", "allocated_gib"}
+
+
+def test_json_is_as_promised(tell: Tell) -> None:
+    told = tell("plan", *TINY_STEP, *FEW, "--top", "3", "--json", "--tokens", "1B", "--usd-per-gpu-hour", "2")
+    assert (told.code, told.err) == (0, "")
+    found = json.loads(told.out)
+    assert {"model", "cluster", "counts", "layouts", "schema_version", "basis"} <= found.keys()
+    counts = found["counts"]
+    assert counts["enumerated"] == counts["fit"] + sum(counts["refused"].values())
+    assert len(found["layouts"]) == 3
+    times = [layout["time"]["step_s"] for layout in found["layouts"]]
+    assert times[0] == min(times)
+    for layout in found["layouts"]:
+        assert {"layout", "memory", "time", "tokens_per_s_per_gpu", "mfu", "mfu_causal", "limited_by"} <= layout.keys()
+        assert layout["memory"].keys() >= MEMORY
+        kinds = sum(layout["memory"][kind] for kind in MEMORY - {"allocated_gib"})
+        assert kinds == pytest.approx(layout["memory"]["allocated_gib"])
+        parts = {k: v for k, v in layout["time"].items() if k not in ("step_s", "at_least_s")}
+        assert sum(parts.values()) == pytest.approx(layout["time"]["step_s"])
+        axes = layout["layout"]
+        assert axes["dp"] * axes["tp"] * axes["pp"] * axes["cp"] == 4
+    rate = found["layouts"][0]["tokens_per_s_per_gpu"]
+    assert found["budget"]["usd"] == pytest.approx(2 * 1e9 / rate / 3600)
+
+
+def test_text_tells_the_answer(tell: Tell) -> None:
+    told = tell("plan", *TINY_STEP, *FEW, "--top", "3", "--why", "1", "--draw", "--tokens", "1B")
+    assert (told.code, told.err) == (0, "")
+    lines = told.out.splitlines()
+    assert lines[0].startswith("tiny · ")
+    for word in (
+        "Memory of dp=",
+        "Fit: ",
+        "Reach the batch: ",
+        "Runner-up: ",
+        "What would let ",
+        "rank 0",
+        "GPU-hours",
+    ):
+        assert word in told.out, word
+    assert len([line for line in lines if line.lstrip().startswith(("1  dp=", "2  dp=", "3  dp="))]) == 3
+
+
+def test_one_layout(tell: Tell) -> None:
+    told = tell("plan", *TINY_STEP, "--layout", "tp=2,zero=1,mbs=4", "--json")
+    (layout,) = json.loads(told.out)["layouts"]
+    assert (layout["layout"]["dp"], layout["layout"]["tp"], layout["layout"]["zero"]) == (2, 2, 1)
+    assert layout["layout"]["gradient_accumulation_steps"] == 2
+
+
+def test_nothing_fits_is_an_answer(tell: Tell) -> None:
+    words = ["plan", "llama-3.1-8b", "--gpus", "1xA100-40GB", "--fix", "mbs=1,recompute=full,cp=1,pp=1"]
+    told = tell(*words)
+    assert told.code == 0
+    assert "Nothing fits. The nearest:" in told.out
+    found = json.loads(tell(*words, "--json").out)
+    assert found["layouts"] == [] and found["counts"]["fit"] == 0
+    assert found["nearest_misses"][0]["over_gib"] > 0
+    assert tell(*words, "--out", "run.toml").code == 2
+
+
+def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
+    assert tell("plan", *TINY_STEP, "--layout", "tp=2,pp=2,recompute=full,mbs=2", "--out", "run.toml").code == 0
+    run = resolve(tmp_path / "run.toml").run
+    assert run.model == TINY
+    assert (run.layout.tp, run.layout.pp, run.layout.remake, run.layout.micro_batch_size) == (2, 2, ("*",), 2)
+    assert (run.sequence_length, run.layout.global_batch_size, run.precision.dtype) == (256, 16, "bf16")
+    assert run.layout == exact(plan("tiny", "4xH200", sequence_length=256, batch="16seqs", layout="tp=2,pp=2").ask,
+                               parse_axes("tp=2,pp=2,recompute=full,mbs=2", flag="", several=False))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["lama-3.1-8b", "--gpus", "8xH200"], "error[MODEL]: no published model of that name"),
+        (["none.json", "--gpus", "8xH200"], "error[FILE]: cannot be read"),
+        (["tiny", "--gpus", "8xH2000"], "error[GPU]: no such GPU"),
+        (["tiny", "--gpus", "12xH200"], "error[CLUSTER]"),
+        (["tiny"], "error[USAGE]"),
+        (["tiny", "--gpus", "8xH200", "--seq", "0"], "error[VALUE]: an empty sequence"),
+        (["tiny", "--gpus", "8xH200", "--batch", "1M"], "error[BATCH]: no whole number of sequences of 8192 tokens"),
+        (["tiny", "--gpus", "8xH200", "--batch", "many"], "error[BATCH]: not a batch"),
+        (["tiny", "--gpus", "8xH200", "--batch", "0"], "error[BATCH]: an empty batch"),
+        (["gpt2", "--gpus", "8xH200", "--seq", "2048"], "error[LAYOUT]: the learned table has 1024 positions"),
+        (["tiny", "--gpus", "8xH200", "--layout", "tp=3"], "error[LAYOUT]: tp·pp·cp = 3·1·1 does not divide"),
+        (["tiny", "--gpus", "8xH200", "--layout", "tp=2,tpp=3"], "error[AXIS]: no such axis"),
+        (["tiny", "--gpus", "8xH200", "--layout", "tp=2/4"], "error[AXIS]: an axis takes one value"),
+        (["tiny", "--gpus", "8xH200", "--layout", "schedule=zb"], "error[AXIS]: no such schedule"),
+        (["tiny", "--gpus", "8xH200", "--fix", "tp=3"], "error[AXIS]: no layout of 8 GPUs has these values"),
+        (["tiny", "--gpus", "8xH200", "--fix", "tp=x"], "error[AXIS]: not a size"),
+        (["tiny", "--gpus", "8xH200", "--headroom", "1"], "error[VALUE]: not a share"),
+        (["tiny", "--gpus", "8xH200", "--precision", "fp4"], "error[PRECISION]"),
+        (["tiny", "--gpus", "8xH200", "--top", "0"], "error[VALUE]"),
+        (["tiny", "--gpus", "8xH200", "--tokens", "lots", "--layout", "mbs=1"], "error[VALUE]: not a number of tokens"),
+        (["tiny", "--gpus", "1xH200", "--layout", "mbs=1", "--out", "no/run.toml"], "error[FILE]: cannot be written"),
+        (["tiny", "--gpus", "1xH200", "--layout", "mbs=1", "--why", "2"], "error[NUMBER]: no layout of that number"),
+    ],
+)
+def test_refusals_are_a_line_in_no_time(tell: Tell, words: list[str], line: str) -> None:
+    started = time.process_time()
+    told = tell("plan", *words)
+    assert time.process_time() - started < 1
+    assert told.code == 2, told.out
+    assert told.err.startswith(line)
+    assert told.err.count("\n") == 1
+    assert told.out == ""
+
+
+def test_a_fix_is_a_layout_that_is_priced(tell: Tell) -> None:
+    words = ["plan", "tiny", "--gpus", "8xH200", "--seq", "256", "--batch", "16seqs", "--json"]
+    told = tell(*words, "--layout", "tp=3,pp=5")
+    fix = told.err.split(" · fix: ")[1].split()
+    assert fix[0] == "--layout"
+    assert tell(*words, *fix).code == 0
+
+
+def test_a_layout_reads_back_as_it_is_written() -> None:
+    lay = Layout(dp=2, tp=2, cp=2, context_method="ring", schedule="afab", zero=1, remake=("*",), micro_batch_size=3)
+    axes = parse_axes(as_text(lay), flag="--layout", several=False)
+    written = {name: value for name, (value,) in axes.items()}
+    assert written == {"dp": 2, "tp": 2, "cp": 2, "context_method": "ring", "schedule": "afab", "zero": 1,
+                       "recompute": "full", "micro_batch_size": 3}  # fmt: skip
+
+
+def test_only_prices_are_loaded() -> None:
+    """No torch, nothing that computes, and few modules: it starts in a blink."""
+    code = (
+        "import sys; from penteract.cli import main;"
+        "code = main(['plan', 'tiny', '--gpus', '1xH200', '--layout', 'mbs=1', '--seq', '256', '--batch', '8seqs']);"
+        "heavy = {'torch', 'numpy', 'safetensors', 'tokenizers'} & set(sys.modules);"
+        "own = [m for m in sys.modules if m.startswith('penteract.engine')];"
+        "sys.exit(str((code, heavy, own, len(sys.modules))) if code or heavy or len(sys.modules) > 700 else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,169 @@
+"""`train --init` up to the engine, and `convert`: what is read off the weights, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.hf import folders
+from penteract.spec.hf_config import model_from_hf
+from penteract.spec.resolve import model_at, resolve
+from penteract.spec.write import to_toml
+
+Tell = Callable[..., Any]
+Calls = list[dict[str, Any]]
+
+
+def a_run(folder: Path, *overrides: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "run.toml").write_text(to_toml(resolve(None, None, overrides)))
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "latest").touch()
+    return folder
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return folders.write(tmp_path / "llama")
+
+
+def test_the_model_is_the_weights_own(tell: Tell, started: Calls, llama: Path) -> None:
+    assert tell("train", "--init", llama, "--parallel.tp", "2").code == 0
+    (call,) = started
+    assert call["init"] == llama
+    assert call["resolved"].run.model == model_from_hf(llama)
+    assert call["resolved"].origins["model.layers"] == str(llama)
+    assert call["resolved"].run.tokenizer == "bytes"
+    assert call["resolved"].run.train.steps == resolve(None, "", [f"model.config={llama}"]).run.train.steps
+
+
+def test_a_table_may_be_padded_and_the_tokenizer_comes_along(tell: Tell, started: Calls, llama: Path) -> None:
+    (llama / "tokenizer.json").write_text("{}")
+    assert tell("train", "--init", llama, "--model.vocab_size", "288").code == 0
+    run = started[0]["resolved"].run
+    assert run.model == replace(model_from_hf(llama), vocab_size=288)
+    assert run.tokenizer == str(llama / "tokenizer.json")
+    assert tell("train", "--init", llama, "--tokenizer.source", "bytes").code == 0
+    assert started[1]["resolved"].run.tokenizer == "bytes"
+
+
+def test_a_run_and_one_of_its_steps(tell: Tell, started: Calls, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "runs" / "a", "model.layers=3", "training.steps=7")
+    assert tell("train", "--init", "latest", "--steps", "2").code == 0
+    assert started[0]["resolved"].run.model == model_at(run) == replace(resolve().run.model, layers=3)
+    assert started[0]["init"].resolve() == run
+    step = run / "checkpoints" / "step-00000007"
+    step.mkdir()
+    (step / "manifest.json").write_text("{}")
+    assert tell("train", "--init", step).code == 0
+    assert (started[1]["init"], started[1]["resolved"].run.model.layers) == (step, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--preset", "tiny"], r"INIT.*model.layers · found 4 / allowed 2, as in"),
+        (["--model.vocab_size", "264"], r"INIT.*model.vocab_size · found 264 / allowed >= 272"),
+        (["--model.rope_theta", "5"], r"INIT.*model.rope_theta · found 5.0 / allowed 10000.0"),
+        (["--model.moe.experts=4", "model.moe.top_k=2", "model.moe.ffn_size=8"], "INIT.*model.moe · found MoESpec"),
+        (["--resume", "llama"], r"RUN.*without run.toml"),
+    ],
+)  # fmt: skip
+def test_another_model_is_named_by_field(tell: Tell, started: Calls, llama: Path, words: list[str], line: str) -> None:
+    told = tell("train", "--init", "llama", *words)
+    assert told.code == 2 and not started
+    assert told.err.count("\n") == 1
+    assert re.search(line, told.err), told.err
+
+
+def test_what_is_nowhere_or_nothing(tell: Tell, started: Calls, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, line in (("none", "RUN]: no such folder · --init"), ("empty", "WEIGHTS]: no weights here · --init"),
+                       ("latest", "RUN]: there is no run yet"), ("\0", "RUN]: no such folder")):  # fmt: skip
+        told = tell("train", "--init", name)
+        assert told.code == 2 and line in told.err
+    run = a_run(tmp_path / "runs" / "a")
+    assert "found --resume and --init" in tell("train", "--init", run, "--resume", run).err
+    assert not started
+
+
+def test_in_out_and_what_is_asked_of_either(tell: Tell, started: Calls, llama: Path, tmp_path: Path) -> None:
+    told = tell("convert", llama, "ours", "--json")
+    assert told.code == 0, told.err
+    assert json.loads(told.out) == {
+        "folder": "ours", "kind": "penteract", "tensors": 21, "parameters": 32_928, "bytes": 4 * 32_928, "files": 1,
+        "dtype": "fp32",
+    }  # fmt: skip
+    assert model_at(tmp_path / "ours") == model_from_hf(llama)
+    told = tell("convert", "ours", "hf")
+    assert told.code == 0, told.err
+    assert told.out == "hf: llama, 32.9k parameters in 21 tensors, 64.31 KiB of bf16 in 1 file\n"
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (config["torch_dtype"], config["eos_token_id"]) == ("bfloat16", None)
+    assert tell("train", "--init", "ours").code == 0
+    told = tell("train", "--resume", "ours")
+    assert (told.code, "fix: penteract train --init ours" in told.err) == (2, True)
+    assert tell("convert", llama, "small", "--shard-gib", "1e-4").code == 0
+    assert len(list((tmp_path / "small" / "checkpoints" / "step-00000000").glob("rank-*.safetensors"))) == 2
+
+
+def test_fewer_rows_where_a_table_was_padded(tell: Tell, llama: Path, tmp_path: Path) -> None:
+    assert tell("convert", llama, "ours").code == 0
+    assert tell("convert", "ours", "hf", "--vocab-size", "270").code == 0
+    assert model_from_hf(tmp_path / "hf").vocab_size == 270
+    (tmp_path / "ours" / "init.json").write_text('{"from": "x", "vocab_size": "260"}')
+    assert tell("convert", "ours", "known").code == 0
+    assert model_from_hf(tmp_path / "known").vocab_size == 260
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["llama", "llama"], "FILE]: it exists already"),
+        (["none", "to"], "RUN]: no such folder · convert"),
+        (["llama", "to", "--shard-gib", "0"], "VALUE]: no size of a file"),
+        (["llama", "to", "--vocab-size", "-1"], "VALUE]: no number of rows"),
+        (["llama", "to", "--dtype", "int3"], "USAGE]"),
+        (["llama"], "USAGE]"),
+        (["llama", "to", "--model.layers", "3"], "USAGE]: takes no values of a run"),
+    ],
+)
+def test_refusals(tell: Tell, llama: Path, tmp_path: Path, words: list[str], line: str) -> None:
+    told = tell("convert", *words)
+    assert told.code == 2 and line in told.err, told.err
+    assert not (tmp_path / "to").exists()
+
+
+def test_what_fails_half_way_leaves_nothing(tell: Tell, llama: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    assert tell("convert", llama, "ours").code == 0
+    before = {p.name for p in tmp_path.iterdir()}
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("penteract.engine.checkpoint.disk.write", full)
+    for words in ((llama, "a"), ("ours", "b")):
+        told = tell("convert", *words)
+        assert told.code == 74 and "No space left" in told.err
+    assert {p.name for p in tmp_path.iterdir()} == before
+
+
+def test_a_damaged_step_is_refused(tell: Tell, llama: Path, tmp_path: Path) -> None:
+    assert tell("convert", llama, "ours").code == 0
+    file = tmp_path / "ours" / "checkpoints" / "step-00000000" / "rank-00000.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    begun = time.process_time()
+    told = tell("convert", "ours", "hf")
+    assert told.code == 65 and "not the ones that were written" in told.err
+    assert time.process_time() - begun < 1
+    assert sorted(os.listdir(tmp_path)) == ["llama", "ours"]

@@ -1,0 +1,62 @@
+"""Logits of a folder's weights, by ranks of any layout: every rank fills its own rectangles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from penteract.engine.bodies.body import Env, TorchBody
+from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.feed import constants, micro_batch
+from penteract.engine.memory import Fresh
+from penteract.engine.run import Run
+from penteract.engine.state import allocate
+from penteract.engine.weights import open_weights, start_from
+from penteract.ops.tape import Site
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
+from penteract.step.program import compile_step
+from penteract.step.walk import walk_forward
+
+CPU = torch.device("cpu")
+Columns = dict[int, torch.Tensor]  # first column of a table's shard -> logits [S, V@tp]
+
+
+def logits(
+    rank: int, groups: Groups, path: Path, model: ModelSpec, layout: Layout, tokens: list[int], precision: str
+) -> Columns:
+    """This rank's columns of the logits of `tokens`; none from ranks without a head, or with other tokens."""
+    torch.set_grad_enabled(False)
+    p = compile_step(model, layout, len(tokens), rank=rank % layout.world, precision=precision, training=False)
+    groups.make(needed(p))
+    if rank >= layout.world:
+        return {}
+    state = allocate(p, CPU)
+    start_from(open_weights(path, p), p, state)
+    seen: list[torch.Tensor] = []
+
+    def row_max(env: Env, site: Site, ins: list[Any], weights: list[Any], outs: list[Any]) -> None:
+        """The first that the loss does with logits."""
+        seen.append(ins[0])
+        REFERENCE["row_max"].forward(env, site, ins, weights, outs)
+
+    bodies = REFERENCE | {"row_max": TorchBody(row_max)}
+    run = Run(p, state, Comm(groups, rank), bodies, Fresh(precision, CPU))
+    nothing = torch.zeros(len(tokens), dtype=torch.int64)
+    sample = SimpleNamespace(
+        tokens=torch.tensor(tokens), targets=nothing - 1, start=nothing, positions=torch.arange(len(tokens))
+    )
+    run.batches = [constants(p, CPU) | micro_batch(p, [sample], CPU)]
+    walk_forward(p, run)
+    return {p.mesh.coordinates(rank)["tp"]: seen[0][:, 0].clone()} if seen else {}
+
+
+def joined(found: list[Columns]) -> torch.Tensor:
+    """[S, V] from the ranks' columns; copies (over dp) are the same."""
+    columns = {tp: x for rank in found for tp, x in rank.items()}
+    return torch.cat([columns[tp] for tp in sorted(columns)], 1)

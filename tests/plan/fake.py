@@ -1,0 +1,79 @@
+"""A quoter of made-up formulas, quick and known: what the planner makes of quotes is tested with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Quote:
+    layout: Layout
+    memory: Mapping[str, int]
+    allocated: int
+    by_stage: tuple[int, ...]
+    at_least: float
+
+
+@dataclass(frozen=True)
+class StepTime:
+    seconds: float
+    parts: Mapping[str, float]
+    limited_by: str
+
+
+@dataclass(frozen=True)
+class StepFlops:
+    full: int
+    causal: int
+
+
+@dataclass
+class FakeQuoter:
+    """Memory and time as formulas of the layout. `slack` is how far a step is above its bound, by layout."""
+
+    model: ModelSpec
+    slack: Callable[[Layout], float] = lambda lay: 0.0
+    quoted: list[Layout] = field(default_factory=list)
+    timed: list[Layout] = field(default_factory=list)
+
+    def quote(self, lay: Layout) -> Quote:
+        self.quoted.append(lay)
+        held = 16 * GIB // (lay.tp * lay.pp)
+        memory = {
+            "parameters": held, "gradients": 2 * held,
+            "optimizer": 6 * held // (lay.dp * lay.cp if lay.zero else 1),
+            "activations": (2 if lay.remake == ("*",) else 10) * GIB * lay.micro_batch_size // (lay.tp * lay.cp),
+            "other": GIB // 4,
+        }  # fmt: skip
+        total = sum(memory.values())
+        return Quote(lay, memory, total, (total,) * lay.pp, self._parts(lay)["compute"])
+
+    def time(self, quote: Quote) -> StepTime:
+        self.timed.append(quote.layout)
+        parts = self._parts(quote.layout)
+        limit = max(("tensor", "pipeline", "compute"), key=lambda k: parts[k] * (0.1 if k == "compute" else 1))
+        return StepTime(sum(parts.values()), parts, limit)
+
+    def model_flops(self, tokens: int) -> StepFlops:
+        return StepFlops(10**10 * tokens, 9 * 10**9 * tokens)
+
+    @property
+    def basis(self) -> Mapping[str, str]:
+        return {"product": "made up"}
+
+    def _parts(self, lay: Layout) -> dict[str, float]:
+        micros = lay.gradient_accumulation_steps
+        work = lay.global_batch_size / lay.world * (1.33 if lay.remake == ("*",) else 1.0)
+        compute = work * (1 + 0.1 / lay.micro_batch_size)
+        bubble = compute * (lay.pp - 1) / (micros * lay.vpp) * (0.4 if lay.schedule == "zb_h1" else 1)
+        parts = dict.fromkeys(("attention", "pointwise", "context", "expert", "data", "update", "launch"), 0.0)
+        return parts | {
+            "compute": compute, "tensor": 0.05 * compute * (lay.tp - 1), "context": 0.03 * compute * (lay.cp - 1),
+            "pipeline": bubble, "data": 0.02 * (lay.dp > 1), "launch": self.slack(lay),
+        }  # fmt: skip
