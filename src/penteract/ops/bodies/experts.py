@@ -122,8 +122,14 @@ class ExpertLinear(Body):
         return (Spec((ins[0].shape[0], weights[0][1])),), ()
 
     def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
-        """All experts' rows in one, as their own counts are data: what is multiplied is the same."""
-        return linear_products(phase, ins[0][0], ins[0][1], weights[0][1])
+        """The experts' own counts are data: rows as even as they can be, so that what is multiplied is the same."""
+        (rows, width), (experts, out, _) = ins[0], weights[0]
+        each, more = rows // experts, rows % experts
+        fewer, further = linear_products(phase, each, width, out), linear_products(phase, each + 1, width, out)
+        return (
+            *(p._replace(times=experts - more) for p in fewer),
+            *(p._replace(times=more) for p in further if more),
+        )
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

@@ -1,0 +1,65 @@
+"""What the planner says of layouts that another trainer was measured with on one node of eight H200s.
+
+    python benchmarks/peers_h200.py > benchmarks/results/peers_h200.json
+
+Measured: Megatron-LM core_v0.16.1 with TransformerEngine 2.11, bf16, ZeRO-1 with fp32 gradients, no recomputation, torch
+2.11, November 2026; medians of ten steps (four with a pipeline). The prices are of this program, which keeps other
+activations and reduces gradients in other buckets, so what is compared is the model of time: nothing is fitted to these
+rows, though GEMM and attention rates come from the same kind of node.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+
+from penteract import Layout
+from penteract.estimate.quote import Quoter
+from penteract.spec.catalog import model
+from penteract.spec.hardware import cluster
+from penteract.units import gib
+
+LLAMA = model("llama-3.1-8b")
+SMALL = replace(model("llama-3.2-1b"), name="1.5B", tied=False, layers=16)
+EXPERTS = replace(model("qwen3-30b-a3b"), name="10.6B of 128 experts", layers=16)
+
+# name, model, sequence length, layout, measured tokens/s/GPU, measured GiB allocated on the fullest rank
+ROWS = (
+    ("dp8", LLAMA, 8192, Layout(dp=8), 9875, 93.8),
+    ("dp8, 1.5B", SMALL, 4096, Layout(dp=8, micro_batch_size=8), 60_769, 56.4),
+    ("tp2 dp4", LLAMA, 8192, Layout(dp=4, tp=2, micro_batch_size=2), 9441, 70.9),
+    ("tp4 dp2", LLAMA, 8192, Layout(dp=2, tp=4, micro_batch_size=2, gradient_accumulation_steps=2), 8416, 41.2),
+    ("pp2 dp4", LLAMA, 8192, Layout(dp=4, pp=2, gradient_accumulation_steps=8), 9298, 68.6),
+    ("ep8 dp8", EXPERTS, 4096, Layout(dp=8, ep=8, micro_batch_size=4), 24_223, 63.4),
+)
+
+
+def main() -> None:
+    rows: list[dict[str, object]] = []
+    for name, spec, length, layout, measured, memory in ROWS:
+        layout = replace(layout, zero=1, attention="flash")
+        quoter = Quoter(spec, cluster("8xH200"), sequence_length=length)
+        quote = quoter.quote(layout)
+        time = quoter.time(quote)
+        predicted = layout.global_batch_size * length / time.seconds / layout.world
+        rows.append({
+            "row": name, "model": spec.name, "sequence_length": length, "layout": {f: getattr(layout, f) for f in layout.__slots__},
+            "measured_tokens_per_s_per_gpu": measured, "predicted": round(predicted), "ratio": round(predicted / measured, 3),
+            "measured_gib": memory, "predicted_gib": round(gib(quote.allocated), 1), "limited_by": time.limited_by,
+            "parts_ms": {part: round(1e3 * s, 1) for part, s in time.parts.items()},
+        })  # fmt: skip
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    off = sorted(abs(float(str(r["ratio"])) - 1) for r in rows)
+    print(
+        json.dumps(
+            {"commit": commit, "median_off": round(off[len(off) // 2], 3), "largest_off": off[-1], "rows": rows},
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
