@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,17 @@ def hot_attention(rows: list[list[float]]) -> Iterator[str]:
         rates = f"{flops / forward / 1e6:.2f}, {2.5 * flops / backward / 1e6:.2f}"
         yield f"  [{flops:.0f}, {size}, {rates}],  # batch {batch}, {heads} heads of {kv_heads}, sequence {length}"
     yield "]"
+
+
+def flash_share(bursts: Mapping[str, Any]) -> Iterator[str]:
+    """The flash kernel against cuDNN's on the same shapes, as both were measured in bursts."""
+    both = [name.removesuffix("_flash_fwd") for name in bursts if name.endswith("_flash_fwd")]
+    forward, backward = (
+        statistics.median(bursts[f"{name}_cudnn_{way}"]["ms"] / bursts[f"{name}_flash_{way}"]["ms"] for name in both)
+        for way in ("fwd", "bwd")
+    )
+    yield "# Of the rates above that the flash kernel reaches, forward and backward: medians over the same shapes."
+    yield f"flash = [{forward:.3f}, {backward:.3f}]"
 
 
 def memory(rows: Mapping[str, Any], moved: list[list[float]]) -> Iterator[str]:
@@ -120,7 +132,7 @@ def toml(data: Mapping[str, Any], hot: Mapping[str, Any], date: str) -> str:
              "nvls_multicast": multicast, "statistic": "median"}  # fmt: skip
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
-    parts = (hot_products(hot["products"]), hot_attention(hot["attention"]), memory(data["hbm"], hot["moved"]),
+    parts = (hot_products(hot["products"]), hot_attention(hot["attention"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
              wires(data), overlap(data["overlap"]), host(hot["host_us"]), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 

@@ -15,7 +15,8 @@ from penteract.engine.bodies.order import Order, Piece
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.storages import Storages
 from penteract.ops.bodies import BODIES
-from penteract.ops.bodies.flash import fused, most_documents
+from penteract.ops.bodies.flash import most_documents
+from penteract.ops.bodies.kernels import fused
 from penteract.ops.spec import WIDTHS
 from penteract.spec.layout import Layout
 

@@ -13,7 +13,9 @@ from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.rank import Rank
 from penteract.engine.trainer import Trainer
 from penteract.errors import BadInput
-from penteract.ops.bodies.flash import CUDNN, FLASH, fused
+from penteract.ops.bodies.cudnn import CUDNN
+from penteract.ops.bodies.flash import FLASH
+from penteract.ops.bodies.kernels import fused
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.presets import TINY_LATENT

@@ -43,6 +43,7 @@ class Rates:
     """
 
     gemm: Gemm
+    flash: tuple[float, float]  # its share of cuDNN's rate, forward and backward
     fused: tuple[tuple[int, Fused], ...]
     pointwise: Curve
     wires: Wires
@@ -68,6 +69,7 @@ class Rates:
         soft = "bf16" if precision == "fp8" else precision  # attention stays in bf16 where linears are fp8
         return Rates(
             gemm=Gemm.of(shapes[dtype], (known.gpu, dtype), (device, precision), memory["copy"] * hbm * 1e9, width),
+            flash=known.flash,
             fused=_fused(known, known.gpu.peak("bf16") / device.peak(soft)),
             pointwise=Curve.of((size, us * 1e-6) for size, us in known.moved).stretched(1 / hbm),
             wires=Wires.of(known, inside, between),
@@ -81,14 +83,20 @@ class Rates:
         """One batch of matrix products, as one kernel."""
         return self.gemm(p)
 
-    def attention(self, products_flops: Flops, *, backward: bool, causal: bool, head_size: int = 128) -> Seconds:
-        """Fused attention whose products, masked scores too, are `products_flops`. A causal mask spares half."""
+    def attention(
+        self, products_flops: Flops, *, backward: bool, causal: bool, head_size: int = 128, flash: bool = False
+    ) -> Seconds:
+        """Fused attention whose products, masked scores too, are `products_flops`. A causal mask spares half.
+
+        By cuDNN, or by the slower flash kernel.
+        """
         done = products_flops * 0.5 if causal else products_flops
         fused = self.fused[0][1]
         for size, smaller in self.fused:
             if head_size <= size:
                 fused = smaller
-        return fused.backward(done) if backward else fused.forward(done)
+        seconds = fused.backward(done) if backward else fused.forward(done)
+        return seconds / self.flash[backward] if flash else seconds
 
     def moved(self, amount: Bytes) -> Seconds:
         """A pointwise word that reads and writes `amount` bytes of device memory."""

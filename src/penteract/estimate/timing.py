@@ -95,15 +95,19 @@ class _Clock:
         site, rates, widths = call.site, self.device.rates, self.device.widths
         body, ins = body_of(site.word, self.device.mesh.layout), shapes(call, self.device.load)
         products = body.products(call.phase, ins, site.weights, site.attrs)
-        if site.word == "attention":
-            flops = body.flops(call.phase, ins, site.weights, site.attrs)
-            head = int(site.attrs["head_size"])
-            return "attention", rates.attention(flops, backward=call.phase != "forward", causal=True, head_size=head)
+        kernel = self.device.mesh.layout.attention
+        if site.word == "attention" and kernel != "reference":
+            flops, head = body.flops(call.phase, ins, site.weights, site.attrs), int(site.attrs["head_size"])
+            return "attention", rates.attention(
+                flops, backward=call.phase != "forward", causal=True, head_size=head, flash=kernel == "flash"
+            )
         beside = 2 * body.workspace(call.phase, ins, site.weights, site.attrs, widths)
         if call.phase == "weight_gradient":
             beside += 2 * sum(map(prod, site.weights)) * widths["stat"]  # added to what is there
         if products:
-            return "compute", fsum(map(rates.product, products)) + (rates.moved(beside) if beside else 0.0)
+            return "attention" if site.word == "attention" else "compute", fsum(map(rates.product, products)) + (
+                rates.moved(beside) if beside else 0.0
+            )
         moved = sum(self._bytes(self.specs[r]) for r in (*call.ins, *call.outs))
         return "pointwise", rates.moved(moved + beside)
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from penteract.errors import BadInput
 from penteract.spec.hardware import Cluster
+from penteract.spec.kernels import fastest_attention
 from penteract.spec.layout import (
     ATTENTION_BODIES,
     CONTEXT_METHODS,
     SCHEDULES,
     ZERO_STAGES,
     AttentionBody,
+    ContextMethod,
     Layout,
 )
 from penteract.spec.model import ModelSpec
@@ -63,10 +65,11 @@ class Ask:
         """Of a step."""
         return self.global_batch_size * self.sequence_length
 
-    @property
-    def attention(self) -> AttentionBody:
-        """The fused kernel, where there is one."""
-        return "flash" if self.cluster.gpu is not None and self.precision == "bf16" else "reference"
+    def attention(self, cp: int, method: ContextMethod) -> AttentionBody:
+        """The fastest kernel that such layouts may have, on GPUs in bf16."""
+        if self.cluster.gpu is None or self.precision != "bf16":
+            return "reference"
+        return fastest_attention(self.model, cp, method)
 
     @property
     def usable(self) -> int:

@@ -117,7 +117,8 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
 
 def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
     """The one layout of these axes, checked."""
-    given: dict[str, Any] = {"attention": ask.attention} | {name: values[0] for name, values in axes.items()}
+    given: dict[str, Any] = {name: values[0] for name, values in axes.items()}
+    given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("context_method", "gather")))
     if "recompute" in given:
         given["remake"] = RECOMPUTE[given.pop("recompute")]
     settle = Settle(open=frozenset({"dp"} - given.keys()))

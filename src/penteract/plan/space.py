@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from penteract.plan.ask import RECOMPUTE, Ask, Values
 from penteract.plan.legality import CROSSES, Legality, crosses_node
+from penteract.spec.kernels import kernel_breaches
 from penteract.spec.layout import (
     CONTEXT_METHODS,
     SCHEDULES,
@@ -41,7 +42,7 @@ class Space:
     context_method     all, where cp > 1
     zero               all stages; 0 alone where no two ranks share parameters (dp·cp = 1)
     recompute          none, full
-    attention          the fused kernel, on GPUs in bf16
+    attention          the fastest kernel that the rest allows, on GPUs in bf16
     micro_batch_size   the divisors of a replica's share of the batch
 
     """
@@ -67,7 +68,7 @@ class Space:
             len(self.methods(cp))
             * len(self.pipelines(pp))
             * len(self.experts(tp, dp * cp))
-            * len(self.memories(dp * cp))
+            * len(self.memories(dp * cp, cp, "gather"))
             * len(self.micro_batches(dp))
             for dp, tp, pp, cp in self.meshes
         )
@@ -93,11 +94,11 @@ class Space:
         found = CONTEXT_METHODS if cp > 1 else (Layout().context_method,)
         return tuple(m for m in found if m in allowed)
 
-    def memories(self, rows: int) -> list[tuple[int, tuple[str, ...], AttentionBody]]:
-        """(zero, remake, attention) where `rows` = dp·cp ranks share parameters."""
+    def memories(self, rows: int, cp: int, method: ContextMethod) -> list[tuple[int, tuple[str, ...], AttentionBody]]:
+        """(zero, remake, attention) where `rows` = dp·cp ranks share parameters and `cp` of them sequences."""
         stages = self._values("zero", ZERO_STAGES if rows > 1 else ZERO_STAGES[:1])
         remakes = [RECOMPUTE[name] for name in self._values("recompute", tuple(RECOMPUTE))]
-        return list(product(stages, remakes, self._values("attention", (self.ask.attention,))))
+        return list(product(stages, remakes, self._values("attention", (self.ask.attention(cp, method),))))
 
     def micro_batches(self, dp: int) -> tuple[int, ...]:
         """Of a share that is not whole, one: enough to be refused."""
@@ -112,7 +113,11 @@ class Space:
             dp, tp, pp, cp = mesh
             for method in self.methods(cp):
                 rows = dp * cp
-                pipelines, experts, memories = self.pipelines(pp), self.experts(tp, rows), self.memories(rows)
+                pipelines, experts, memories = (
+                    self.pipelines(pp),
+                    self.experts(tp, rows),
+                    self.memories(rows, cp, method),
+                )
                 why = legality.split(tp, cp, method)
                 if not why and not ask.tp_across_nodes and crosses_node(tp, gpus, node):
                     why = CROSSES
@@ -126,6 +131,10 @@ class Space:
                     sizes, bad = self._sizes(legality, mesh, fixed)
                     refused.update({why: n * len(memories) for why, n in bad.items() if memories})
                     for zero, remake, attention in memories if sizes else ():
+                        lone = Layout(cp=cp, context_method=method, attention=attention)
+                        if breach := next(kernel_breaches(ask.model, lone), None):
+                            refused[breach[1]] += len(sizes)
+                            continue
                         yield tuple(
                             Layout(dp=dp, tp=tp, pp=pp, cp=cp, **cast("Any", fixed), micro_batch_size=size,
                                    gradient_accumulation_steps=steps, zero=zero, remake=remake,

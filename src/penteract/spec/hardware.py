@@ -77,7 +77,8 @@ class Curves:
     Compute is as a hot device keeps it up, not of bursts.
 
     gemm         dtype -> (times, m, n, k, TFLOP/s)
-    attention    (FLOPs of the forward, causal half, head size, TFLOP/s forward, TFLOP/s backward)
+    attention    (FLOPs of the forward, causal half, head size, TFLOP/s forward, TFLOP/s backward), by cuDNN
+    flash        share of these that the flash kernel reaches, forward and backward
     memory       copy, add, adamw: device; h2d_…, d2h_…: pinned host memory, all devices at once or one
     moved        one pointwise kernel: (bytes read and written, µs)
     collectives  (kind, ranks, points), points as (bytes of the whole tensor, µs)
@@ -90,6 +91,7 @@ class Curves:
     provenance: tuple[tuple[str, str], ...]
     gemm: tuple[tuple[str, tuple[Shape, ...]], ...]
     attention: tuple[tuple[int, int, float, float], ...]
+    flash: tuple[float, float]
     memory: tuple[tuple[str, float], ...]
     moved: Points
     collectives: tuple[tuple[str, int, Points], ...]
@@ -231,6 +233,7 @@ def _curves(tree: Tables) -> Curves:
         provenance=tuple((k, str(v)) for k, v in tree["provenance"].items()),
         gemm=tuple((dtype, tuple(_shape(*row) for row in rows)) for dtype, rows in gemm),
         attention=tuple((int(f), int(h), float(fwd), float(bwd)) for f, h, fwd, bwd in attention["shapes"]),
+        flash=(float(attention["flash"][0]), float(attention["flash"][1])),
         memory=_rates(tree["memory"]),
         moved=_points(tree["moved"]["points"]),
         collectives=tuple(sorted(collectives)),

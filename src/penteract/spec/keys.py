@@ -108,7 +108,11 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "batch.global_batch_tokens": ('tokens a step, instead: 65536, "1M" (10^6), "1Mi" (2^20)', 1, _HUGE),
     "memory.recompute": ('"none", "full", or the words remade in backward: ["enter", "swiglu"]', 0, 0),
     "memory.bucket_bytes": ("bytes of one flat gradient bucket; 0: one for each parameter", 0, 2**40),
-    "kernels.attention": ("plain torch, or the fused kernel of a GPU in bf16", 0, 0),
+    "kernels.attention": (
+        "plain torch, or a GPU's kernel in bf16: flash takes packed documents, cudnn whole sequences",
+        0,
+        0,
+    ),
     "optimizer.learning_rate": ("the peak", 0, 1e3),
     "optimizer.betas": ("decay of AdamW's two averages", 0, 1),
     "optimizer.epsilon": ("added to the root of the second average", 0, 1),

@@ -7,11 +7,11 @@ from typing import Literal
 
 Schedule = Literal["afab", "1f1b", "interleaved", "zb_h1"]
 ContextMethod = Literal["gather", "ring", "exchange"]
-AttentionBody = Literal["reference", "flash"]
+AttentionBody = Literal["reference", "flash", "cudnn"]
 
 SCHEDULES: tuple[Schedule, ...] = ("afab", "1f1b", "interleaved", "zb_h1")
 ZERO_STAGES = (0, 1)
-ATTENTION_BODIES: tuple[AttentionBody, ...] = ("reference", "flash")
+ATTENTION_BODIES: tuple[AttentionBody, ...] = ("reference", "flash", "cudnn")
 CONTEXT_METHODS: tuple[ContextMethod, ...] = ("gather", "ring", "exchange")
 
 
@@ -36,7 +36,7 @@ class Layout:
     gradient_accumulation_steps: int = 1
     zero: int = 0  # 1: optimizer state is cut over the ranks that hold the same parameters
     remake: tuple[str, ...] = ("enter",)
-    attention: AttentionBody = "reference"  # which body of the word: plain torch, or the fused kernel of a GPU
+    attention: AttentionBody = "reference"  # which body of the word: plain torch, or a fused kernel of a GPU
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 
     @property

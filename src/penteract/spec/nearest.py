@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from penteract.spec.case import AXES, OF_A_PART, Case
-from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES
+from penteract.spec.layout import ATTENTION_BODIES, CONTEXT_METHODS, SCHEDULES, ZERO_STAGES
 from penteract.spec.rules import breaches
 from penteract.spec.settle import Settle
 
@@ -98,6 +98,8 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
         return iter([not found])
     if axis == "zero":
         return iter(ZERO_STAGES)
+    if axis == "attention":
+        return _others(ATTENTION_BODIES, found)
     if axis == "dp" and case.world is not None:
         return iter([max(1, case.world // max(1, lay.tp * lay.pp * lay.cp))])
     if axis == "sequence_length":

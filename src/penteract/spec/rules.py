@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penteract.spec.case import Case
+from penteract.spec.kernels import kernel_breaches
 from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from penteract.spec.schedules import schedule_breach
@@ -23,6 +24,7 @@ def breaches(case: Case) -> list[Breach]:
     found: list[Breach] = []
     for rule in (_model, _world, _tensor, _context, _pipeline, _experts, _batch):
         found.extend(rule(case))
+    found.extend(kernel_breaches(case.model, case.layout))
     return found
 
 

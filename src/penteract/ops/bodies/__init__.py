@@ -6,7 +6,7 @@ from penteract.ops.bodies.attention import ATTENTION
 from penteract.ops.bodies.body import Body
 from penteract.ops.bodies.dense import DENSE
 from penteract.ops.bodies.experts import EXPERTS
-from penteract.ops.bodies.flash import FLASH
+from penteract.ops.bodies.kernels import fused
 from penteract.ops.bodies.loss import LOSS
 from penteract.spec.layout import Layout
 
@@ -16,7 +16,7 @@ BODIES: dict[str, Body] = DENSE | ATTENTION | LOSS | EXPERTS
 def body_of(word: str, layout: Layout) -> Body:
     """The body that computes `word` under a layout. All bodies of a word keep the same; they differ in what they
     allocate and how fast they are."""
-    return FLASH.get(word, BODIES[word]) if layout.attention == "flash" else BODIES[word]
+    return fused(layout).get(word) or BODIES[word]
 
 
 __all__ = ["BODIES", "Body", "body_of"]

@@ -1,0 +1,340 @@
+"""One GPU: fused attention against the reference body. Values, gradients, workspace, speed, then whole steps.
+
+    python benchmarks/flash_attention.py --out FOLDER [--commit HASH] [--only calls,speed,llama-3.2-1b,...]
+
+Writes FOLDER/flash_attention.json after every section; a section that fails leaves its traceback there.
+
+Held: each result of a kernel is within `TOLERANCE` of the reference body in fp32 on the same bf16 inputs, by the norm of
+the difference over the norm. bf16 rounds by 2^-9 at most, results and shares alike, so a few parts in a thousand are
+rounding; a wrong mask, head or scale is off by tenths. Log-sum-exps are fp32 and must be much closer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests")]
+
+import torch
+
+from bodies.fused import LARGE, NAMES, Case, Trial
+from penteract.engine.bodies import flash as flash_body
+from penteract.engine.bodies.kernels import bodies, check_documents, check_kernels
+from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.groups import Groups
+from penteract.engine.data import open_samples, open_tokenizer
+from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
+from penteract.engine.graph import CapturedStep
+from penteract.engine.memory import Arena
+from penteract.engine.optimizer import AdamW
+from penteract.engine.run import Run
+from penteract.engine.state import allocate, fill
+from penteract.estimate.price import price
+from penteract.ops.bodies import BODIES, body_of
+from penteract.ops.bodies.kernels import fused
+from penteract.ops.spec import WIDTHS
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
+from penteract.spec.presets import preset
+from penteract.spec.run import Data, LearningRate, Optimizer
+from penteract.step.arena import plan_arena
+from penteract.step.program import Program, compile_step
+from penteract.step.rate import rate
+from penteract.step.walk import walk
+from penteract.units import gib
+
+DEVICE = torch.device("cuda")
+TOLERANCE = {"o": 1e-2, "log_sum": 1e-4, "q_gradient": 1.5e-2, "k_gradient": 1.5e-2, "v_gradient": 1.5e-2}
+PHASES = {"forward": Trial.forward, "input_gradient": Trial.backward}
+SPEED = Case(tokens=8192, heads=(32, 8), size=128)
+SMALL = ModelSpec(
+    name="small", layers=16, hidden_size=256, heads=4, kv_heads=2, head_size=64, ffn_size=512, vocab_size=264
+)
+
+
+# ---- one call --------------------------------------------------------------------------------------------------------
+
+
+def off(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> dict[str, float]:
+    """Norm of each result's difference over its norm; of gradients that are zero, the norm itself. NaN stays NaN."""
+    pairs = ((x.double(), y.double()) for x, y in zip(got, wanted, strict=True))
+    return {n: ((x - y).norm() / y.norm().clamp(min=1e-3)).item() for n, (x, y) in zip(NAMES, pairs, strict=True)}
+
+
+def workspace(trial: Trial, phase: str, kernel: str) -> dict[str, Any]:
+    """Bytes asked of the allocator at the worst moment of a second call, and what is declared."""
+    body = bodies(Layout(attention=kernel))["attention"]  # type: ignore[arg-type]
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    kinds = {"measured": "requested_bytes.all", "measured_in_blocks": "allocated_bytes.all"}
+    before = torch.cuda.memory_stats()
+    PHASES[phase](trial, body)
+    torch.cuda.synchronize()
+    after = torch.cuda.memory_stats()
+    seen: dict[str, Any] = {n: after[f"{kind}.peak"] - before[f"{kind}.current"] for n, kind in kinds.items()}
+    shapes = [s.shape for s in trial.site.ins]
+    declared = (fused(trial.case.plan) or BODIES)["attention"]
+    seen["declared"] = declared.workspace(phase, shapes, (), trial.site.attrs, WIDTHS["bf16"])  # type: ignore[arg-type]
+    return seen | {"measured_less_declared": seen["measured"] - seen["declared"]}
+
+
+def one_call(case: Case) -> dict[str, Any]:
+    """Errors of the kernel, and of the reference body in bf16 beside them, against the reference body in fp32."""
+    plain, kernel = bodies(Layout())["attention"], bodies(case.plan)["attention"]
+    wanted = Trial(case, "fp32", "bf16", "cuda").run(plain)
+    noise = off(Trial(case, "bf16", "bf16", "cuda").run(plain), wanted)
+    trial = Trial(case, "bf16", "bf16", "cuda")
+    error = off(trial.run(kernel), wanted)
+    del wanted
+    held = all(error[n] <= TOLERANCE[n] for n in NAMES)
+    spaces = {phase: workspace(trial, phase, case.kernel) for phase in PHASES}
+    return {"case": str(case), "held": held, "error": error, "error_of_reference_in_bf16": noise, "workspace": spaces}
+
+
+def calls() -> dict[str, Any]:
+    rows = [tried(one_call, case) | {"case": str(case)} for case in LARGE]
+    exact = [w["measured_less_declared"] for r in rows for w in r.get("workspace", {}).values()]
+    return {"tolerance": TOLERANCE, "all_held": all(r.get("held", False) for r in rows),
+            "failed": [r["case"] for r in rows if not r.get("held", False)],
+            "workspace_measured_less_declared": sorted(set(exact)), "rows": rows}  # fmt: skip
+
+
+# ---- speed -----------------------------------------------------------------------------------------------------------
+
+
+def milliseconds(f: Callable[[], None], times: int = 20) -> float:
+    """Median of calls, by the device's clock."""
+    for _ in range(3):
+        f()
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(times)]
+    for begin, end in marks:
+        begin.record()
+        f()
+        end.record()
+    torch.cuda.synchronize()
+    return median(begin.elapsed_time(end) for begin, end in marks)
+
+
+def timed(case: Case, times: int = 20) -> dict[str, Any]:
+    """Causal TFLOP/s count half of all scores, as of one document, whether it is or not."""
+    trial, body = Trial(case, "bf16", "bf16", "cuda"), bodies(case.plan)["attention"]
+    flops = 4 * case.tokens**2 * case.heads[0] * case.size * case.batch / 2
+    out: dict[str, Any] = {"case": str(case)}
+    for phase, f in PHASES.items():
+        took = milliseconds(lambda f=f: f(trial, body), times)
+        work = flops * (1 if phase == "forward" else 2.5)
+        out[phase] = {"ms": took, "tflops_causal": work / took / 1e9}
+    out["workspace"] = {phase: workspace(trial, phase, case.kernel) for phase in PHASES}
+    return out
+
+
+def speed() -> dict[str, Any]:
+    """Kernels and reference; then the varlen kernel when it is started for more or fewer documents than it is."""
+    whole = replace(SPEED, documents=False)
+    cases = [whole, SPEED, replace(whole, batch=2), replace(whole, kernel="cudnn"),
+             replace(whole, kernel="cudnn", batch=2), replace(whole, heads=(32, 8), size=64)]  # fmt: skip
+    rows = [tried(timed, case) for case in cases]
+    rows.append(tried(timed, replace(whole, kernel="reference"), 5))
+    usual, most = flash_body.most_documents, dict[str, Any]()
+    for count in (1, 16, 128, 512):
+        flash_body.most_documents = lambda tokens, count=count: count
+        try:
+            row = tried(timed, whole)
+            most[str(count)] = {phase: row[phase] for phase in PHASES} if "forward" in row else row
+        finally:
+            flash_body.most_documents = usual
+    return {"rows": rows, "by_most_documents": most}
+
+
+# ---- whole steps -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Steps:
+    """A model's steps on four batches of text, cycled. The same start whatever the layout's kernels."""
+
+    p: Program
+    packed: bool
+    run: Run = field(init=False)
+    batches: list[list[dict[str, torch.Tensor]]] = field(default_factory=list[list[dict[str, torch.Tensor]]])
+    counts: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        p = self.p
+        check_kernels(p, DEVICE, packed=self.packed)
+        state = allocate(p, DEVICE)
+        fill(state, ((q, self._drawn(i)) for i, q in enumerate(p.params)))
+        memory = Arena(plan_arena(p), p.precision, DEVICE)
+        optimizer = AdamW(Optimizer(learning_rate=3e-4), DEVICE)
+        self.run = Counting(p, state, Comm(Groups(), 0), bodies(p.layout), memory, optimizer)
+        train, _ = open_samples(
+            Data(pack_documents=self.packed), open_tokenizer("bytes"), p.sequence_length, p.layout.global_batch_size
+        )
+        for step in range(4):
+            drawn = [[train.sample(i) for i in ids] for ids in samples_of(p, step * p.layout.global_batch_size)]
+            for batch in drawn:
+                check_documents(p, batch)
+            self.batches.append([micro_batch(p, batch, DEVICE) for batch in drawn])
+            self.counts.append(torch.tensor(target_counts(p, drawn), device=DEVICE))
+        fixed = constants(p, DEVICE)
+        self.run.batches = [fixed | {n: t.clone() for n, t in b.items()} for b in self.batches[0]]
+
+    def _drawn(self, number: int) -> torch.Tensor:
+        q = self.p.params[number]
+        if q.scale is None:
+            return torch.full(q.shape, q.fill, device=DEVICE)
+        return torch.randn(q.shape, generator=torch.Generator(DEVICE).manual_seed(number), device=DEVICE) * q.scale
+
+    def go(self, first: int, last: int, step: Callable[[], None]) -> tuple[list[float], list[float]]:
+        """Losses and milliseconds of steps first..last, by the host's clock around the whole step."""
+        losses, times = list[float](), list[float]()
+        for number in range(first, last + 1):
+            assert self.run.optimizer is not None
+            for mine, new in zip(self.run.batches, self.batches[number % 4], strict=True):
+                for name, t in new.items():
+                    mine[name].copy_(t)
+            self.run.counts.copy_(self.counts[number % 4])
+            self.run.optimizer.step.fill_(number)
+            self.run.optimizer.rate.fill_(rate(LearningRate(warmup_steps=10), 3e-4, number, 1000))
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            step()
+            torch.cuda.synchronize()
+            times.append(1e3 * (time.perf_counter() - begun))
+            losses.append(self.run.totals[1].item())
+        return losses, times
+
+
+class Counting(Run):
+    """A run that counts its calls of bodies."""
+
+    bodies_called = 0
+
+    def call(self, slot: Any, call: Any) -> None:
+        Counting.bodies_called += call.phase not in ("start", "finish")
+        super().call(slot, call)
+
+
+def steps(m: ModelSpec, layout: Layout, length: int, *, packed: bool, capture: bool = False) -> dict[str, Any]:
+    """Fourteen steps (the last has the second's batch: the loss falls); times of the last ten; the first steps' peak against the price. Then six as a CUDA graph."""
+    p = compile_step(m, layout, length, precision="bf16")
+    priced = price(p)
+    known = type(body_of("attention", layout)) is type((fused(layout) or BODIES)["attention"])
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    held_before = torch.cuda.memory_allocated()
+    s = Steps(p, packed)
+    Counting.bodies_called = 0
+    first, _ = s.go(1, 1, lambda: walk(p, s.run))
+    called = Counting.bodies_called
+    rest, times = s.go(2, 14, lambda: walk(p, s.run))
+    peak, losses, took = torch.cuda.max_memory_allocated() - held_before, first + rest, times[3:]
+    data = sum(t.numel() * t.element_size() for b in s.batches for x in b for t in x.values())  # priced: one batch
+    out: dict[str, Any] = {
+        "attention": layout.attention, "packed": packed, "sequence_length": length, "losses": losses,
+        "finite": all(x == x and abs(x) < 1e9 for x in losses), "falls": losses[13] < losses[1],
+        "median_ms": median(took), "step_ms": took, "tokens_per_s": layout.global_batch_size * length / median(took) * 1e3,
+        "peak_allocated_gib": gib(peak), "priced_gib": gib(priced.allocated) if known else None,
+        "beside_the_price_gib": gib(data), "workspace_gib": gib(priced.workspace) if known else None,
+        "matmul_tflops_of_step": priced.total_flops / median(took) / 1e9, "body_calls": called,
+        "ms_per_call": median(took) / called,
+    }  # fmt: skip
+    if known:
+        out["peak_over_price"] = peak / (priced.allocated + data)
+    if capture:
+        out["captured"] = tried(captured, s)
+    return out
+
+
+def captured(s: Steps) -> dict[str, Any]:
+    graph = CapturedStep(s.run)
+    graph.capture()
+    losses, times = s.go(15, 24, graph.replay)
+    return {"losses": losses, "median_ms": median(times[2:])}
+
+
+def compared(m: ModelSpec, length: int, *, capture: bool) -> dict[str, Any]:
+    """Flash and the reference on packed text, cuDNN and flash on whole sequences."""
+    out: dict[str, Any] = {"model": m.name, "layers": m.layers}
+    for name, kernel, packed in (("flash", "flash", True), ("reference", "reference", True),
+                                 ("cudnn, whole sequences", "cudnn", False), ("flash, whole sequences", "flash", False)):  # fmt: skip
+        layout = Layout(attention=kernel)  # type: ignore[arg-type]
+        out[name] = tried(lambda layout=layout, packed=packed: steps(
+            m, layout, length, packed=packed, capture=capture and layout.attention != "reference"))  # fmt: skip
+    for a, b in (("flash", "reference"), ("flash, whole sequences", "cudnn, whole sequences")):
+        if "losses" in out[a] and "losses" in out[b]:
+            apart = [abs(x - y) for x, y in zip(out[a]["losses"], out[b]["losses"], strict=True)]
+            out[f"{a} against {b}"] = {"first_loss_apart": apart[0], "losses_apart_at_most": max(apart),
+                                       "held": apart[0] < 0.01 and max(apart) < 0.1}  # fmt: skip
+    return out
+
+
+# ---- the record ------------------------------------------------------------------------------------------------------
+
+
+def tried(f: Callable[..., dict[str, Any]], *about: Any) -> dict[str, Any]:
+    """What a section gives, or its traceback; memory is given back either way."""
+    begun = time.perf_counter()
+    try:
+        out = f(*about)
+    except Exception:  # whatever it is, the next section runs
+        out = {"failed": traceback.format_exc(limit=-8)}
+        print(out["failed"], flush=True)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return out | {"seconds": round(time.perf_counter() - begun, 2)}
+
+
+def commit_of(asked: str) -> str:
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        found = ""
+    return asked or found
+
+
+SECTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "calls": calls,
+    "speed": speed,
+    "small": lambda: compared(SMALL, 128, capture=True),
+    "llama-3.2-1b": lambda: compared(preset("llama-3.2-1b", where="--only").model, 8192, capture=True),
+    "llama-3.1-8b": lambda: compared(replace(preset("llama-3.1-8b", where="--only").model, layers=4), 8192, capture=False),
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--only", default=",".join(SECTIONS))
+    asked = parser.parse_args()
+    torch.set_grad_enabled(False)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {
+        "case": "fused attention against the reference body, one GPU", "commit": commit_of(asked.commit),
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(), "date": time.strftime("%Y-%m-%d"),
+    }  # fmt: skip
+    for name in asked.only.split(","):
+        record[name] = tried(SECTIONS[name])
+        (asked.out / "flash_attention.json").write_text(json.dumps(record, indent=1) + "\n")
+        brief = {k: v for k, v in record[name].items() if k != "rows"}
+        print(name, json.dumps(brief)[:3000], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""What fused attention bodies have in common: scores never reach memory (Dao 2023, 2307.08691).
+
+Their kernels take tokens in the order of the sequence, and make tensors of their own, which are copied to registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from penteract.ops.bodies.attention import Attention
+from penteract.ops.bodies.body import Attrs, Shape
+from penteract.ops.spec import Widths
+
+FLOAT = 4  # bytes of the kernels' sums
+RANDOM = 16  # of a random number generator's state, which nothing draws from
+
+
+class Fused(Attention):
+    """`dealt`: heads were dealt to context ranks, so all tokens lie as these had them, and their order is restored."""
+
+    def __init__(self, *, dealt: bool = False) -> None:
+        self.dealt = dealt
+
+    def restored(self, phase: str, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
+        """Bytes of what is copied to the order of the sequence: gathered keys and values; where heads were dealt, all.
+
+        Forward: q, k, v. Backward: o, its gradient and log-sum-exp too.
+        """
+        (s, b, width), t, compute = ins[0], ins[1][0], widths["compute"]
+        q, k, v = (prod(shape) * compute for shape in ins[:3])
+        if not self.dealt:
+            return k + v if s < t else 0
+        o, rows = q // attrs["head_size"] * attrs["value_size"], b * width // attrs["head_size"] * s * widths["stat"]
+        return q + k + v + (2 * o + rows if phase != "forward" else 0)

@@ -1,0 +1,38 @@
+"""Which body of attention a layout may have: what the kernels of GPUs can do, by arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from penteract.spec.layout import AttentionBody, ContextMethod, Layout
+from penteract.spec.model import ModelSpec
+
+# Fastest first. cuDNN's takes whole sequences; the flash kernel takes documents that share them, and windows.
+_ABLE: Mapping[AttentionBody, tuple[ContextMethod, ...]] = {"cudnn": ("exchange",), "flash": ("gather", "exchange")}
+_WIDEST: Mapping[AttentionBody, int] = {"cudnn": 128, "flash": 256}
+
+
+def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str]]:
+    """(axis, what is wrong), as in `spec.rules`."""
+    kernel, size = layout.attention, model.head_size
+    if kernel not in _ABLE:
+        return
+    if layout.cp > 1 and layout.context_method not in _ABLE[kernel]:
+        yield "context_method", f"the attention kernel '{kernel}' needs keys in the order of the sequence"
+    if size % 8 or size > _WIDEST[kernel]:
+        yield "attention", f"the kernel '{kernel}' takes head sizes that are multiples of 8 to {_WIDEST[kernel]}"
+    if model.latent and model.latent.value_size != size:
+        yield (
+            "attention",
+            f"the kernel '{kernel}' takes values as wide as keys, not {model.latent.value_size} for {size}",
+        )
+    if kernel == "cudnn" and model.sliding_window:
+        yield "attention", "the kernel 'cudnn' has no window"
+
+
+def fastest_attention(model: ModelSpec, cp: int, method: ContextMethod) -> AttentionBody:
+    """The fastest body that these may have on a GPU in bf16."""
+    for kernel in _ABLE:
+        if not any(kernel_breaches(model, Layout(cp=cp, context_method=method, attention=kernel))):
+            return kernel
+    return "reference"
