@@ -66,7 +66,7 @@ class Aten:
         assert (dropout, debug, window_size_right) == (0.0, False, 0)
         o = torch.full(q.shape, NAN, dtype=q.dtype)
         log_sum = torch.full((q.shape[1], len(q)), NAN, dtype=_stat(q))
-        random = torch.zeros(2, dtype=torch.uint64)
+        random = torch.zeros(3, dtype=torch.uint64)
 
         def fill() -> None:
             for rows, keys in _runs(ends_q, ends_k):
@@ -96,6 +96,7 @@ class Aten:
                    torch.empty(heads, n + 128 * runs, dtype=torch.float32)]  # fmt: skip
         if heads != k.shape[1]:
             scratch += [torch.empty(len(k), heads, size, dtype=k.dtype) for _ in range(2)]
+        scratch += [x.contiguous() for x in (g, o) if not x.is_contiguous()]
         made = [torch.full(x.shape, NAN, dtype=x.dtype) for x in (q, k, v)]
 
         def fill() -> None:
@@ -123,7 +124,7 @@ class Aten:
         assert (bias, log, dropout, causal, debug) == (None, True, 0.0, True, False)
         o = torch.empty(q.permute(2, 0, 1, 3).shape, dtype=q.dtype).permute(1, 2, 0, 3)
         log_sum = torch.empty(*q.shape[:3], 1, dtype=_stat(q))
-        random = [torch.zeros((), dtype=torch.int64) for _ in range(2)]
+        random = [torch.zeros(17, dtype=torch.int64) for _ in range(2)]
 
         def fill() -> None:
             for b in range(len(q)):
@@ -140,6 +141,9 @@ class Aten:
         _check(g, q, k, v, o)
         assert log_sum.shape == (*q.shape[:3], 1)
         scratch = [torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:3], dtype=torch.float32)]
+        scratch += [torch.empty(256, dtype=torch.uint8)]
+        if k.shape[1] < q.shape[1]:
+            scratch += [torch.empty(q.shape, dtype=q.dtype) for _ in range(2)]
         made = [torch.empty_like(x) for x in (q, k, v)]
 
         def fill() -> None:

@@ -67,13 +67,15 @@ def _cases(tokens: int, size: int) -> list[Case]:
         Case(batch=3, **more),
         Case(batch=3, heads=(6, 2), **more),
         Case(batch=2, heads=(4, 1), window=5, **more),
-        Case(window=1, **more),
+        Case(window=2, **more),
         Case(window=tokens // 3, documents=False, **more),
         *(Case(layout=lay, rank=r, batch=2, heads=(4, 2), **more) for lay in gather for r in range(lay.cp)),
         *(Case(layout=gather[0], rank=r, window=4, **more) for r in range(2)),
         Case(layout=dealt, rank=1, batch=3, heads=(4, 2), **more),
         Case("cudnn", documents=False, **more),
+        Case("cudnn", documents=False, heads=(6, 2), **more),
         Case("cudnn", documents=False, batch=3, heads=(6, 2), **more),
+        Case("cudnn", documents=False, batch=2, **more),
         Case("cudnn", documents=False, layout=dealt, batch=2, **more),
     ]
 

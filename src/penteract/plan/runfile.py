@@ -12,7 +12,7 @@ from penteract.spec.keys import keys
 from penteract.spec.layout import Layout
 from penteract.spec.presets import preset
 from penteract.spec.resolve import Resolved
-from penteract.spec.run import LearningRate, Optimizer, Precision, RunSpec
+from penteract.spec.run import Data, LearningRate, Optimizer, Precision, RunSpec
 from penteract.spec.write import to_toml
 
 
@@ -30,12 +30,14 @@ def as_run(ask: Ask, layout: Layout) -> Resolved:
         layout=layout,
         sequence_length=ask.sequence_length,
         precision=Precision(dtype=precision),
+        data=Data(pack_documents=layout.attention != "cudnn"),  # which takes whole sequences
         optimizer=replace(Optimizer(), **_of(suits, "optimizer")),
         schedule=replace(LearningRate(), **_of(suits, "learning_rate")),
     )
     plan = f"plan for {ask.cluster.name}"
     decided = [key for key in keys() if key.startswith(("parallel.", "batch.", "memory.", "kernels.", "precision."))]
     model = {key: ask.model.name for key in keys() if key.startswith("model.")}
+    decided += ["data.pack_documents"] * (layout.attention == "cudnn")
     return Resolved(run=run, origins={**model, **dict.fromkeys(decided, plan), **dict.fromkeys(suits, ask.model.name)})
 
 

@@ -109,7 +109,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "memory.recompute": ('"none", "full", or the words remade in backward: ["enter", "swiglu"]', 0, 0),
     "memory.bucket_bytes": ("bytes of one flat gradient bucket; 0: one for each parameter", 0, 2**40),
     "kernels.attention": (
-        "plain torch, or a GPU's kernel in bf16: flash takes packed documents, cudnn whole sequences",
+        "of a GPU in bf16, flash (packed documents) or cudnn (whole sequences); or plain torch",
         0,
         0,
     ),

@@ -27,11 +27,11 @@ CPU = torch.device("cpu")
 Columns = dict[int, torch.Tensor]  # first column of a table's shard -> logits [S, V@tp]
 
 
+@torch.no_grad()
 def logits(
     rank: int, groups: Groups, path: Path, model: ModelSpec, layout: Layout, tokens: list[int], precision: str
 ) -> Columns:
     """This rank's columns of the logits of `tokens`; none from ranks without a head, or with other tokens."""
-    torch.set_grad_enabled(False)
     p = compile_step(model, layout, len(tokens), rank=rank % layout.world, precision=precision, training=False)
     groups.make(needed(p))
     if rank >= layout.world:

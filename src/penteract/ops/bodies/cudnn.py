@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.ops.bodies.body import Attrs, Body, Shape
-from penteract.ops.bodies.fused import FLOAT, RANDOM, Fused
+from penteract.ops.bodies.fused import FLOAT, Fused
 from penteract.ops.spec import Widths
+
+
+HEADER = 272  # seed, offset, and what the library keeps of a call
 
 
 class CudnnAttention(Fused):
@@ -18,9 +21,11 @@ class CudnnAttention(Fused):
     ) -> int:
         q, k, v = (prod(shape) for shape in ins[:3])
         rows = q // attrs["head_size"]
-        call = RANDOM + rows * attrs["value_size"] * widths["compute"] + rows * FLOAT
+        o = rows * attrs["value_size"] * widths["compute"]
+        call = HEADER + o + rows * FLOAT
         if phase != "forward":
-            call = RANDOM + (q + k + v) * widths["compute"] + (q + rows) * FLOAT
+            shared = 2 * o if k < q else 0  # gradients of keys and values by query head
+            call = HEADER + (q + k + v) * widths["compute"] + (q + rows) * FLOAT + shared
         return self.restored(phase, ins, attrs, widths) + call
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penteract.ops.bodies.body import BOOL, Attrs, Body, Shape
-from penteract.ops.bodies.fused import FLOAT, RANDOM, Fused
+from penteract.ops.bodies.fused import FLOAT, RANDOM, STATE, Fused
 from penteract.ops.spec import Widths
 
 INT = 4  # bytes of where a document ends
@@ -41,8 +41,8 @@ class FlashAttention(Fused):
         sums = apart * heads * (-size % 32 + size + 1) * FLOAT  # of dq, and of o times its gradient
         results = (n * width + t * (kv_width + ins[2][2])) * compute
         shared = t * (width + heads * attrs["value_size"]) * compute if kv_width < width else 0  # by query head
-        part = log_sum if n < s else 0
-        return restored + max(made, 2 * ends + part + RANDOM + results + sums + shared)
+        part = (log_sum if n < s else 0) + (2 * out if b > 1 else 0)  # of several sequences, o and its gradient too
+        return restored + max(made, 2 * ends + part + STATE + results + sums + shared)
 
 
 FLASH: dict[str, Body] = {"attention": FlashAttention()}

@@ -13,7 +13,8 @@ from penteract.ops.bodies.body import Attrs, Shape
 from penteract.ops.spec import Widths
 
 FLOAT = 4  # bytes of the kernels' sums
-RANDOM = 16  # of a random number generator's state, which nothing draws from
+STATE = 16  # what backward is handed of it
+RANDOM = 24  # of a random number generator's state, which nothing draws from
 
 
 class Fused(Attention):
