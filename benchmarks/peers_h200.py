@@ -38,7 +38,7 @@ ROWS = (
 def main() -> None:
     rows: list[dict[str, object]] = []
     for name, spec, length, layout, measured, memory in ROWS:
-        layout = replace(layout, zero=1, attention="flash")
+        layout = replace(layout, zero=1, attention="cudnn")
         quoter = Quoter(spec, cluster("8xH200"), sequence_length=length)
         quote = quoter.quote(layout)
         time = quoter.time(quote)

@@ -13,12 +13,13 @@ from dataclasses import replace
 
 from penteract import Layout
 from penteract.estimate.price import Price, price
-from penteract.spec.catalog.models import LLAMA_3_2_1B
+from penteract.spec import catalog
 from penteract.step.program import compile_step
 from penteract.units import show_bytes
 
 S = 8192
-MODEL = replace(LLAMA_3_2_1B, layers=4)  # a stage of the model: enough to see, quick to price
+WHOLE = catalog.model("llama-3.2-1b")
+MODEL = replace(WHOLE, layers=4)  # a stage of the model: enough to see, quick to price
 CHOICES: dict[str, tuple[str, ...]] = {
     "nothing": (),
     "enter": ("enter",),  # the default: gather tokens again for the weight gradients, and keep a shard of them
@@ -37,7 +38,7 @@ def priced(remake: tuple[str, ...]) -> Price:
 def main() -> None:
     prices = {name: priced(remake) for name, remake in CHOICES.items()}
     base = prices["nothing"]
-    print(f"4 layers of {LLAMA_3_2_1B.name}, {S} tokens, tp=4, bf16: one rank")
+    print(f"4 layers of {WHOLE.name}, {S} tokens, tp=4, bf16: one rank")
     print(f"{'made again':22}{'kept':>11}{'most alive':>12}{'more work':>11}{'more traffic':>14}")
     kept, work, wire = {}, {}, {}
     for name, p in prices.items():

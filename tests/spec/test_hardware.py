@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 CATALOGUE = ROOT / "src/penteract/spec/catalog/hardware"
 CEILINGS = ROOT.parent / "shared/data/ceilings_8xh200.json"
 SUSTAINED = ROOT / "benchmarks/results/sustained_h200.json"
+STEPS = ROOT / "benchmarks/results/flash_attention.json"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,8 @@ def test_a_measured_file_of_ones_own(tmp_path: Path) -> None:
 def test_the_committed_curves_are_what_the_script_makes_of_the_measurements() -> None:
     if not CEILINGS.exists():
         pytest.skip("the measurements of the eight GPUs are not beside the repository")
-    made = _script().toml(json.loads(CEILINGS.read_text()), json.loads(SUSTAINED.read_text()), "2026-11-20")
+    read = (json.loads(path.read_text()) for path in (CEILINGS, SUSTAINED, STEPS))
+    made = _script().toml(*read, "2026-11-20")
     assert made == (CATALOGUE / "8xh200.toml").read_text()
 
 

@@ -37,7 +37,7 @@ class Rates:
 
     fused      by head size, the largest first
     updating   s/byte
-    launch     seconds the host needs for each kernel that it starts
+    launch     seconds the host needs for each call of a body in an eager step
     beside     how much longer compute takes while a collective is on the wire, at least 1
     basis      for each question, "measured: …" or "modelled: …"
     """
@@ -142,6 +142,6 @@ def _basis(cluster: Cluster, known: Curves, precision: str) -> dict[str, str]:
         "collective": wires,
         "send": wires,
         "update": f"{told}; fused AdamW",
-        "launch": f"{known.launch_basis}: an op issued from Python, {known.about}",
+        "launch": f"{known.launch_basis}: a body called in an eager step, {known.about}",
         "beside": f"{told}; products of 8192³ beside gathers and scatters, mean of both",
     }

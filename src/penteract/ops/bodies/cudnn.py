@@ -9,7 +9,6 @@ from penteract.ops.bodies.body import Attrs, Body, Shape
 from penteract.ops.bodies.fused import FLOAT, Fused
 from penteract.ops.spec import Widths
 
-
 HEADER = 272  # seed, offset, and what the library keeps of a call
 
 
