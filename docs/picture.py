@@ -95,7 +95,7 @@ def program() -> list[str]:
     out += [arrow(middle - 60, 201, 592, 256), arrow(middle + 60, 201, 808, 256)]
     out += box(580, 288, 200, 60, "price it", "sizes for tensors; no torch")
     out += box(820, 288, 200, 60, "run it", "tensors: gloo or NCCL")
-    out += [text(580, 347, "bytes, work, traffic:", size=13), text(580, 364, "what it will take", size=13)]
+    out += [text(580, 347, "bytes, seconds, formulas:", size=13), text(580, 364, "what it will take", size=13)]
     out += [text(820, 347, "loss, gradients, traffic:", size=13), text(820, 364, "what it took", size=13)]
     out.append(text(middle, 297, "=", size=26))
     out.append(

@@ -1,7 +1,7 @@
 """Which layout is fastest, and why not another? The planner asked from Python. No torch.
 
-All legal layouts are priced; those that fit are simulated from the lowest bound of their time up, until none that is
-left can win. So the answer is the best of all of them, and each number in it can be traced to a line of the network.
+Legal layouts are priced; those that fit are simulated from the lowest bound of their time up, until none that is left
+can win. So the answer is the best of all of them, and each number in it can be traced to a line of the network.
 
     python examples/06_why_this_layout.py
 """

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from penteract.cli.overrides import split_overrides
+from penteract.estimate.quote import Quoter
+from penteract.spec import catalog
+from penteract.spec.hardware import cluster
+from penteract.spec.layout import AttentionBody, Layout
 from penteract.spec.resolve import resolve
 from penteract.spec.write import template
 
@@ -162,3 +168,19 @@ def test_tour_is_as_long_as_it_says() -> None:
     said = int(re.search(r"Eight files, about (\d+) lines", PAGE)[1])  # type: ignore[index]
     assert len(tour) == 8
     assert abs(sum(len((ROOT / f).read_text().splitlines()) for f in tour) - said) <= 50
+
+
+def test_times_are_as_far_from_the_record_as_it_says() -> None:
+    """Whole steps of one GPU with fused attention, as measured, over the planner's times."""
+    told = re.search(r"on one H200, they took (\d\.\d) to (\d\.\d) times as long", PAGE)
+    record = json.loads((ROOT / "benchmarks" / "results" / "flash_attention.json").read_text())
+    kernels: tuple[tuple[AttentionBody, str], ...] = (("flash", "flash"), ("cudnn", "cudnn, whole sequences"))
+    ratios: list[float] = []
+    for name in ("llama-3.2-1b", "llama-3.1-8b"):
+        row = record[name]
+        model = replace(catalog.model(name), layers=row["layers"])
+        for kernel, key in kernels:
+            quoter = Quoter(model, cluster("1xH200"), row[key]["sequence_length"])
+            seconds = quoter.time(quoter.quote(Layout(attention=kernel))).seconds
+            ratios.append(row[key]["median_ms"] / 1e3 / seconds)
+    assert told and (float(told[1]), float(told[2])) == (round(min(ratios), 1), round(max(ratios), 1))
