@@ -75,7 +75,7 @@ LAYOUTS = {
 PLANS = {
     "8b_8xh200": Question(*NODE),
     "8b_8xh200_128k": Question("llama-3.1-8b", "8xH200", 131_072),
-    "70b_32xh100": Question("llama-3.1-70b", "4x8xH100", 8192),
+    "70b_32xh100": Question("llama-3.1-70b", "4x8xH100", 8192, fix="cp=1"),
     "1b_8xa100_40gb": Question("llama-3.2-1b", "8xA100-40GB", 8192),
     "qwen3_30b_16xh200": Question("qwen3-30b-a3b", "2x8xH200", 8192, fix="recompute=none,micro_batch_size=1,zero=1"),
     "gpt2_1xh200": Question("gpt2", "1xH200", 1024),

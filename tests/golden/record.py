@@ -23,8 +23,8 @@ Record = dict[str, Any]
 
 def paths() -> dict[Path, Question]:
     """Each golden file and what it answers."""
-    return {HERE / folder / f"{name}.json": question
-            for folder, table in (("layouts", LAYOUTS), ("plans", PLANS)) for name, question in table.items()}  # fmt: skip
+    tables = {"layouts": LAYOUTS, "plans": PLANS}
+    return {HERE / folder / f"{name}.json": asked for folder, table in tables.items() for name, asked in table.items()}
 
 
 def record(question: Question) -> Record:

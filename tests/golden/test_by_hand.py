@@ -7,7 +7,6 @@ t = tp, p = pp, d = dp. Parameters and activations are bf16 (2 bytes); gradients
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,9 +60,7 @@ def golden(name: str) -> dict[str, Any]:
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def everything() -> Iterator[tuple[str, dict[str, Any]]]:
-    for path in sorted(FOLDER.glob("*.json")):
-        yield path.stem, golden(path.stem)
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def test_published_sizes() -> None:
@@ -86,11 +83,11 @@ def test_8b_states() -> None:
 
 
 def test_8b_activations() -> None:
-    """What layers keep, and around the loss the logits and their gradient, 2·2·s·v. Beside them a few tensors of
-    [s, h] at the ends. A body's workspace is the logits in fp32, 4·s·v."""
+    """What layers keep, and around the loss the logits and their gradient, 2·2·s·v. Beside them at most five tensors
+    of [s, h] at the ends. A body's workspace is the logits in fp32, 4·s·v."""
     memory = golden("8b_dp8_zero1")["memory"]
     rest = memory["activations"] - B8.L * B8.kept() - 4 * S * B8.v
-    assert 0 <= rest <= 8 * S * B8.h
+    assert 0 <= rest <= 5 * 2 * S * B8.h
     assert 0 <= memory["other"] - 4 * S * B8.v <= 0.01 * memory["other"]
     whole = golden("8b_dp8_recompute_full")["memory"]["activations"]
     inputs, layer = B8.L * 2 * S * B8.h, B8.kept()
@@ -107,9 +104,9 @@ def test_8b_utilisation() -> None:
 
 
 def test_8b_parts() -> None:
-    """Products and attention at 55 to 85 % of the peak, and never above it. Attention's backward makes the scores again:
-    14 for 12. AdamW reads and writes 34 bytes a parameter of its shard (fp32 gradient twice, master and two moments
-    both ways, the parameter) at no more than 4.8 TB/s."""
+    """Products at 55 to 85 % of the peak, attention at 40 to 85 %: its backward makes the scores again, 14 for 12.
+    AdamW reads and writes 34 bytes a parameter of its shard (fp32 gradient twice, for its norm too; master and two
+    moments both ways; the parameter) at no more than 4.8 TB/s."""
     parts = golden("8b_dp8_zero1")["step_parts"]
     products, scores = T / 8 * B8.flops(0) / H200, T / 8 * (B8.flops(0.5) - B8.flops(0)) * 14 / 12 / H200
     assert 0.55 < products / parts["compute"] < 0.85
@@ -122,13 +119,15 @@ def test_8b_parts() -> None:
 
 def test_70b_states() -> None:
     """The first stage has a table and half of the layers, the last the other table, the other half and the last norm;
-    each matrix over t ranks, each norm on all of them. ZeRO 1 cuts over d."""
+    each matrix over t ranks, each norm on all of them. ZeRO 1 cuts over the ranks that hold the same: a matrix over
+    d, a norm over d·t."""
     m, t, d = B70, 8, 4
-    first = (m.v * m.h + 40 * m.matrices) // t + 40 * 2 * m.h
+    matrices, norms = (m.v * m.h + 40 * m.matrices) // t, 40 * 2 * m.h
+    first = matrices + norms
     told = golden("70b_64xh100")
     assert told["memory"]["parameters"] == 2 * first
     assert told["memory"]["gradients"] == 4 * first
-    assert told["memory"]["optimizer"] == 12 * first // d
+    assert told["memory"]["optimizer"] == 12 * (matrices // d + norms // (d * t))
     assert told["allocated_by_pipeline_rank"][0] == told["memory"]["allocated"]
 
 
@@ -143,9 +142,9 @@ def test_70b_activations() -> None:
 
 
 def test_70b_step() -> None:
-    """Each stage waits for the other's first forward and last backward: (p - 1)/m of its own time at least. And tokens
-    go over tp 6 times a layer, s·h of them in bf16 each time, at no more than NVLink's 450 GB/s: what of it is waited
-    for cannot be longer than all of it at half that speed."""
+    """Each stage waits for the other's first forward and last backward: (p - 1)/m of its own time at least. And s·h
+    values in bf16 go over tp 10 times a layer (around two regions there and back, forward and backward; and two inputs
+    gathered again): what of it is waited for is less than all of it at half of NVLink's 450 GB/s."""
     told = golden("70b_64xh100")
     parts, micros = told["step_parts"], T // S // 4
     busy = told["step"] - parts["pipeline"] - parts["data"] - parts["update"]
@@ -158,11 +157,12 @@ def test_70b_step() -> None:
 # ---- all of them ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "told"), everything(), ids=[name for name, _ in everything()])
-def test_sums(name: str, told: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_sums(name: str) -> None:
     """Kinds of memory sum to the fullest rank's, parts of a step to the step; no step is below its bound, none does
     more than the peak, and none that recomputes nothing does more than the model asks."""
-    memory = dict(told["memory"])
+    told = golden(name)
+    memory = told["memory"]
     assert memory.pop("allocated") == sum(memory.values()) == max(told["allocated_by_pipeline_rank"])
     assert sum(told["step_parts"].values()) == pytest.approx(told["step"], rel=1e-5)
     assert min(told["step_parts"].values()) > 0
@@ -172,14 +172,17 @@ def test_sums(name: str, told: dict[str, Any]) -> None:
 
 
 def test_pipelines_of_one_node() -> None:
-    """All forward, all backward keeps m micro-batches where 1F1B keeps p, and saves no time. More chunks wait less and
-    keep more; weight gradients that wait fill the bubble."""
+    """1F1B keeps p micro-batches on the first stage, of 32/p layers. All forward, all backward keeps all m on every
+    stage, most on the last with their logits, and saves no time. More chunks wait less and keep more; weight gradients
+    that wait fill the bubble."""
     plain, afab, chunks, bubble = (
         golden(f"8b_pp4_{name}") for name in ("1f1b", "afab", "interleaved_vpp2", "zb_h1")
     )  # fmt: skip
     micros = plain["layout"]["gradient_accumulation_steps"]
-    ratio = afab["memory"]["activations"] / plain["memory"]["activations"]
-    assert ratio == pytest.approx(micros / 4, rel=0.1)
+    last = micros * (8 * B8.kept() + 2 * S * B8.v)
+    assert 1 < plain["memory"]["activations"] / (4 * 8 * B8.kept()) < 1.1
+    assert 1 < afab["memory"]["activations"] / last < 1.05
+    assert afab["allocated_by_pipeline_rank"][-1] == afab["memory"]["allocated"]
     assert plain["step"] <= afab["step"]
     for better in (chunks, bubble):
         assert better["step"] < plain["step"]
@@ -187,10 +190,14 @@ def test_pipelines_of_one_node() -> None:
 
 
 def test_a_tied_table_is_on_both_ends() -> None:
-    """Llama 3.2 3B over four stages (28 layers, h 3072, f 8192, 24 heads): the first and the last hold the one table."""
+    """Llama 3.2 3B over four stages (28 layers, h 3072, f 8192, 24 heads): the first and the last hold the one table,
+    and with dp = 2 these are four ranks to cut its optimizer over."""
     m = Llama(L=28, h=3072, f=8192, a=24)
-    ranks = golden("3b_tied_pp4")["allocated_by_pipeline_rank"]
-    assert golden("3b_tied_pp4")["memory"]["parameters"] == 2 * (m.v * m.h + 7 * (m.matrices + 2 * m.h))
-    states = (2 + 4 + 12 / 2) * m.v * m.h  # of the table, with ZeRO 1 over dp = 2
-    kept = 7 * m.kept()
-    assert ranks[0] - ranks[1] == pytest.approx(states + kept, rel=0.05)
+    table, layers = m.v * m.h, 7 * (m.matrices + 2 * m.h)
+    told = golden("3b_tied_pp4")
+    assert told["memory"]["parameters"] == 2 * (table + layers)
+    assert told["memory"]["gradients"] == 4 * (table + layers)
+    assert told["memory"]["optimizer"] == 12 * (table // 4 + layers // 2)
+    first, second, *_ = told["allocated_by_pipeline_rank"]
+    more = (2 + 4 + 12 / 4) * table + 7 * m.kept()  # of states, and one micro-batch in flight
+    assert first - second == pytest.approx(more, rel=0.05)

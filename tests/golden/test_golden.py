@@ -21,7 +21,9 @@ from golden.record import HERE, difference, paths, record, settled
 @pytest.mark.parametrize(("path", "question"), paths().items(), ids=[f"{p.parent.name}/{p.stem}" for p in paths()])
 def test_answers_are_those_of_the_files(path: Path, question: Question) -> None:
     if change := difference(path, record(question)):
-        pytest.fail(f"{change}\nIf this is meant: python tests/golden/write.py, and say why in the commit", pytrace=False)
+        pytest.fail(
+            f"{change}\nIf this is meant: python tests/golden/write.py, and say why in the commit", pytrace=False
+        )
 
 
 def test_every_file_has_its_question() -> None:

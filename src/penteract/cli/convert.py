@@ -47,6 +47,10 @@ def convert(
     """
     source = find_weights(weights, keys()["output.folder"].default, flag="convert")
     _check(to, shard_gib, vocab_size)
+    if source.theirs and vocab_size:
+        fix = "give it when you convert back"
+        raise BadInput("VALUE", "rows are dropped on the way to Hugging Face alone", where="--vocab-size",
+                       found=vocab_size, allowed="0", fix=fix)  # fmt: skip
     resolved = _run_of(source, to) if source.theirs else None
     engine, writing = _engine("convert"), _engine("writing")
     how = writing.How(

@@ -140,9 +140,16 @@ def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
                 fix=f"{flag} {near[0] if near else 'tp'}=…",
             )  # fmt: skip
         words = [w.strip() for w in written.split("/")]
-        if not equals or (len(words) > 1 and not several):
-            raise BadInput("AXIS", "an axis takes one value", where=flag, found=part, fix=f"{flag} {axis}=1")
-        found[axis] = tuple(_value(axis, word, flag) for word in words)
+        if not equals or not all(words) or (len(words) > 1 and not several):
+            what = "an axis takes values, as tp=2/4" if several else "an axis takes one value"
+            raise BadInput("AXIS", what, where=flag, found=part, fix=f"{flag} {axis}=1")
+        if axis in found:
+            raise BadInput("AXIS", "an axis is given twice", where=flag, found=part, fix=f"keep one {name.strip()}=…")
+        # Smaller first, as the search needs it; words in the order in which they are known.
+        known = list(_WORDS.get(axis, ()))
+        found[axis] = tuple(
+            sorted({_value(axis, word, flag) for word in words}, key=lambda v: known.index(v) if known else v)
+        )
     return found
 
 
@@ -155,13 +162,11 @@ def _value(axis: str, word: str, flag: str) -> Any:
             "AXIS", f"no such {axis}", where=flag, found=word, allowed=", ".join(_WORDS[axis]),
             fix=f"{flag} {axis}={near}",
         )  # fmt: skip
-    try:
-        value = int(word)
-    except ValueError:
-        value = -1
+    value = int(word) if word.isascii() and word.isdigit() and len(word) < 16 else -1
     if axis == "zero" and value not in ZERO_STAGES:
         allowed = ", ".join(map(str, ZERO_STAGES))
-        raise BadInput("AXIS", "no such stage of ZeRO here", where=flag, found=word, allowed=allowed)
+        fix = f"{flag} zero={ZERO_STAGES[-1]}"
+        raise BadInput("AXIS", "no such stage of ZeRO here", where=flag, found=word, allowed=allowed, fix=fix)
     if not (value >= 0 if axis == "zero" else 1 <= value <= 2**20):
         raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word, allowed="1 or more", fix=f"{axis}=1")
     return value

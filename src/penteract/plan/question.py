@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penteract.errors import BadInput
+from penteract.ops.spec import WIDTHS
 from penteract.plan.ask import HEADROOM, Ask, Values, parse_batch
 from penteract.spec import catalog
 from penteract.spec.hardware import Cluster, cluster
@@ -39,6 +40,10 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     if not 0 <= headroom < 1:
         fix = f"--headroom {HEADROOM}"
         raise BadInput("VALUE", "not a share", where="--headroom", found=headroom, allowed="0 to 1", fix=fix)
+    if precision not in WIDTHS:
+        fix = "--precision bf16"
+        raise BadInput("PRECISION", "no such precision here", where="--precision", found=precision,
+                       allowed=", ".join(WIDTHS), fix=fix)  # fmt: skip
     if c.gpu is not None:
         c.gpu.peak(precision)  # refuses a precision that the device does not have
     return Ask(

@@ -125,4 +125,7 @@ def _with_tokenizer(how: How, run: Path) -> How:
     if not Path(source).is_file() and (source != "bytes" or weights_alone(run)):
         return how  # nobody said what its ids mean
     end = int(open_tokenizer(source).end_of_document)
+    if how.vocabulary <= end:
+        raise BadInput("VALUE", "fewer rows than the tokenizer has ids", where="--vocab-size", found=how.vocabulary,
+                       allowed=f">= {end + 1}", fix=f"--vocab-size {end + 1}")  # fmt: skip
     return replace(how, tokenizer=Path(source) if source != "bytes" else None, end_of_document=end)

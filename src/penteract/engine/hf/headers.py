@@ -63,8 +63,15 @@ def read_header(path: Path) -> dict[str, Held]:
             content = json.loads(file.read(length))
         rows = {name: row for name, row in content.items() if name != "__metadata__"}
         found = {name: _held(path, name, row, size - 8 - length) for name, row in rows.items()}
-        if (end := max((int(row["data_offsets"][1]) for row in rows.values()), default=0)) != size - 8 - length:
-            raise ValueError(f"{size - 8 - length} bytes of tensors where its header says {end}")
+        spans = sorted((int(row["data_offsets"][0]), int(row["data_offsets"][1])) for row in rows.values())
+        ends = [0, *(end for _, end in spans)]
+        if ends[-1] != size - 8 - length:
+            raise ValueError(f"{size - 8 - length} bytes of tensors where its header says {ends[-1]}")
+        if any(begin != end for (begin, _), end in zip(spans, ends, strict=False)):
+            raise ValueError("its tensors overlap, or leave gaps")
+        about = content.get("__metadata__", {})
+        if not isinstance(about, dict) or any(type(x) is not str for x in (*about, *about.values())):  # pyright: ignore[reportUnknownVariableType]
+            raise ValueError("its metadata is not text by name")
     except OSError as e:
         raise CorruptData("WEIGHTS", "a file of weights cannot be read", where=str(path), found=e.strerror or str(e),
                           fix="download the folder again") from e  # fmt: skip
