@@ -10,6 +10,7 @@ from typing import Any
 
 from penteract.errors import PenteractError
 from penteract.plan.ask import HEADROOM, parse_axes
+from penteract.plan.collector import uncollected
 from penteract.plan.plan import Plan, plan_layouts, plan_one, quoter
 from penteract.plan.question import question
 from penteract.spec.hardware import Cluster
@@ -41,9 +42,10 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
         model, gpus, sequence_length=sequence_length, batch=batch, precision=precision, headroom=headroom,
         tp_across_nodes=tp_across_nodes, pins=pins,
     )  # fmt: skip
-    if layout is not None:
-        return plan_one(ask, parse_axes(layout, flag="--layout", several=False), quoter)
-    return plan_layouts(ask, quoter, top=top)
+    with uncollected():
+        if layout is not None:
+            return plan_one(ask, parse_axes(layout, flag="--layout", several=False), quoter)
+        return plan_layouts(ask, quoter, top=top)
 
 
 def train(run: str | Path | None = None, *, preset: str | None = None, **settings: Any) -> dict[str, Any]:

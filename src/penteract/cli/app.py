@@ -8,15 +8,17 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from cyclopts import App, CycloptsError, UnknownOptionError
 
 from penteract._version import __version__
-from penteract.cli import convert, doctor, init, plan, train
 from penteract.cli.overrides import split_overrides
 from penteract.errors import BadInput, Bug, PenteractError
 from penteract.spec.keys import nearest_key, show_key
+
+VERBS = ("plan", "train", "convert", "doctor", "init")  # each a module of this folder, with a function of its name
 
 _HELP = "Train large language models split over many GPUs, and see what each way to split them does."
 _EXAMPLES = (
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     verb, overrides = split_overrides(words)
-    app = _app()
+    app = _app(next((word for word in verb if word in VERBS), ""))
     command, bound, injected = app.parse_args(verb, print_error=False, exit_on_error=False)
     if "overrides" in injected:
         command = partial(command, overrides=overrides)
@@ -70,16 +72,18 @@ def _exit_code(command: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     return result if isinstance(result, int) else 0
 
 
-def _app() -> App:
+def _app(asked: str) -> App:
+    """All verbs. Where one is `asked`, the others are not imported."""
     app = App(
         name="penteract", help=_HELP, help_epilogue=_shown(_EXAMPLES), help_format="markdown", version=__version__,
         result_action="return_value",
     )  # fmt: skip
-    app.command(plan.plan, help_epilogue=_shown(plan.EXAMPLES))
-    app.command(train.train, help_epilogue=_shown(train.EXAMPLES))
-    app.command(convert.convert, help_epilogue=_shown(convert.EXAMPLES))
-    app.command(doctor.doctor, help_epilogue=_shown(doctor.EXAMPLES))
-    app.command(init.init, help_epilogue=_shown(init.EXAMPLES))
+    for verb in VERBS:
+        if asked in ("", verb):
+            module = import_module(f"penteract.cli.{verb}")
+            app.command(getattr(module, verb), help_epilogue=_shown(module.EXAMPLES))
+        else:
+            app.command(f"penteract.cli.{verb}:{verb}", name=verb)
     return app
 
 

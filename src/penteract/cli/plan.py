@@ -13,8 +13,8 @@ from cyclopts import Parameter
 
 from penteract.api import plan as ask_plan
 from penteract.errors import BadInput, DiskFailure
-from penteract.estimate.why import why as why_text
 from penteract.plan.ask import HEADROOM, as_text
+from penteract.plan.collector import uncollected
 from penteract.plan.explain import contest, explain
 from penteract.plan.plan import Plan, quoter
 from penteract.plan.report import as_dict, budget
@@ -22,8 +22,6 @@ from penteract.plan.runfile import run_file
 from penteract.plan.search import Timed
 from penteract.plan.text import as_text_whole, basis, spent
 from penteract.plan.whatif import what_if
-from penteract.schedule.draw import draw as draw_schedule
-from penteract.schedule.generate import generate
 from penteract.spec.mesh import Mesh
 from penteract.units import parse_count
 
@@ -36,6 +34,7 @@ EXAMPLES = (
 )
 
 
+@uncollected()
 def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     model: Annotated[str, Parameter(help="A published model by name, or a config.json, or its folder.")],
     /,
@@ -111,6 +110,8 @@ def _what_if(found: Plan, chosen: Timed) -> str:
 
 def _by_line(found: Plan, chosen: Timed) -> str:
     """The memory of the fullest rank, by the lines that cause it."""
+    from penteract.estimate.why import why as why_text  # here: most plans are told without it
+
     stage = max(range(len(chosen.quote.by_stage)), key=lambda i: chosen.quote.by_stage[i])
     rank = Mesh(chosen.layout).group("pp", 0)[stage]
     ask = found.ask
@@ -129,6 +130,9 @@ def _write(path: Path, found: Plan, chosen: Timed) -> None:
 
 
 def _drawing(chosen: Timed) -> str:
+    from penteract.schedule.draw import draw as draw_schedule  # here: most plans are told without it
+    from penteract.schedule.generate import generate
+
     lay = chosen.layout
     lists = generate(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
     width = shutil.get_terminal_size().columns

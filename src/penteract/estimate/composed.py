@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TypeVar
 
-from penteract.estimate.pieces import ENDS, Kind, Piece, Recorder, Sight, sight
+from penteract.estimate.pieces import ENDS, Kind, Piece, Recorder, Sight, Wire, sight
 from penteract.estimate.price import fed, held
-from penteract.estimate.stages import StageSum, add_up
+from penteract.estimate.stages import Borders, Chain, StageSum, add_up, borders, shown
 from penteract.model.decoder import homes
 from penteract.ops.params import Param
 from penteract.ops.spec import WIDTHS, Widths
@@ -27,7 +28,7 @@ from penteract.step.places import Span
 from penteract.units import Bytes
 
 _Key = TypeVar("_Key")
-Chain = tuple[tuple[Kind, int], ...]  # the pieces of a stage in order, runs of equal ones counted
+Chains = tuple[Chain, ...]  # of a pipeline rank, one a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,29 @@ class RankPrice:
         return sum(self.resident.values()) + self.arena + self.routed + self.workspace
 
 
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Which chains the pipeline ranks have.
+
+    alike    ranks that have the same, together
+    group    of each rank, its place in `alike`
+    """
+
+    by_rank: tuple[Chains, ...]
+    alike: tuple[tuple[int, ...], ...]
+    group: tuple[int, ...]
+
+    @staticmethod
+    def of(chains: Sequence[Chain], pp: int) -> Deal:
+        """Stages are dealt round the ranks like cards."""
+        by_rank = tuple(tuple(chains[r::pp]) for r in range(pp))
+        alike: dict[Chains, list[int]] = {}
+        for r, own in enumerate(by_rank):
+            alike.setdefault(own, []).append(r)
+        places = {own: i for i, own in enumerate(alike)}
+        return Deal(by_rank, tuple(map(tuple, alike.values())), tuple(places[own] for own in by_rank))
+
+
 @dataclass(slots=True)
 class Composer:
     """Prices ranks of layouts of one model. What two layouts show alike is recorded once."""
@@ -55,10 +79,9 @@ class Composer:
     precision: str
     recorder: Recorder = field(init=False)
     pieces: dict[tuple[Kind, Sight], Piece] = field(default_factory=dict[tuple[Kind, Sight], Piece])
-    sums: dict[tuple[Chain, Sight], StageSum] = field(default_factory=dict[tuple[Chain, Sight], StageSum])
-    dealt: dict[tuple[int, int], tuple[tuple[Chain, ...], ...]] = field(
-        default_factory=dict[tuple[int, int], tuple[tuple[Chain, ...], ...]]
-    )
+    sums: dict[Sight, dict[Chain, StageSum]] = field(default_factory=dict[Sight, dict[Chain, StageSum]])
+    borders: dict[tuple[Chain, Sight], Borders] = field(default_factory=dict[tuple[Chain, Sight], Borders])
+    dealt: dict[tuple[int, int], Deal] = field(default_factory=dict[tuple[int, int], Deal])
     packed: dict[tuple[object, ...], tuple[tuple[Pack, int], ...]] = field(
         default_factory=dict[tuple[object, ...], tuple[tuple[Pack, int], ...]]
     )
@@ -89,46 +112,57 @@ class Composer:
             )
         return self.chains[stages]
 
-    def stage(self, chain: Chain, layout: Layout, seen: Sight) -> StageSum:
-        key = (chain, seen)
-        if key not in self.sums:
-            self.sums[key] = add_up([(self.piece(kind, layout, seen), n) for kind, n in chain])
-        return self.sums[key]
-
     def rank(self, layout: Layout, pp_rank: int) -> RankPrice:
         """Price the ranks of pipeline coordinate `pp_rank`."""
         stages, made = self.stages(layout, pp_rank), self.buckets(layout, pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         update = max(b.shard_size for b in made) * self.widths["stat"]
-        arena, routed = activations_of(layout, stages)
+        [(arena, routed)] = activations_of(layout, stages, (pp_rank,))
+        work = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return RankPrice(
             resident=held(made, self.widths) | {"data": fed(inputs, layout.gradient_accumulation_steps, self.widths)},
-            arena=arena[pp_rank], routed=routed[pp_rank],
-            workspace=max(update, *(s.workspace for s in stages)),
-            flops=_total(layout, [s.flops for s in stages]), seams=_total(layout, [s.wires for s in stages]),
+            arena=arena, routed=routed, workspace=max(update, *(s.workspace for s in stages)),
+            flops=_total(layout, [flops for flops, _ in work]), seams=_total(layout, [wires for _, wires in work]),
         )  # fmt: skip
 
-    def stages(self, layout: Layout, pp_rank: int) -> tuple[StageSum, ...]:
-        """What the chunks of a pipeline rank sum up to."""
+    def _work(self, chain: Chain, layout: Layout) -> Iterator[tuple[Counter[str], Counter[Wire]]]:
+        """FLOPs by phase and bytes on wires, of each piece of a chain."""
         seen = sight(layout)
-        return tuple(self.stage(chain, layout, seen) for chain in self.chains_of(layout, pp_rank))
+        for kind, n in chain:
+            yield from repeat(self.recorder.work(self.piece(kind, layout, seen), layout), n)
 
-    def chains_of(self, layout: Layout, pp_rank: int) -> tuple[Chain, ...]:
-        return self.chains_by_rank(layout)[pp_rank]
+    def stages(self, layout: Layout, pp_rank: int) -> tuple[StageSum, ...]:
+        """What the chunks of a pipeline rank sum up to. Of equal stages, it is one object."""
+        seen = sight(layout)
+        known, chains = self.sums.setdefault(seen, {}), self.chains_of(layout, pp_rank)
+        for chain in chains:
+            if chain not in known:
+                known[chain] = add_up(self._runs(chain, layout, seen), self._borders(shown(chain), layout, seen))
+        return tuple([known[chain] for chain in chains])
 
-    def chains_by_rank(self, layout: Layout) -> tuple[tuple[Chain, ...], ...]:
+    def _borders(self, chain: Chain, layout: Layout, seen: Sight) -> Borders:
+        key = (chain, seen)
+        if key not in self.borders:
+            self.borders[key] = borders(self._runs(chain, layout, seen))
+        return self.borders[key]
+
+    def _runs(self, chain: Chain, layout: Layout, seen: Sight) -> list[tuple[Piece, int]]:
+        return [(self.piece(kind, layout, seen), n) for kind, n in chain]
+
+    def chains_of(self, layout: Layout, pp_rank: int) -> Chains:
+        return self.deal(layout).by_rank[pp_rank]
+
+    def deal(self, layout: Layout) -> Deal:
         """The chains of each pipeline rank, one a chunk."""
         pp, vpp = layout.pp, layout.vpp
         if (pp, vpp) not in self.dealt:
-            chains = self.stage_chains(pp * vpp)
-            self.dealt[pp, vpp] = tuple(tuple(chains[c * pp + r] for c in range(vpp)) for r in range(pp))
+            self.dealt[pp, vpp] = Deal.of(self.stage_chains(pp * vpp), pp)
         return self.dealt[pp, vpp]
 
-    def placed(self, layout: Layout, pp_rank: int, *, named: bool = True) -> list[tuple[Kind, tuple[Param, ...]]]:
+    def placed(self, layout: Layout, pp_rank: int) -> list[tuple[Kind, tuple[Param, ...]]]:
         """The pieces of a rank, one by one in the order of forward, with the parameters that each is first to use.
 
-        A layer's have names of their own: those of the layer that was recorded, behind its place here. Not `named`,
-        equal layers show the same.
+        A layer's are those of the layer that was recorded: equal layers show the same.
         """
         out: list[tuple[Kind, tuple[Param, ...]]] = []
         seen, ends = sight(layout), set[str]()
@@ -139,24 +173,20 @@ class Composer:
                     out.append((kind, tuple(p for p in params if p.name not in ends)))
                     ends |= {p.name for p in params}
                 else:
-                    at = len(out)
-                    out += [
-                        (kind, tuple(replace(p, name=f"{at + i}/{p.name}") for p in params) if named else params)
-                        for i in range(n)
-                    ]
+                    out += [(kind, params)] * n
         return out
 
-    def packs(self, layout: Layout, pp_rank: int, *, named: bool = False) -> Iterator[Pack]:
+    def packs(self, layout: Layout, pp_rank: int) -> Iterator[Pack]:
         """The groups of parameters that fill the buckets of a rank."""
-        params = [p for _, some in self.placed(layout, pp_rank, named=named) for p in some]
+        params = [p for _, some in self.placed(layout, pp_rank) for p in some]
         where = homes(self.model, layout, {p.name: pp_rank for p in params})
         return packs(reversed(params), where, Mesh(layout), self.widths["stat"])
 
-    def buckets(self, layout: Layout, pp_rank: int, *, named: bool = False) -> tuple[Bucket, ...]:
+    def buckets(self, layout: Layout, pp_rank: int) -> tuple[Bucket, ...]:
         """The buckets of a rank."""
         mesh = Mesh(layout)
         rank = mesh.ranks(range(pp_rank, pp_rank + 1), range(1), range(1))[0]
-        return tuple(bucket_of(pack, mesh, rank) for pack in self.packs(layout, pp_rank, named=named))
+        return tuple(bucket_of(pack, mesh, rank) for pack in self.packs(layout, pp_rank))
 
     def counted_packs(self, layout: Layout, pp_rank: int) -> tuple[tuple[Pack, int], ...]:
         """The packs of a rank, of those of one kind and size the first, and how many there are of them."""
@@ -194,26 +224,28 @@ def _total(layout: Layout, parts: Iterable[Mapping[_Key, int]]) -> Counter[_Key]
     return +out
 
 
-def activations_of(layout: Layout, stages: tuple[StageSum, ...]) -> tuple[tuple[Bytes, ...], tuple[Bytes, ...]]:
-    """The arena, and what is routed, if these were the stages of each pipeline rank: the schedule alone tells them
-    apart. Routed registers have storages of their own: never more than this at once."""
-    pool, block = share_slots([s.slots for s in stages])
-    arena = [max(n for s in stages for n in s.scratch.values())] * layout.pp
-    for shared, members in _members(pool).items():
-        size = block[shared]
-        arena = [a + size * n for a, n in zip(arena, _in_flight(layout, members), strict=True)]
-    routed = [max(s.routed_scratch for s in stages)] * layout.pp
+def activations_of(layout: Layout, stages: Sequence[StageSum], ranks: Sequence[int]) -> list[tuple[Bytes, Bytes]]:
+    """The arena, and what is routed, on each of the pipeline `ranks`, whose stages these are: the schedule alone tells
+    them apart. Routed registers have storages of their own: never more than this at once."""
+    chunks: dict[int, list[int]] = {}  # of equal stages, by identity
+    for c, s in enumerate(stages):
+        chunks.setdefault(id(s), []).append(c)
+    places = list(chunks.values())
+    kinds = [stages[own[0]] for own in places]
+    pool, block = share_slots([s.slots for s in kinds])
+    members: dict[Pool, list[tuple[int, Span]]] = {}
+    for (kind, span), shared in pool.items():
+        members.setdefault(shared, []).extend([(c, span) for c in places[kind]])
+    arena = [max(s.scratch for s in kinds)] * len(ranks)
+    for shared, some in members.items():
+        told, size = _in_flight(layout, tuple(some)), block[shared]
+        arena = [a + size * told[r] for a, r in zip(arena, ranks, strict=True)]
+    routed = [max(s.routed_scratch for s in kinds)] * len(ranks)
     for c, s in enumerate(stages):
         for span, size in s.routed.items():
-            routed = [a + size * n for a, n in zip(routed, _in_flight(layout, ((c, span),)), strict=True)]
-    return tuple(arena), tuple(routed)
-
-
-def _members(pool: Mapping[tuple[int, Span], Pool]) -> dict[Pool, tuple[tuple[int, Span], ...]]:
-    out: dict[Pool, tuple[tuple[int, Span], ...]] = {}
-    for member, shared in pool.items():
-        out[shared] = (*out.get(shared, ()), member)
-    return out
+            told = _in_flight(layout, ((c, span),))
+            routed = [a + size * told[r] for a, r in zip(routed, ranks, strict=True)]
+    return list(zip(arena, routed, strict=True))
 
 
 def _in_flight(layout: Layout, members: tuple[tuple[int, Span], ...]) -> tuple[int, ...]:

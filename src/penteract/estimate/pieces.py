@@ -8,24 +8,26 @@ a border are then born in one piece and die in the next (`composed.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
+from typing import NamedTuple
 
 from penteract.estimate.load import Balanced, Load
+from penteract.estimate.outline import Outline, Saying, saying, sites_of
 from penteract.model.decoder import part
 from penteract.ops.bodies import body_of
 from penteract.ops.collectives import counted
 from penteract.ops.do import Do
-from penteract.ops.lower import Chunk, lower
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
-from penteract.ops.tape import Call, Site
+from penteract.ops.tape import Site, Tape
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
-from penteract.step.places import Life, Span, places
-from penteract.units import Bytes, Flops
+from penteract.step.places import Life, Span, aligned, lay_out
+from penteract.units import Bytes
 
 Kind = str  # "embedding", "head", or the kind of a layer: "dense", "experts"
 ENDS: tuple[Kind, ...] = ("embedding", "head")
@@ -57,7 +59,9 @@ class Piece:
     `routed`    bytes kept whose size is routed, by span; `routed_scratch`: the most at once beside them, by action
     """
 
-    chunk: Chunk
+    outline: Outline
+    sites: Sequence[Site]
+    specs: Mapping[int, Spec]
     params: tuple[Param, ...]
     inputs: Mapping[str, Spec]
     slots: Mapping[Span, Bytes]
@@ -65,11 +69,19 @@ class Piece:
     stream: Bytes
     crossing: Mapping[str, tuple[tuple[tuple[int, int], tuple[int, int], Bytes], ...]]
     scratch: Mapping[str, Bytes]
-    flops: Mapping[str, Flops]
-    wires: Mapping[Wire, Bytes]
     workspace: Bytes
     routed: Mapping[Span, Bytes]
     routed_scratch: Mapping[str, Bytes]
+
+
+class _Recorded(NamedTuple):
+    """A tape, with what is asked of it again and again."""
+
+    tape: Tape
+    params: tuple[Param, ...]
+    saying: Saying
+    words: set[str]
+    sites: list[Site]
 
 
 @dataclass(slots=True)
@@ -82,10 +94,9 @@ class Recorder:
     model: ModelSpec
     sequence_length: int
     widths: Widths
-    tapes: dict[tuple[object, ...], Do] = field(default_factory=dict[tuple[object, ...], Do])
-    costs: dict[tuple[Site, str], tuple[Flops, Bytes]] = field(
-        default_factory=dict[tuple[Site, str], tuple[Flops, Bytes]]
-    )  # FLOPs and workspace of a call
+    tapes: dict[tuple[object, ...], _Recorded] = field(default_factory=dict[tuple[object, ...], "_Recorded"])
+    outlines: dict[tuple[object, ...], Outline] = field(default_factory=dict[tuple[object, ...], Outline])
+    workspaces: dict[tuple[Site, str], Bytes] = field(default_factory=dict[tuple[Site, str], Bytes])  # of a call
 
     def kinds(self, layers: range) -> tuple[tuple[Kind, int], ...]:
         """The kinds of these layers in order, runs of the same counted."""
@@ -109,69 +120,87 @@ class Recorder:
 
     def record(self, kind: Kind, layout: Layout) -> Piece:
         """A piece as a layout shows it."""
-        do = self._tape(kind, layout)
-        chunk = lower(do.tape, layout.remake, split=layout.schedule == "zb_h1")
-        return self._measure(chunk, tuple(do.params.values()), layout)
+        told, split = self._tape(kind, layout), layout.schedule == "zb_h1"
+        remake = tuple(word for word in layout.remake if word in told.words)
+        key = (told.saying, remake, split)
+        if key not in self.outlines:
+            self.outlines[key] = Outline.of(told.tape, remake, split=split)
+        return self._measure(self.outlines[key], told, layout)
 
-    def _tape(self, kind: Kind, layout: Layout) -> Do:
+    def tape(self, kind: Kind, layout: Layout) -> Tape:
+        """What a layout says of a piece."""
+        return self._tape(kind, layout).tape
+
+    def _tape(self, kind: Kind, layout: Layout) -> _Recorded:
         key = (kind, *tape_sight(layout))
         if key not in self.tapes:
-            do = self.tapes[key] = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")))
+            do = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")))
             layers = () if kind in ENDS else (self._layer(kind),)
             part(do, self.model, layers, self.sequence_length, first=kind == "embedding", last=kind == "head")
+            words = {op.site.word for op in do.tape.ops} | {"*"}
+            self.tapes[key] = _Recorded(do.tape, tuple(do.params.values()), saying(do.tape), words, sites_of(do.tape))
         return self.tapes[key]
 
     def _layer(self, kind: Kind) -> int:
         return next(i for i in range(self.model.layers) if self.model.has_experts(i) == (kind == "experts"))
 
-    def _measure(self, chunk: Chunk, params: tuple[Param, ...], layout: Layout) -> Piece:
+    def _measure(self, outline: Outline, told: _Recorded, layout: Layout) -> Piece:
         load, widths = Balanced.of(self.model, layout, self.sequence_length), self.widths
-        flops, wires, workspace = self._count(chunk, layout, load)
-        found = places(chunk, widths)
-        alive, ends = found.lives, (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
-        slots, routed, scratch = Counter[Span](), Counter[Span](), list[tuple[Life, Bytes]]()
+        chunk, alive, specs = outline.chunk, outline.lives, outline.specs(told.tape, told.sites)
+        sizes = {r: n for r in alive if (n := aligned(specs[r], widths))}
+        found = lay_out(chunk.actions, alive, sizes)
+        ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
+        slots, routed, scratch = dict(found.slots), Counter[Span](), list[tuple[Life, Bytes]]()
         crossing: dict[str, list[tuple[tuple[int, int], tuple[int, int], Bytes]]] = {}
         for r, life in alive.items():
-            n = found.sizes.get(r, 0)
-            size_ = n or _bytes(chunk.specs[r], widths, load)
-            if not life.scratch:
-                routed[life.span] += 0 if n else size_
-                slots[life.span] += 0 if r in ends else n
-            elif not n:
-                scratch.append((life, size_))
-            elif life.born[:2] != life.dies[:2]:
-                crossing.setdefault(life.born[0], []).append((life.born[1:], life.dies[1:], n))
+            (name, run, _), (last, last_run, _) = life
+            if r in sizes:
+                if name == last and run != last_run:
+                    crossing.setdefault(name, []).append((life.born[1:], life.dies[1:], sizes[r]))
+            elif name == last:
+                scratch.append((life, bytes_of(specs[r], widths, load)))
+            else:
+                routed[life.span] += bytes_of(specs[r], widths, load)
+        for r in {r for r in ends if r is not None}:
+            slots[alive[r].span] -= sizes.get(r, 0)
         return Piece(
-            chunk=chunk, params=params, inputs={name: chunk.tape.specs[v] for name, v in chunk.tape.inputs.items()},
-            slots=+slots, borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
-            stream=next((found.sizes[r] for r in ends if r is not None), 0),
+            outline=outline, sites=told.sites, specs=specs, params=told.params,
+            inputs={name: told.tape.specs[v] for name, v in told.tape.inputs.items()},
+            slots={span: n for span, n in slots.items() if n},
+            borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
+            stream=next((sizes[r] for r in ends if r is not None), 0),
             crossing={name: tuple(c) for name, c in crossing.items()},
             scratch={name: s.layer for name, s in found.scratch.items()},
-            flops=flops, wires=wires, workspace=workspace, routed=+routed, routed_scratch=_most_at_once(scratch),
+            workspace=self._workspace(outline, told, layout, load),
+            routed=+routed, routed_scratch=_most_at_once(scratch),
         )  # fmt: skip
 
-    def _count(self, chunk: Chunk, layout: Layout, load: Load) -> tuple[Counter[str], Counter[Wire], Bytes]:
-        """FLOPs by phase, bytes on wires, the largest workspace of a body."""
-        flops, wires, workspace = Counter[str](), Counter[Wire](), 0
-        for instructions in chunk.actions.values():
-            for instruction in instructions:
-                call = instruction.call
-                if call.phase == "start":
-                    spec = counted(call.site.word, call.site.ins[0], call.site.outs[0])
-                    wires[call.site.word, str(call.site.attrs["axis"])] += _bytes(spec, self.widths, load)
-                elif call.phase != "finish":
-                    work, needs = self._cost(call, layout, load)
-                    flops[call.phase] += work
-                    workspace = max(workspace, needs)
-        return +flops, wires, workspace
+    def _workspace(self, outline: Outline, told: _Recorded, layout: Layout, load: Load) -> Bytes:
+        """The largest of a body."""
+        most, known = 0, self.workspaces
+        for place, phase in outline.jobs:
+            if phase in ("start", "finish"):
+                continue
+            site = told.sites[place]
+            if (site, phase) not in known:
+                body = body_of(site.word, layout)
+                known[site, phase] = body.workspace(phase, shapes(site, load), site.weights, site.attrs, self.widths)
+            most = max(most, known[site, phase])
+        return most
 
-    def _cost(self, call: Call, layout: Layout, load: Load) -> tuple[Flops, Bytes]:
-        site, key = call.site, (call.site, call.phase)
-        if key not in self.costs:
-            ins, body = shapes(call, load), body_of(site.word, layout)
-            work = body.flops(call.phase, ins, site.weights, site.attrs)
-            self.costs[key] = work, body.workspace(call.phase, ins, site.weights, site.attrs, self.widths)
-        return self.costs[key]
+    def work(self, piece: Piece, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
+        """FLOPs by phase, and bytes on wires."""
+        load, flops, wires = Balanced.of(self.model, layout, self.sequence_length), Counter[str](), Counter[Wire]()
+        for job, _, _ in chain.from_iterable(piece.outline.calls.values()):
+            place, phase = piece.outline.jobs[job]
+            site = piece.sites[place]
+            if phase == "start":
+                spec = counted(site.word, site.ins[0], site.outs[0])
+                wires[site.word, str(site.attrs["axis"])] += bytes_of(spec, self.widths, load)
+            elif phase != "finish":
+                body = body_of(site.word, layout)
+                flops[phase] += body.flops(phase, shapes(site, load), site.weights, site.attrs)
+        return +flops, +wires
 
 
 def _most_at_once(registers: list[tuple[Life, Bytes]]) -> dict[str, Bytes]:
@@ -188,10 +217,11 @@ def _most_at_once(registers: list[tuple[Life, Bytes]]) -> dict[str, Bytes]:
     return most
 
 
-def shapes(call: Call, load: Load) -> list[tuple[int, ...]]:
-    """The shapes that a call is about, as numbers."""
-    return [tuple(d if isinstance(d, int) else load.received(d.layer, 0) for d in s.shape) for s in call.site.ins]
+def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:
+    """The shapes that a site is about, as numbers."""
+    return [tuple([d if isinstance(d, int) else load.received(d.layer, 0) for d in s.shape]) for s in site.ins]
 
 
-def _bytes(spec: Spec, widths: Widths, load: Load) -> Bytes:
-    return prod(d if isinstance(d, int) else load.received(d.layer, 0) for d in spec.shape) * widths[spec.role]
+def bytes_of(spec: Spec, widths: Widths, load: Load) -> Bytes:
+    """Bytes of a register."""
+    return prod([d if isinstance(d, int) else load.received(d.layer, 0) for d in spec.shape]) * widths[spec.role]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from math import fsum
 
-from penteract.schedule.actions import Compute
+from penteract.schedule.actions import computes
 from penteract.schedule.in_flight import action_lists, steady
-from penteract.schedule.rendezvous import rendezvous
-from penteract.spec.layout import Layout
+from penteract.schedule.rendezvous import Order, order
+from penteract.spec.layout import Layout, Schedule
 from penteract.units import Seconds
 
 Passes = tuple[Mapping[str, Seconds], ...]  # by chunk: seconds of each action of one micro-batch
@@ -32,25 +34,48 @@ def critical_path(layout: Layout, ranks: Sequence[Passes], wire: Seconds) -> tup
 
 
 def _ends(lay: Layout, ranks: Sequence[Passes], wire: Seconds, micros: int) -> tuple[Seconds, ...]:
-    def cost(rank: int, compute: Compute) -> Seconds:
-        return ranks[rank][compute.chunk][compute.kind]
+    line = _line(lay.schedule, lay.pp, lay.vpp, micros)
+    costs = [sum(ranks[rank][chunk][kind] for kind, chunk in parts) for rank, parts in line.works]
+    at = line.order.ends([costs[work] for work in line.work], wire)
+    return tuple(at[moment] for moment in line.last)
 
-    spans = rendezvous(action_lists(lay.schedule, lay.pp, lay.vpp, micros), cost, wire)
-    return tuple(done[-1].end for done in spans)
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A schedule in the order of its steps, with what each of them takes: `work`, a number in `works`."""
+
+    order: Order
+    works: tuple[tuple[int, tuple[tuple[str, int], ...]], ...]  # rank, (kind, chunk) of each part
+    work: tuple[int, ...]
+    last: tuple[int, ...]
 
 
-def least(layout: Layout, ranks: Sequence[Passes], wire: Seconds) -> tuple[tuple[Seconds, Seconds], ...]:
+@cache
+def _line(schedule: Schedule, pp: int, vpp: int, micros: int) -> _Line:
+    line = order(action_lists(schedule, pp, vpp, micros))
+    works: dict[tuple[int, tuple[tuple[str, int], ...]], int] = {}
+    work = [
+        works.setdefault((rank, tuple([(part.kind, part.chunk) for part in computes(action)])), len(works))
+        for rank, action in line.steps
+    ]
+    return _Line(line, tuple(works), tuple(work), tuple(line.last()))
+
+
+def least(micros: int, ranks: Sequence[Passes], wire: Seconds) -> list[tuple[Seconds, Seconds]]:
     """Lower bounds by rank: of when it has done its own work, and of when the first stage has its last gradient.
 
     The first micro-batch must come to it, all must be worked on there, and the last gradient must go back.
     """
-    m, out = layout.gradient_accumulation_steps, list[tuple[Seconds, Seconds]]()
+    out = list[tuple[Seconds, Seconds]]()
+    own: dict[int, tuple[Seconds, Seconds]] = {}  # by identity: ranks with the same stages share their passes
     there = back = 0.0
     for r, chunks in enumerate(ranks):
-        work = m * fsum(fsum(times.values()) for times in chunks)
-        late = m * fsum(times.get("Wgt", 0.0) for times in chunks)  # may wait until the gradient has gone on
+        if id(chunks) not in own:
+            late = fsum([times.get("Wgt", 0.0) for times in chunks])  # may wait until the gradient has gone on
+            own[id(chunks)] = micros * fsum([fsum(times.values()) for times in chunks]), micros * late
+        work, late = own[id(chunks)]
         out.append((there + work, there + work - late + back))
         if r + 1 < len(ranks):
             there += chunks[0]["Fwd"] + wire
             back += chunks[0].get("Bwd", 0.0) + chunks[0].get("Inp", 0.0) + wire
-    return tuple(out)
+    return out

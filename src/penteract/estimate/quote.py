@@ -6,33 +6,27 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import fsum
-from operator import add
+from typing import NamedTuple
 
-from penteract.estimate.composed import Chain, Composer, activations_of
+from penteract.estimate.composed import Chains, Composer, activations_of
+from penteract.estimate.ideal import PARTS, Forward, StepFlops
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, Sight, sight
 from penteract.estimate.pipeline import Passes, critical_path, least
 from penteract.estimate.price import fed
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.reduction import Reduction, Turns, reduction, turns
+from penteract.estimate.stages import Chain
 from penteract.estimate.timing import Device, Part, time_piece
-from penteract.ops.bodies import BODIES
 from penteract.ops.tape import Site
 from penteract.parallel.data import bucket_of
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
-from penteract.units import Bytes, Flops, Seconds
+from penteract.units import Bytes, Seconds
 
 _Shape = tuple[object, ...]  # what decides the passes of all pipeline ranks
-PARTS = ("compute", "attention", "pointwise", "tensor", "context", "expert", "launch", "pipeline", "data", "update")
-_REASONS: Mapping[str, str] = {
-    "compute": "matrix products below the peak", "attention": "attention below the peak",
-    "pointwise": "pointwise words: device memory", "tensor": "waiting for tensor ranks",
-    "context": "waiting for context ranks", "expert": "waiting for expert ranks", "launch": "launching kernels",
-    "pipeline": "the pipeline's bubble and sends", "data": "summing gradients", "update": "the optimizer",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +54,20 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class StepFlops:
-    """FLOPs that training asks of a step: three times a forward pass. Causal: of attention, half."""
-
-    full: Flops
-    causal: Flops
-
-
-@dataclass(frozen=True, slots=True)
 class _Held:
-    """What all pipeline ranks hold beside their buckets: the arena with what is routed, data, workspace."""
+    """What pipeline ranks hold beside their buckets: the arena with what is routed, of each; data and workspace, of
+    each group of ranks with the same stages."""
 
     activations: tuple[Bytes, ...]
     data: tuple[Bytes, ...]
     workspace: tuple[Bytes, ...]
+
+
+class _Timed(NamedTuple):
+    """A pass through a piece by action: seconds of its parts, and of all of them."""
+
+    parts: Mapping[str, Mapping[Part, Seconds]]
+    seconds: Mapping[str, Seconds]
 
 
 @dataclass(slots=True)
@@ -86,18 +80,20 @@ class Quoter:
     precision: str = "bf16"
     composer: Composer = field(init=False)
     rates: Rates = field(init=False)
-    _pieces: dict[tuple[Kind, Sight], dict[str, dict[Part, Seconds]]] = field(
-        default_factory=dict[tuple[Kind, Sight], dict[str, dict[Part, Seconds]]]
-    )
+    _pieces: dict[tuple[Kind, Sight], _Timed] = field(default_factory=dict[tuple[Kind, Sight], _Timed])
     _costs: dict[tuple[Site, str], tuple[Part, Seconds]] = field(
         default_factory=dict[tuple[Site, str], tuple[Part, Seconds]]
+    )
+    _chains: dict[Sight, dict[Chain, Mapping[str, Seconds]]] = field(
+        default_factory=dict[Sight, dict[Chain, Mapping[str, Seconds]]]
     )
     _passes: dict[_Shape, tuple[Passes, ...]] = field(default_factory=dict[_Shape, tuple[Passes, ...]])
     _held: dict[_Shape, _Held] = field(default_factory=dict[_Shape, _Held])
     _reductions: dict[_Shape, Reduction] = field(default_factory=dict[_Shape, Reduction])
-    _bounds: dict[_Shape, tuple[tuple[Seconds, Seconds], ...]] = field(
-        default_factory=dict[_Shape, tuple[tuple[Seconds, Seconds], ...]]
+    _bounds: dict[_Shape, list[tuple[Seconds, Seconds, Seconds]]] = field(
+        default_factory=dict[_Shape, list[tuple[Seconds, Seconds, Seconds]]]
     )
+    _forward: Forward | None = None
 
     def __post_init__(self) -> None:
         self.composer = Composer(self.model, self.sequence_length, self.precision)
@@ -112,24 +108,26 @@ class Quoter:
 
     def quote(self, layout: Layout) -> Quote:
         """Price a legal layout."""
-        seen = sight(layout)
-        there = self._holding(layout, seen)
-        sums = self._sums(layout)
-        by_stage = tuple(
-            sum(s.held.values()) + a + d + max(w, s.largest)
-            for s, a, d, w in zip(sums, there.activations, there.data, there.workspace, strict=True)
-        )
+        seen, deal = sight(layout), self.composer.deal(layout)
+        there, sums = self._holding(layout, seen), self._sums(layout)
+        beside = [
+            sum(s.held.values()) + data + max(workspace, s.largest)
+            for s, data, workspace in zip(sums, there.data, there.workspace, strict=True)
+        ]
+        by_stage = tuple([a + beside[g] for a, g in zip(there.activations, deal.group, strict=True)])
         r = max(range(layout.pp), key=by_stage.__getitem__)
-        other = there.data[r] + max(there.workspace[r], sums[r].largest)
-        memory = {**sums[r].held, "activations": there.activations[r], "other": other}
+        g = deal.group[r]
+        other = there.data[g] + max(there.workspace[g], sums[g].largest)
+        memory = {**sums[g].held, "activations": there.activations[r], "other": other}
         return Quote(layout, memory, by_stage[r], by_stage, self._least(layout, seen, sums))
 
     def time(self, quote: Quote) -> StepTime:
         """The step's time with the schedule played out."""
         lay, seen = quote.layout, sight(quote.layout)
         passes = self._passes_of(lay, seen)
-        ends = critical_path(lay, passes, self._wire(lay))
-        tails = [self._tail(lay, seen, r) for r in range(lay.pp)]
+        ends = critical_path(lay, [passes[g] for g in self.composer.deal(lay).group], self._wire(lay))
+        norm = self.rates.collective("all_reduce", Span.of(tuple(range(lay.world)), self.cluster.gpus_per_node), 16)
+        tails = [self._tail(lay, seen, r, norm) for r in range(lay.pp)]
         finish = [end + data + update for end, (data, update) in zip(ends, tails, strict=True)]
         # The optimizer of every rank waits for the gradient's norm over all.
         seconds = max(e + d for e, (d, _) in zip(ends, tails, strict=True)) + max(update for _, update in tails)
@@ -145,9 +143,12 @@ class Quoter:
 
     def model_flops(self, tokens: int) -> StepFlops:
         """What training on `tokens` tokens asks, at this sequence length, whatever the layout."""
-        forward, scores = self._forward()
-        per = self.sequence_length
-        return StepFlops(3 * forward * tokens // per, 3 * (2 * forward - scores) * tokens // (2 * per))
+        return self._asked().step(tokens, self.sequence_length)
+
+    def _asked(self) -> Forward:
+        if self._forward is None:
+            self._forward = Forward.of(self.composer)
+        return self._forward
 
     # ---- memory ----------------------------------------------------------------------------------------------
 
@@ -155,35 +156,23 @@ class Quoter:
         lay = layout
         key = (seen, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
         if key not in self._held:
-            alike: dict[tuple[Chain, ...], tuple[tuple[Bytes, ...], Bytes, Bytes]] = {}
-            rows: list[tuple[Bytes, Bytes, Bytes]] = []
-            for r, chains in enumerate(self.composer.chains_by_rank(lay)):
-                if chains not in alike:
-                    alike[chains] = self._holds(lay, r)
-                activations, data, workspace = alike[chains]
-                rows.append((activations[r], data, workspace))
-            self._held[key] = _Held(*(tuple(column) for column in zip(*rows, strict=True)))
+            activations, data, workspace = [0] * lay.pp, list[Bytes](), list[Bytes]()
+            for ranks in self.composer.deal(lay).alike:
+                stages = self.composer.stages(lay, ranks[0])
+                for r, (arena, routed) in zip(ranks, activations_of(lay, stages, ranks), strict=True):
+                    activations[r] = arena + routed
+                inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
+                data.append(fed(inputs, lay.gradient_accumulation_steps, self.composer.widths))
+                workspace.append(max([s.workspace for s in stages]))
+            self._held[key] = _Held(tuple(activations), tuple(data), tuple(workspace))
         return self._held[key]
 
-    def _holds(self, layout: Layout, r: int) -> tuple[tuple[Bytes, ...], Bytes, Bytes]:
-        """Of all ranks whose stages are those of rank r: activations by rank, data, workspace."""
-        stages = self.composer.stages(layout, r)
-        inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
-        data = fed(inputs, layout.gradient_accumulation_steps, self.composer.widths)
-        arena, routed = activations_of(layout, stages)
-        return tuple(map(add, arena, routed)), data, max(s.workspace for s in stages)
-
     def _sums(self, layout: Layout) -> list[Reduction]:
-        """Of each pipeline rank; those with the same stages have the same."""
-        known: dict[tuple[Chain, ...], Reduction] = {}
-        out: list[Reduction] = []
-        for r, chains in enumerate(self.composer.chains_by_rank(layout)):
-            if chains not in known:
-                known[chains] = self._reduction(layout, r, chains)
-            out.append(known[chains])
-        return out
+        """Of each group of pipeline ranks with the same stages."""
+        deal = self.composer.deal(layout)
+        return [self._reduction(layout, ranks[0], deal.by_rank[ranks[0]]) for ranks in deal.alike]
 
-    def _reduction(self, layout: Layout, r: int, chains: tuple[Chain, ...]) -> Reduction:
+    def _reduction(self, layout: Layout, r: int, chains: Chains) -> Reduction:
         lay = layout
         edge = (lay.pp, r) if self.composer.shared(chains) else ()
         key = (chains, lay.dp, lay.tp, lay.cp, lay.ep, lay.expert_tp, lay.zero, lay.bucket_bytes, edge)
@@ -195,53 +184,61 @@ class Quoter:
         return self._reductions[key]
 
     def _turns(self, layout: Layout, r: int) -> Turns:
-        made = self.composer.buckets(layout, r)
-        return turns(made, self.rates, self.composer.widths, self.cluster.gpus_per_node)
+        mesh = Mesh(layout)
+        packs, node = self.composer.packs(layout, r), self.cluster.gpus_per_node
+        return turns(packs, mesh, mesh.group("pp", 0)[r], self.rates, self.composer.widths, gpus_per_node=node)
 
     # ---- time ------------------------------------------------------------------------------------------------
 
-    def _timed(self, kind: Kind, layout: Layout, seen: Sight) -> dict[str, dict[Part, Seconds]]:
+    def _timed(self, kind: Kind, layout: Layout, seen: Sight) -> _Timed:
         key = (kind, self.composer.recorder.sight_of(kind, layout, seen))
         if key not in self._pieces:
             load = Balanced.of(self.model, layout, self.sequence_length)
+            piece, known = self.composer.piece(kind, layout, seen), self.composer.recorder.workspaces
             device = Device(
-                self.rates, self.composer.widths, Mesh(layout), self.cluster.gpus_per_node, load, self._costs
+                self.rates, self.composer.widths, Mesh(layout), self.cluster.gpus_per_node, load, known, self._costs
             )
-            self._pieces[key] = time_piece(self.composer.piece(kind, layout, seen), device)
+            parts = time_piece(piece, device)
+            self._pieces[key] = _Timed(parts, {action: fsum(told.values()) for action, told in parts.items()})
         return self._pieces[key]
 
     def _passes_of(self, layout: Layout, seen: Sight) -> tuple[Passes, ...]:
+        """Of each group of pipeline ranks with the same stages."""
         key = (seen, layout.pp, layout.vpp)
         if key not in self._passes:
-            known: dict[Chain, Mapping[str, Seconds]] = {}
-            out: list[Passes] = []
-            for r in range(layout.pp):
-                chains = self.composer.chains_of(layout, r)
-                for chain in chains:
-                    if chain not in known:
-                        known[chain] = self._pass(chain, layout, seen)
-                out.append(tuple(known[chain] for chain in chains))
-            self._passes[key] = tuple(out)
+            known, deal = self._chains.setdefault(seen, {}), self.composer.deal(layout)
+            for chain in {chain for ranks in deal.alike for chain in deal.by_rank[ranks[0]]}:
+                if chain not in known:
+                    known[chain] = self._pass(chain, layout, seen)
+            own = (deal.by_rank[ranks[0]] for ranks in deal.alike)
+            self._passes[key] = tuple(tuple([known[chain] for chain in chains]) for chains in own)
         return self._passes[key]
 
     def _pass(self, chain: Chain, layout: Layout, seen: Sight) -> Mapping[str, Seconds]:
-        total = defaultdict[str, Seconds](float)
+        total = dict[str, Seconds]()
         for kind, n in chain:
-            for action, parts in self._timed(kind, layout, seen).items():
-                total[action] += n * fsum(parts.values())
+            for action, seconds in self._timed(kind, layout, seen).seconds.items():
+                total[action] = total.get(action, 0.0) + n * seconds
         return total
 
     def _least(self, layout: Layout, seen: Sight, sums: list[Reduction]) -> Seconds:
         lay = layout
         key = (seen, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.dp)
         if key not in self._bounds:
-            self._bounds[key] = least(lay, self._passes_of(lay, seen), self._wire(lay))
-        passes = self._passes_of(lay, seen)
+            deal, passes = self.composer.deal(lay), self._passes_of(lay, seen)
+            by_rank = least(lay.gradient_accumulation_steps, [passes[g] for g in deal.group], self._wire(lay))
+            self._bounds[key] = [
+                (
+                    max([by_rank[r][0] for r in ranks]),
+                    max([by_rank[r][1] for r in ranks]),
+                    fsum([t for times in chunks for action, t in times.items() if action != "Fwd"]),
+                )
+                for ranks, chunks in zip(deal.alike, passes, strict=True)
+            ]
         bound = 0.0
-        for (own, way), s, chunks in zip(self._bounds[key], sums, passes, strict=True):
-            last = fsum(t for times in chunks for action, t in times.items() if action != "Fwd")
+        for (own, way, last), s in zip(self._bounds[key], sums, strict=True):
             bound = max(bound, way, own + max(0.0, s.reduce - last))
-        return bound + max(s.update for s in sums)
+        return bound + max([s.update for s in sums])
 
     def _wire(self, layout: Layout) -> Seconds:
         """Of a message between stages, over the slowest border."""
@@ -257,59 +254,37 @@ class Quoter:
         parts = defaultdict[Part, Seconds](float)
         for chain in self.composer.chains_of(layout, r):
             for kind, n in chain:
-                for told in self._timed(kind, layout, seen).values():
+                for told in self._timed(kind, layout, seen).parts.values():
                     for part, seconds in told.items():
                         parts[part] += layout.gradient_accumulation_steps * n * seconds
         return parts
 
-    def _tail(self, layout: Layout, seen: Sight, r: int) -> tuple[Seconds, Seconds]:
-        """After the last backward of rank r: seconds of sums that it did not hide, and of the update with its gathers.
+    def _tail(self, layout: Layout, seen: Sight, r: int, norm: Seconds) -> tuple[Seconds, Seconds]:
+        """After the last backward of rank r: seconds of sums that it did not hide, and of the update with its gathers
+        and the sum of the gradient's norm.
 
         A sum under way makes the backward above it slower, which is counted with the sums.
         """
         made, told = self._reduction(layout, r, self.composer.chains_of(layout, r)), self._turns(layout, r)
         ready, end = self._ready(layout, seen, r)
         hidden = min(made.reduce, end)
-        norm = self.rates.collective("all_reduce", Span.of(tuple(range(layout.world)), self.cluster.gpus_per_node), 16)
         data = told.after_backward(ready, end) + hidden * (self.rates.beside - 1)
         return data, made.update + told.after_update() + norm
 
     def _ready(self, layout: Layout, seen: Sight, r: int) -> tuple[list[Seconds], Seconds]:
         """When each bucket's last gradient is written, from the start of the last backward, and when that ends."""
-        now, at = 0.0, dict[str, Seconds]()
+        now, at = 0.0, dict[int, list[Seconds]]()  # by identity: equal layers share their parameters
         for kind, params in reversed(self.composer.placed(layout, r)):
-            times = self._timed(kind, layout, seen)
-            now += fsum(fsum(parts.values()) for action, parts in times.items() if action != "Fwd")
-            at |= {p.name: now for p in params}
-        made = self.composer.buckets(layout, r, named=True)
-        return [max(at[p.name] for p in b.params) for b in made], now
-
-    # ---- what it is held against -----------------------------------------------------------------------------
-
-    def _forward(self) -> tuple[Flops, Flops]:
-        """Of one sequence's forward pass on one device: all products, and those of attention."""
-        lone, forward, scores = Layout(attention="flash"), 0, 0
-        load, seen = Balanced.of(self.model, lone, self.sequence_length), sight(lone)
-        for kind, n in self.composer.stage_chains(1)[0]:
-            for op in self.composer.piece(kind, lone, seen).chunk.tape.ops:
-                body = BODIES.get(op.site.word)
-                if op.program is None and body is not None:
-                    ins = [s.shape for s in op.site.ins]
-                    known = [tuple(d if isinstance(d, int) else load.rows for d in shape) for shape in ins]
-                    flops = n * body.flops("forward", known, op.site.weights, op.site.attrs)
-                    forward, scores = forward + flops, scores + flops * (op.site.word == "attention")
-        return forward, scores
+            now += fsum(t for action, t in self._timed(kind, layout, seen).seconds.items() if action != "Fwd")
+            for p in params:
+                at.setdefault(id(p), []).append(now)
+        turn = {p: iter(times) for p, times in at.items()}  # packs take them in this order
+        return [max([next(turn[id(p)]) for p in pack.params]) for pack in self.composer.packs(layout, r)], now
 
     def _limit(self, layout: Layout, parts: Mapping[Part, Seconds], seconds: Seconds) -> str:
         """The largest reason why a step is not at the device's peak."""
         if self.cluster.gpu is None:
             return ""
-        lost = dict(parts)
-        tokens = layout.global_batch_size * self.sequence_length
-        flops, (forward, scores) = self.model_flops(tokens), self._forward()
-        ideal = flops.causal / layout.world / self.cluster.gpu.peak(self.precision)
-        share = scores / (2 * forward - scores)
-        lost["compute"] = max(0.0, lost["compute"] - ideal * (1 - share))
-        lost["attention"] = max(0.0, lost["attention"] - ideal * share)
-        worst = max(lost, key=lost.__getitem__)
-        return f"{_REASONS[worst]}, {100 * lost[worst] / seconds:.0f} %"
+        asked = self.model_flops(layout.global_batch_size * self.sequence_length).causal
+        ideal = asked / layout.world / self.cluster.gpu.peak(self.precision)
+        return self._asked().limit(parts, seconds, ideal)

@@ -10,7 +10,8 @@ from penteract.estimate.price import held
 from penteract.estimate.rates import Rates, Span
 from penteract.ops.collectives import counted
 from penteract.ops.spec import Spec, Widths
-from penteract.parallel.data import Bucket
+from penteract.parallel.data import Alike, Bucket, Pack, bucket_of
+from penteract.spec.mesh import Mesh
 from penteract.units import Bytes, Seconds
 
 
@@ -69,9 +70,17 @@ def reduction(counted: Iterable[tuple[Bucket, int]], rates: Rates, widths: Width
     return Reduction(kept, largest, reduce, update)
 
 
-def turns(buckets: Iterable[Bucket], rates: Rates, widths: Widths, gpus_per_node: int) -> Turns:
-    """Price the buckets of a rank one by one."""
-    return Turns(tuple(turn_of(b, rates, widths, Span.of(b.holders, gpus_per_node)) for b in buckets))
+def turns(packs: Iterable[Pack], mesh: Mesh, rank: int, rates: Rates, widths: Widths, *, gpus_per_node: int) -> Turns:
+    """Price the buckets of a rank one by one: of those that are alike, the first."""
+    known: dict[tuple[Alike, int], Turn] = {}
+    out: list[Turn] = []
+    for pack in packs:
+        key = (pack.alike, pack.elements)
+        if key not in known:
+            b = bucket_of(pack, mesh, rank)
+            known[key] = turn_of(b, rates, widths, Span.of(b.holders, gpus_per_node))
+        out.append(known[key])
+    return Turns(tuple(out))
 
 
 def turn_of(b: Bucket, rates: Rates, widths: Widths, span: Span) -> Turn:

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from penteract.estimate.pieces import Piece, Wire
+from penteract.estimate.pieces import Kind, Piece
 from penteract.ops.spec import Spec
 from penteract.step.places import Life, Span
-from penteract.units import Bytes, Flops
+from penteract.units import Bytes
 
+Chain = tuple[tuple[Kind, int], ...]  # the pieces of a stage in order, runs of equal ones counted
 Run = tuple[Piece, int]  # a piece, and how many times in a row
 _Time = tuple[int, int, int]  # piece in the order of the action, its run of one layer, instruction
 _Crossing = tuple[_Time, _Time, Bytes]
@@ -23,73 +24,77 @@ _LATER = {"Fwd": 0, "Bwd": 1, "Inp": 1, "Wgt": 2}
 
 @dataclass(frozen=True, slots=True)
 class StageSum:
-    """What one pass of a micro-batch through a stage takes on a rank. As `Piece`, with the stage's borders inside."""
+    """What one pass of a micro-batch through a stage holds on a rank. As `Piece`, with the stage's borders inside."""
 
     inputs: Mapping[str, Spec]
     slots: Mapping[Span, Bytes]
-    scratch: Mapping[str, Bytes]
-    flops: Mapping[str, Flops]
-    wires: Mapping[Wire, Bytes]
+    scratch: Bytes  # of the action that takes most
     workspace: Bytes
     routed: Mapping[Span, Bytes]
     routed_scratch: Bytes
 
 
-def add_up(chain: Sequence[Run]) -> StageSum:
-    """The sum of a chain of pieces, first to last."""
-    slots, routed = Counter[Span](), Counter[Span]()
-    flops, wires, scratch = Counter[str](), Counter[Wire](), Counter[str]()
+@dataclass(frozen=True, slots=True)
+class Borders:
+    """What a chain keeps at its borders, by span, and what crosses them in one action."""
+
+    slots: Mapping[Span, Bytes]
+    scratch: Mapping[str, Bytes]
+
+
+def shown(chain: Chain) -> Chain:
+    """A chain with no more of a run of equal pieces than show all that can be at its borders."""
+    return tuple([(kind, min(n, _ENOUGH)) for kind, n in chain])
+
+
+def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
+    """The sum of a chain of pieces, first to last. `borders`: those of what it shows."""
+    slots, scratch, routed = dict(borders.slots), dict[str, Bytes](), dict[Span, Bytes]()
     for piece, n in chain:
-        for total, part in ((slots, piece.slots), (routed, piece.routed), (flops, piece.flops), (wires, piece.wires)):
-            for key, amount in part.items():
-                total[key] += n * amount  # type: ignore[index]
+        for span, amount in piece.slots.items():
+            slots[span] = slots.get(span, 0) + n * amount
+        for span, amount in piece.routed.items():
+            routed[span] = routed.get(span, 0) + n * amount
         for name, amount in piece.scratch.items():
-            scratch[name] = max(scratch[name], amount)
-    crossing = _borders(chain, slots)
-    for name, registers in crossing.items():
-        scratch[name] += _first_fit(registers)
+            scratch[name] = max(scratch.get(name, 0), amount)
+        if n > _ENOUGH:
+            for span, _, _ in _shared(piece, piece):
+                if span[0] != span[1]:
+                    slots[span] = slots.get(span, 0) + (n - _ENOUGH) * piece.stream
+    for name, amount in borders.scratch.items():
+        scratch[name] = scratch.get(name, 0) + amount
     return StageSum(
         inputs={name: spec for piece, _ in chain for name, spec in piece.inputs.items()},
-        slots=slots, scratch=scratch, flops=flops, wires=wires,
+        slots=slots,
+        scratch=max(scratch.values()),
         workspace=max(piece.workspace for piece, _ in chain), routed=routed,
         routed_scratch=max((n for piece, _ in chain for n in piece.routed_scratch.values()), default=0),
     )  # fmt: skip
 
 
-def _borders(chain: Sequence[Run], slots: Counter[Span]) -> dict[str, list[_Crossing]]:
-    """Put what is kept at borders into `slots`; returns what crosses from piece to piece in one action."""
-    crossing: dict[str, list[_Crossing]] = {}
-    shown = [piece for piece, n in chain for _ in range(min(n, _ENOUGH))]
-    for piece, n in chain:
-        for span, amount in _repeated(piece, n - min(n, _ENOUGH)):
-            slots[span] += amount
-    first, last = shown[0], shown[-1]
+def borders(chain: Sequence[Run]) -> Borders:
+    """What is at the borders of a chain, all of whose pieces are looked at."""
+    slots, crossing = Counter[Span](), dict[str, list[_Crossing]]()
+    row = [piece for piece, n in chain for _ in range(n)]
+    first, last = row[0], row[-1]
     for life, piece in zip((first.borders[0], first.borders[3], last.borders[1], last.borders[2]),
                            (first, first, last, last), strict=True):  # fmt: skip
         if life is not None:
             slots[life.span] += piece.stream
-    for at, piece in enumerate(shown):
+    for at, piece in enumerate(row):
         for name, registers in piece.crossing.items():
-            place = at if name == "Fwd" else len(shown) - 1 - at
+            place = at if name == "Fwd" else len(row) - 1 - at
             crossing.setdefault(name, []).extend(((place, *born), (place, *dies), n) for born, dies, n in registers)
-    for at, (a, b) in enumerate(pairwise(shown)):
+    for at, (a, b) in enumerate(pairwise(row)):
         for span, begin, end in _shared(a, b):
             if span[0] != span[1]:
                 slots[span] += a.stream
             elif span[0] == "Fwd":
                 crossing.setdefault("Fwd", []).append(((at, *begin), (at + 1, *end), a.stream))
             else:
-                place = len(shown) - 2 - at  # of b, which runs first
+                place = len(row) - 2 - at  # of b, which runs first
                 crossing.setdefault(span[0], []).append(((place, *begin), (place + 1, *end), a.stream))
-    return crossing
-
-
-def _repeated(piece: Piece, times: int) -> Iterator[tuple[Span, Bytes]]:
-    """What is kept at the borders between equal pieces that are not looked at one by one."""
-    if times > 0:
-        for span, _, _ in _shared(piece, piece):
-            if span[0] != span[1]:
-                yield span, times * piece.stream
+    return Borders(slots, {name: _first_fit(registers) for name, registers in crossing.items()})
 
 
 def _shared(a: Piece, b: Piece) -> Iterator[tuple[Span, tuple[int, int], tuple[int, int]]]:

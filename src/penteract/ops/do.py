@@ -182,7 +182,7 @@ class Do:
 
     def hand_on(self, x: Value) -> None:
         """The value that the stage after receives."""
-        self._consume(x, "hand_on")
+        self._consume(x, "hand_on", _line())
         self.tape.exit = x.id
 
     def fork(self, x: Value, n: int = 2) -> Values:
@@ -210,9 +210,10 @@ class Do:
         back = Steps(tape, self.mesh, self.layer)
         results = seam.backward(back, kept, *gradients)
         program = SeamProgram(tuple(steps.calls), tuple(back.calls), _ids(kept), _ids(gradients), _ids(results))
+        line = _line()
         for v in ins:
-            self._consume(v, seam.name)
-        site = Site(seam.name, tuple(v.spec for v in ins), tuple(o.spec for o in outs), layer=self.layer, line=_line())
+            self._consume(v, seam.name, line)
+        site = Site(seam.name, tuple(v.spec for v in ins), tuple(o.spec for o in outs), layer=self.layer, line=line)
         flows = any(v.flows for v in ins)
         for o in outs:
             tape.flows[o.id] = o.flows = flows
@@ -220,15 +221,16 @@ class Do:
         tape.ops.append(Op(site, _ids(ins), _ids(outs), tuple(inside), program))
         return outs[0] if len(outs) == 1 else outs
 
-    def _consume(self, x: Value, word: str) -> None:
+    def _consume(self, x: Value, word: str, line: str) -> None:
         if x.flows and x.consumed_by:
-            raise Bug("FORK", f"a value of {x.consumed_by} is used again by {word} ({_line()})", fix="say do.fork")
-        x.consumed_by = f"{word} ({_line()})" if x.flows else ""
+            raise Bug("FORK", f"a value of {x.consumed_by} is used again by {word} ({line})", fix="say do.fork")
+        x.consumed_by = f"{word} ({line})" if x.flows else ""
 
     def _record(self, word: str, ins: Values, outs: tuple[Spec, ...], extras: tuple[Spec, ...],
                 params: tuple[Param, ...], attrs: dict[str, Any]) -> Values:  # fmt: skip
+        line = _line()
         for v in ins:
-            self._consume(v, word)
+            self._consume(v, word, line)
         flows = any(v.flows for v in ins) or bool(params)
         through = [flows and s.role in ("compute", "stat") for s in outs]
         made = tuple(Value(self.tape.new(s, f), s, f) for s, f in zip(outs, through, strict=True))
@@ -236,7 +238,7 @@ class Do:
         for p in params:
             self.params[p.name] = p
         site = Site(word, tuple(v.spec for v in ins), (*outs, *extras), tuple(p.name for p in params),
-                    tuple(p.local_shape(self.mesh) for p in params), attrs, self.layer, _line())  # fmt: skip
+                    tuple(p.local_shape(self.mesh) for p in params), attrs, self.layer, line)  # fmt: skip
         self.tape.ops.append(Op(site, _ids(ins), _ids(made), beside))
         return made
 

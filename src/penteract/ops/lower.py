@@ -39,6 +39,7 @@ class Chunk:
     exit_gradient: int | None
     freed_by_send: frozenset[int]
     inputs: Mapping[int, str]  # registers that are data, by name
+    sums: Mapping[Site, Site]  # the site of a fork, that of its gradients' sum
 
 
 @dataclass(slots=True)
@@ -62,6 +63,7 @@ class _Lowering:
     waiting: dict[Op, list[_WeightGradient]] = field(default_factory=dict)  # for a seam's collective to overlap with
     deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
     anchors: set[int] = field(default_factory=set[int])
+    sums: dict[Site, Site] = field(default_factory=dict[Site, Site])
 
     def __post_init__(self) -> None:
         self.specs = list(self.tape.specs)
@@ -82,7 +84,7 @@ class _Lowering:
 
     def emit_renamed(self, calls: Iterable[Call], names: Mapping[int, int]) -> None:
         for c in calls:
-            self.emit(c.site, c.phase, (names.get(i, i) for i in c.ins), (names.get(o, o) for o in c.outs))
+            self.emit(c.site, c.phase, [names.get(i, i) for i in c.ins], [names.get(o, o) for o in c.outs])
 
     # ---- forward ---------------------------------------------------------------------------------------------
 
@@ -167,10 +169,10 @@ class _Lowering:
         gradients = [self.gradient.pop(o) for o in op.outs if o in self.gradient]
         if not gradients:
             return
-        total, spec = gradients[0], op.site.ins[0]
-        site = Site("add", (spec, spec), (spec,), layer=op.site.layer, line=op.site.line)
+        total, site = gradients[0], sum_of(op.site)
+        self.sums[op.site] = site
         for g in gradients[1:]:
-            both, total = (total, g), self.new(spec)
+            both, total = (total, g), self.new(site.outs[0])
             self.emit(site, "forward", both, (total,))
         self.gradient[op.ins[0]] = total
 
@@ -242,6 +244,12 @@ class _Lowering:
         self.emit(job.op.site, "weight_gradient", (*kept, *job.sources), ())
 
 
+def sum_of(fork: Site) -> Site:
+    """The sum of two gradients of a fork."""
+    spec = fork.ins[0]
+    return Site("add", (spec, spec), (spec,), layer=fork.layer, line=fork.line)
+
+
 def _named(op: Op, name: str) -> int:
     """`in0`, `out1`, `extra0` of an op."""
     kind, index = name[:-1], int(name[-1])
@@ -259,7 +267,7 @@ def lower(tape: Tape, remake: Iterable[str] = (), *, split: bool = False, traini
     exit_ = None if tape.exit is None else low.root(tape.exit)
     if not training:
         actions, by_send = _place_frees(lists, tape, exit_, None)
-        return Chunk(tape, tuple(low.specs), actions, tape.entry, exit_, None, None, by_send, _inputs(tape))
+        return Chunk(tape, tuple(low.specs), actions, tape.entry, exit_, None, None, by_send, _inputs(tape), {})
     exit_gradient = None
     if tape.exit is not None:
         exit_gradient = low.gradient[tape.exit] = low.new(tape.specs[tape.exit])
@@ -272,8 +280,9 @@ def lower(tape: Tape, remake: Iterable[str] = (), *, split: bool = False, traini
     entry_gradient = None if tape.entry is None else low.gradient.get(tape.entry)
     actions, by_send = _place_frees(lists, tape, exit_, entry_gradient)
     return Chunk(
-        tape, tuple(low.specs), actions, tape.entry, exit_, entry_gradient, exit_gradient, by_send, _inputs(tape)
-    )
+        tape, tuple(low.specs), actions, tape.entry, exit_, entry_gradient, exit_gradient, by_send, _inputs(tape),
+        low.sums,
+    )  # fmt: skip
 
 
 def _inputs(tape: Tape) -> dict[int, str]:
@@ -284,26 +293,23 @@ def _place_frees(
     lists: Mapping[str, list[Call]], tape: Tape, exit_: int | None, entry_gradient: int | None
 ) -> tuple[dict[str, tuple[Instruction, ...]], frozenset[int]]:
     """Every register but the resident inputs is freed after its last use; what is sent, by the send."""
-    last: dict[int, tuple[str, int]] = {}
-    for name, calls in lists.items():
-        for i, c in enumerate(calls):
-            at = (name, i)
-            for r in c.ins:
-                last[r] = at
-            for r in c.outs:
-                last[r] = at
+    last: dict[int, int] = {}  # register -> its last call, all actions counted through
+    count = 0
+    for calls in lists.values():
+        for i, c in enumerate(calls, count):
+            last |= dict.fromkeys(c.ins, i)
+            last |= dict.fromkeys(c.outs, i)
+        count += len(calls)
     resident = set(tape.inputs.values())
     by_send = set[int]()
-    if exit_ is not None and last[exit_][0] == "Fwd":
+    if exit_ is not None and last[exit_] < len(lists["Fwd"]):
         by_send.add(exit_)
-    if entry_gradient is not None and last[entry_gradient][0] != "Wgt":
+    if entry_gradient is not None and last[entry_gradient] < count - len(lists.get("Wgt", ())):
         by_send.add(entry_gradient)
-    frees: dict[tuple[str, int], list[int]] = {}
-    for r, at in last.items():
+    frees: list[list[int]] = [[] for _ in range(count)]
+    for r, i in last.items():
         if r not in resident and r not in by_send:
-            frees.setdefault(at, []).append(r)
-    actions = {
-        name: tuple(Instruction(c, tuple(frees.get((name, i), ()))) for i, c in enumerate(calls))
-        for name, calls in lists.items()
-    }
+            frees[i].append(r)
+    each = iter(frees)
+    actions = {name: tuple([Instruction(c, tuple(next(each))) for c in calls]) for name, calls in lists.items()}
     return actions, frozenset(by_send)

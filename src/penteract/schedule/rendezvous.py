@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from penteract.errors import Bug
-from penteract.schedule.actions import ActionList, Compute, Exchange, Transfer, Woven, computes
-from penteract.schedule.program import Message, message_of
+from penteract.schedule.actions import ActionList, Compute, Exchange, Payload, Transfer, Woven, computes, stage_of
 
 Cost = Callable[[int, Compute], float]  # (rank, walk) -> its time
+_Name = tuple[Payload, int, int]  # of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,38 +27,90 @@ def unit_cost(rank: int, compute: Compute) -> float:
     return 2.0 if compute.kind == "Bwd" else 1.0
 
 
-def rendezvous(lists: Sequence[ActionList], cost: Cost, wire: float) -> list[list[Span]]:
-    """When every action runs, by rank. Ranks never choose, so there is one outcome, whatever order we look at them in.
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The actions of all ranks in one line, each after all that it waits for: what no cost can change.
+
+    Moments are numbered: the start of rank r is r, the end of the i-th step is ranks + i.
+
+    steps   (rank, action)
+    after   the moment at which the rank is ready for the step: it then starts, or posts its exchange
+    meets   the moments at which an exchange is posted by its peers; nothing else has such
+    """
+
+    ranks: int
+    steps: tuple[tuple[int, Compute | Woven | Exchange], ...]
+    after: tuple[int, ...]
+    meets: tuple[tuple[int, ...], ...]
+
+    def ends(self, took: Iterable[float], wire: float) -> list[float]:
+        """When each moment is. `took`: seconds of each step, of an exchange without meaning."""
+        at = [0.0] * self.ranks
+        for after, meets, seconds in zip(self.after, self.meets, took, strict=True):
+            at.append(max(at[after], *[at[i] for i in meets]) + wire if meets else at[after] + seconds)
+        return at
+
+    def last(self) -> list[int]:
+        """The last moment of each rank."""
+        last = list(range(self.ranks))
+        for moment, (rank, _) in enumerate(self.steps, self.ranks):
+            last[rank] = moment
+        return last
+
+
+def order(lists: Sequence[ActionList]) -> Order:
+    """Ranks never choose, so there is one outcome, whatever order we look at them in.
 
     Raises Bug("SCHEDULE") with the cycle of ranks when they wait for each other.
     """
     pp = len(lists)
-    spans: list[list[Span]] = [[] for _ in lists]
-    posted: dict[tuple[Message, int], float] = {}  # (message, rank) -> when that rank came to it
+    steps, after, meets = list[tuple[int, Compute | Woven | Exchange]](), list[int](), list[tuple[int, ...]]()
+    at, now = [0] * pp, list(range(pp))  # by rank: its next action, the moment that it has come to
+    posted: dict[tuple[_Name, int], int] = {}  # (message, rank) -> the moment at which that rank came to it
     awake = list(range(pp))
     while awake:
         rank = awake.pop()
-        while len(spans[rank]) < len(lists[rank]):
-            action = lists[rank][len(spans[rank])]
-            start = spans[rank][-1].end if spans[rank] else 0.0
+        actions = lists[rank]
+        while at[rank] < len(actions):
+            action, met = actions[at[rank]], ()
             if isinstance(action, Exchange):
-                both = [(message_of(t, rank, pp), t.peer) for t in action.transfers]
-                for message, peer in both:
-                    if (message, rank) not in posted:
-                        posted[message, rank] = start
+                both = [(_name(t, rank, pp), t.peer) for t in action.transfers]
+                for name, peer in both:
+                    if (name, rank) not in posted:
+                        posted[name, rank] = now[rank]
                         awake.append(peer)
-                if not all(pair in posted for pair in both):
+                met = tuple([posted[pair] for pair in both if pair in posted])
+                if len(met) < len(both):
                     break
-                end = max([start, *(max(start, posted[pair]) + wire for pair in both)])
-            else:
-                end = start + sum(cost(rank, part) for part in computes(action))
-            spans[rank].append(Span(action, start, end))
-    if any(len(done) < len(actions) for done, actions in zip(spans, lists, strict=True)):
-        _deadlock(lists, [len(done) for done in spans], posted)
+            steps.append((rank, action))
+            after.append(now[rank])
+            meets.append(met)
+            at[rank], now[rank] = at[rank] + 1, pp + len(steps) - 1
+    if any(done < len(actions) for done, actions in zip(at, lists, strict=True)):
+        _deadlock(lists, at, posted)
+    return Order(pp, tuple(steps), tuple(after), tuple(meets))
+
+
+def rendezvous(lists: Sequence[ActionList], cost: Cost, wire: float) -> list[list[Span]]:
+    """When every action runs, by rank. Raises as `order`."""
+    line = order(lists)
+    took = [sum(cost(rank, part) for part in computes(action)) for rank, action in line.steps]
+    at = line.ends(took, wire)
+    spans: list[list[Span]] = [[] for _ in lists]
+    for (rank, action), after, end in zip(line.steps, line.after, at[line.ranks :], strict=True):
+        spans[rank].append(Span(action, at[after], end))
     return spans
 
 
-def _deadlock(lists: Sequence[ActionList], at: list[int], posted: dict[tuple[Message, int], float]) -> NoReturn:
+def _name(transfer: Transfer, rank: int, pp: int) -> _Name:
+    """A message as both of its ranks name it: what it is, its micro-batch, the stage that it comes from."""
+    here = stage_of(rank, transfer.chunk, pp)
+    if transfer.kind == "Recv":
+        here += -1 if transfer.what == "value" else 1
+    return transfer.what, transfer.micro, here
+
+
+def _deadlock(lists: Sequence[ActionList], at: list[int], posted: dict[tuple[_Name, int], int]) -> NoReturn:
     """Follow who waits for whom until a rank comes twice, and name that cycle."""
     rank = next(r for r, actions in enumerate(lists) if at[r] < len(actions))
     path: list[tuple[int, Transfer]] = []
@@ -66,7 +118,7 @@ def _deadlock(lists: Sequence[ActionList], at: list[int], posted: dict[tuple[Mes
         action = lists[rank][at[rank]] if at[rank] < len(lists[rank]) else None
         if not isinstance(action, Exchange):
             raise Bug("SCHEDULE", f"{path[-1][1]} is never met, its peer is done", where=f"rank {path[-1][0]}")
-        waits = next(t for t in action.transfers if (message_of(t, rank, len(lists)), t.peer) not in posted)
+        waits = next(t for t in action.transfers if (_name(t, rank, len(lists)), t.peer) not in posted)
         path.append((rank, waits))
         rank = waits.peer
     cycle = path[[r for r, _ in path].index(rank) :]

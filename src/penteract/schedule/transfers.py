@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from penteract.errors import Bug
 from penteract.schedule.actions import (
@@ -24,6 +25,7 @@ UNITS: dict[ComputeKind, int] = {"Fwd": 1, "Bwd": 2, "Inp": 1, "Wgt": 1}
 
 _Message = tuple[Payload, int, int, int]  # what, micro, source stage, target stage
 _Line = list[Compute | Woven | Transfer]  # one rank's events
+_half = cache(Transfer)  # schedules of one pipeline have the same messages
 
 
 def with_transfers(lists: Sequence[ComputeList], pp: int, vpp: int) -> list[ActionList]:
@@ -74,8 +76,8 @@ class _Play:
             if max(self.free_at[sender], self.free_at[receiver]) > now:
                 later.append(message)
                 continue
-            self.lines[sender].append(Transfer("Send", what, micro, produces, receiver))
-            self.lines[receiver].append(Transfer("Recv", what, micro, consumes, sender))
+            self.lines[sender].append(_half("Send", what, micro, produces, receiver))
+            self.lines[receiver].append(_half("Recv", what, micro, consumes, sender))
             self.arrived.add(message)
         self.pending = later
 
@@ -115,13 +117,20 @@ def _grouped(line: _Line) -> ActionList:
     Messages of the same direction stay apart: then an exchange is matched by the order of messages alone.
     """
     result: ActionList = []
+    together: list[Transfer] = []
+
+    def post() -> None:
+        if together:
+            result.append(Exchange(tuple(together)))
+            together.clear()
+
     for event in line:
         if not isinstance(event, Transfer):
+            post()
             result.append(event)
             continue
-        last = result[-1] if result else None
-        if isinstance(last, Exchange) and all((t.kind, t.peer) != (event.kind, event.peer) for t in last.transfers):
-            result[-1] = Exchange((*last.transfers, event))
-        else:
-            result.append(Exchange((event,)))
+        if any(t.kind == event.kind and t.peer == event.peer for t in together):
+            post()
+        together.append(event)
+    post()
     return result

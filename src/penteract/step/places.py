@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penteract.ops.lower import Chunk
 from penteract.ops.spec import Received, Spec, Widths
@@ -19,11 +20,11 @@ ALIGNMENT = 512  # of a register's first byte: what kernels with wide loads ask 
 
 Span = tuple[str, str]  # the action in which a register is born, and the one in which it dies
 Moment = tuple[str, int, int]  # action, its run of instructions of one layer, instruction
+_Need = tuple[int, int, int, Bytes]  # a register, the instructions that make and free it, its bytes
 BORDERS = ("Recv value", "Recv gradient", "Send value", "Send gradient")  # as moments: outside of any action
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
+class Life(NamedTuple):
     """From when to when a register is alive."""
 
     born: Moment
@@ -100,50 +101,52 @@ def lives(chunk: Chunk) -> dict[int, Life]:
 
 def places(chunk: Chunk, widths: Widths) -> Places:
     """Give every register of a chunk its place."""
+    alive = lives(chunk)
+    return lay_out(chunk.actions, alive, {r: n for r in alive if (n := aligned(chunk.specs[r], widths))})
+
+
+def lay_out(actions: Iterable[str], alive: Mapping[int, Life], sizes: Mapping[int, Bytes]) -> Places:
+    """Give every register that has a size its place."""
     at: dict[int, tuple[Span, Bytes]] = {}
     slots: dict[Span, Bytes] = {}
-    inside: dict[tuple[str, int], list[int]] = {}  # scratch of one run
-    across: dict[str, list[int]] = {}  # scratch that crosses runs
-    alive, sizes = lives(chunk), dict[int, Bytes]()
-    for r, life in alive.items():
-        if not (n := aligned(chunk.specs[r], widths)):
-            continue
-        sizes[r] = n
-        if not life.scratch:
-            begin = slots.get(life.span, 0)
-            at[r], slots[life.span] = (life.span, begin), begin + n
-        elif life.born[:2] == life.dies[:2]:
-            inside.setdefault(life.born[:2], []).append(r)
+    inside: dict[str, dict[int, list[_Need]]] = {name: {} for name in actions}  # scratch of one run
+    across: dict[str, list[_Need]] = {name: [] for name in inside}  # scratch that crosses runs
+    for r, n in sizes.items():
+        (name, run, i), (last, last_run, j) = alive[r]
+        if name != last:
+            begin = slots.get((name, last), 0)
+            at[r], slots[name, last] = ((name, last), begin), begin + n
+        elif run == last_run:
+            inside[name].setdefault(run, []).append((r, i, j, n))
         else:
-            across.setdefault(life.born[0], []).append(r)
+            across[name].append((r, i, j, n))
     scratch: dict[str, Scratch] = {}
-    for name in chunk.actions:
-        border, where = _first_fit(across.get(name, ()), alive, sizes)
-        at |= {r: ((name, name), offset) for r, offset in where.items()}
+    for name, runs in inside.items():
+        span = (name, name)
+        border, where = _first_fit(across[name])
+        at |= {r: (span, offset) for r, offset in where}
         layer = 0
-        for key, registers in inside.items():
-            if key[0] == name:
-                size, where = _first_fit(registers, alive, sizes)
-                at |= {r: ((name, name), border + offset) for r, offset in where.items()}
-                layer = max(layer, size)
+        for registers in runs.values():
+            size, where = _first_fit(registers)
+            at |= {r: (span, border + offset) for r, offset in where}
+            layer = max(layer, size)
         scratch[name] = Scratch(border, layer)
     return Places(slots, scratch, at, alive, sizes)
 
 
-def _first_fit(
-    registers: Iterable[int], alive: Mapping[int, Life], sizes: Mapping[int, Bytes]
-) -> tuple[Bytes, dict[int, Bytes]]:
+def _first_fit(registers: Iterable[_Need]) -> tuple[Bytes, list[tuple[int, Bytes]]]:
     """The lowest gap for each, in the order of birth: (bytes in all, offsets)."""
-    where: dict[int, Bytes] = {}
-    taken: list[tuple[Bytes, Bytes, int]] = []  # (begin, end, register), ascending
+    where: list[tuple[int, Bytes]] = []
+    taken: list[tuple[Bytes, Bytes, int]] = []  # (begin, end, the instruction that frees it), ascending
     size = 0
-    for r in registers:
-        taken = [t for t in taken if alive[t[2]].dies >= alive[r].born]
+    for r, born, dies, n in registers:
+        taken = [t for t in taken if t[2] >= born]
         begin = 0
         for low, high, _ in taken:
-            if low - begin >= sizes[r]:
+            if low - begin >= n:
                 break
             begin = high
-        insort(taken, (begin, begin + sizes[r], r))
-        where[r], size = begin, max(size, begin + sizes[r])
+        insort(taken, (begin, begin + n, dies))
+        where.append((r, begin))
+        size = max(size, begin + n)
     return size, where
