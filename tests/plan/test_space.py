@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penteract.plan.ask import Ask
+from penteract.plan.ask import Ask, parse_axes
 from penteract.plan.legality import CROSSES, reason
 from penteract.plan.space import Space, divisors
 from penteract.spec.case import Case
@@ -133,3 +133,11 @@ def test_reasons_have_no_numbers_of_their_own() -> None:
     list(Space(asked(model, 48, 8190, 36)).families(refused))
     assert len(refused) > 4
     assert not [why for why in refused if any(c.isdigit() for c in why.replace("2·cp", ""))]
+
+
+def test_pinned_values_are_a_set_whatever_their_order() -> None:
+    one, other = (
+        parse_axes(text, flag="--fix", several=True)
+        for text in ("mbs=16/1/16,recompute=full/none", "mbs=1/16,recompute=none/full")
+    )
+    assert one == other

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as to_json
 import shutil
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated
@@ -23,7 +24,7 @@ from penteract.plan.search import Timed
 from penteract.plan.text import as_text_whole, basis, spent
 from penteract.plan.whatif import what_if
 from penteract.spec.mesh import Mesh
-from penteract.units import parse_count
+from penteract.units import gib, parse_count
 
 EXAMPLES = (
     "penteract plan llama-3.1-8b --gpus 8xH200",
@@ -64,15 +65,22 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     """
     started = perf_counter()
     _check_numbers(top=top, why=why)
+    whole = _count(tokens) if tokens is not None else None
+    _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
+    if out is not None and out.exists():
+        raise BadInput("FILE", "it exists already", where="--out", found=out, fix="choose another name, or remove it")
     found = ask_plan(
         model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
         tp_across_nodes=tp_across_nodes, precision=precision, headroom=headroom,
     )  # fmt: skip
     chosen = found.number(why or 1) if found.layouts or why or out else None
-    whole = _count(tokens) if tokens else None
     money = budget(found, chosen, whole, usd_per_gpu_hour) if chosen and whole else None
     reasons = _reasons(found, chosen, why) if chosen and found.counts.fit and (why or not json) else []
     if out is not None and chosen:
+        if not found.counts.fit:
+            raise BadInput("MEMORY", "no run file of what does not fit", where="--out",
+                           found=f"{gib(chosen.quote.allocated):.1f} GiB a GPU",
+                           allowed=f"{gib(found.ask.usable):.1f} GiB", fix="another layout, or more GPUs")  # fmt: skip
         _write(out, found, chosen)
     if json:
         told = as_dict(found) | ({"budget": asdict(money)} if money else {})
@@ -93,6 +101,21 @@ def _check_numbers(**given: int | None) -> None:
     for name, value in given.items():
         if value is not None and value < 1:
             raise BadInput("VALUE", "layouts count from 1", where=f"--{name}", found=value, fix=f"--{name} 1")
+
+
+def _check_words(*, layout: str | None, fix: str | None, tokens: str | None, usd: float | None, draw: bool) -> None:
+    """Options that say nothing together, and a price that is none."""
+    if layout is not None and fix is not None:
+        raise BadInput(
+            "USAGE", "one layout has nothing to search", where="--fix", found=fix, fix="drop --layout or --fix"
+        )
+    if draw:
+        raise BadInput("USAGE", "a drawing is no JSON", where="--draw", found="--json", fix="drop --draw or --json")
+    if usd is not None and not (isfinite(usd) and usd >= 0):
+        raise BadInput("VALUE", "no price", where="--usd-per-gpu-hour", found=usd, allowed="0 or more", fix="2.5")
+    if usd is not None and tokens is None:
+        raise BadInput("USAGE", "a cost is of a whole training", where="--usd-per-gpu-hour", found="no --tokens",
+                       fix="--tokens 1T")  # fmt: skip
 
 
 def _reasons(found: Plan, chosen: Timed, why: int | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import fsum
+from math import fsum, isclose
 
 from penteract.schedule.actions import computes
 from penteract.schedule.in_flight import action_lists, steady
@@ -19,7 +19,8 @@ Passes = tuple[Mapping[str, Seconds], ...]  # by chunk: seconds of each action o
 def critical_path(layout: Layout, ranks: Sequence[Passes], wire: Seconds) -> tuple[Seconds, ...]:
     """When each pipeline rank has done its last action. `wire`: seconds of a message between stages.
 
-    Long schedules repeat themselves, so beyond `steady` micro-batches each turn takes as long as the last two told.
+    Long schedules repeat themselves: once two turns of pp micro-batches take equally long on every rank, so do the
+    others. Uneven stages settle late, and are played until they have.
     """
     lay, m = layout, layout.gradient_accumulation_steps
     if lay.pp == 1:
@@ -27,10 +28,15 @@ def critical_path(layout: Layout, ranks: Sequence[Passes], wire: Seconds) -> tup
     enough = steady(lay.pp, lay.vpp) + lay.pp
     if m <= enough + lay.pp:
         return _ends(lay, ranks, wire, m)
-    first = enough + (m - enough) % lay.pp
-    few, more = (_ends(lay, ranks, wire, n) for n in (first, first + lay.pp))
-    turns = (m - first) // lay.pp
-    return tuple(a + turns * (b - a) for a, b in zip(few, more, strict=True))
+    at = enough + (m - enough) % lay.pp
+    while at + 2 * lay.pp < m:
+        one, two, three = (_ends(lay, ranks, wire, at + n * lay.pp) for n in range(3))
+        turn = [c - b for b, c in zip(two, three, strict=True)]
+        if all(isclose(b - a, t, rel_tol=1e-9) for a, b, t in zip(one, two, turn, strict=True)):
+            turns = (m - at) // lay.pp - 2
+            return tuple(c + turns * t for c, t in zip(three, turn, strict=True))
+        at = min(m, 2 * at + (m - 2 * at) % lay.pp)
+    return _ends(lay, ranks, wire, m)
 
 
 def _ends(lay: Layout, ranks: Sequence[Passes], wire: Seconds, micros: int) -> tuple[Seconds, ...]:

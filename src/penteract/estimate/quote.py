@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
-from penteract.units import Bytes, Seconds
+from penteract.units import Bytes, Flops, Seconds
 
 _Shape = tuple[object, ...]  # what decides the passes of all pipeline ranks
 
@@ -150,6 +150,14 @@ class Quoter:
             self._forward = Forward.of(self.composer)
         return self._forward
 
+    def remade_flops(self, layout: Layout) -> Flops:
+        """What all ranks together compute a second time in a step."""
+
+        def forward(lay: Layout) -> Flops:
+            return sum(self.composer.rank(lay, r).flops["forward"] for r in range(lay.pp)) * (lay.world // lay.pp)
+
+        return forward(layout) - forward(replace(layout, remake=()))
+
     # ---- memory ----------------------------------------------------------------------------------------------
 
     def _holding(self, layout: Layout, seen: Sight) -> _Held:
@@ -170,16 +178,22 @@ class Quoter:
     def _sums(self, layout: Layout) -> list[Reduction]:
         """Of each group of pipeline ranks with the same stages."""
         deal = self.composer.deal(layout)
-        return [self._reduction(layout, ranks[0], deal.by_rank[ranks[0]]) for ranks in deal.alike]
+        each = layout.world // layout.pp
+        node = self.cluster.gpus_per_node
+        if each % node == 0 or node % each == 0:  # all stages lie on nodes alike
+            return [self._reduction(layout, ranks[0], deal.by_rank[ranks[0]]) for ranks in deal.alike]
+        told = [[self._reduction(layout, r, deal.by_rank[r]) for r in ranks] for ranks in deal.alike]
+        return [max(some, key=lambda s: s.reduce) for some in told]
 
     def _reduction(self, layout: Layout, r: int, chains: Chains) -> Reduction:
         lay = layout
         edge = (lay.pp, r) if self.composer.shared(chains) else ()
-        key = (chains, lay.dp, lay.tp, lay.cp, lay.ep, lay.expert_tp, lay.zero, lay.bucket_bytes, edge)
+        place = r * (lay.world // lay.pp) % self.cluster.gpus_per_node  # of the stage's first rank on its node
+        key = (chains, place, lay.dp, lay.tp, lay.cp, lay.ep, lay.expert_tp, lay.zero, lay.bucket_bytes, edge)
         if key not in self._reductions:
             mesh = Mesh(lay)
             rank = mesh.group("pp", 0)[r]
-            made = [(bucket_of(pack, mesh, rank), n) for pack, n in self.composer.counted_packs(lay, r)]
+            made = [(bucket_of(pack.at(r), mesh, rank), n) for pack, n in self.composer.counted_packs(lay, r)]
             self._reductions[key] = reduction(made, self.rates, self.composer.widths, self.cluster.gpus_per_node)
         return self._reductions[key]
 

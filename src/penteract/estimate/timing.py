@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import fsum, prod
+from math import fsum, lcm, prod
 
 from penteract.estimate.load import Load
 from penteract.estimate.pieces import Piece, bytes_of, shapes
@@ -42,7 +42,12 @@ class Device:
     costs: dict[tuple[Site, str], tuple[Part, Seconds]]
 
     def span(self, axis: str) -> Span:
-        return Span.of(self.mesh.group(axis, 0), self.gpus_per_node)
+        """Of the group that lies worst. Where blocks of ranks and nodes do not divide, groups lie differently."""
+        lay, node = self.mesh.layout, self.gpus_per_node
+        block = lay.tp * {"tp": 1, "cp": lay.cp, "sequence": lay.cp, "ep": lay.ep}[axis]
+        aligned = block % node == 0 or node % block == 0
+        ranks = (0,) if aligned else range(min(lay.world, lcm(block, node)))
+        return max((Span.of(self.mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
 
     def bytes_of(self, spec: Spec) -> Bytes:
         return bytes_of(spec, self.widths, self.load)

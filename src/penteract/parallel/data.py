@@ -14,7 +14,7 @@ Papers     Li 2020 (2006.15704); Rajbhandari 2019 (1910.02054) §5.1
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from penteract.ops.params import Homes, Param, holders
@@ -61,6 +61,11 @@ class Pack:
     params: tuple[Param, ...]
     offsets: tuple[int, ...]
     elements: int
+
+    def at(self, stage: int) -> Pack:
+        """The same parameters of another pipeline rank, unless several share them."""
+        cut, where, decay = self.alike
+        return self if len(where) > 1 else replace(self, alike=(cut, (stage,), decay))
 
 
 def packs(params: Iterable[Param], homes: Homes, mesh: Mesh, width: int) -> Iterator[Pack]:

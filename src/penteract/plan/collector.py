@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def uncollected() -> Generator[None]:
     """Without the collector: a plan keeps hundreds of thousands of small values and makes no cycles, and the collector
     would look through all of them again and again, for a third of the time."""
     was = gc.isenabled()

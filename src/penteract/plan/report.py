@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penteract.model.count import parameters
-from penteract.plan.ask import Ask, as_axes, recompute_of
+from penteract.plan.ask import Ask, as_axes
 from penteract.plan.plan import Plan
 from penteract.plan.search import Timed
 from penteract.units import gib
@@ -47,9 +47,7 @@ def utilisation(plan: Plan, timed: Timed) -> Utilisation:
         return Utilisation(None, None, None)
     asked = plan.quoter.model_flops(plan.ask.tokens)
     peak = timed.time.seconds * timed.layout.world * gpu.peak(plan.ask.precision)
-    again = 0.0
-    if recompute_of(timed.layout) == "full":  # the layers' forward once more, not the head's
-        again = asked.full / 3 - 2 * plan.ask.model.vocab_size * plan.ask.model.hidden_size * plan.ask.tokens
+    again = plan.quoter.remade_flops(timed.layout)
     return Utilisation(asked.full / peak, asked.causal / peak, (asked.full + again) / peak)
 
 

@@ -72,7 +72,9 @@ def price_all(
     count = 0
     for family in families:
         for place, layout in enumerate(family):
-            twin = fits.get(replace(layout, remake=_PLAIN)) if layout.remake != _PLAIN else None
+            # Not under zero-bubble: what waits for its weight gradients may be more than what recomputing spares.
+            spares = layout.remake != _PLAIN and layout.schedule != "zb_h1"
+            twin = fits.get(replace(layout, remake=_PLAIN)) if spares else None
             if twin:
                 slower.append((twin.at_least, layout))
                 continue
