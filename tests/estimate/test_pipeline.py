@@ -1,4 +1,4 @@
-"""The critical path of a long schedule is that of playing it in full, and no bound exceeds it, however uneven stages are."""
+"""A long schedule takes as long as playing it in full, and no bound exceeds that, however uneven its stages are."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def headline(plan: Plan) -> str:
 def counted(plan: Plan, seconds: float) -> str:
     """How many layouts were looked at, and what became of them."""
     counts, ask = plan.counts, plan.ask
-    told = [f"{_spaced(counts.enumerated)} layouts in {seconds:.2g} s: {_spaced(counts.priced)} priced, "
+    what = "layout" if counts.enumerated == 1 else "layouts"
+    told = [f"{_spaced(counts.enumerated)} {what} in {seconds:.2g} s: {_spaced(counts.priced)} priced, "
             f"{_spaced(counts.fit)} fit, {_spaced(counts.simulated)} simulated"]  # fmt: skip
     refused = [f"  {_spaced(n):>9}  {why}" for why, n in list(counts.refused.items())[:_REASONS]]
     if rest := list(counts.refused.values())[_REASONS:]:
@@ -135,7 +136,10 @@ def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation:
         parts.append(details(plan, chosen))
     if explanation and plan.counts.enumerated > 1:
         parts.append("\n".join(explanation))
-    parts.append(f"Rates {plan.quoter.basis.get('collective', 'unknown')}")
+    rates = plan.quoter.basis.get("collective", "unknown")
+    parts.append(
+        f"Rates {rates}\nTimes are modelled, to rank layouts; recorded steps take longer: README, Measured so far"
+    )
     return "\n\n".join(part for part in parts if part)
 
 
