@@ -12,6 +12,7 @@ from itertools import repeat
 from typing import TypeVar
 
 from penteract.estimate.pieces import ENDS, Kind, Piece, Recorder, Sight, Wire, sight
+from penteract.estimate.pools import Pools
 from penteract.estimate.price import fed, held
 from penteract.estimate.stages import Borders, Chain, StageSum, add_up, borders, shown
 from penteract.model.decoder import homes
@@ -19,12 +20,9 @@ from penteract.ops.params import Param
 from penteract.ops.spec import WIDTHS, Widths
 from penteract.parallel.data import Bucket, Pack, bucket_of, packs
 from penteract.parallel.pipeline import stage_layers
-from penteract.schedule.in_flight import most_in_flight
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
-from penteract.step.arena import Pool, share_slots
-from penteract.step.places import Span
 from penteract.units import Bytes
 
 _Key = TypeVar("_Key")
@@ -81,6 +79,7 @@ class Composer:
     pieces: dict[tuple[Kind, Sight], Piece] = field(default_factory=dict[tuple[Kind, Sight], Piece])
     sums: dict[Sight, dict[Chain, StageSum]] = field(default_factory=dict[Sight, dict[Chain, StageSum]])
     borders: dict[tuple[Chain, Sight], Borders] = field(default_factory=dict[tuple[Chain, Sight], Borders])
+    pooled: dict[tuple[Sight, Chains], Pools] = field(default_factory=dict[tuple[Sight, Chains], Pools])
     dealt: dict[tuple[int, int], Deal] = field(default_factory=dict[tuple[int, int], Deal])
     packed: dict[tuple[object, ...], tuple[tuple[Pack, int], ...]] = field(
         default_factory=dict[tuple[object, ...], tuple[tuple[Pack, int], ...]]
@@ -117,7 +116,7 @@ class Composer:
         stages, made = self.stages(layout, pp_rank), self.buckets(layout, pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         update = max(b.shard_size for b in made) * self.widths["stat"]
-        [(arena, routed)] = activations_of(layout, stages, (pp_rank,))
+        [(arena, routed)] = self.pools(layout, pp_rank, stages).activations(layout, (pp_rank,))
         work = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return RankPrice(
             resident=held(made, self.widths) | {"data": fed(inputs, layout.gradient_accumulation_steps, self.widths)},
@@ -139,6 +138,13 @@ class Composer:
             if chain not in known:
                 known[chain] = add_up(self._runs(chain, layout, seen), self._borders(shown(chain), layout, seen))
         return tuple([known[chain] for chain in chains])
+
+    def pools(self, layout: Layout, pp_rank: int, stages: tuple[StageSum, ...]) -> Pools:
+        """The slots of a rank whose chunks are `stages`."""
+        key = (sight(layout), self.chains_of(layout, pp_rank))
+        if key not in self.pooled:
+            self.pooled[key] = Pools.of(stages)
+        return self.pooled[key]
 
     def _borders(self, chain: Chain, layout: Layout, seen: Sight) -> Borders:
         key = (chain, seen)
@@ -222,32 +228,3 @@ def _total(layout: Layout, parts: Iterable[Mapping[_Key, int]]) -> Counter[_Key]
         for key, amount in part.items():
             out[key] += amount * layout.gradient_accumulation_steps
     return +out
-
-
-def activations_of(layout: Layout, stages: Sequence[StageSum], ranks: Sequence[int]) -> list[tuple[Bytes, Bytes]]:
-    """The arena, and what is routed, on each of the pipeline `ranks`, whose stages these are: the schedule alone tells
-    them apart. Routed registers have storages of their own: never more than this at once."""
-    chunks: dict[int, list[int]] = {}  # of equal stages, by identity
-    for c, s in enumerate(stages):
-        chunks.setdefault(id(s), []).append(c)
-    places = list(chunks.values())
-    kinds = [stages[own[0]] for own in places]
-    pool, block = share_slots([s.slots for s in kinds])
-    members: dict[Pool, list[tuple[int, Span]]] = {}
-    for (kind, span), shared in pool.items():
-        members.setdefault(shared, []).extend([(c, span) for c in places[kind]])
-    arena = [max(s.scratch for s in kinds)] * len(ranks)
-    for shared, some in members.items():
-        told, size = _in_flight(layout, tuple(some)), block[shared]
-        arena = [a + size * told[r] for a, r in zip(arena, ranks, strict=True)]
-    routed = [max(s.routed_scratch for s in kinds)] * len(ranks)
-    for c, s in enumerate(stages):
-        for span, size in s.routed.items():
-            told = _in_flight(layout, ((c, span),))
-            routed = [a + size * told[r] for a, r in zip(routed, ranks, strict=True)]
-    return list(zip(arena, routed, strict=True))
-
-
-def _in_flight(layout: Layout, members: tuple[tuple[int, Span], ...]) -> tuple[int, ...]:
-    lay = layout
-    return most_in_flight(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, members)

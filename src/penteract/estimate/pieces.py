@@ -61,7 +61,7 @@ class Piece:
 
     outline: Outline
     sites: Sequence[Site]
-    specs: Mapping[int, Spec]
+    bytes: Mapping[int, Bytes]  # of every register
     params: tuple[Param, ...]
     inputs: Mapping[str, Spec]
     slots: Mapping[Span, Bytes]
@@ -82,6 +82,7 @@ class _Recorded(NamedTuple):
     saying: Saying
     words: set[str]
     sites: list[Site]
+    sizes: dict[Spec, tuple[Bytes, Bytes]]  # known so far: bytes, and those of a place in the arena
 
 
 @dataclass(slots=True)
@@ -138,7 +139,9 @@ class Recorder:
             layers = () if kind in ENDS else (self._layer(kind),)
             part(do, self.model, layers, self.sequence_length, first=kind == "embedding", last=kind == "head")
             words = {op.site.word for op in do.tape.ops} | {"*"}
-            self.tapes[key] = _Recorded(do.tape, tuple(do.params.values()), saying(do.tape), words, sites_of(do.tape))
+            self.tapes[key] = _Recorded(
+                do.tape, tuple(do.params.values()), saying(do.tape), words, sites_of(do.tape), {}
+            )
         return self.tapes[key]
 
     def _layer(self, kind: Kind) -> int:
@@ -147,7 +150,10 @@ class Recorder:
     def _measure(self, outline: Outline, told: _Recorded, layout: Layout) -> Piece:
         load, widths = Balanced.of(self.model, layout, self.sequence_length), self.widths
         chunk, alive, specs = outline.chunk, outline.lives, outline.specs(told.tape, told.sites)
-        sizes = {r: n for r in alive if (n := aligned(specs[r], widths))}
+        for spec in {*specs.values()} - told.sizes.keys():
+            told.sizes[spec] = bytes_of(spec, widths, load), aligned(spec, widths)
+        every = {r: told.sizes[spec] for r, spec in specs.items()}
+        sizes = {r: n for r in alive if (n := every[r][1])}
         found = lay_out(chunk.actions, alive, sizes)
         ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
         slots, routed, scratch = dict(found.slots), Counter[Span](), list[tuple[Life, Bytes]]()
@@ -158,13 +164,13 @@ class Recorder:
                 if name == last and run != last_run:
                     crossing.setdefault(name, []).append((life.born[1:], life.dies[1:], sizes[r]))
             elif name == last:
-                scratch.append((life, bytes_of(specs[r], widths, load)))
+                scratch.append((life, every[r][0]))
             else:
-                routed[life.span] += bytes_of(specs[r], widths, load)
+                routed[life.span] += every[r][0]
         for r in {r for r in ends if r is not None}:
             slots[alive[r].span] -= sizes.get(r, 0)
         return Piece(
-            outline=outline, sites=told.sites, specs=specs, params=told.params,
+            outline=outline, sites=told.sites, bytes={r: n for r, (n, _) in every.items()}, params=told.params,
             inputs={name: told.tape.specs[v] for name, v in told.tape.inputs.items()},
             slots={span: n for span, n in slots.items() if n},
             borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
-from typing import NamedTuple
 
-from penteract.estimate.composed import Chains, Composer, activations_of
+from penteract.estimate.composed import Chains, Composer
 from penteract.estimate.ideal import PARTS, Forward, StepFlops
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, Sight, sight
 from penteract.estimate.pipeline import Passes, critical_path, least
 from penteract.estimate.price import fed
 from penteract.estimate.rates import Rates, Span
-from penteract.estimate.reduction import Reduction, Turns, reduction, turns
+from penteract.estimate.reduction import Reduction, Tail, reduction, turns
 from penteract.estimate.stages import Chain
-from penteract.estimate.timing import Device, Part, time_piece
+from penteract.estimate.timing import Device, Part, Timed, time_piece
 from penteract.ops.tape import Site
-from penteract.parallel.data import bucket_of
+from penteract.parallel.data import Pack, bucket_of
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
@@ -63,13 +62,6 @@ class _Held:
     workspace: tuple[Bytes, ...]
 
 
-class _Timed(NamedTuple):
-    """A pass through a piece by action: seconds of its parts, and of all of them."""
-
-    parts: Mapping[str, Mapping[Part, Seconds]]
-    seconds: Mapping[str, Seconds]
-
-
 @dataclass(slots=True)
 class Quoter:
     """Quotes layouts of one model on one cluster. What two of them share is priced once."""
@@ -80,7 +72,7 @@ class Quoter:
     precision: str = "bf16"
     composer: Composer = field(init=False)
     rates: Rates = field(init=False)
-    _pieces: dict[tuple[Kind, Sight], _Timed] = field(default_factory=dict[tuple[Kind, Sight], _Timed])
+    _pieces: dict[tuple[Kind, Sight], Timed] = field(default_factory=dict[tuple[Kind, Sight], Timed])
     _costs: dict[tuple[Site, str], tuple[Part, Seconds]] = field(
         default_factory=dict[tuple[Site, str], tuple[Part, Seconds]]
     )
@@ -90,6 +82,7 @@ class Quoter:
     _passes: dict[_Shape, tuple[Passes, ...]] = field(default_factory=dict[_Shape, tuple[Passes, ...]])
     _held: dict[_Shape, _Held] = field(default_factory=dict[_Shape, _Held])
     _reductions: dict[_Shape, Reduction] = field(default_factory=dict[_Shape, Reduction])
+    _summed: dict[_Shape, list[Reduction]] = field(default_factory=dict[_Shape, list[Reduction]])
     _bounds: dict[_Shape, list[tuple[Seconds, Seconds, Seconds]]] = field(
         default_factory=dict[_Shape, list[tuple[Seconds, Seconds, Seconds]]]
     )
@@ -128,13 +121,12 @@ class Quoter:
         ends = critical_path(lay, [passes[g] for g in self.composer.deal(lay).group], self._wire(lay))
         norm = self.rates.collective("all_reduce", Span.of(tuple(range(lay.world)), self.cluster.gpus_per_node), 16)
         tails = [self._tail(lay, seen, r, norm) for r in range(lay.pp)]
-        finish = [end + data + update for end, (data, update) in zip(ends, tails, strict=True)]
+        finish = [end + tail.data + tail.update for end, tail in zip(ends, tails, strict=True)]
         # The optimizer of every rank waits for the gradient's norm over all.
-        seconds = max(e + d for e, (d, _) in zip(ends, tails, strict=True)) + max(update for _, update in tails)
+        seconds = max(e + t.data for e, t in zip(ends, tails, strict=True)) + max(t.update for t in tails)
         r = max(range(lay.pp), key=finish.__getitem__)
         parts = self._parts(lay, seen, r)
-        data, update = tails[r]
-        gathers = self._turns(lay, r).after_update()
+        data, update, gathers = tails[r]
         parts["update"] += update - gathers
         parts["data"] += data + gathers
         parts["pipeline"] += seconds - fsum(parts.values())
@@ -167,7 +159,8 @@ class Quoter:
             activations, data, workspace = [0] * lay.pp, list[Bytes](), list[Bytes]()
             for ranks in self.composer.deal(lay).alike:
                 stages = self.composer.stages(lay, ranks[0])
-                for r, (arena, routed) in zip(ranks, activations_of(lay, stages, ranks), strict=True):
+                pools = self.composer.pools(lay, ranks[0], stages)
+                for r, (arena, routed) in zip(ranks, pools.activations(lay, ranks), strict=True):
                     activations[r] = arena + routed
                 inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
                 data.append(fed(inputs, lay.gradient_accumulation_steps, self.composer.widths))
@@ -177,13 +170,16 @@ class Quoter:
 
     def _sums(self, layout: Layout) -> list[Reduction]:
         """Of each group of pipeline ranks with the same stages."""
-        deal = self.composer.deal(layout)
-        each = layout.world // layout.pp
-        node = self.cluster.gpus_per_node
-        if each % node == 0 or node % each == 0:  # all stages lie on nodes alike
-            return [self._reduction(layout, ranks[0], deal.by_rank[ranks[0]]) for ranks in deal.alike]
-        told = [[self._reduction(layout, r, deal.by_rank[r]) for r in ranks] for ranks in deal.alike]
-        return [max(some, key=lambda s: s.reduce) for some in told]
+        lay, node = layout, self.cluster.gpus_per_node
+        key = (lay.dp, lay.tp, lay.pp, lay.vpp, lay.cp, lay.ep, lay.expert_tp, lay.zero, lay.bucket_bytes)
+        if key not in self._summed:
+            deal, each = self.composer.deal(lay), lay.world // lay.pp
+            even = each % node == 0 or node % each == 0  # all stages lie on nodes alike
+            told = [
+                [self._reduction(lay, r, deal.by_rank[r]) for r in ranks[: 1 if even else None]] for ranks in deal.alike
+            ]
+            self._summed[key] = [max(some, key=lambda s: s.reduce) for some in told]
+        return self._summed[key]
 
     def _reduction(self, layout: Layout, r: int, chains: Chains) -> Reduction:
         lay = layout
@@ -197,14 +193,9 @@ class Quoter:
             self._reductions[key] = reduction(made, self.rates, self.composer.widths, self.cluster.gpus_per_node)
         return self._reductions[key]
 
-    def _turns(self, layout: Layout, r: int) -> Turns:
-        mesh = Mesh(layout)
-        packs, node = self.composer.packs(layout, r), self.cluster.gpus_per_node
-        return turns(packs, mesh, mesh.group("pp", 0)[r], self.rates, self.composer.widths, gpus_per_node=node)
-
     # ---- time ------------------------------------------------------------------------------------------------
 
-    def _timed(self, kind: Kind, layout: Layout, seen: Sight) -> _Timed:
+    def _timed(self, kind: Kind, layout: Layout, seen: Sight) -> Timed:
         key = (kind, self.composer.recorder.sight_of(kind, layout, seen))
         if key not in self._pieces:
             load = Balanced.of(self.model, layout, self.sequence_length)
@@ -212,8 +203,7 @@ class Quoter:
             device = Device(
                 self.rates, self.composer.widths, Mesh(layout), self.cluster.gpus_per_node, load, known, self._costs
             )
-            parts = time_piece(piece, device)
-            self._pieces[key] = _Timed(parts, {action: fsum(told.values()) for action, told in parts.items()})
+            self._pieces[key] = time_piece(piece, device)
         return self._pieces[key]
 
     def _passes_of(self, layout: Layout, seen: Sight) -> tuple[Passes, ...]:
@@ -273,27 +263,28 @@ class Quoter:
                         parts[part] += layout.gradient_accumulation_steps * n * seconds
         return parts
 
-    def _tail(self, layout: Layout, seen: Sight, r: int, norm: Seconds) -> tuple[Seconds, Seconds]:
-        """After the last backward of rank r: seconds of sums that it did not hide, and of the update with its gathers
-        and the sum of the gradient's norm.
+    def _tail(self, layout: Layout, seen: Sight, r: int, norm: Seconds) -> Tail:
+        """What comes after the last backward of rank r. `norm`: seconds of the sum of the gradient's norm.
 
         A sum under way makes the backward above it slower, which is counted with the sums.
         """
-        made, told = self._reduction(layout, r, self.composer.chains_of(layout, r)), self._turns(layout, r)
-        ready, end = self._ready(layout, seen, r)
-        hidden = min(made.reduce, end)
+        made, mesh = self._reduction(layout, r, self.composer.chains_of(layout, r)), Mesh(layout)
+        packs, rank = tuple(self.composer.packs(layout, r)), mesh.group("pp", 0)[r]
+        told = turns(packs, mesh, rank, self.rates, self.composer.widths, gpus_per_node=self.cluster.gpus_per_node)
+        ready, end = self._ready(layout, seen, r, packs)
+        hidden, gathers = min(made.reduce, end), told.after_update()
         data = told.after_backward(ready, end) + hidden * (self.rates.beside - 1)
-        return data, made.update + told.after_update() + norm
+        return Tail(data, made.update + gathers + norm, gathers)
 
-    def _ready(self, layout: Layout, seen: Sight, r: int) -> tuple[list[Seconds], Seconds]:
-        """When each bucket's last gradient is written, from the start of the last backward, and when that ends."""
+    def _ready(self, layout: Layout, seen: Sight, r: int, packs: Iterable[Pack]) -> tuple[list[Seconds], Seconds]:
+        """When each pack's last gradient is written, from the start of the last backward, and when that ends."""
         now, at = 0.0, dict[int, list[Seconds]]()  # by identity: equal layers share their parameters
         for kind, params in reversed(self.composer.placed(layout, r)):
             now += fsum(t for action, t in self._timed(kind, layout, seen).seconds.items() if action != "Fwd")
             for p in params:
                 at.setdefault(id(p), []).append(now)
         turn = {p: iter(times) for p, times in at.items()}  # packs take them in this order
-        return [max([next(turn[id(p)]) for p in pack.params]) for pack in self.composer.packs(layout, r)], now
+        return [max([next(turn[id(p)]) for p in pack.params]) for pack in packs], now
 
     def _limit(self, layout: Layout, parts: Mapping[Part, Seconds], seconds: Seconds) -> str:
         """The largest reason why a step is not at the device's peak."""

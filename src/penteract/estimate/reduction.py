@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penteract.estimate.price import held
 from penteract.estimate.rates import Rates, Span
@@ -56,6 +57,15 @@ class Turns:
             if turn.reduce:
                 wire = max(wire, at) + turn.reduce
         return max(0.0, wire - end)
+
+
+class Tail(NamedTuple):
+    """Seconds after a rank's last backward: of sums that it did not hide, of the update with its gathers and the sum of
+    the gradient's norm, and of those gathers alone."""
+
+    data: Seconds
+    update: Seconds
+    gathers: Seconds
 
 
 def reduction(counted: Iterable[tuple[Bucket, int]], rates: Rates, widths: Widths, gpus_per_node: int) -> Reduction:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import fsum, lcm, prod
+from typing import NamedTuple
 
 from penteract.estimate.load import Load
 from penteract.estimate.pieces import Piece, bytes_of, shapes
@@ -117,13 +118,20 @@ class _Clock:
             return "attention" if site.word == "attention" else "compute", fsum(map(rates.product, products)) + (
                 rates.moved(beside) if beside else 0.0
             )
-        moved = sum([self.device.bytes_of(self.piece.specs[r]) for r in registers])
+        moved = sum([self.piece.bytes[r] for r in registers])
         return "pointwise", rates.moved(moved + beside)
 
 
-def time_piece(piece: Piece, device: Device) -> dict[str, dict[Part, Seconds]]:
-    """Seconds of a pass by action and part. Where the host needs longer to launch it, that is what counts."""
-    out: dict[str, dict[Part, Seconds]] = {}
+class Timed(NamedTuple):
+    """A pass through a piece by action: seconds of its parts, and of all of them."""
+
+    parts: Mapping[str, Mapping[Part, Seconds]]
+    seconds: Mapping[str, Seconds]
+
+
+def time_piece(piece: Piece, device: Device) -> Timed:
+    """Play a piece's calls. Where the host needs longer to launch them, that is what counts."""
+    parts: dict[str, Mapping[Part, Seconds]] = {}
     for name, calls in piece.outline.calls.items():
         clock = _Clock(device, piece)
         for call in calls:
@@ -131,5 +139,5 @@ def time_piece(piece: Piece, device: Device) -> dict[str, dict[Part, Seconds]]:
         waiting = len(calls) * device.rates.launch - clock.now
         if waiting > 0:
             clock.parts["launch"] += waiting
-        out[name] = clock.parts
-    return out
+        parts[name] = clock.parts
+    return Timed(parts, {name: fsum(told.values()) for name, told in parts.items()})

@@ -11,19 +11,12 @@ from dataclasses import dataclass, field
 
 from penteract.errors import Bug
 from penteract.ops.bodies import BODIES
+from penteract.ops.frees import Instruction, place_frees
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, Op, Phase, Site, Tape
 
 # Said once whatever is remade: they count, or look at the host.
 _ONCE = frozenset({"loss", "tally", "split_sizes"})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Instruction:
-    """A call, and the registers that nobody reads after it."""
-
-    call: Call
-    frees: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +259,7 @@ def lower(tape: Tape, remake: Iterable[str] = (), *, split: bool = False, traini
     lists = {"Fwd": low.forward()}
     exit_ = None if tape.exit is None else low.root(tape.exit)
     if not training:
-        actions, by_send = _place_frees(lists, tape, exit_, None)
+        actions, by_send = place_frees(lists, tape, exit_, None)
         return Chunk(tape, tuple(low.specs), actions, tape.entry, exit_, None, None, by_send, _inputs(tape), {})
     exit_gradient = None
     if tape.exit is not None:
@@ -278,7 +271,7 @@ def lower(tape: Tape, remake: Iterable[str] = (), *, split: bool = False, traini
     if low.waiting or low.tails:
         raise Bug("LOWER", "a weight gradient or a gather was left behind")
     entry_gradient = None if tape.entry is None else low.gradient.get(tape.entry)
-    actions, by_send = _place_frees(lists, tape, exit_, entry_gradient)
+    actions, by_send = place_frees(lists, tape, exit_, entry_gradient)
     return Chunk(
         tape, tuple(low.specs), actions, tape.entry, exit_, entry_gradient, exit_gradient, by_send, _inputs(tape),
         low.sums,
@@ -287,29 +280,3 @@ def lower(tape: Tape, remake: Iterable[str] = (), *, split: bool = False, traini
 
 def _inputs(tape: Tape) -> dict[int, str]:
     return {v: name for name, v in tape.inputs.items()}
-
-
-def _place_frees(
-    lists: Mapping[str, list[Call]], tape: Tape, exit_: int | None, entry_gradient: int | None
-) -> tuple[dict[str, tuple[Instruction, ...]], frozenset[int]]:
-    """Every register but the resident inputs is freed after its last use; what is sent, by the send."""
-    last: dict[int, int] = {}  # register -> its last call, all actions counted through
-    count = 0
-    for calls in lists.values():
-        for i, c in enumerate(calls, count):
-            last |= dict.fromkeys(c.ins, i)
-            last |= dict.fromkeys(c.outs, i)
-        count += len(calls)
-    resident = set(tape.inputs.values())
-    by_send = set[int]()
-    if exit_ is not None and last[exit_] < len(lists["Fwd"]):
-        by_send.add(exit_)
-    if entry_gradient is not None and last[entry_gradient] < count - len(lists.get("Wgt", ())):
-        by_send.add(entry_gradient)
-    frees: list[list[int]] = [[] for _ in range(count)]
-    for r, i in last.items():
-        if r not in resident and r not in by_send:
-            frees[i].append(r)
-    each = iter(frees)
-    actions = {name: tuple([Instruction(c, tuple(next(each))) for c in calls]) for name, calls in lists.items()}
-    return actions, frozenset(by_send)

@@ -36,12 +36,12 @@ def most_in_flight(
     A long schedule repeats itself: beyond `steady` micro-batches it holds no more, or, where nothing goes back before
     all have gone forward, one more for each.
     """
-    enough = steady(pp, vpp)
-    if micros <= enough + pp:
+    enough, turn = steady(pp, vpp), pp if vpp > 1 else 1  # interleaved asks for multiples of pp
+    if micros <= enough + turn:
         return _most(schedule, pp, vpp, micros, members)
-    first = enough + (micros - enough) % pp  # interleaved asks for multiples of pp
-    few, more = (_most(schedule, pp, vpp, m, members) for m in (first, first + pp))
-    return tuple(a + (b - a) * (micros - first) // pp for a, b in zip(few, more, strict=True))
+    first = enough + (micros - enough) % turn
+    few, more = (_most(schedule, pp, vpp, m, members) for m in (first, first + turn))
+    return tuple(a + (b - a) * (micros - first) // turn for a, b in zip(few, more, strict=True))
 
 
 @cache
@@ -52,12 +52,15 @@ def _most(
 
 
 def _most_of(times: _Times, members: tuple[tuple[int, Span], ...]) -> int:
-    begins = sorted(t for chunk, (begin, _) in members for t in times.get((begin, chunk), ()))
-    ends = sorted(
-        t + (not end.startswith("Send")) for chunk, (_, end) in members for t in times.get((end, chunk), ())
-    )  # what is sent is let go of before anything else happens
+    begins, ends = list[int](), list[int]()
+    for chunk, (begin, end) in members:
+        late = not end.startswith("Send")  # what is sent is let go of before anything else happens
+        begins += times.get((begin, chunk), ())
+        ends += [t + late for t in times.get((end, chunk), ())]
     if len(begins) != len(ends):
         return 0
+    begins.sort()
+    ends.sort()
     most = gone = 0
     for inside, begin in enumerate(begins, 1):
         while ends[gone] <= begin:

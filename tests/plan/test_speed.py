@@ -1,0 +1,50 @@
+"""What a plan costs in counts, which are the same on every machine and under any load; and that it needs no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+
+# In a fresh interpreter: nothing is known yet, and nothing else is imported.
+_COUNT = """
+import cProfile, json, pstats, sys
+from penteract import plan
+
+profile = cProfile.Profile()
+profile.enable()
+found = plan("llama-3.1-8b", "8xH200", sequence_length=8192, batch="1Mi")
+profile.disable()
+recorder = found.quoter.composer.recorder
+print(json.dumps({
+    "enumerated": found.counts.enumerated,
+    "calls": pstats.Stats(profile).total_calls,
+    "tapes": len(recorder.tapes),
+    "lowered": len(recorder.outlines),
+    "pieces": len(found.quoter.composer.pieces),
+    "torch": "torch" in sys.modules,
+}))
+"""
+
+
+@cache
+def counts() -> dict[str, int]:
+    """Of planning 8B on eight GPUs."""
+    done = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_plan_stays_within_its_calls() -> None:
+    assert counts()["enumerated"] > 4000
+    assert counts()["calls"] < 4_300_000
+
+
+def test_what_layouts_share_is_recorded_and_lowered_once() -> None:
+    assert counts()["tapes"] < 390
+    assert counts()["pieces"] < 750
+    assert counts()["lowered"] < 75
+
+
+def test_a_plan_needs_no_torch() -> None:
+    assert not counts()["torch"]
