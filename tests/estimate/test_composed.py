@@ -54,7 +54,7 @@ def test_long_schedules_hold_what_short_ones_foretell(
     name: str, pp: int, vpp: int, more: int, data: st.DataObject
 ) -> None:
     vpp = vpp if name in ("interleaved", "afab") else 1
-    micros = (steady(pp, vpp) // pp + 2 + more) * pp if name == "interleaved" else steady(pp, vpp) + pp + 1 + more
+    micros = steady(pp, vpp) + (1 + more) * (pp if name == "interleaved" else 1)
     rank = data.draw(st.integers(0, pp - 1))
     ends = ["Inp", "Wgt"] if name == "zb_h1" else ["Bwd"]
     spans = [("Fwd", end) for end in ends] + [("Inp", "Wgt")] * (name == "zb_h1")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 ComputeKind = Literal["Fwd", "Bwd", "Inp", "Wgt"]
 Payload = Literal["value", "gradient"]
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(NamedTuple):
     """Walk one chunk for one micro-batch.
 
     `Bwd` is the input and weight gradients together; `Inp` then `Wgt` is the same work split, so that the previous
@@ -25,8 +23,7 @@ class Compute:
         return f"{self.kind[0]}{_name(self.micro, self.chunk)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Woven:
+class Woven(NamedTuple):
     """The backward of one micro-batch and the forward of another, walked together, instruction by instruction."""
 
     backward: Compute
@@ -36,8 +33,7 @@ class Woven:
         return f"{self.backward}|{self.forward}"
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
     """This rank's half of one message between neighbouring stages.
 
     `chunk` is the chunk of this rank that produces (Send) or consumes (Recv) the message; `peer` is the pipeline
@@ -55,8 +51,7 @@ class Transfer:
         return f"{self.kind} {self.what} {_name(self.micro, self.chunk)} {way} rank {self.peer}"
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
+class Exchange(NamedTuple):
     """Transfers posted together; the rank goes on when all of them are done."""
 
     transfers: tuple[Transfer, ...]

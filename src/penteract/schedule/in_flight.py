@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import count
 
 from penteract.schedule.actions import ActionList, Exchange, computes
 from penteract.schedule.generate import generate
@@ -12,6 +13,7 @@ from penteract.schedule.transfers import with_transfers
 from penteract.spec.schedules import ScheduleName
 
 Span = tuple[str, str]  # from a moment to a moment: an action, or the "Recv value" or "Send gradient" of a border
+_MOMENTS = {(way, what): f"{way} {what}" for way in ("Send", "Recv") for what in ("value", "gradient")}
 _Times = Mapping[tuple[str, int], list[int]]  # (moment, chunk) -> when, for one micro-batch after the other
 
 
@@ -36,12 +38,14 @@ def most_in_flight(
     A long schedule repeats itself: beyond `steady` micro-batches it holds no more, or, where nothing goes back before
     all have gone forward, one more for each.
     """
-    enough, turn = steady(pp, vpp), pp if vpp > 1 else 1  # interleaved asks for multiples of pp
-    if micros <= enough + turn:
+    enough = steady(pp, vpp)
+    if micros <= enough:
         return _most(schedule, pp, vpp, micros, members)
-    first = enough + (micros - enough) % turn
-    few, more = (_most(schedule, pp, vpp, m, members) for m in (first, first + turn))
-    return tuple(a + (b - a) * (micros - first) // turn for a, b in zip(few, more, strict=True))
+    held = _most(schedule, pp, vpp, enough, members)
+    if schedule != "afab":
+        return held
+    more = _most(schedule, pp, vpp, enough + 1, members)
+    return tuple(a + (b - a) * (micros - enough) for a, b in zip(held, more, strict=True))
 
 
 @cache
@@ -78,20 +82,20 @@ def _times(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) ->
     when = defaultdict[tuple[str, int], list[int]](list)
     sent: list[tuple[str, int]] = []
     actions = action_lists(schedule, pp, vpp, micros)[rank]
-    for a, action in enumerate(actions):
-        if isinstance(action, Exchange):
-            for name in sent:
-                when[name].append(3 * a)
-            sent = []
-            for t in action.transfers:
-                name = (f"{t.kind} {t.what}", t.chunk)
-                if t.kind == "Send":
-                    sent.append(name)
-                else:
-                    when[name].append(3 * a + 1)
-        else:
-            for c in computes(action):
-                when[c.kind, c.chunk].append(3 * a + 1)
+    for tick, action in zip(count(step=3), actions):
+        if not isinstance(action, Exchange):
+            for kind, _, chunk in computes(action):
+                when[kind, chunk].append(tick + 1)
+            continue
+        for name in sent:
+            when[name].append(tick)
+        sent = []
+        for way, what, _, chunk, _ in action.transfers:
+            name = (_MOMENTS[way, what], chunk)
+            if way == "Send":
+                sent.append(name)
+            else:
+                when[name].append(tick + 1)
     for name in sent:
         when[name].append(3 * len(actions))
     return when

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from typing import NamedTuple
 
 from penteract.errors import Bug
 from penteract.schedule.actions import (
@@ -25,7 +25,15 @@ UNITS: dict[ComputeKind, int] = {"Fwd": 1, "Bwd": 2, "Inp": 1, "Wgt": 1}
 
 _Message = tuple[Payload, int, int, int]  # what, micro, source stage, target stage
 _Line = list[Compute | Woven | Transfer]  # one rank's events
-_half = cache(Transfer)  # schedules of one pipeline have the same messages
+
+
+class _Step(NamedTuple):
+    """An action, how long it takes, and the messages that it waits for and gives."""
+
+    action: Compute | Woven
+    units: int
+    needs: tuple[_Message, ...]
+    gives: tuple[_Message, ...]
 
 
 def with_transfers(lists: Sequence[ComputeList], pp: int, vpp: int) -> list[ActionList]:
@@ -38,25 +46,41 @@ def with_transfers(lists: Sequence[ComputeList], pp: int, vpp: int) -> list[Acti
 
     Raises Bug("SCHEDULE") when the lists wait for each other.
     """
-    play = _Play(lists, pp, pp * vpp)
+    stages = pp * vpp
+    steps = [[_step(action, rank, pp, stages) for action in actions] for rank, actions in enumerate(lists)]
+    play = _Play(steps, [home_of(stage, pp) for stage in range(stages)])
     now: int | None = 0
     while now is not None:
         play.deliver(now)
         play.start(now)
-        now = min((t for t in play.free_at if t > now), default=None)
+        now = min([t for t in play.free_at if t > now], default=None)
     for rank, (actions, at) in enumerate(zip(lists, play.at, strict=True)):
         if at < len(actions):
             raise Bug("SCHEDULE", f"{actions[at]} can never start", where=f"rank {rank}")
     return [_grouped(line) for line in play.lines]
 
 
+def _step(action: Compute | Woven, rank: int, pp: int, stages: int) -> _Step:
+    """A weight gradient has no message, nor have the ends of the pipeline beyond themselves."""
+    units, needs, gives = 0, list[_Message](), list[_Message]()
+    for kind, micro, chunk in computes(action):
+        stage, units = stage_of(rank, chunk, pp), units + UNITS[kind]
+        if kind == "Wgt":
+            continue
+        what, way = ("value", 1) if kind == "Fwd" else ("gradient", -1)
+        if 0 <= stage - way < stages:
+            needs.append((what, micro, stage - way, stage))
+        if 0 <= stage + way < stages:
+            gives.append((what, micro, stage, stage + way))
+    return _Step(action, units, tuple(needs), tuple(gives))
+
+
 @dataclass(slots=True)
 class _Play:
     """The state of all ranks at one moment, and the line of events so far as each rank sees it."""
 
-    lists: Sequence[ComputeList]
-    pp: int
-    stages: int
+    steps: Sequence[Sequence[_Step]]
+    home: Sequence[tuple[int, int]]  # of each stage: rank, chunk
     at: list[int] = field(init=False)  # how many actions each rank has started
     free_at: list[int] = field(init=False)  # when each rank's walk ends
     lines: list[_Line] = field(init=False)
@@ -64,50 +88,35 @@ class _Play:
     arrived: set[_Message] = field(default_factory=set[_Message])
 
     def __post_init__(self) -> None:
-        self.at, self.free_at = [0] * self.pp, [0] * self.pp
-        self.lines = [[] for _ in range(self.pp)]
+        self.at, self.free_at = [0] * len(self.steps), [0] * len(self.steps)
+        self.lines = [[] for _ in self.steps]
 
     def deliver(self, now: int) -> None:
         """Move every message whose two ranks are between walks, in one order for all."""
         later: list[_Message] = []
         for message in sorted(self.pending):
             what, micro, source, target = message
-            (sender, produces), (receiver, consumes) = home_of(source, self.pp), home_of(target, self.pp)
-            if max(self.free_at[sender], self.free_at[receiver]) > now:
+            (sender, produces), (receiver, consumes) = self.home[source], self.home[target]
+            if self.free_at[sender] > now or self.free_at[receiver] > now:
                 later.append(message)
                 continue
-            self.lines[sender].append(_half("Send", what, micro, produces, receiver))
-            self.lines[receiver].append(_half("Recv", what, micro, consumes, sender))
+            self.lines[sender].append(Transfer("Send", what, micro, produces, receiver))
+            self.lines[receiver].append(Transfer("Recv", what, micro, consumes, sender))
             self.arrived.add(message)
         self.pending = later
 
     def start(self, now: int) -> None:
         """Start the next action of every rank that is free and has received what it needs."""
-        for rank, actions in enumerate(self.lists):
-            if self.free_at[rank] > now or self.at[rank] == len(actions):
+        for rank, steps in enumerate(self.steps):
+            at = self.at[rank]
+            if self.free_at[rank] > now or at == len(steps):
                 continue
-            action = actions[self.at[rank]]
-            parts = computes(action)
-            if any(need not in self.arrived for part in parts for need in self._needs(rank, part)):
-                continue
-            self.at[rank] += 1
-            self.free_at[rank] = now + sum(UNITS[part.kind] for part in parts)
-            self.lines[rank].append(action)
-            self.pending += [message for part in parts for message in self._gives(rank, part)]
-
-    def _needs(self, rank: int, part: Compute) -> list[_Message]:
-        """The message that `part` consumes: none for a weight gradient and at the ends of the pipeline."""
-        stage = stage_of(rank, part.chunk, self.pp)
-        if part.kind == "Fwd":
-            return [("value", part.micro, stage - 1, stage)] if stage else []
-        return [("gradient", part.micro, stage + 1, stage)] if part.kind != "Wgt" and stage + 1 < self.stages else []
-
-    def _gives(self, rank: int, part: Compute) -> list[_Message]:
-        """The message that `part` produces."""
-        stage = stage_of(rank, part.chunk, self.pp)
-        if part.kind == "Fwd":
-            return [("value", part.micro, stage, stage + 1)] if stage + 1 < self.stages else []
-        return [("gradient", part.micro, stage, stage - 1)] if part.kind != "Wgt" and stage else []
+            action, units, needs, gives = steps[at]
+            if self.arrived.issuperset(needs):
+                self.at[rank] = at + 1
+                self.free_at[rank] = now + units
+                self.lines[rank].append(action)
+                self.pending += gives
 
 
 def _grouped(line: _Line) -> ActionList:
@@ -117,20 +126,19 @@ def _grouped(line: _Line) -> ActionList:
     Messages of the same direction stay apart: then an exchange is matched by the order of messages alone.
     """
     result: ActionList = []
-    together: list[Transfer] = []
-
-    def post() -> None:
-        if together:
-            result.append(Exchange(tuple(together)))
-            together.clear()
-
+    together: dict[tuple[str, int], Transfer] = {}  # by direction and peer
     for event in line:
-        if not isinstance(event, Transfer):
-            post()
-            result.append(event)
+        if isinstance(event, Transfer):
+            way = event.kind, event.peer
+            if way in together:
+                result.append(Exchange(tuple(together.values())))
+                together = {}
+            together[way] = event
             continue
-        if any(t.kind == event.kind and t.peer == event.peer for t in together):
-            post()
-        together.append(event)
-    post()
+        if together:
+            result.append(Exchange(tuple(together.values())))
+            together = {}
+        result.append(event)
+    if together:
+        result.append(Exchange(tuple(together.values())))
     return result
