@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from penteract.estimate.sized import Sized
 from penteract.ops.bodies import BODIES
 from penteract.ops.lower import Chunk, lower, sum_of
 from penteract.ops.spec import Spec
@@ -87,11 +88,11 @@ class Outline:
         made = {r: (job, k) for some in calls.values() for job, _, outs in some for k, r in enumerate(outs)}
         return Outline(chunk, tuple(jobs), calls, made, lives(chunk))
 
-    def specs(self, tape: Tape, sites: Sequence[Site]) -> dict[int, Spec]:
+    def specs(self, shapes: Sized) -> dict[int, Spec]:
         """Of every register that lives, for a tape that says this."""
-        told = [results(sites[site], phase) for site, phase in self.jobs]
-        specs = dict(enumerate(tape.specs))
+        told = [results(shapes.sites[site], phase) for site, phase in self.jobs]
+        specs = dict(enumerate(shapes.specs))
         specs |= {r: told[job][k] for r, (job, k) in self.made.items()}
-        if tape.exit is not None and self.chunk.exit_gradient is not None:
-            specs[self.chunk.exit_gradient] = tape.specs[tape.exit]
+        if shapes.exit is not None and self.chunk.exit_gradient is not None:
+            specs[self.chunk.exit_gradient] = shapes.exit
         return specs

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from penteract.estimate.load import Balanced, Load
 from penteract.estimate.outline import Outline, Saying, saying, sites_of
+from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
 from penteract.ops.bodies import body_of
 from penteract.ops.collectives import counted
@@ -75,27 +76,36 @@ class Piece:
 
 
 class _Recorded(NamedTuple):
-    """A tape, with what is asked of it again and again."""
+    """A tape whose micro-batch size is open, with what is asked of it again and again."""
 
     tape: Tape
     params: tuple[Param, ...]
     saying: Saying
     words: set[str]
     sites: list[Site]
-    sizes: dict[Spec, tuple[Bytes, Bytes]]  # known so far: bytes, and those of a place in the arena
+
+
+class _Told(NamedTuple):
+    """A tape at one micro-batch size. `sizes` known so far: bytes, and those of a place in the arena."""
+
+    recorded: _Recorded
+    shapes: Sized
+    sizes: dict[Spec, tuple[Bytes, Bytes]]
 
 
 @dataclass(slots=True)
 class Recorder:
     """Records pieces of one model at one sequence length and precision.
 
-    Layouts that differ in what they remake or defer share a tape: it is lowered for each of them.
+    Layouts that differ in what they remake or defer share a tape: it is lowered for each of them. Those that differ in
+    the micro-batch's size share it too, with other shapes.
     """
 
     model: ModelSpec
     sequence_length: int
     widths: Widths
     tapes: dict[tuple[object, ...], _Recorded] = field(default_factory=dict[tuple[object, ...], "_Recorded"])
+    told: dict[tuple[object, ...], _Told] = field(default_factory=dict[tuple[object, ...], "_Told"])
     outlines: dict[tuple[object, ...], Outline] = field(default_factory=dict[tuple[object, ...], Outline])
     workspaces: dict[tuple[Site, str], Bytes] = field(default_factory=dict[tuple[Site, str], Bytes])  # of a call
 
@@ -121,35 +131,46 @@ class Recorder:
 
     def record(self, kind: Kind, layout: Layout) -> Piece:
         """A piece as a layout shows it."""
-        told, split = self._tape(kind, layout), layout.schedule == "zb_h1"
-        remake = tuple(word for word in layout.remake if word in told.words)
-        key = (told.saying, remake, split)
+        told, split = self._told(kind, layout), layout.schedule == "zb_h1"
+        recorded = told.recorded
+        remake = tuple(word for word in layout.remake if word in recorded.words)
+        key = (recorded.saying, remake, split)
         if key not in self.outlines:
-            self.outlines[key] = Outline.of(told.tape, remake, split=split)
+            self.outlines[key] = Outline.of(recorded.tape, remake, split=split)
         return self._measure(self.outlines[key], told, layout)
 
     def tape(self, kind: Kind, layout: Layout) -> Tape:
         """What a layout says of a piece."""
-        return self._tape(kind, layout).tape
+        return self._say(kind, layout).tape
 
-    def _tape(self, kind: Kind, layout: Layout) -> _Recorded:
+    def _told(self, kind: Kind, layout: Layout) -> _Told:
+        """The tape of a piece, at the layout's micro-batch size."""
+        key = (kind, *tape_sight(layout))
+        if key not in self.told:
+            recorded = self._recorded(kind, replace(layout, micro_batch_size=OPEN))
+            self.told[key] = _Told(recorded, sized(recorded.tape, recorded.sites, layout.micro_batch_size), {})
+        return self.told[key]
+
+    def _recorded(self, kind: Kind, layout: Layout) -> _Recorded:
         key = (kind, *tape_sight(layout))
         if key not in self.tapes:
-            do = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")))
-            layers = () if kind in ENDS else (self._layer(kind),)
-            part(do, self.model, layers, self.sequence_length, first=kind == "embedding", last=kind == "head")
+            do = self._say(kind, layout)
             words = {op.site.word for op in do.tape.ops} | {"*"}
-            self.tapes[key] = _Recorded(
-                do.tape, tuple(do.params.values()), saying(do.tape), words, sites_of(do.tape), {}
-            )
+            self.tapes[key] = _Recorded(do.tape, tuple(do.params.values()), saying(do.tape), words, sites_of(do.tape))
         return self.tapes[key]
+
+    def _say(self, kind: Kind, layout: Layout) -> Do:
+        do = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")))
+        layers = () if kind in ENDS else (self._layer(kind),)
+        part(do, self.model, layers, self.sequence_length, first=kind == "embedding", last=kind == "head")
+        return do
 
     def _layer(self, kind: Kind) -> int:
         return next(i for i in range(self.model.layers) if self.model.has_experts(i) == (kind == "experts"))
 
-    def _measure(self, outline: Outline, told: _Recorded, layout: Layout) -> Piece:
+    def _measure(self, outline: Outline, told: _Told, layout: Layout) -> Piece:
         load, widths = Balanced.of(self.model, layout, self.sequence_length), self.widths
-        chunk, alive, specs = outline.chunk, outline.lives, outline.specs(told.tape, told.sites)
+        chunk, alive, specs = outline.chunk, outline.lives, outline.specs(told.shapes)
         for spec in {*specs.values()} - told.sizes.keys():
             told.sizes[spec] = bytes_of(spec, widths, load), aligned(spec, widths)
         every = {r: told.sizes[spec] for r, spec in specs.items()}
@@ -170,8 +191,8 @@ class Recorder:
         for r in {r for r in ends if r is not None}:
             slots[alive[r].span] -= sizes.get(r, 0)
         return Piece(
-            outline=outline, sites=told.sites, bytes={r: n for r, (n, _) in every.items()}, params=told.params,
-            inputs={name: told.tape.specs[v] for name, v in told.tape.inputs.items()},
+            outline=outline, sites=told.shapes.sites, bytes={r: n for r, (n, _) in every.items()},
+            params=told.recorded.params, inputs=told.shapes.inputs,
             slots={span: n for span, n in slots.items() if n},
             borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
             stream=next((sizes[r] for r in ends if r is not None), 0),
@@ -181,13 +202,13 @@ class Recorder:
             routed=+routed, routed_scratch=_most_at_once(scratch),
         )  # fmt: skip
 
-    def _workspace(self, outline: Outline, told: _Recorded, layout: Layout, load: Load) -> Bytes:
+    def _workspace(self, outline: Outline, told: _Told, layout: Layout, load: Load) -> Bytes:
         """The largest of a body."""
         most, known = 0, self.workspaces
         for place, phase in outline.jobs:
             if phase in ("start", "finish"):
                 continue
-            site = told.sites[place]
+            site = told.shapes.sites[place]
             if (site, phase) not in known:
                 body = body_of(site.word, layout)
                 known[site, phase] = body.workspace(phase, shapes(site, load), site.weights, site.attrs, self.widths)
