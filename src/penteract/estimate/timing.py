@@ -7,12 +7,13 @@ waited for is exposed; nothing else says how much of the traffic is hidden.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import fsum, lcm, prod
 from typing import NamedTuple
 
 from penteract.estimate.load import Load
+from penteract.estimate.outline import Doing
 from penteract.estimate.pieces import Piece, bytes_of, shapes
 from penteract.estimate.rates import Rates, Span
 from penteract.ops.bodies import body_of
@@ -54,52 +55,65 @@ class Device:
         return bytes_of(spec, self.widths, self.load)
 
 
+_Cost = tuple[str, Seconds]  # of a call: its part, or the axis of a collective's wire; and how long it takes
+
+
 @dataclass(slots=True)
 class _Clock:
-    """One pass under way."""
+    """One pass under way. `known`: what the calls of each job cost, as far as they were met."""
 
     device: Device
     piece: Piece
+    known: list[_Cost | None]
     now: Seconds = 0.0
     parts: dict[Part, Seconds] = field(default_factory=lambda: defaultdict[Part, Seconds](float))
     free: dict[str, Seconds] = field(default_factory=dict[str, Seconds])  # when each axis's wire is
     lands: dict[int, Seconds] = field(default_factory=dict[int, Seconds])  # register -> when its collective is done
 
-    def take(self, job: int, ins: tuple[int, ...], outs: tuple[int, ...]) -> None:
-        place, phase = self.piece.outline.jobs[job]
-        site = self.piece.sites[place]
-        if phase == "start":
-            self._start(site, outs[0])
-        elif phase == "finish":
-            self._wait(site, ins[-1])
-        else:
-            key = (site, phase)
-            if key not in self.device.costs:
-                self.device.costs[key] = self._cost(site, phase, (*ins, *outs))
-            self._compute(*self.device.costs[key])
+    def play(self, calls: Iterable[Doing]) -> None:
+        jobs, known, lands, parts = self.piece.outline.jobs, self.known, self.lands, self.parts
+        for job, ins, outs in calls:
+            name, took = known[job] or self._ask(job, (*ins, *outs))
+            phase = jobs[job][1]
+            if phase == "start":
+                self.free[name] = lands[outs[0]] = max(self.now, self.free.get(name, 0.0)) + took
+            elif phase == "finish":
+                self._wait(name, lands.pop(ins[-1]))
+            else:
+                if lands:
+                    self._beside(took)
+                parts[name] += took
+                self.now += took
 
-    def _start(self, site: Site, register: int) -> None:
-        axis, spec = str(site.attrs["axis"]), counted(site.word, site.ins[0], site.outs[0])
-        took = self.device.rates.collective(site.word, self.device.span(axis), self.device.bytes_of(spec))
-        self.free[axis] = self.lands[register] = max(self.now, self.free.get(axis, 0.0)) + took
-
-    def _wait(self, site: Site, register: int) -> None:
-        late = self.lands.pop(register) - self.now
+    def _wait(self, axis: str, until: Seconds) -> None:
+        late = until - self.now
         if late > 0:
-            self.parts[DIMENSION[str(site.attrs["axis"])]] += late
+            self.parts[DIMENSION[axis]] += late
             self.now += late
 
-    def _compute(self, part: Part, took: Seconds) -> None:
-        if self.lands:
-            axis = max(self.free, key=self.free.__getitem__)
-            if (beside := min(took, self.free[axis] - self.now)) > 0:
-                slower = beside * (self.device.rates.beside - 1)
-                self.parts[DIMENSION[axis]] += slower
-                self.now += slower
-        self.parts[part] += took
-        self.now += took
+    def _beside(self, took: Seconds) -> None:
+        """Compute is slower while the wire that is busy longest is."""
+        axis = max(self.free, key=self.free.__getitem__)
+        if (beside := min(took, self.free[axis] - self.now)) > 0:
+            slower = beside * (self.device.rates.beside - 1)
+            self.parts[DIMENSION[axis]] += slower
+            self.now += slower
 
-    def _cost(self, site: Site, phase: Phase, registers: tuple[int, ...]) -> tuple[Part, Seconds]:
+    def _ask(self, job: int, registers: tuple[int, ...]) -> _Cost:
+        place, phase = self.piece.outline.jobs[job]
+        site, costs = self.piece.sites[place], self.device.costs
+        cost = costs.get((site, phase))
+        if cost is None:
+            collective = phase in ("start", "finish")
+            cost = costs[site, phase] = self._wire(site) if collective else self._cost(site, phase, registers)
+        self.known[job] = cost
+        return cost
+
+    def _wire(self, site: Site) -> _Cost:
+        axis, spec = str(site.attrs["axis"]), counted(site.word, site.ins[0], site.outs[0])
+        return axis, self.device.rates.collective(site.word, self.device.span(axis), self.device.bytes_of(spec))
+
+    def _cost(self, site: Site, phase: Phase, registers: tuple[int, ...]) -> _Cost:
         """Products at the speed of their shape, and all other bytes at that of memory.
 
         A body reads what it is given and writes what it makes; what it needs beside them it writes and reads once.
@@ -132,10 +146,10 @@ class Timed(NamedTuple):
 def time_piece(piece: Piece, device: Device) -> Timed:
     """Play a piece's calls. Where the host needs longer to launch them, that is what counts."""
     parts: dict[str, Mapping[Part, Seconds]] = {}
+    known: list[_Cost | None] = [None] * len(piece.outline.jobs)
     for name, calls in piece.outline.calls.items():
-        clock = _Clock(device, piece)
-        for call in calls:
-            clock.take(*call)
+        clock = _Clock(device, piece, known)
+        clock.play(calls)
         waiting = len(calls) * device.rates.launch - clock.now
         if waiting > 0:
             clock.parts["launch"] += waiting

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+
 from penteract.ops.bodies import cudnn, flash
 from penteract.ops.bodies.body import Body
-from penteract.spec.layout import Layout
+from penteract.spec.layout import AttentionBody, Layout
 
 
-def fused(layout: Layout) -> dict[str, Body]:
+def fused(layout: Layout) -> Mapping[str, Body]:
     """Declarations of the words that a layout's kernels compute; none where its bodies are plain torch."""
+    return _fused(layout.attention, dealt=layout.cp > 1 and layout.context_method == "exchange")
+
+
+@cache
+def _fused(attention: AttentionBody, *, dealt: bool) -> Mapping[str, Body]:
     known = {"flash": (flash.FLASH, flash.FlashAttention), "cudnn": (cudnn.CUDNN, cudnn.CudnnAttention)}
-    if layout.attention not in known:
+    if attention not in known:
         return {}
-    bodies, kind = known[layout.attention]
-    dealt = layout.cp > 1 and layout.context_method == "exchange"
+    bodies, kind = known[attention]
     return {"attention": kind(dealt=True)} if dealt else bodies
