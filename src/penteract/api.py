@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,8 @@ def train(run: str | Path | None = None, *, preset: str | None = None, **setting
     `settings` are dotted keys with `__` for the dot: `parallel__tp=2`, `training__steps=50`.
     Raises PenteractError with the run's own error.
     """
+    import subprocess  # here: only training starts processes
+
     words = [str(run)] if run is not None else []
     words += ["--preset", preset] if preset else []
     words += [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ def fabric(name: str) -> Fabric:
     return Fabric(name=key, bus=tuple((k, _points(v)) for k, v in table[key].get("bus", {}).items()), **row)
 
 
+@cache
 def reference() -> Curves:
     """The curves of the node that devices without curves of their own are scaled from."""
     return _curves(tables(REFERENCE))

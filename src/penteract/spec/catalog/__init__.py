@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, cast
 
 from penteract.errors import BadInput
@@ -78,7 +78,7 @@ def _folded(name: str) -> str:
 @cache
 def _family(family: str) -> Mapping[str, Entry]:
     """The models of one file."""
-    tree = tomllib.loads(files(__name__).joinpath("models", f"{family}.toml").read_text(encoding="utf-8"))
+    tree = tomllib.loads((Path(__file__).parent / "models" / f"{family}.toml").read_text("utf-8"))
     found: dict[str, Entry] = {}
     for series in tree["series"]:
         models = cast("dict[str, dict[str, Any]]", series.pop("models"))
