@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 # compute: activations; stat: statistics kept beside them (1/rms, log-sum-exp); index: token and expert numbers;
 # host: a value that lives in host memory as plain Python (split sizes), without bytes on the device.
 Role = Literal["compute", "stat", "index", "host"]
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A dim whose size is data: the token copies that this rank's experts of `layer` receive."""
 
     layer: int
@@ -22,8 +20,7 @@ class Received:
 Dim = int | Received
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(NamedTuple):
     """Shape and role of a value. `[R, D]` with R = Received(3) is known once a load is given."""
 
     shape: tuple[Dim, ...]
