@@ -19,6 +19,7 @@ from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.presets import TINY, TINY_MOE
+from spec.make_hf_counts import counted
 
 HF = json.loads((Path(__file__).parents[1] / "spec" / "hf_counts.json").read_text())["counts"]
 GPT_PADDING = 50_304 - 50_257  # rows of the table that are no token
@@ -136,7 +137,4 @@ GPT: dict[str, Any] = {
     ids=lambda config: str(config["model_type"]),
 )  # fmt: skip
 def test_small_models_count_as_transformers_builds_them(config: dict[str, Any]) -> None:
-    pytest.importorskip("transformers")
-    from spec.make_hf_counts import counted
-
     assert parameters(model_from_hf(config)).total == counted(config)
