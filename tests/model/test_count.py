@@ -37,6 +37,14 @@ def test_the_catalogue_counts_as_hugging_face_does(name: str) -> None:
     assert parameters(_plain(found.model)).total - padding == HF[name]["parameters"] == found.parameters
 
 
+@pytest.mark.parametrize("name", catalog.names())
+def test_blocks_that_predict_further_count_as_published(name: str) -> None:
+    model = catalog.model(name)
+    ahead = parameters(model).total - parameters(_plain(model)).total
+    assert ahead == HF[name]["predict_ahead"]
+    assert (ahead > 0) == (name == "deepseek-v3")
+
+
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "gpt2", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3"])
 def test_one_layer_of_each_kind_stands_for_all(name: str) -> None:
     model = catalog.model(name)
