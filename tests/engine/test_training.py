@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -72,10 +73,21 @@ def test_four_ranks_train_the_same_model(base: dict[str, Any], tmp_path: Path, l
 
 def test_expert_parallel_trains_the_same_model(tmp_path: Path) -> None:
     one = train(tmp_path, "--preset=tiny-moe", "--steps=3")
+    assert all(row["train/balance_loss"] > 0 for row in read_metrics(Path(one["run_dir"]) / "metrics.jsonl"))
     four = train(tmp_path, "--preset=tiny-moe", "--steps=3", "--parallel.ep=4", f"--compare={one['run_dir']}")
     assert four["layout"]["dp"] == 4
     assert four["max_abs_loss_difference"] <= 1e-4
     assert four["max_rel_gradient_difference_step1"] <= 1e-4
+
+
+def test_every_term_of_the_loss_is_in_the_metrics(tmp_path: Path) -> None:
+    """A model that knows nothing yet is as unsure of the token after the next as of the next: half of that is here."""
+    ran = train(tmp_path, "--preset=tiny-latent", "--steps=1", "--model.predict_ahead_coefficient=0.5")
+    (row,) = read_metrics(Path(ran["run_dir"]) / "metrics.jsonl")
+    unsure = math.log(264)  # of as many rows; logits that are not all alike add a little
+    assert 0.5 * unsure < row["train/predict_ahead_loss"] < 0.5 * unsure * 1.1
+    assert unsure < row["train/loss"] < unsure * 1.1
+    assert "train/balance_loss" not in row  # its experts are balanced by a bias
 
 
 def test_resuming_goes_on_bitwise(base: dict[str, Any], tmp_path: Path) -> None:

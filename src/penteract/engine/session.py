@@ -169,8 +169,7 @@ class Session:
         }  # fmt: skip
         if self.measured:
             row["mem/measured_gib"] = gib(self.measured)
-        if "balance" in self.trainer.program.losses:
-            row["train/balance_loss"] = outcome.balance
+        row |= {f"train/{term}_loss": amount for term, amount in outcome.beside.items()}
         every = spec.train.validation_every
         if len(self.validation) and (_every(every, number) or (every and last)):
             row["val/loss"] = self.trainer.validate(self.validation)
