@@ -146,3 +146,58 @@ def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(tmp_path: Path) ->
     assert done.returncode == 73
     assert "error[NUMERICS]" in done.stderr and "Traceback" not in done.stderr
     assert (tmp_path / "latest" / "errors.jsonl").is_file()
+
+
+def _all_of(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("--steps=6",),
+            "error[STEPS]: the run is already that far · --resume · found 6 / allowed > 6 · fix: --steps 12",
+        ),
+        (
+            ("--steps=9", "--training.seed=7", "--parallel.dp=2"),
+            "error[RESUME]: the run was trained with another training.seed · --resume · found 7 / allowed 0"
+            " · fix: --training.seed 0, or a new run without --resume",
+        ),
+    ],
+    ids=["steps", "seed"],
+)
+def test_a_refused_resume_leaves_the_run_as_it_was(base: dict[str, Any], words: tuple[str, ...], line: str) -> None:
+    folder = Path(base["run_dir"])
+    before = _all_of(folder)
+    asked = command(folder.parent, f"--resume={folder}", *words)
+    done = subprocess.run(asked, capture_output=True, text=True, env=environment(), timeout=240)
+    assert (done.returncode, done.stderr.splitlines()) == (2, [line])
+    assert _all_of(folder) == before
+
+
+def test_a_resume_that_fails_leaves_the_status_of_the_run(base: dict[str, Any], tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(base["run_dir"], copy, symlinks=True)
+    for name in ("step-00000003", "step-00000006"):
+        file = copy / "checkpoints" / name / "rank-00000.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"?")  # of its size, but not what was written
+    before = _all_of(copy)
+    done = subprocess.run(
+        command(tmp_path, f"--resume={copy}", "--steps=9"), capture_output=True, text=True, env=environment()
+    )
+    assert (done.returncode, done.stderr.count("error[CHECKPOINT]")) == (65, 1)
+    after = _all_of(copy)
+    assert b"its bytes are not" in after.pop("errors.jsonl")  # a failure, and a record of it
+    assert after == before
+
+
+def test_torchrun_ranks_refuse_a_resume_and_leave_the_run_as_it_was(base: dict[str, Any]) -> None:
+    folder = Path(base["run_dir"])
+    before = _all_of(folder)
+    words = command(folder.parent, f"--resume={folder}", "--steps=9", "--model.layers=2", "--parallel.tp=2")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *words[1:]]
+    done = subprocess.run(torchrun, capture_output=True, text=True, env=environment(), timeout=240)
+    assert done.returncode != 0
+    assert "another model.layers · --resume · found 2 / allowed 4 · fix: --model.layers 4" in done.stderr
+    assert _all_of(folder) == before
