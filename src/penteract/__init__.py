@@ -1,4 +1,4 @@
-"""penteract: plan, rehearse, train and measure large language models in five dimensions of parallelism."""
+"""penteract: plan, train and measure large language models in five dimensions of parallelism."""
 
 from penteract._version import __version__
 from penteract.api import plan, train

@@ -28,12 +28,14 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     tp_across_nodes: bool = False,
     precision: str = "bf16",
     headroom: float = HEADROOM,
+    number: int = 1,
 ) -> Plan:
     """The best layouts of one training step of `model` on `gpus`, among all that fit: as `penteract plan`, no torch.
 
     `model`: a published model's name, a config.json or its folder, or a spec. `gpus`: "8xH200", "64x8xH100".
     `batch`: tokens of a step ("1Mi"), or sequences ("128seqs"). `layout`: price this one alone ("tp=2,pp=2").
     `fix`: hold these axes ("tp=2/4,recompute=none"). `headroom`: share of a GPU's memory kept free of tensors.
+    `number`: refuse as soon as it is known that fewer layouts fit.
     Raises BadInput, naming what is allowed and the fix.
     """
     pins = parse_axes(fix, flag="--fix", several=True) if fix else {}
@@ -44,7 +46,7 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     with uncollected():
         if layout is not None:
             return plan_one(ask, parse_axes(layout, flag="--layout", several=False), quoter)
-        return plan_layouts(ask, quoter, top=top)
+        return plan_layouts(ask, quoter, top=top, number=number)
 
 
 def train(run: str | Path | None = None, *, preset: str | None = None, **settings: Any) -> dict[str, Any]:

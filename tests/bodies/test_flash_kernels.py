@@ -57,15 +57,19 @@ def test_the_reference_runs_anywhere():
     [
         (_kernel("flash"), {"device": torch.device("cpu")}, ("found cpu", "allowed cuda", "reference")),
         (_kernel("flash"), {"precision": "fp32"}, ("found fp32", "--precision.dtype bf16")),
-        (_kernel("flash", cp=2, context_method="ring"), {}, ("context method ring", "gather, exchange", "reference")),
-        (_kernel("cudnn", cp=2), {}, ("context method gather", "--parallel.context_method exchange")),
+        (_kernel("flash", cp=2, context_method="ring"), {},
+         ("parallel.context_method", "found ring", "allowed gather, exchange", "reference")),
+        (_kernel("cudnn", cp=2), {}, ("found gather", "fix: --parallel.context_method exchange", "reference")),
         (_kernel("cudnn"), {"packed": True}, ("--data.pack_documents false", "flash")),
-        (_kernel("cudnn"), {"model": replace(MODEL, sliding_window=4)}, ("a window of 4", "--kernels.attention flash")),
-        (_kernel("cudnn"), {"model": replace(MODEL, head_size=136)}, ("head size 136", "multiples of 8 to 128")),
-        (_kernel("flash"), {"model": replace(MODEL, head_size=12)}, ("head size 12", "multiples of 8 to 256")),
-        (_kernel("flash"), {"model": TINY_LATENT}, ("16 and 24", "equal sizes", "--kernels.attention reference")),
+        (_kernel("cudnn"), {"model": replace(MODEL, sliding_window=4)},
+         ("no window", "is 4", "found cudnn", "fix: --kernels.attention flash")),
+        (_kernel("cudnn"), {"model": replace(MODEL, head_size=136)},
+         ("multiples of 8 to 128, not 136", "--kernels.attention flash")),
+        (_kernel("flash"), {"model": replace(MODEL, head_size=12)},
+         ("multiples of 8 to 256, not 12", "allowed reference")),
+        (_kernel("flash"), {"model": TINY_LATENT}, ("not 16 for 24", "--kernels.attention reference")),
     ],
-)
+)  # fmt: skip
 def test_what_they_cannot_do_is_refused(layout: Layout, about: dict[str, Any], words: tuple[str, ...]):
     line = _refused(layout, **about)
     assert "\n" not in line

@@ -13,6 +13,7 @@ import pytest
 from penteract import plan
 from penteract.plan.ask import as_text, parse_axes
 from penteract.plan.plan import exact
+from penteract.spec import catalog
 from penteract.spec.layout import Layout
 from penteract.spec.presets import TINY
 from penteract.spec.resolve import resolve
@@ -71,6 +72,47 @@ def test_one_layout(tell: Tell) -> None:
     assert layout["layout"]["gradient_accumulation_steps"] == 2
 
 
+def test_a_tensor_group_over_nodes_is_asked_for_in_words(tell: Tell) -> None:
+    """As in the search, which does not look at such layouts either."""
+    words = ["plan", "tiny", "--gpus", "2x4xH200", "--seq", "256", "--batch", "16seqs", "--layout", "tp=8"]
+    told = tell(*words)
+    assert (told.code, told.out) == (2, "")
+    assert told.err == (
+        "error[LAYOUT]: tp crosses a node · --layout · found tp = 8 on nodes of 4 / allowed tp = 1, 2, 4"
+        " · fix: --tp-across-nodes\n"
+    )
+    assert tell(*words, "--tp-across-nodes").code == 0
+
+
+def test_a_sequence_beyond_the_models_positions_is_noted(tell: Tell) -> None:
+    words = ["plan", "tiny", "--gpus", "1xH200", "--layout", "mbs=1", "--batch", "8seqs", "--seq"]
+    note = f"{2 * TINY.max_positions} tokens of a sequence are more than the {TINY.max_positions} positions of tiny"
+    assert f"Note: {note}\n" in tell(*words, 2 * TINY.max_positions).out
+    assert json.loads(tell(*words, 2 * TINY.max_positions, "--json").out)["notes"] == [note]
+    assert "Note:" not in tell(*words, TINY.max_positions).out
+    assert json.loads(tell(*words, TINY.max_positions, "--json").out)["notes"] == []
+
+
+def test_models_are_listed(tell: Tell) -> None:
+    lines = tell("plan", "--models").out.splitlines()
+    assert len(lines) == 1 + len(catalog.names())
+    assert ["llama-3.1-8b", "8.03B", "131072", "meta-llama/Llama-3.1-8B"] in [line.split() for line in lines]
+    listed = json.loads(tell("plan", "--models", "--json").out)["models"]
+    assert {m["name"]: m["parameters"] for m in listed}["llama-3.1-8b"] == 8_030_261_248
+
+
+def test_a_number_that_cannot_be_is_refused_before_the_work(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = ["plan", *TINY_STEP, "--fix", "cp=1,pp=1,tp=1"]
+    counts = json.loads(tell(*few, "--json").out)["counts"]
+    listed, looked_at = counts["priced"], counts["enumerated"]  # those that recompute what fits without are not listed
+    assert listed < looked_at
+    module = sys.modules["penteract.plan.plan"]
+    monkeypatch.setattr(module, "Search", None)  # simulates
+    assert f"found {looked_at} / allowed 1 to {listed} " in tell(*few, "--why", looked_at).err
+    monkeypatch.setattr(module, "price_all", None)
+    assert f"found {looked_at + 1} / allowed 1 to {looked_at} " in tell(*few, "--why", looked_at + 1).err
+
+
 def test_nothing_fits_is_an_answer(tell: Tell) -> None:
     words = ["plan", "llama-3.1-8b", "--gpus", "1xA100-40GB", "--fix", "mbs=1,recompute=full,cp=1,pp=1"]
     told = tell(*words)
@@ -83,7 +125,9 @@ def test_nothing_fits_is_an_answer(tell: Tell) -> None:
 
 
 def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
-    assert tell("plan", *TINY_STEP, "--layout", "tp=2,pp=2,recompute=full,mbs=2", "--out", "run.toml").code == 0
+    told = tell("plan", *TINY_STEP, "--layout", "tp=2,pp=2,recompute=full,mbs=2", "--out", "run.toml")
+    assert told.code == 0
+    assert "run.toml trains 1000 steps on data.source builtin, tokenizer.source bytes: a plan decides none" in told.out
     run = resolve(tmp_path / "run.toml").run
     assert run.model == TINY
     assert (run.layout.tp, run.layout.pp, run.layout.remake, run.layout.micro_batch_size) == (2, 2, ("*",), 2)
@@ -99,7 +143,8 @@ def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
         (["none.json", "--gpus", "8xH200"], "error[FILE]: cannot be read"),
         (["tiny", "--gpus", "8xH2000"], "error[GPU]: no such GPU"),
         (["tiny", "--gpus", "12xH200"], "error[CLUSTER]"),
-        (["tiny"], "error[USAGE]"),
+        (["tiny"], "error[USAGE]: on which GPUs? · --gpus"),
+        (["--gpus", "8xH200"], "error[USAGE]: which model?"),
         (["tiny", "--gpus", "8xH200", "--seq", "0"], "error[VALUE]: an empty sequence"),
         (["tiny", "--gpus", "8xH200", "--batch", "1M"], "error[BATCH]: no whole number of sequences of 8192 tokens"),
         (["tiny", "--gpus", "8xH200", "--batch", "many"], "error[BATCH]: not a batch"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -72,10 +73,21 @@ def test_four_ranks_train_the_same_model(base: dict[str, Any], tmp_path: Path, l
 
 def test_expert_parallel_trains_the_same_model(tmp_path: Path) -> None:
     one = train(tmp_path, "--preset=tiny-moe", "--steps=3")
+    assert all(row["train/balance_loss"] > 0 for row in read_metrics(Path(one["run_dir"]) / "metrics.jsonl"))
     four = train(tmp_path, "--preset=tiny-moe", "--steps=3", "--parallel.ep=4", f"--compare={one['run_dir']}")
     assert four["layout"]["dp"] == 4
     assert four["max_abs_loss_difference"] <= 1e-4
     assert four["max_rel_gradient_difference_step1"] <= 1e-4
+
+
+def test_every_term_of_the_loss_is_in_the_metrics(tmp_path: Path) -> None:
+    """A model that knows nothing yet is as unsure of the token after the next as of the next: half of that is here."""
+    ran = train(tmp_path, "--preset=tiny-latent", "--steps=1", "--model.predict_ahead_coefficient=0.5")
+    (row,) = read_metrics(Path(ran["run_dir"]) / "metrics.jsonl")
+    unsure = math.log(264)  # of as many rows; logits that are not all alike add a little
+    assert 0.5 * unsure < row["train/predict_ahead_loss"] < 0.5 * unsure * 1.1
+    assert unsure < row["train/loss"] < unsure * 1.1
+    assert "train/balance_loss" not in row  # its experts are balanced by a bias
 
 
 def test_resuming_goes_on_bitwise(base: dict[str, Any], tmp_path: Path) -> None:
@@ -134,3 +146,58 @@ def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(tmp_path: Path) ->
     assert done.returncode == 73
     assert "error[NUMERICS]" in done.stderr and "Traceback" not in done.stderr
     assert (tmp_path / "latest" / "errors.jsonl").is_file()
+
+
+def _all_of(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ("--steps=6",),
+            "error[STEPS]: the run is already that far · --resume · found 6 / allowed > 6 · fix: --steps 12",
+        ),
+        (
+            ("--steps=9", "--training.seed=7", "--parallel.dp=2"),
+            "error[RESUME]: the run was trained with another training.seed · --resume · found 7 / allowed 0"
+            " · fix: --training.seed 0, or a new run without --resume",
+        ),
+    ],
+    ids=["steps", "seed"],
+)
+def test_a_refused_resume_leaves_the_run_as_it_was(base: dict[str, Any], words: tuple[str, ...], line: str) -> None:
+    folder = Path(base["run_dir"])
+    before = _all_of(folder)
+    asked = command(folder.parent, f"--resume={folder}", *words)
+    done = subprocess.run(asked, capture_output=True, text=True, env=environment(), timeout=240)
+    assert (done.returncode, done.stderr.splitlines()) == (2, [line])
+    assert _all_of(folder) == before
+
+
+def test_a_resume_that_fails_leaves_the_status_of_the_run(base: dict[str, Any], tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(base["run_dir"], copy, symlinks=True)
+    for name in ("step-00000003", "step-00000006"):
+        file = copy / "checkpoints" / name / "rank-00000.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"?")  # of its size, but not what was written
+    before = _all_of(copy)
+    done = subprocess.run(
+        command(tmp_path, f"--resume={copy}", "--steps=9"), capture_output=True, text=True, env=environment()
+    )
+    assert (done.returncode, done.stderr.count("error[CHECKPOINT]")) == (65, 1)
+    after = _all_of(copy)
+    assert b"its bytes are not" in after.pop("errors.jsonl")  # a failure, and a record of it
+    assert after == before
+
+
+def test_torchrun_ranks_refuse_a_resume_and_leave_the_run_as_it_was(base: dict[str, Any]) -> None:
+    folder = Path(base["run_dir"])
+    before = _all_of(folder)
+    words = command(folder.parent, f"--resume={folder}", "--steps=9", "--model.layers=2", "--parallel.tp=2")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", *words[1:]]
+    done = subprocess.run(torchrun, capture_output=True, text=True, env=environment(), timeout=240)
+    assert done.returncode != 0
+    assert "another model.layers · --resume · found 2 / allowed 4 · fix: --model.layers 4" in done.stderr
+    assert _all_of(folder) == before

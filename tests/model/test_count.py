@@ -19,6 +19,7 @@ from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.presets import TINY, TINY_MOE
+from spec.make_hf_counts import counted
 
 HF = json.loads((Path(__file__).parents[1] / "spec" / "hf_counts.json").read_text())["counts"]
 GPT_PADDING = 50_304 - 50_257  # rows of the table that are no token
@@ -34,6 +35,14 @@ def test_the_catalogue_counts_as_hugging_face_does(name: str) -> None:
     found = catalog.entry(name)
     padding = GPT_PADDING * found.model.hidden_size if name.startswith("gpt") else 0
     assert parameters(_plain(found.model)).total - padding == HF[name]["parameters"] == found.parameters
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_blocks_that_predict_further_count_as_published(name: str) -> None:
+    model = catalog.model(name)
+    ahead = parameters(model).total - parameters(_plain(model)).total
+    assert ahead == HF[name]["predict_ahead"]
+    assert (ahead > 0) == (name == "deepseek-v3")
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "gpt2", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3"])
@@ -136,7 +145,4 @@ GPT: dict[str, Any] = {
     ids=lambda config: str(config["model_type"]),
 )  # fmt: skip
 def test_small_models_count_as_transformers_builds_them(config: dict[str, Any]) -> None:
-    pytest.importorskip("transformers")
-    from spec.make_hf_counts import counted
-
     assert parameters(model_from_hf(config)).total == counted(config)

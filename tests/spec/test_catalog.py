@@ -77,6 +77,12 @@ def test_no_two_models_answer_to_one_name() -> None:
     [
         ("lama-3.1-8b", "found lama-3.1-8b / allowed llama-3.1-8b, .*fix: use llama-3.1-8b"),
         ("qwen4-8b", "use qwen3-8b"),
+        ("llama-3.1-9b", "allowed llama-3.1-8b, llama-3.1-70b, llama-3.1-405b · fix: use llama-3.1-8b"),
+        ("Llama 3.1 400B", "use llama-3.1-405b"),
+        ("llama3.2_2b", "use llama-3.2-1b|use llama-3.2-3b"),
+        ("qwen3-30b", "use qwen3-30b-a3b"),
+        ("gpt2-xxl", "use gpt2-xl"),
+        ("llama", "allowed llama-.*penteract plan --models"),
         ("qwen2.5-15b", "use qwen2.5-1.5b"),
         ("2005.14165, Table 2.1", "MODEL"),
         ("bert", "MODEL"),

@@ -15,11 +15,12 @@ from cyclopts import Parameter
 from penteract.api import plan as ask_plan
 from penteract.errors import BadInput, DiskFailure
 from penteract.plan.ask import HEADROOM, as_text
+from penteract.plan.catalogue import catalogue, catalogue_rows
 from penteract.plan.collector import uncollected
 from penteract.plan.explain import contest, explain
 from penteract.plan.plan import Plan, quoter
 from penteract.plan.report import as_dict, budget
-from penteract.plan.runfile import run_file
+from penteract.plan.runfile import left_open, run_file
 from penteract.plan.search import Timed
 from penteract.plan.text import as_text_whole, basis, spent
 from penteract.plan.whatif import what_if
@@ -32,15 +33,19 @@ EXAMPLES = (
     "penteract plan path/to/config.json --gpus 8xH200 --fix tp=2/4,recompute=none --why 2",
     "penteract plan llama-3.1-8b --gpus 8xH200 --layout tp=2,pp=2,zero=1 --draw",
     "penteract plan llama-3.1-8b --gpus 8xH200 --out run.toml",
+    "penteract plan --models",
 )
 
 
 @uncollected()
 def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
-    model: Annotated[str, Parameter(help="A published model by name, or a config.json, or its folder.")],
+    model: Annotated[str, Parameter(help="A published model by name, or a config.json, or its folder.")] = "",
     /,
     *,
-    gpus: Annotated[str, Parameter(help="Such as 8xH200, 64x8xH100 (nodes x GPUs), or a file of measured curves.")],
+    gpus: Annotated[
+        str, Parameter(help="Such as 8xH200, 64x8xH100 (nodes x GPUs), or a file of measured curves.")
+    ] = "",
+    models: Annotated[bool, Parameter(negative="", help="List the published models, and stop.")] = False,
     seq: Annotated[int | None, Parameter(help="Tokens of a sequence; by default 8192, or what the model can.")] = None,
     batch: Annotated[str, Parameter(help="Tokens of a step (1Mi), or sequences (128seqs).")] = "1Mi",
     top: Annotated[int, Parameter(help="How many of the best to show.")] = 10,
@@ -64,6 +69,10 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     Exit code 0 is an answer, also that nothing fits; 2 a question that cannot be asked.
     """
     started = perf_counter()
+    if models:
+        print(to_json.dumps({"models": catalogue_rows()}) if json else catalogue())
+        return 0
+    _check_asked(model, gpus)
     _check_numbers(top=top, why=why)
     whole = _count(tokens) if tokens is not None else None
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
@@ -71,7 +80,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         raise BadInput("FILE", "it exists already", where="--out", found=out, fix="choose another name, or remove it")
     found = ask_plan(
         model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
-        tp_across_nodes=tp_across_nodes, precision=precision, headroom=headroom,
+        tp_across_nodes=tp_across_nodes, precision=precision, headroom=headroom, number=why or 1,
     )  # fmt: skip
     chosen = found.number(why or 1) if found.layouts or why or out else None
     money = budget(found, chosen, whole, usd_per_gpu_hour) if chosen and whole else None
@@ -82,8 +91,10 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
                            found=f"{gib(chosen.quote.allocated):.1f} GiB a GPU",
                            allowed=f"{gib(found.ask.usable):.1f} GiB", fix="another layout, or more GPUs")  # fmt: skip
         _write(out, found, chosen)
+    kept = [left_open(out, found.ask, chosen.layout)] if out is not None and chosen else []
     if json:
         told = as_dict(found) | ({"budget": asdict(money)} if money else {})
+        told["notes"] += kept
         print(to_json.dumps(told | ({"explanation": reasons} if reasons else {})))
         return 0
     print(as_text_whole(found, chosen, perf_counter() - started, reasons))
@@ -93,8 +104,17 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         print("\n" + basis(found) + "\n\n" + _by_line(found, chosen))
     if draw and chosen:
         print("\n" + _drawing(chosen))
-    print("\n" + _next(why, out))
+    print("\n" + "\n".join([*kept, _next(why, out)]))
     return 0
+
+
+def _check_asked(model: str, gpus: str) -> None:
+    if not model:
+        fix = "penteract plan llama-3.1-8b --gpus 8xH200; --models lists the models"
+        raise BadInput("USAGE", "which model?", found="none", allowed="a name, a config.json or its folder", fix=fix)
+    if not gpus:
+        raise BadInput("USAGE", "on which GPUs?", where="--gpus", found="none", allowed="such as 8xH200, 64x8xH100",
+                       fix="--gpus 8xH200")  # fmt: skip
 
 
 def _check_numbers(**given: int | None) -> None:

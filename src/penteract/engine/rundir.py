@@ -25,7 +25,7 @@ from penteract.errors import BadInput, DiskFailure, PenteractError
 COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
     "command.txt", "errors.jsonl", "latest", "logs", "run.toml", "status.json"
 )  # fmt: skip
-NEXT = "run.next.toml"  # how a resumed run will go on, once its checkpoint has been read
+NEXT = "run.next.toml"  # how a resumed run will go on, once its checkpoint has been read: until then it is as it was
 
 
 def create(out: str | Path, name: str, command: Sequence[str] | None = None) -> Path:
@@ -66,11 +66,28 @@ def find(text: str, out: str | Path = "runs") -> Path:
 
 
 def write_status(folder: Path, state: str, **more: Any) -> None:
-    """`status.json`, replaced as a whole: the state (created, running, done, stopped, failed) and when it began."""
+    """`status.json`, replaced as a whole: the state (created, running, done, stopped, failed) and when it began.
+
+    A run that does not go on yet keeps the one it has.
+    """
+    if (folder / NEXT).exists():
+        return
     row = {"state": state, "since": now(), "pid": os.getpid(), **more}
     fresh = folder / f"{STATUS}.tmp"
     fresh.write_text(json.dumps(row) + "\n")
     fresh.replace(folder / STATUS)
+
+
+def go_on(folder: Path, world: int) -> None:
+    """A resumed run has its state again: from here on it is as its new run file says."""
+    (folder / NEXT).replace(folder / RUN)
+    write_status(folder, "running", world=world)
+
+
+def stay(folder: Path) -> None:
+    """A resumed run that could not go on is what it was."""
+    with contextlib.suppress(OSError):
+        (folder / NEXT).unlink(missing_ok=True)
 
 
 def ended(exit_code: int) -> str:

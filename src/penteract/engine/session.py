@@ -21,6 +21,7 @@ from penteract.engine import checkpoint, rundir
 from penteract.engine.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.display import LiveTable
+from penteract.engine.going_on import promised
 from penteract.engine.metrics import MetricsWriter
 from penteract.engine.rank import Rank
 from penteract.engine.sample import write
@@ -92,27 +93,13 @@ class Session:
         """Go on from the newest checkpoint, after the sample that was the last; on any layout, with any batch."""
         at = checkpoint.latest(folder / "checkpoints")
         extra = checkpoint.load(at, list(state_slices(self.trainer.program, self.trainer.state)))
-        for name, now in self._promised().items():
-            if extra.get(name) != now:
-                raise BadInput("RESUME", f"the run was trained with another {name}", where="--resume",
-                               found=str(now)[:80], allowed=str(extra.get(name))[:80],
-                               fix="start a new run")  # fmt: skip
         after_load(self.trainer.run)
         step = int(extra["step"])
-        if step >= self.spec.train.steps:
-            raise BadInput("STEPS", "the run is already that far", where="--resume", found=self.spec.train.steps,
-                           allowed=f"> {step}", fix=f"--steps {step + self.spec.train.steps}")  # fmt: skip
         self.first, self.samples = step + 1, int(extra["samples"])
         self.rank.barrier()
         if self.rank.number == 0:
-            (folder / rundir.NEXT).replace(folder / rundir.RUN)
+            rundir.go_on(folder, world=self.rank.world)
         log.info("resumed from step %d of %s", step, folder)
-
-    def _promised(self) -> dict[str, Any]:
-        """What must not change when a run goes on, as JSON has it."""
-        spec = self.spec
-        promised = {"seed": spec.train.seed, "sequence_length": spec.sequence_length, "model": asdict(spec.model)}
-        return json.loads(json.dumps(promised))
 
     # ---- the loop --------------------------------------------------------------------------------------------
 
@@ -169,15 +156,14 @@ class Session:
         }  # fmt: skip
         if self.measured:
             row["mem/measured_gib"] = gib(self.measured)
-        if "balance" in self.trainer.program.losses:
-            row["train/balance_loss"] = outcome.balance
+        row |= {f"train/{term}_loss": amount for term, amount in outcome.beside.items()}
         every = spec.train.validation_every
         if len(self.validation) and (_every(every, number) or (every and last)):
             row["val/loss"] = self.trainer.validate(self.validation)
         return row
 
     def _save(self, number: int) -> None:
-        extra = {"step": number, "samples": self.samples, "layout": asdict(self.spec.layout), **self._promised()}
+        extra = {"step": number, "samples": self.samples, "layout": asdict(self.spec.layout), **promised(self.spec)}
         checkpoint.save(
             self.orders.folder / "checkpoints", number, state_slices(self.trainer.program, self.trainer.state), extra,
             rank=self.rank.number, world=self.rank.world, barrier=self.rank.barrier, keep=self.spec.checkpoint.keep,

@@ -43,7 +43,11 @@ def train(  # noqa: PLR0913 (what a command line may say)
         return worker.joined(lambda: _folder(resolved, resume, init), resolved.run, words)
     _check_memory(resolved, bytes_of_one)
     folder = _folder(resolved, resume, init)
-    return launch(resolved.run.layout.world, ["-m", "penteract.engine.worker", str(folder), *words], folder, os.environ)
+    command = ["-m", "penteract.engine.worker", str(folder), *words]
+    try:
+        return launch(resolved.run.layout.world, command, folder, os.environ)
+    finally:
+        rundir.stay(folder)
 
 
 def _check_ranks(resolved: Resolved) -> None:
@@ -83,6 +87,8 @@ def _folder(resolved: Resolved, resume: Path | None, init: Path | None) -> Path:
 
     What is resumed keeps its run.toml until its checkpoint is read: a refused resume leaves the run as it was.
     """
+    if resume is not None:
+        import_module("penteract.engine.going_on").check_going_on(resume, resolved.run)
     folder = resume or rundir.create(resolved.run.out, resolved.run.model.name)
     (folder / (rundir.NEXT if resume else rundir.RUN)).write_text(to_toml(resolved))
     if init is not None:

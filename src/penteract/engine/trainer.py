@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,10 +29,11 @@ from penteract.step.walk import walk, walk_forward
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step gave, read on the host."""
+    """What a step gave, read on the host: `loss` is the cross entropy, `beside` the loss's other terms, each with its
+    coefficient."""
 
     loss: float
-    balance: float
+    beside: Mapping[str, float]
     norm: float
     stop: bool
 
@@ -126,7 +128,7 @@ class Trainer:
     def _outcome(self, run: Run) -> Outcome:
         norm, *losses, stop = run.totals.tolist()
         terms = dict(zip(run.p.losses, losses, strict=True))
-        return Outcome(terms["cross_entropy"], terms.get("balance", 0.0), norm**0.5, stop > 0)
+        return Outcome(terms.pop("cross_entropy"), terms, norm**0.5, stop > 0)
 
 
 def sampling_layout(spec: RunSpec) -> RunSpec:

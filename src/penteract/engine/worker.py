@@ -46,7 +46,12 @@ def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
     agreed = rank.agree(said)
     if agreed.startswith("!"):
         raise PeerLost("PEER", "rank 0 could not make the run's folder", found=agreed[1:])
-    return work(spec, rank, _orders([agreed, *words])[0])
+    orders = _orders([agreed, *words])[0]
+    try:
+        return work(spec, rank, orders)
+    finally:
+        if rank.number == 0:
+            rundir.stay(orders.folder)
 
 
 def main(argv: list[str]) -> int:

@@ -1,6 +1,7 @@
-"""The price of a rank put together from pieces, without a walk of its step: the same numbers, a thousand times faster.
+"""The price of a rank put together from pieces, without a walk of its step, a thousand times faster.
 
-`tests/estimate/test_composed.py` holds it equal to the walk.
+The numbers are the walk's, but for what routing decides: there a sum of peaks, and the walk's peak is no larger.
+`tests/estimate/test_composed.py` holds both.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from itertools import pairwise
 
 from penteract.estimate.pieces import Kind, Piece
 from penteract.ops.spec import Spec
+from penteract.step.fit import first_fit
 from penteract.step.places import Life, Span
 from penteract.units import Bytes
 
@@ -94,7 +94,7 @@ def borders(chain: Sequence[Run]) -> Borders:
             else:
                 place = len(row) - 2 - at  # of b, which runs first
                 crossing.setdefault(span[0], []).append(((place, *begin), (place + 1, *end), a.stream))
-    return Borders(slots, {name: _first_fit(registers) for name, registers in crossing.items()})
+    return Borders(slots, {name: first_fit(sorted(registers))[0] for name, registers in crossing.items()})
 
 
 def _shared(a: Piece, b: Piece) -> Iterator[tuple[Span, tuple[int, int], tuple[int, int]]]:
@@ -114,19 +114,3 @@ def _joined(maker: Life, user: Life) -> tuple[Span, tuple[int, int], tuple[int, 
     if maker.dies[0] in _LATER and _LATER[maker.dies[0]] > _LATER[dies]:
         dies = maker.dies[0]
     return (born, dies), maker.born[1:], user.dies[1:]
-
-
-def _first_fit(registers: Sequence[_Crossing]) -> Bytes:
-    """Bytes for registers that each take the lowest gap at their birth."""
-    taken: list[tuple[Bytes, Bytes, _Time]] = []
-    size = 0
-    for born, dies, n in sorted(registers):
-        taken = [t for t in taken if t[2] >= born]
-        begin = 0
-        for low, high, _ in taken:
-            if low - begin >= n:
-                break
-            begin = high
-        insort(taken, (begin, begin + n, dies))
-        size = max(size, begin + n)
-    return size

@@ -11,8 +11,9 @@ from penteract.errors import BadInput
 from penteract.estimate.quote import Quote, Quoter
 from penteract.plan.ask import AXES, RECOMPUTE, Ask, Values, as_text
 from penteract.plan.grow import Make, larger_cluster
+from penteract.plan.legality import CROSSES, crosses_node
 from penteract.plan.search import Search, Timed, price_all
-from penteract.plan.space import Space
+from penteract.plan.space import Space, divisors
 from penteract.spec.case import Case
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
@@ -61,10 +62,16 @@ class Plan:
         if not self.layouts:
             raise BadInput("FIT", "no layout fits", where=self.ask.cluster.name, fix="more GPUs, or a smaller model")
         if not 1 <= n <= len(self.layouts):
-            raise BadInput(
-                "NUMBER", "no layout of that number", found=n, allowed=f"1 to {len(self.layouts)}", fix="1"
-            )  # fmt: skip
+            raise _no_such(n, len(self.layouts))
         return self.layouts[n - 1]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the question goes beyond, though it has an answer."""
+        m, length = self.ask.model, self.ask.sequence_length
+        if length <= m.max_positions:
+            return ()
+        return (f"{length} tokens of a sequence are more than the {m.max_positions} positions of {m.name}",)
 
     def fits(self, quote: Quote) -> bool:
         """Whether a layout's tensors stay within the memory that they may take."""
@@ -80,16 +87,21 @@ def quoter(ask: Ask) -> Quoter:
     return Quoter(ask.model, ask.cluster, sequence_length=ask.sequence_length, precision=ask.precision)
 
 
-def plan_layouts(ask: Ask, make: Make, *, top: int = 10) -> Plan:
+def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Plan:
     """The `top` best layouts of a question, exactly.
 
-    Raises BadInput where the model cannot have such a step at all, or where pins leave nothing to try.
+    Raises BadInput where the model cannot have such a step at all, where pins leave nothing to try, and, as soon as it
+    is known, where some fit but fewer than `number`.
     """
     check_step(ask)
     space, refused, prices = Space(ask), Counter[str](), make(ask)
     if not space.enumerated:
         _refuse_pins(ask)
+    if number > space.enumerated:
+        raise _no_such(number, space.enumerated)
     priced = price_all(space.families(refused), prices.quote, ask.usable, refused)
+    if number > len(priced.fits) > 0:
+        raise _no_such(number, len(priced.fits))
     search = Search(prices, priced.fits, priced.slower)
     best = search.best(top)
     fit = len(priced.fits) + len(priced.slower)
@@ -129,6 +141,11 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
         ).counted()
     )  # fmt: skip
     _check(case, settle, "--layout")
+    c, tp = ask.cluster, case.layout.tp
+    if not ask.tp_across_nodes and crosses_node(tp, c.gpus, c.gpus_per_node):
+        allowed = ", ".join(str(n) for n in divisors(c.gpus_per_node) if c.gpus % n == 0)
+        raise BadInput("LAYOUT", CROSSES, where="--layout", found=f"tp = {tp} on nodes of {c.gpus_per_node}",
+                       allowed=f"tp = {allowed}", fix="--tp-across-nodes")  # fmt: skip
     return case.layout
 
 
@@ -157,6 +174,10 @@ def _check(case: Case, settle: Settle, where: str) -> None:
         fixes.append(f"a config.json with vocab_size {changes['vocab_size']}")
     allowed = ", ".join(map(str, first.allowed))
     raise BadInput("LAYOUT", first.what, where=where, found=first.found, allowed=allowed, fix=" ".join(fixes))
+
+
+def _no_such(n: int, most: int) -> BadInput:
+    return BadInput("NUMBER", "no layout of that number", found=n, allowed=f"1 to {most}", fix="1")
 
 
 def _refuse_pins(ask: Ask) -> None:

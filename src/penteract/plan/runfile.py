@@ -21,6 +21,15 @@ def run_file(ask: Ask, layout: Layout) -> str:
     return to_toml(as_run(ask, layout))
 
 
+def left_open(path: object, ask: Ask, layout: Layout) -> str:
+    """What a plan does not decide, and its run file has as any other: data, tokenizer, and how long."""
+    run = as_run(ask, layout).run
+    return (
+        f"{path} trains {run.train.steps} steps on data.source {run.data.source}, tokenizer.source {run.tokenizer}: "
+        "a plan decides none of these; set them there"
+    )
+
+
 def as_run(ask: Ask, layout: Layout) -> Resolved:
     """The run, with the plan as the origin of what it decided."""
     precision = cast("Any", ask.precision)

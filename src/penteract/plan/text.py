@@ -30,7 +30,8 @@ def counted(plan: Plan, seconds: float) -> str:
     """How many layouts were looked at, and what became of them."""
     counts, ask = plan.counts, plan.ask
     what = "layout" if counts.enumerated == 1 else "layouts"
-    told = [f"{_spaced(counts.enumerated)} {what} in {seconds:.2g} s: {_spaced(counts.priced)} priced, "
+    told = [f"Note: {note}" for note in plan.notes]
+    told += [f"{_spaced(counts.enumerated)} {what} in {seconds:.2g} s: {_spaced(counts.priced)} priced, "
             f"{_spaced(counts.fit)} fit, {_spaced(counts.simulated)} simulated"]  # fmt: skip
     refused = [f"  {_spaced(n):>9}  {why}" for why, n in list(counts.refused.items())[:_REASONS]]
     if rest := list(counts.refused.values())[_REASONS:]:

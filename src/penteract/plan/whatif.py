@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import log, sqrt
 
 from penteract.estimate.quote import Quoter
 from penteract.plan.ask import Ask
@@ -60,15 +60,18 @@ def _wins(quoter: Quoter, first: Layout, rival: Layout) -> bool:
 
 
 def _bisect(wins: Callable[[float], bool]) -> float | None:
-    """The factor nearest to 1 at which `wins` holds, if it does at one end of the reach; on a log scale."""
-    for end in (_REACH, 1 / _REACH):
-        if wins(end):
-            near, far = 1.0, end
-            for _ in range(_BISECTIONS):
-                middle = sqrt(near * far)
-                near, far = (near, middle) if wins(middle) else (middle, far)
-            return far
-    return None
+    """The factor nearest to 1 at which `wins` holds, of the sides at whose far end it does; on a log scale."""
+    found = [_border(wins, end) for end in (_REACH, 1 / _REACH) if wins(end)]
+    return min(found, key=lambda factor: abs(log(factor)), default=None)
+
+
+def _border(wins: Callable[[float], bool], far: float) -> float:
+    """Where between 1 and `far` it begins to hold."""
+    near = 1.0
+    for _ in range(_BISECTIONS):
+        middle = sqrt(near * far)
+        near, far = (near, middle) if wins(middle) else (middle, far)
+    return far
 
 
 def _links(ask: Ask, inside: float, between: float) -> Ask:

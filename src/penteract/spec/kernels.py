@@ -20,14 +20,14 @@ def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str
     if layout.cp > 1 and layout.context_method not in _ABLE[kernel]:
         yield "context_method", f"the attention kernel '{kernel}' needs keys in the order of the sequence"
     if size % 8 or size > _WIDEST[kernel]:
-        yield "attention", f"the kernel '{kernel}' takes head sizes that are multiples of 8 to {_WIDEST[kernel]}"
+        yield "attention", f"the kernel '{kernel}' takes heads in multiples of 8 to {_WIDEST[kernel]}, not {size}"
     if model.latent and model.latent.value_size != size:
         yield (
             "attention",
             f"the kernel '{kernel}' takes values as wide as keys, not {model.latent.value_size} for {size}",
         )
     if kernel == "cudnn" and model.sliding_window:
-        yield "attention", "the kernel 'cudnn' has no window"
+        yield "attention", f"the kernel 'cudnn' has no window, and this model's is {model.sliding_window}"
 
 
 def fastest_attention(model: ModelSpec, cp: int, method: ContextMethod) -> AttentionBody:

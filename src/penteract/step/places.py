@@ -7,20 +7,20 @@ slot of their micro-batch: one block for each span, such as from `Fwd` to `Bwd`.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penteract.ops.lower import Chunk
 from penteract.ops.spec import Received, Spec, Widths
+from penteract.step.fit import first_fit
 from penteract.units import Bytes
 
 ALIGNMENT = 512  # of a register's first byte: what kernels with wide loads ask for
 
 Span = tuple[str, str]  # the action in which a register is born, and the one in which it dies
 Moment = tuple[str, int, int]  # action, its run of instructions of one layer, instruction
-_Need = tuple[int, int, int, Bytes]  # a register, the instructions that make and free it, its bytes
+_Need = tuple[int, int, Bytes]  # the instructions that make and free a register, its bytes
 BORDERS = ("Recv value", "Recv gradient", "Send value", "Send gradient")  # as moments: outside of any action
 
 
@@ -109,44 +109,26 @@ def lay_out(actions: Iterable[str], alive: Mapping[int, Life], sizes: Mapping[in
     """Give every register that has a size its place."""
     at: dict[int, tuple[Span, Bytes]] = {}
     slots: dict[Span, Bytes] = {}
-    inside: dict[str, dict[int, list[_Need]]] = {name: {} for name in actions}  # scratch of one run
-    across: dict[str, list[_Need]] = {name: [] for name in inside}  # scratch that crosses runs
+    inside: dict[str, dict[int, dict[int, _Need]]] = {name: {} for name in actions}  # scratch of one run
+    across: dict[str, dict[int, _Need]] = {name: {} for name in inside}  # scratch that crosses runs
     for r, n in sizes.items():
         (name, run, i), (last, last_run, j) = alive[r]
         if name != last:
             begin = slots.get((name, last), 0)
             at[r], slots[name, last] = ((name, last), begin), begin + n
         elif run == last_run:
-            inside[name].setdefault(run, []).append((r, i, j, n))
+            inside[name].setdefault(run, {})[r] = i, j, n
         else:
-            across[name].append((r, i, j, n))
+            across[name][r] = i, j, n
     scratch: dict[str, Scratch] = {}
     for name, runs in inside.items():
         span = (name, name)
-        border, where = _first_fit(across[name])
-        at |= {r: (span, offset) for r, offset in where}
+        border, where = first_fit(across[name].values())
+        at |= {r: (span, offset) for r, offset in zip(across[name], where, strict=True)}
         layer = 0
         for registers in runs.values():
-            size, where = _first_fit(registers)
-            at |= {r: (span, border + offset) for r, offset in where}
+            size, where = first_fit(registers.values())
+            at |= {r: (span, border + offset) for r, offset in zip(registers, where, strict=True)}
             layer = max(layer, size)
         scratch[name] = Scratch(border, layer)
     return Places(slots, scratch, at, alive, sizes)
-
-
-def _first_fit(registers: Iterable[_Need]) -> tuple[Bytes, list[tuple[int, Bytes]]]:
-    """The lowest gap for each, in the order of birth: (bytes in all, offsets)."""
-    where: list[tuple[int, Bytes]] = []
-    taken: list[tuple[Bytes, Bytes, int]] = []  # (begin, end, the instruction that frees it), ascending
-    size = 0
-    for r, born, dies, n in registers:
-        taken = [t for t in taken if t[2] >= born]
-        begin = 0
-        for low, high, _ in taken:
-            if low - begin >= n:
-                break
-            begin = high
-        insort(taken, (begin, begin + n, dies))
-        where.append((r, begin))
-        size = max(size, begin + n)
-    return size, where

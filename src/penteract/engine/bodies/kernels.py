@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -11,11 +11,14 @@ from penteract.engine.bodies.body import TorchBody
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
 from penteract.ops.bodies.flash import most_documents, piece
-from penteract.ops.tape import Site
+from penteract.spec.case import AXES, Case
+from penteract.spec.kernels import kernel_breaches
 from penteract.spec.layout import Layout
+from penteract.spec.nearest import allowed_values
+from penteract.spec.settle import Settle
 from penteract.step.program import Program
 
-KEY = "kernels.attention"
+KEY = AXES["attention"]
 PLAIN = f"--{KEY} reference"
 
 
@@ -34,30 +37,15 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
         raise _refusal(kernel, "is a GPU's", device.type, "cuda")
     if p.precision != "bf16":
         raise _refusal(kernel, "computes in bf16", p.precision, "bf16", f"--precision.dtype bf16, or {PLAIN}")
-    sites = (op.site for c in p.chunks for op in c.tape.ops if op.site.word == "attention")
-    for refusal in (*_layout(p.layout, packed), *(r for site in sites for r in _heads(kernel, site))):
-        raise refusal
-
-
-def _layout(layout: Layout, packed: bool) -> Iterator[BadInput]:
-    kernel, able = layout.attention, ("exchange",) if layout.attention == "cudnn" else ("gather", "exchange")
-    if layout.cp > 1 and layout.context_method not in able:
-        yield _refusal(kernel, "takes keys in the order of the sequence", f"context method {layout.context_method}",
-                       ", ".join(able), f"--parallel.context_method {able[0]}, or {PLAIN}")  # fmt: skip
+    case = Case(model=p.model, layout=p.layout, sequence_length=p.sequence_length)
+    for axis, what in kernel_breaches(p.model, p.layout):
+        able = allowed_values(case, axis, Settle())
+        fix = dict.fromkeys([*(f"--{AXES[axis]} {value}" for value in able[:1]), PLAIN])
+        raise BadInput("KERNEL", what, where=AXES[axis], found=case.get(axis), allowed=", ".join(able),
+                       fix=", or ".join(fix))  # fmt: skip
     if kernel == "cudnn" and packed:
-        yield _refusal(kernel, "takes whole sequences", "documents that share them", "data.pack_documents false",
+        raise _refusal(kernel, "takes whole sequences", "documents that share them", "data.pack_documents false",
                        f"--data.pack_documents false, or --{KEY} flash")  # fmt: skip
-
-
-def _heads(kernel: str, site: Site) -> Iterator[BadInput]:
-    size, value_size = (int(site.attrs[n]) for n in ("head_size", "value_size"))
-    largest = 128 if kernel == "cudnn" else 256
-    if size % 8 or size > largest:
-        yield _refusal(kernel, "takes other heads", f"head size {size}", f"multiples of 8 to {largest}")
-    if size != value_size:
-        yield _refusal(kernel, "takes values as wide as keys", f"{value_size} and {size}", "equal sizes")
-    if kernel == "cudnn" and site.attrs["window"]:
-        yield _refusal(kernel, "has no window", f"a window of {site.attrs['window']}", "0", f"--{KEY} flash")
 
 
 def check_documents(p: Program, samples: Iterable[Sample]) -> None:

@@ -6,9 +6,9 @@ bytes. Nothing is a pickle.
 """
 
 from penteract.engine.checkpoint.folder import latest
-from penteract.engine.checkpoint.reading import load, verify
+from penteract.engine.checkpoint.reading import extra, load, verify
 from penteract.engine.checkpoint.rectangles import rectangles
 from penteract.engine.checkpoint.slices import Slice
 from penteract.engine.checkpoint.writing import save, save_alone
 
-__all__ = ["Slice", "latest", "load", "rectangles", "save", "save_alone", "verify"]
+__all__ = ["Slice", "extra", "latest", "load", "rectangles", "save", "save_alone", "verify"]

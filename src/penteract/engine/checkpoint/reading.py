@@ -53,6 +53,11 @@ def load(at: Path, wanted: Iterable[Slice]) -> dict[str, Any]:
     return stored.extra
 
 
+def extra(at: Path) -> dict[str, Any]:
+    """The `extra` of `save`, of no tensor. Raises CorruptData."""
+    return manifest.read(at).extra
+
+
 def verify(at: Path) -> None:
     """Read every byte that counts. Raises CorruptData at the first that is not what was written."""
     stored = manifest.read(at)

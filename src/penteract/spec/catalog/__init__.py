@@ -6,11 +6,13 @@ the same bounds as those of a run file.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
+from math import log
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +21,8 @@ from penteract.spec.keys import SECTIONS, keys, show_key
 from penteract.spec.model import ModelSpec
 
 _FAMILIES = ("deepseek", "gpt", "llama", "mistral", "mixtral", "qwen")  # each a file; every name contains one of them
+_UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
+_SIZE = re.compile(r"(?<![\d.])(?:(?<=-)a)?([1-9]\d{0,5}(?:\.\d{1,3})?|0\.\d{1,3})([mbt])(?![a-z0-9])")
 _LONGEST = 200  # of a name that is worth a search for what it may have meant
 
 
@@ -55,7 +59,7 @@ def entry(name: str, *, where: str = "model") -> Entry:
                 if wanted in map(_folded, (found.model.name, found.source, *found.aliases)):
                     return found
     near = nearest(name)
-    fix = f"use {near[0]}" if near else f"choose one of {', '.join(names())}"
+    fix = f"use {near[0]}, or one that penteract plan --models lists" if near else f"choose one of {', '.join(names())}"
     raise BadInput("MODEL", "no published model of that name", where=where, found=show_key(name),
                    allowed=", ".join(near), fix=fix)  # fmt: skip
 
@@ -66,9 +70,26 @@ def names() -> tuple[str, ...]:
 
 
 def nearest(name: str, *, most: int = 3) -> tuple[str, ...]:
-    """Names that `name` was probably meant to be, closest first."""
+    """Names that `name` was probably meant to be, closest first: the nearest series, in it the nearest size."""
+    meant = name[-_LONGEST:]
     folded = {_folded(n): n for n in names()}
-    return tuple(folded[n] for n in get_close_matches(_folded(name[-_LONGEST:]), folded, n=most, cutoff=0.5))
+    near = [folded[n] for n in get_close_matches(_folded(meant), folded, n=len(folded), cutoff=0.5)]
+    series, size = _parted(meant)
+
+    def away(other: str) -> tuple[float, bool, float]:
+        their_series, their_size = _parted(other)
+        alike = SequenceMatcher(None, series, their_series).ratio()
+        slip = _folded(meant).replace(".", "") == _folded(other).replace(".", "")  # 15b for 1.5b
+        return -alike, not slip, abs(log(their_size / size)) if size and their_size else 0.0
+
+    return tuple(sorted(near, key=away)[:most])
+
+
+def _parted(name: str) -> tuple[str, float]:
+    """(a name without its sizes, the first of them in parameters or 0): llama-3.1-8b is llama3.1 and 8e9."""
+    words = name.rstrip("/").rsplit("/", 1)[-1].lower().translate(str.maketrans(" _", "--"))
+    sizes = [float(n) * _UNITS[unit] for n, unit in _SIZE.findall(words)]
+    return _folded(_SIZE.sub("", words)), sizes[0] if sizes else 0.0
 
 
 def _folded(name: str) -> str:

@@ -1,0 +1,29 @@
+"""Places in one block for what lives at different times: the lowest gap for each, at its birth."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from penteract.units import Bytes
+
+T = TypeVar("T", int, tuple[Any, ...])  # a time: whatever can be ordered
+
+
+def first_fit(lives: Iterable[tuple[T, T, Bytes]]) -> tuple[Bytes, list[Bytes]]:
+    """lives: (born, dies, bytes), in the order of birth -> (bytes in all, the offset of each)."""
+    where: list[Bytes] = []
+    taken: list[tuple[Bytes, Bytes, T]] = []  # (begin, end, when it dies), ascending
+    size = 0
+    for born, dies, n in lives:
+        taken = [t for t in taken if t[2] >= born]
+        begin = 0
+        for low, high, _ in taken:
+            if low - begin >= n:
+                break
+            begin = high
+        insort(taken, (begin, begin + n, dies))
+        where.append(begin)
+        size = max(size, begin + n)
+    return size, where

@@ -1,0 +1,53 @@
+"""What a run may not change when it goes on, and how it is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from penteract.engine import checkpoint
+from penteract.engine.going_on import check_going_on, promised
+from penteract.errors import BadInput
+from penteract.spec.layout import Layout
+from penteract.spec.presets import TINY, TINY_MOE
+from penteract.spec.run import RunSpec, Training
+
+SPEC = RunSpec(model=TINY, layout=Layout(), sequence_length=64, train=Training(steps=9))
+
+
+def check(kept: RunSpec, now: RunSpec, folder: Path) -> None:
+    """Three steps of `kept`, saved; then `now`."""
+    extra = {"step": 3, "samples": 12, "layout": {}, **promised(kept)}
+    whole = checkpoint.Slice("w", (2,), (0,), torch.zeros(2))
+    checkpoint.save_alone(folder / "checkpoints", 3, [[whole]], extra)
+    check_going_on(folder, now)
+
+
+def test_layout_and_batch_may_change(tmp_path: Path):
+    check(SPEC, replace(SPEC, layout=Layout(tp=2, dp=2, micro_batch_size=4)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (replace(SPEC, sequence_length=32), ["batch.sequence_length", "found 32 / allowed 64"]),
+        (replace(SPEC, model=replace(TINY, layers=2)), ["another model.layers ·", "fix: --model.layers 4"]),
+        (replace(SPEC, model=replace(TINY, name="other")), ["another model.name ·", 'found "other" / allowed "tiny"']),
+        (replace(SPEC, model=TINY_MOE), ["another model.moe.experts (and ", "found 8 / allowed none", "a new run"]),
+        (replace(SPEC, train=replace(SPEC.train, steps=3)), ["already that far", "found 3 / allowed > 3"]),
+    ],
+)
+def test_what_may_not_is_one_line(spec: RunSpec, words: list[str], tmp_path: Path):
+    with pytest.raises(BadInput) as told:
+        check(SPEC, spec, tmp_path)
+    line = str(told.value)
+    assert [w for w in words if w not in line] == []
+    assert "\n" not in line and "None" not in line
+
+
+def test_a_part_that_was_there_and_is_not(tmp_path: Path):
+    with pytest.raises(BadInput, match=r"found none / allowed .* · fix: --model\.moe\."):
+        check(replace(SPEC, model=TINY_MOE), SPEC, tmp_path)
