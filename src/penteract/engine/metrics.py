@@ -7,6 +7,7 @@
 | `train/loss` | nats a token, mean over the global batch | always |
 | `train/grad_norm` | norm of the whole gradient, before clipping | always |
 | `train/lr` | learning rate of this step | always |
+| `train/z_loss` | mean squared log-sum-exp of the logits, times its coefficient | when it has one |
 | `val/loss` | nats a token | when it was measured |
 | `perf/tokens_per_sec` | tokens a second, all ranks | always |
 | `perf/step_time_s` | seconds | always |

@@ -171,6 +171,8 @@ class Session:
             row["mem/measured_gib"] = gib(self.measured)
         if "balance" in self.trainer.program.losses:
             row["train/balance_loss"] = outcome.balance
+        if "z_loss" in self.trainer.program.losses:
+            row["train/z_loss"] = outcome.z
         every = spec.train.validation_every
         if len(self.validation) and (_every(every, number) or (every and last)):
             row["val/loss"] = self.trainer.validate(self.validation)

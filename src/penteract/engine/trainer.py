@@ -31,6 +31,7 @@ class Outcome:
     """What a step gave, read on the host."""
 
     loss: float
+    z: float
     balance: float
     norm: float
     stop: bool
@@ -126,7 +127,7 @@ class Trainer:
     def _outcome(self, run: Run) -> Outcome:
         norm, *losses, stop = run.totals.tolist()
         terms = dict(zip(run.p.losses, losses, strict=True))
-        return Outcome(terms["cross_entropy"], terms.get("balance", 0.0), norm**0.5, stop > 0)
+        return Outcome(terms["cross_entropy"], terms.get("z_loss", 0.0), terms.get("balance", 0.0), norm**0.5, stop > 0)
 
 
 def sampling_layout(spec: RunSpec) -> RunSpec:
