@@ -23,10 +23,18 @@ def loss(
         x, b = _layer(m, w, i, i, x, batch, biases or {})
         balance = balance + b
     h = _norm(m, w, "norm", x)
-    ce = F.cross_entropy(_logits(m, w, h), batch["targets"].flatten(), ignore_index=-1, reduction="sum")
-    ahead, b = _predict_ahead(m, w, h, batch, biases or {})
+    logits, targets = _logits(m, w, h), batch["targets"].flatten()
+    ce = F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum")
+    z = _z_loss(m, logits, targets) * scale["cross_entropy"]
+    ahead, z_ahead, b = _predict_ahead(m, w, h, batch, biases or {})
     terms = {"cross_entropy": ce * scale["cross_entropy"], "balance": (balance + b) * scale.get("balance", 0.0)}
+    terms |= {"z_loss": z + z_ahead} if m.z_loss_coefficient else {}
     return {**terms, "predict_ahead": ahead} if m.predict_ahead else terms
+
+
+def _z_loss(m: ModelSpec, logits, targets):
+    """ST-MoE's equation 5 (2202.08906), of the tokens that count, as a sum."""
+    return m.z_loss_coefficient * (logits.exp().sum(-1).log() ** 2)[targets >= 0].sum()
 
 
 def _logits(m: ModelSpec, w: Params, h):
@@ -44,7 +52,8 @@ def _layer(m: ModelSpec, w: Params, i: int, like: int, x, batch, biases: Params)
 
 
 def _predict_ahead(m: ModelSpec, w: Params, h, batch, biases: Params):
-    """DeepSeek-V3's equations 21 to 25 -> the mean over the targets of all depths, and their layers' balance."""
+    """DeepSeek-V3's equations 21 to 25 -> the mean over the targets of all depths, that of their z-loss, and their
+    layers' balance."""
     logits, targets, balance = [], [], 0.0
     for k in range(1, m.predict_ahead + 1):
         n = f"layers.{m.layers + k - 1}"
@@ -57,10 +66,11 @@ def _predict_ahead(m: ModelSpec, w: Params, h, batch, biases: Params):
         logits.append(_logits(m, w, h))
         targets.append(target.masked_fill(start != batch["start"], -1).flatten())
     if not logits:
-        return h.new_zeros(()), 0.0
+        return h.new_zeros(()), 0.0, 0.0
     count = sum(int((t >= 0).sum()) for t in targets)
     total = F.cross_entropy(torch.cat(logits), torch.cat(targets), ignore_index=-1, reduction="sum")
-    return m.predict_ahead_coefficient * total / max(1, count), balance
+    scale = m.predict_ahead_coefficient / max(1, count)
+    return scale * total, scale * _z_loss(m, torch.cat(logits), torch.cat(targets)), balance
 
 
 def _norm(m: ModelSpec, w: Params, n: str, x):

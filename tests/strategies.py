@@ -12,7 +12,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from layouts import Case
 from penteract.schedule.generate import ScheduleName
 from penteract.spec import case as spec_case
-from penteract.spec.layout import CONTEXT_METHODS, ZERO_STAGES, ContextMethod, Layout
+from penteract.spec.layout import CONTEXT_METHODS, LOSS_BODIES, ZERO_STAGES, ContextMethod, Layout
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.rules import breaches
 
@@ -71,6 +71,8 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         remake=draw(st.sampled_from(REMAKES)),
         bucket_bytes=draw(st.sampled_from(BUCKETS)),
         zero=draw(st.sampled_from(ZERO_STAGES)),
+        loss=draw(st.sampled_from(LOSS_BODIES)),
+        loss_chunk=draw(st.sampled_from([0, 5, 2, 16])),
     )  # fmt: skip
     tokens = 2 * cp * tp
     length = tokens * draw(st.integers(-(-12 // tokens), max(1, 24 // tokens)))
@@ -131,6 +133,8 @@ def models(draw: DrawFn, layout: Layout, experts: bool, length: int) -> ModelSpe
         said["rope_scaling"] = draw(st.sampled_from(SCALINGS))
     if draw(st.booleans()):
         said |= {"predict_ahead": draw(st.integers(1, 2)), "predict_ahead_coefficient": 0.7}
+    if draw(st.booleans()):
+        said["z_loss_coefficient"] = 0.05
     return ModelSpec(**said)
 
 

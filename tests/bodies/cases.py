@@ -171,14 +171,25 @@ def _loss() -> list[Case]:
         Case("row_max", "rows", (x(4, 2, 7),)),
         Case("negative_log_likelihood", "some ignored", (positive(2, 4, 2), stat(4, 2), targets)),
         Case("negative_log_likelihood", "one token", (positive(2, 1, 1), stat(1, 1), given([[3]]))),
-        Case("loss", "alone", (stat(),), (), {"name": "term", "copies": 1}),
-        Case("loss", "of four copies", (stat(),), (), {"name": "term", "copies": 4}),
+        Case("negative_log_likelihood", "with z-loss", (positive(2, 4, 2), stat(4, 2), targets), (), {"z": 0.3}),
+        Case("loss", "alone", (stat(),), (), {"name": "term", "scale": "term", "copies": 1}),
+        Case("loss", "of four copies", (stat(),), (), {"name": "term", "scale": "term", "copies": 4}),
+        Case("rows", "in the middle", (x(7, 2, 3),), (), {"begin": 2, "count": 4}),
+        Case("rows", "of indices, the last", (draw(9, 5, 2),), (), {"begin": 4, "count": 1}),
+        Case("join_rows", "three", (x(3, 2, 5), x(3, 2, 5), x(1, 2, 5))),
+        Case("logits", "all columns together", (x(3, 2, 5),), ((7, 5),), {"columns": 8}),
+        Case("logits", "three columns at a time", (x(3, 2, 5),), ((7, 5),), {"columns": 3}),
     ]
-    for word, beside in (("exp_sum", ()), ("cross_entropy_gradient", (stat(),))):
+    for word, beside in (("exp_sum", ()), ("cross_entropy_gradient", (stat(),)), ("logits_gradient", (stat(),))):
         for what, tp, rank in (("whole", 1, 0), ("first shard", 2, 0), ("second shard", 2, 1)):
             row = stat(4, 2) if word == "exp_sum" else large
             ins = (x(4, 2, 10 // tp), row, targets, *beside)
             out.append(Case(word, what, ins, (), {"axis": "tp"}, tp, rank))
+            out.append(Case(word, f"{what}, three tokens at a time", ins, (), {"axis": "tp", "at_once": 3}, tp, rank))
+            if beside:
+                out.append(Case(word, f"{what}, with z-loss", ins, (), {"axis": "tp", "z": 0.3}, tp, rank))
+                about = {"axis": "tp", "z": 0.3, "at_once": 5}
+                out.append(Case(word, f"{what}, with z-loss, five tokens at a time", ins, (), about, tp, rank))
     ignored = given([[-1, -1]])
     out.append(Case("exp_sum", "all ignored", (x(1, 2, 4), stat(1, 2), ignored), (), {"axis": "tp"}))
     return out

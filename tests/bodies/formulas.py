@@ -23,12 +23,14 @@ class Truth:
     objective  what the gradients are of; None: the sum of out · its gradient
     kept       what backward is given in place of what this forward made (a part of a whole)
     state      the step's sums and counts afterwards
+    overwritten  what is left in an input, by its number
     """
 
     outs: Tensors
     objective: torch.Tensor | None = None
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
+    overwritten: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -216,11 +218,21 @@ def exp_sum(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 def negative_log_likelihood(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     sums, largest, targets = ins
     each = -torch.log(sums[1].exp() / sums[0])
-    return Truth([each[targets >= 0].sum(), torch.log(sums[0] * largest.exp())])
+    log_sum = torch.log(sums[0] * largest.exp())
+    z = room.attrs.get("z")
+    return Truth([each[targets >= 0].sum(), log_sum, *([z * (log_sum[targets >= 0] ** 2).sum()] if z else [])])
 
 
 def cross_entropy_gradient(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     """Autograd of the whole vocabulary's loss. Other shards are one more column that makes up the log-sum-exp."""
+    return Truth([_of_logits(room, ins)])
+
+
+def logits_gradient(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([], overwritten={0: _of_logits(room, ins)})
+
+
+def _of_logits(room: Room, ins: Tensors) -> torch.Tensor:
     logits, log_sum, targets, g = ins
     logits = logits.detach().requires_grad_()
     columns = logits.shape[-1]
@@ -230,8 +242,21 @@ def cross_entropy_gradient(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     local = torch.where(targets < 0, -1, local)
     with torch.enable_grad():
         whole = torch.cat([logits, rest[..., None]], -1)
-        total = F.cross_entropy(whole.flatten(0, 1), local.flatten(), ignore_index=-1, reduction="sum") * g
-        return Truth([torch.autograd.grad(total, logits)[0]])
+        total = F.cross_entropy(whole.flatten(0, 1), local.flatten(), ignore_index=-1, reduction="sum")
+        total = total + room.attrs.get("z", 0.0) * whole.exp().sum(-1).log()[targets >= 0].square().sum()
+        return torch.autograd.grad(total * g, logits)[0]
+
+
+def rows(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([ins[0][room.attrs["begin"] :][: room.attrs["count"]]])
+
+
+def join_rows(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([torch.stack([row for x in ins for row in x])])
+
+
+def logits(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([torch.einsum("sbd,vd->sbv", ins[0], weights[0])])
 
 
 def loss(room: Room, ins: Tensors, weights: Tensors) -> Truth:
@@ -316,6 +341,7 @@ FORMULAS: dict[str, Formula] = {
     for f in (
         embedding, linear, add_bias, rms_norm, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
+        rows, join_rows, logits, logits_gradient,
         loss, router, sort_by_expert, split_sizes, dispatch, regroup, expert_linear, combine, balance_loss, tally,
     )
 }  # fmt: skip

@@ -127,7 +127,9 @@ class Trial:
         for i, (spec, got, want) in enumerate(zip(self.site.outs, outs, self.truth.outs, strict=True)):
             self._compare(f"out{i}", got, want, spec)
         for i, (got, was) in enumerate(zip(ins, self.values, strict=True)):
-            if isinstance(was, torch.Tensor) and not torch.equal(got, was):
+            if i in self.body.overwrites:
+                self._compare(f"in{i} overwritten", got, self.truth.overwritten[i], self.site.ins[i])
+            elif isinstance(was, torch.Tensor) and not torch.equal(got, was):
                 self.differences.append(f"in{i} was written")
         for kind, want in self.truth.state.items():
             (got,) = getattr(self.env, kind).values()

@@ -37,6 +37,7 @@ LATENT = replace(
 LAYOUTS = (
     Layout(),
     Layout(tp=2, pp=2),
+    Layout(tp=2, loss="chunked"),
     *(Layout(cp=4, context_method=method) for method in CONTEXT_METHODS),
     Layout(dp=2, tp=2, cp=2, ep=4),
     Layout(dp=2, tp=2, ep=2, expert_tp=2),

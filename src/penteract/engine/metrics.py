@@ -9,6 +9,7 @@
 | `train/balance_loss` | how unevenly experts are chosen, times its coefficient | with `balance = "loss"` |
 | `train/grad_norm` | norm of the whole gradient, before clipping | always |
 | `train/lr` | learning rate of this step | always |
+| `train/z_loss` | mean squared log-sum-exp of the logits, times its coefficient | when it has one |
 | `val/loss` | nats a token | when it was measured |
 | `perf/tokens_per_sec` | tokens a second, all ranks | always |
 | `perf/step_time_s` | seconds | always |

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,7 @@ from penteract.engine.run import Run
 from penteract.engine.trainer import Trainer, sampling_layout
 from penteract.ops.tape import Site
 from penteract.parallel.context import token_indices
-from penteract.spec.layout import Layout
-from penteract.step.program import compile_step
+from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk_forward
 
 
@@ -26,30 +26,62 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
     p = compile_step(
         spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.dtype, training=False
     )
-    seen: list[torch.Tensor] = []
-    run = Run(p, trainer.state, trainer.run.comm, _listening(spec.layout, seen), Fresh(p.precision, rank.device))
+    ear = _Ear(p)
+    run = Run(p, trainer.state, trainer.run.comm, ear.bodies(), Fresh(p.precision, rank.device))
     fixed = constants(p, rank.device)
     generator = torch.Generator().manual_seed(seed)
     text = list(prompt)
     for _ in range(tokens):
         run.batches = [fixed | micro_batch(p, [_window(text, spec.sequence_length)], rank.device)]
+        ear.begin(min(len(text), spec.sequence_length) - 1)
         walk_forward(p, run)
-        at = min(len(text), spec.sequence_length) - 1
-        logits = _logits(run, seen, at).double().cpu() / temperature
+        logits = ear.logits(run).double().cpu() / temperature
         text.append(int(torch.multinomial(logits.softmax(-1), 1, generator=generator)))
-        seen.clear()
     return text
 
 
-def _listening(layout: Layout, seen: list[torch.Tensor]) -> dict[str, TorchBody]:
-    """The layout's bodies, and an ear at the logits."""
-    all_of_them = bodies(layout)
+@dataclass(slots=True)
+class _Ear:
+    """Listens at the logits of one token. They pass by in the order in which this rank holds its tokens, all at once or
+    some at a time."""
 
-    def row_max(env: Env, site: Site, ins: list[Any], weights: list[Any], outs: list[Any]) -> None:
-        seen.append(ins[0])
-        all_of_them["row_max"].forward(env, site, ins, weights, outs)
+    p: Program
+    row: int = -1  # of the token, among those that are still to pass
+    heard: torch.Tensor | None = None  # [V@tp]
 
-    return all_of_them | {"row_max": TorchBody(row_max)}
+    def begin(self, at: int) -> None:
+        """Listen for token `at` of the sequence."""
+        own = token_indices(self.p.sequence_length, self.p.layout.cp, self._me["cp"])
+        self.row, self.heard = own.index(at) if at in own else -1, None
+
+    def bodies(self) -> dict[str, TorchBody]:
+        """The layout's bodies, with this ear at the logits."""
+        all_of_them = bodies(self.p.layout)
+
+        def row_max(env: Env, site: Site, ins: list[Any], weights: list[Any], outs: list[Any]) -> None:
+            count = ins[0].shape[0]
+            if 0 <= self.row < count:
+                self.heard = ins[0][self.row, 0].clone()
+            self.row -= count
+            all_of_them["row_max"].forward(env, site, ins, weights, outs)
+
+        return all_of_them | {"row_max": TorchBody(row_max)}
+
+    def logits(self, run: Run) -> torch.Tensor:
+        """The token's logits [V], put together from the ranks that hold them."""
+        p, heard, tp = self.p, self.heard, self._me["tp"]
+        out = torch.zeros(
+            p.model.vocab_size, dtype=torch.float64 if p.precision == "fp64" else torch.float32,
+            device=run.memory.device,
+        )  # fmt: skip
+        if heard is not None and self._me["dp"] == 0:
+            out[tp * len(heard) : (tp + 1) * len(heard)] = heard
+        run.comm.finish(run.comm.sum(p.mesh.group("world", p.rank), out))
+        return out
+
+    @property
+    def _me(self) -> dict[str, int]:
+        return self.p.mesh.coordinates(self.p.rank)
 
 
 def _window(text: list[int], length: int) -> Any:
@@ -58,18 +90,3 @@ def _window(text: list[int], length: int) -> Any:
     tokens[: len(tail)] = torch.tensor(tail)
     nothing = torch.zeros(length, dtype=torch.int64)
     return SimpleNamespace(tokens=tokens, targets=nothing - 1, start=nothing, positions=torch.arange(length))
-
-
-def _logits(run: Run, seen: list[torch.Tensor], at: int) -> torch.Tensor:
-    """The logits [V] of token `at`, put together from the ranks that hold them."""
-    p = run.p
-    me = p.mesh.coordinates(p.rank)
-    out = torch.zeros(
-        p.model.vocab_size, dtype=torch.float64 if p.precision == "fp64" else torch.float32, device=run.memory.device
-    )
-    own = token_indices(p.sequence_length, p.layout.cp, me["cp"])
-    if seen and me["dp"] == 0 and at in own:
-        mine = seen[0][own.index(at), 0]
-        out[me["tp"] * len(mine) : (me["tp"] + 1) * len(mine)] = mine
-    run.comm.finish(run.comm.sum(p.mesh.group("world", p.rank), out))
-    return out

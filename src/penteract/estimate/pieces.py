@@ -45,7 +45,7 @@ def tape_sight(layout: Layout) -> Sight:
     """What a piece sees of a layout when it is recorded."""
     lay = layout
     return (lay.tp, lay.cp, lay.ep, lay.expert_tp, lay.context_method if lay.cp > 1 else "", lay.micro_batch_size,
-            lay.attention)  # fmt: skip
+            lay.attention, lay.loss, lay.loss_chunk)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,8 @@ class Recorder:
         if kind not in ENDS or (kind == "head" and self.model.predict_ahead):
             return seen
         remade = tuple(word for word in lay.remake if word != "*")
-        return (lay.tp, lay.cp, lay.micro_batch_size, remade, lay.schedule == "zb_h1")
+        loss = (lay.loss, lay.loss_chunk) if kind == "head" else ()
+        return (lay.tp, lay.cp, lay.micro_batch_size, remade, lay.schedule == "zb_h1", *loss)
 
     def record(self, kind: Kind, layout: Layout) -> Piece:
         """A piece as a layout shows it."""

@@ -133,6 +133,7 @@ class _Clock:
                 rates.moved(beside) if beside else 0.0
             )
         moved = sum([self.piece.bytes[r] for r in registers])
+        moved += sum([self.piece.bytes[registers[i]] for i in body.overwrites])
         return "pointwise", rates.moved(moved + beside)
 
 

@@ -16,11 +16,11 @@ def embed(do: Do, m: ModelSpec, ids: str, sequence_length: int) -> Value:
 
 def score(do: Do, m: ModelSpec, h: Value, targets: str, term: str) -> None:
     """h [S@cp·tp, B, D], normed -> the loss's term `term`, against the data called `targets`, [S@cp, B]."""
-    h = do.seam(tensor.enter, h)  # [S@cp, B, D]
     s, b, _ = h.shape
     assert isinstance(s, int) and isinstance(b, int)
+    own = do.input(targets, (s * do.layout.tp, b))
     w = _table(m, "embedding" if m.tied else "head")
-    do.loss(tensor.linear_cross_entropy(do, h, w, do.input(targets, (s, b))), term, copies="tp")
+    tensor.linear_cross_entropy(do, h, w, own, term, m.z_loss_coefficient)
 
 
 def _table(m: ModelSpec, name: str) -> Param:

@@ -47,11 +47,14 @@ class Seam:
     """A border between regions: two conjugate programs.
 
     forward(steps, *ins) -> (outs, kept); backward(steps, kept, *gradients of outs) -> gradients of the ins that flow.
+    A seam without outs is an end of the network: in training nothing waits for its forward, so `backward` says all.
+    `params`: those that its words use.
     """
 
     name: str
     forward: Callable[..., tuple[Values, Values]]
     backward: Callable[..., Values]
+    params: tuple[Param, ...] = ()
 
 
 def lone(name: str, axis: str, there: str, back: str = "", *, split: int = 0, concat: int = 0) -> Seam:
@@ -129,26 +132,34 @@ class Steps:
     def collective(self, kind: str, axis: str, x: Value, **attrs: Any) -> Value:
         return self.start(kind, axis, x, **attrs).finish()
 
-    def forward(self, word: str, *ins: Value, **attrs: Any) -> Values:
+    def forward(self, word: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
         """A word's forward: its results, then its extras."""
-        outs, extras = BODIES[word].results([v.spec for v in ins], [], attrs)
-        made = tuple(self.value(s) for s in (*outs, *extras))
-        self.calls.append(Call(self._site(word, ins, made, attrs), "forward", _ids(ins), _ids(made)))
+        site = self._site(word, ins, params, attrs)
+        made = tuple(self.value(s) for s in site.outs)
+        self.calls.append(Call(site, "forward", _ids(ins), _ids(made)))
         return made
 
-    def input_gradient(self, word: str, ins: Values, kept: Values, gradients: Values, **attrs: Any) -> Values:
+    def input_gradient(
+        self, word: str, ins: Values, kept: Values, gradients: Values, params: tuple[Param, ...] = (), **attrs: Any
+    ) -> Values:
         """A word's input gradient, given what it keeps; `ins` only say the shapes it is about."""
-        body = BODIES[word]
-        outs, extras = body.results([v.spec for v in ins], [], attrs)
-        made = tuple(self.value(ins[i].spec) for i in body.differentiable)
-        site = Site(word, tuple(v.spec for v in ins), (*outs, *extras), attrs=attrs, layer=self.layer, line=_line())
+        made = tuple(self.value(ins[i].spec) for i in BODIES[word].differentiable)
+        site = self._site(word, ins, params, attrs)
         self.calls.append(Call(site, "input_gradient", _ids((*kept, *gradients)), _ids(made)))
         return made
 
-    def _site(self, word: str, ins: Values, outs: Values, attrs: dict[str, Any]) -> Site:
-        return Site(
-            word, tuple(v.spec for v in ins), tuple(v.spec for v in outs), attrs=attrs, layer=self.layer, line=_line()
-        )
+    def weight_gradient(
+        self, word: str, ins: Values, kept: Values, gradients: Values, params: tuple[Param, ...], **attrs: Any
+    ) -> None:
+        """A word's weight gradient, added to those of `params`; `ins` only say the shapes it is about."""
+        site = self._site(word, ins, params, attrs)
+        self.calls.append(Call(site, "weight_gradient", _ids((*kept, *gradients)), ()))
+
+    def _site(self, word: str, ins: Values, params: tuple[Param, ...], attrs: dict[str, Any]) -> Site:
+        specs, weights = tuple(v.spec for v in ins), tuple(p.local_shape(self.mesh) for p in params)
+        outs, extras = BODIES[word].results(specs, weights, attrs)
+        names = tuple(p.name for p in params)
+        return Site(word, specs, (*outs, *extras), names, weights, attrs, self.layer, _line())
 
 
 def _ids(values: Sequence[Value]) -> tuple[int, ...]:
@@ -213,7 +224,11 @@ class Do:
         line = _line()
         for v in ins:
             self._consume(v, seam.name, line)
-        site = Site(seam.name, tuple(v.spec for v in ins), tuple(o.spec for o in outs), layer=self.layer, line=line)
+        for p in seam.params:
+            self.params[p.name] = p
+        site = Site(seam.name, tuple(v.spec for v in ins), tuple(o.spec for o in outs),
+                    tuple(p.name for p in seam.params), tuple(p.local_shape(self.mesh) for p in seam.params),
+                    layer=self.layer, line=line)  # fmt: skip
         flows = any(v.flows for v in ins)
         for o in outs:
             tape.flows[o.id] = o.flows = flows
@@ -290,9 +305,10 @@ class Do:
         """x [s, B, K·C] -> [s, B, K·times·C], each head `times` times in a row."""
         return self.say("repeat_heads", x, times=times, head_size=head_size)[0]
 
-    def loss(self, x: Value, name: str, copies: str = "") -> None:
-        """x [], a sum over tokens or sequences, becomes a term of the loss, times the step's scale of `name`.
+    def loss(self, x: Value, name: str, copies: str = "", scale: str = "") -> None:
+        """x [], a sum over tokens or sequences, becomes part of the loss's term `name`, times the step's scale of that
+        term, or of the term `scale`.
 
         `copies` names the axis whose ranks all hold the same x.
         """
-        self.say("loss", x, name=name, copies=self.mesh.size(copies) if copies else 1)
+        self.say("loss", x, name=name, scale=scale or name, copies=self.mesh.size(copies) if copies else 1)

@@ -46,6 +46,7 @@ class _Lowering:
     tape: Tape
     remake: frozenset[str]
     split: bool
+    training: bool
     specs: list[Spec] = field(init=False)
     out: list[Call] = field(default_factory=list)
     alias: dict[int, int] = field(default_factory=dict)
@@ -88,7 +89,8 @@ class _Lowering:
                 continue
             for r in (*op.outs, *op.extras):
                 self.producer[r] = op
-            self.out.extend(self._forward_calls(op))
+            if not (self.training and op.ends):
+                self.out.extend(self._forward_calls(op))
         self.anchors = {self.root(v) for v in self.tape.anchors}
         return self._take()
 
@@ -172,7 +174,7 @@ class _Lowering:
     def _seam(self, op: Op) -> None:
         assert op.program is not None
         gradients = [self.gradient.pop(o, None) for o in op.outs]
-        if all(g is None for g in gradients):
+        if op.outs and all(g is None for g in gradients):
             return
         names = {k: self.require(k) for k in op.program.kept}
         for register, g in zip(op.program.gradients_in, gradients, strict=True):
@@ -255,7 +257,7 @@ def lower(tape: Tape, remake: Iterable[str] = (), *, split: bool = False, traini
     `remake`: words whose results are dropped and made again; "*" is every word of a layer.
     `split`: weight gradients that may wait get an action of their own (`Wgt`). `training=False`: forward alone.
     """
-    low = _Lowering(tape, frozenset(remake), split)
+    low = _Lowering(tape, frozenset(remake), split, training)
     lists = {"Fwd": low.forward()}
     exit_ = None if tape.exit is None else low.root(tape.exit)
     if not training:

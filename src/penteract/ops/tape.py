@@ -65,6 +65,11 @@ class Op:
     extras: tuple[int, ...] = ()
     program: SeamProgram | None = None
 
+    @property
+    def ends(self) -> bool:
+        """Whether it is a seam without results: in training all of it is said in backward."""
+        return self.program is not None and not self.outs
+
 
 @dataclass(slots=True)
 class Tape:

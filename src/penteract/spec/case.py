@@ -16,7 +16,7 @@ AXES: Mapping[str, str] = {
     **{name: f"batch.{name}" for name in ("micro_batch_size", "global_batch_size", "sequence_length",
                                           "gradient_accumulation_steps")},
     "bucket_bytes": "memory.bucket_bytes",
-    "attention": "kernels.attention",
+    **{name: f"kernels.{name}" for name in ("attention", "loss", "loss_chunk")},
     "kv_heads": "model.kv_heads",
     "head_size": "model.head_size",
     "vocab_size": "model.vocab_size",

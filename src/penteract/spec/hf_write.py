@@ -13,8 +13,8 @@ from penteract.spec.model import ModelSpec
 
 # What training alone asks: the weights mean the same whatever these say.
 _AT_TRAINING = frozenset({
-    "model.name", "model.initial_std", "model.predict_ahead_coefficient", "model.moe.balance_coefficient",
-    "model.moe.bias_rate",
+    "model.name", "model.initial_std", "model.predict_ahead_coefficient", "model.z_loss_coefficient",
+    "model.moe.balance_coefficient", "model.moe.bias_rate",
 })  # fmt: skip
 
 

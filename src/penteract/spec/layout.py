@@ -8,10 +8,12 @@ from typing import Literal
 Schedule = Literal["afab", "1f1b", "interleaved", "zb_h1"]
 ContextMethod = Literal["gather", "ring", "exchange"]
 AttentionBody = Literal["reference", "flash", "cudnn"]
+LossBody = Literal["reference", "chunked"]
 
 SCHEDULES: tuple[Schedule, ...] = ("afab", "1f1b", "interleaved", "zb_h1")
 ZERO_STAGES = (0, 1)
 ATTENTION_BODIES: tuple[AttentionBody, ...] = ("reference", "flash", "cudnn")
+LOSS_BODIES: tuple[LossBody, ...] = ("reference", "chunked")
 CONTEXT_METHODS: tuple[ContextMethod, ...] = ("gather", "ring", "exchange")
 
 
@@ -37,6 +39,8 @@ class Layout:
     zero: int = 0  # 1: optimizer state is cut over the ranks that hold the same parameters
     remake: tuple[str, ...] = ("enter",)
     attention: AttentionBody = "reference"  # which body of the word: plain torch, or a fused kernel of a GPU
+    loss: LossBody = "reference"  # chunked: logits of some tokens at a time, all of it in backward
+    loss_chunk: int = 0  # those tokens; 0: as many as a moderate block of logits has
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 
     @property

@@ -106,6 +106,7 @@ class ModelSpec:
         0  # depths of multi-token prediction (DeepSeek-V3 §2.2): each a block that sees one token further
     )
     predict_ahead_coefficient: float = 0.3  # of the mean of their losses
+    z_loss_coefficient: float = 0.0  # of each token's squared log-sum-exp of logits, beside its cross entropy; 0: none
 
     @property
     def residual_std(self) -> float:

@@ -193,7 +193,7 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
     total, length = batch["global_batch_size"], batch["sequence_length"]
     layout = Layout(
         **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
-        remake=_remake(memory["recompute"]), attention=settings["kernels.attention"].value,
+        remake=_remake(memory["recompute"]), **_section(settings, "kernels"),
     )  # fmt: skip
     case = settle(
         Case(model=model, layout=layout, sequence_length=length, global_batch_size=total, world=world).counted()

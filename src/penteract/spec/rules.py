@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from penteract.spec.case import Case
 from penteract.spec.kernels import kernel_breaches
-from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES
+from penteract.spec.layout import CONTEXT_METHODS, LOSS_BODIES, SCHEDULES, ZERO_STAGES
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from penteract.spec.schedules import schedule_breach
 
@@ -42,6 +42,10 @@ def _counts(case: Case) -> Iterator[Breach]:
         yield "schedule", "no such schedule"
     if case.layout.context_method not in CONTEXT_METHODS:
         yield "context_method", "no such context method"
+    if case.layout.loss not in LOSS_BODIES:
+        yield "loss", "no such body of the loss"
+    if case.layout.loss_chunk < 0:
+        yield "loss_chunk", "loss_chunk is less than 0"
 
 
 def _model(case: Case) -> Iterator[Breach]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NewType
 
-from penteract.spec.layout import AttentionBody, ContextMethod, Schedule
+from penteract.spec.layout import AttentionBody, ContextMethod, LossBody, Schedule
 
 Count = NewType("Count", int)  # read from 4096, "1M" (10^6) or "1Mi" (2^20)
 
@@ -49,6 +49,8 @@ class Kernels:
     """Which body of a word computes it."""
 
     attention: AttentionBody = "reference"
+    loss: LossBody = "reference"
+    loss_chunk: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,7 +77,7 @@ def _sections(run: RunSpec) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             "global_batch_size": lay.global_batch_size,
         },
         "memory": {"recompute": _recompute(lay.remake), "bucket_bytes": lay.bucket_bytes},
-        "kernels": {"attention": lay.attention},
+        "kernels": {"attention": lay.attention, "loss": lay.loss, "loss_chunk": lay.loss_chunk},
         "optimizer": run.optimizer,
         "learning_rate": run.schedule,
         "data": run.data,

@@ -68,7 +68,8 @@ class Program:
     def losses(self) -> tuple[str, ...]:
         """The loss's terms, the same on every rank."""
         moe = self.model.moe
-        return (*self.means, "balance") if moe is not None and moe.balance == "loss" else self.means
+        balance = ("balance",) if moe is not None and moe.balance == "loss" else ()
+        return (*self.means, *(("z_loss",) if self.model.z_loss_coefficient else ()), *balance)
 
     @property
     def means(self) -> tuple[str, ...]:

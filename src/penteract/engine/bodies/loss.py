@@ -1,10 +1,15 @@
-"""Reference bodies of the loss: vocabulary-parallel cross entropy in three steps, and loss terms."""
+"""Bodies of the loss: vocabulary-parallel cross entropy in three steps, of all tokens or of some at a time, with
+z-loss; and loss terms. What is wider than the logits exists for `at_once` tokens at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from penteract.engine.bodies.body import Env, Tensors, TorchBody
+from penteract.engine.bodies.body import Env, Tensors, TorchBody, put_product
+from penteract.engine.bodies.dense import linear, linear_input
+from penteract.ops.bodies.loss import at_once
 from penteract.ops.tape import Site
 
 
@@ -22,34 +27,83 @@ def row_max(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors)
 def exp_sum(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     logits, largest, targets = ins
     local, here = _local_targets(env, site, targets, logits.shape[-1])
-    shifted = logits - largest[..., None]
-    torch.gather(shifted, -1, local[..., None], out=outs[0][1][..., None])
+    for some in _some(site, logits, largest, local, *outs[0]):
+        _put_exp_sum(*some)
     outs[0][1].mul_(here)
-    torch.sum(shifted.exp_(), -1, out=outs[0][0])
+
+
+def _some(site: Site, logits: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Views of as many tokens at a time as are looked at together: logits [n, V], and others [n]."""
+    n = at_once(logits.shape, site.attrs)
+    return zip(logits.flatten(0, 1).split(n), *(t.flatten().split(n) for t in others), strict=True)
+
+
+def _put_exp_sum(
+    logits: torch.Tensor, largest: torch.Tensor, local: torch.Tensor, total: torch.Tensor, target: torch.Tensor
+) -> None:
+    shifted = logits - largest[:, None]
+    torch.gather(shifted, -1, local[:, None], out=target[:, None])
+    torch.sum(shifted.exp_(), -1, out=total)
 
 
 def negative_log_likelihood(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     (total, target), largest, targets = ins
-    log_total = total.log()
+    log_total, counts = total.log(), targets >= 0
     torch.add(log_total, largest, out=outs[1])
-    torch.sum(log_total.sub_(target).mul_(targets >= 0), (0, 1), out=outs[0])
+    torch.sum(log_total.sub_(target).mul_(counts), (0, 1), out=outs[0])
+    if z := site.attrs.get("z"):
+        torch.square(outs[1], out=log_total)
+        torch.sum(log_total.mul_(counts), (0, 1), out=outs[2]).mul_(z)
 
 
 def cross_entropy_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    _put_gradients(env, site, ins, outs[0])
+
+
+def logits_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    _put_gradients(env, site, ins, ins[0])
+
+
+def _put_gradients(env: Env, site: Site, ins: Tensors, out: torch.Tensor) -> None:
     logits, log_sum, targets, g = ins
     local, here = _local_targets(env, site, targets, logits.shape[-1])
-    p = (logits - log_sum[..., None]).exp_()
-    p.scatter_add_(-1, local[..., None], here[..., None].to(p.dtype).neg_())
-    outs[0].copy_(p.mul_(g * (targets >= 0)[..., None]))
+    places = out.flatten(0, 1).split(at_once(logits.shape, site.attrs))
+    for place, some in zip(places, _some(site, logits, log_sum, targets, local, here), strict=True):
+        _put_gradient(place, some, g, site.attrs.get("z", 0.0))
+
+
+def _put_gradient(out: torch.Tensor, some: tuple[torch.Tensor, ...], g: torch.Tensor, z: float) -> None:
+    """Of some tokens; `out` may be the logits."""
+    logits, log_sum, targets, local, here = some
+    p = (logits - log_sum[:, None]).exp_()
+    if z:
+        p.mul_((log_sum * (2 * z)).add_(1)[:, None])
+    p.scatter_add_(-1, local[:, None], here[:, None].to(p.dtype).neg_())
+    out.copy_(p.mul_(g * (targets >= 0)[:, None]))
+
+
+def rows(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    outs[0].copy_(ins[0].narrow(0, site.attrs["begin"], site.attrs["count"]))
+
+
+def join_rows(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.cat(ins, out=outs[0])
+
+
+def logits_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    x, g = (t.flatten(0, -2) for t in ins)
+    columns = site.attrs["columns"]
+    for place, some in zip(into[0].split(columns), g.split(columns, -1), strict=True):
+        put_product(place, some.t(), x, add)
 
 
 def loss(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     name = str(site.attrs["name"])
-    env.losses[name].addcmul_(ins[0], env.scale[name], value=1 / site.attrs["copies"])
+    env.losses[name].addcmul_(ins[0], env.scale[str(site.attrs["scale"])], value=1 / site.attrs["copies"])
 
 
 def loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    outs[0].copy_(env.scale[str(site.attrs["name"])])
+    outs[0].copy_(env.scale[str(site.attrs["scale"])])
 
 
 LOSS = {
@@ -57,5 +111,9 @@ LOSS = {
     "exp_sum": TorchBody(exp_sum),
     "negative_log_likelihood": TorchBody(negative_log_likelihood),
     "cross_entropy_gradient": TorchBody(cross_entropy_gradient),
+    "rows": TorchBody(rows),
+    "join_rows": TorchBody(join_rows),
+    "logits": TorchBody(linear, linear_input, logits_weight),
+    "logits_gradient": TorchBody(logits_gradient),
     "loss": TorchBody(loss, loss_input),
 }
