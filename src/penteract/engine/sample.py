@@ -9,6 +9,7 @@ import torch
 
 from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.bodies.kernels import bodies
+from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import constants, micro_batch
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
@@ -24,7 +25,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
     """Go on from `prompt`. Every rank returns the same ids."""
     spec, rank = sampling_layout(trainer.spec), trainer.rank
     p = compile_step(
-        spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.dtype, training=False
+        spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.policy, training=False
     )
     seen: list[torch.Tensor] = []
     run = Run(p, trainer.state, trainer.run.comm, _listening(spec.layout, seen), Fresh(p.precision, rank.device))
@@ -64,9 +65,7 @@ def _logits(run: Run, seen: list[torch.Tensor], at: int) -> torch.Tensor:
     """The logits [V] of token `at`, put together from the ranks that hold them."""
     p = run.p
     me = p.mesh.coordinates(p.rank)
-    out = torch.zeros(
-        p.model.vocab_size, dtype=torch.float64 if p.precision == "fp64" else torch.float32, device=run.memory.device
-    )
+    out = torch.zeros(p.model.vocab_size, dtype=dtype_of("stat", p.precision), device=run.memory.device)
     own = token_indices(p.sequence_length, p.layout.cp, me["cp"])
     if seen and me["dp"] == 0 and at in own:
         mine = seen[0][own.index(at), 0]

@@ -32,8 +32,8 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
         return
     if device.type != "cuda":
         raise _refusal(kernel, "is a GPU's", device.type, "cuda")
-    if p.precision != "bf16":
-        raise _refusal(kernel, "computes in bf16", p.precision, "bf16", f"--precision.dtype bf16, or {PLAIN}")
+    if p.precision.compute != "bf16":
+        raise _refusal(kernel, "computes in bf16", p.precision.compute, "bf16", f"--precision.dtype bf16, or {PLAIN}")
     sites = (op.site for c in p.chunks for op in c.tape.ops if op.site.word == "attention")
     for refusal in (*_layout(p.layout, packed), *(r for site in sites for r in _heads(kernel, site))):
         raise refusal
