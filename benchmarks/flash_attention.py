@@ -43,9 +43,9 @@ from penteract.engine.state import allocate, fill
 from penteract.estimate.price import price
 from penteract.ops.bodies import BODIES, body_of
 from penteract.ops.bodies.kernels import fused
-from penteract.ops.spec import WIDTHS
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import RECIPES
 from penteract.spec.presets import preset
 from penteract.spec.run import Data, LearningRate, Optimizer
 from penteract.step.arena import plan_arena
@@ -86,7 +86,7 @@ def workspace(trial: Trial, phase: str, kernel: str) -> dict[str, Any]:
     seen: dict[str, Any] = {n: after[f"{kind}.peak"] - before[f"{kind}.current"] for n, kind in kinds.items()}
     shapes = [s.shape for s in trial.site.ins]
     declared = (fused(trial.case.plan) or BODIES)["attention"]
-    seen["declared"] = declared.workspace(phase, shapes, (), trial.site.attrs, WIDTHS["bf16"])  # type: ignore[arg-type]
+    seen["declared"] = declared.workspace(phase, shapes, (), trial.site.attrs, RECIPES["bf16"].widths)  # type: ignore[arg-type]
     return seen | {"measured_less_declared": seen["measured"] - seen["declared"]}
 
 

@@ -17,8 +17,8 @@ from penteract.engine.bodies.reference import REFERENCE
 from penteract.model.block import block
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
-from penteract.ops.spec import WIDTHS
 from penteract.spec.mesh import Mesh
+from penteract.spec.precision import RECIPES
 
 S, B = 32, 2  # tokens, sequences
 MODEL = ModelSpec(layers=1, hidden_size=64, heads=4, kv_heads=2, head_size=16, ffn_size=128, vocab_size=256)
@@ -86,7 +86,7 @@ def price(chunk: Chunk, action: str, registers: dict[int, int]) -> int:
     for instruction in chunk.actions[action]:
         for r in instruction.call.outs:
             spec = chunk.specs[r]
-            registers[r] = spec.numel() * WIDTHS["fp64"][spec.role]
+            registers[r] = spec.numel() * RECIPES["fp64"].widths[spec.role]
         for r in instruction.frees:
             del registers[r]
     return sum(registers.values())

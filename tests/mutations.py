@@ -20,9 +20,9 @@ from penteract.estimate.load import Balanced
 from penteract.ops.bodies import BODIES
 from penteract.ops.lower import Instruction
 from penteract.ops.params import holders
-from penteract.ops.spec import WIDTHS
 from penteract.parallel import data
 from penteract.parallel.data import Bucket
+from penteract.spec.precision import Policy
 from penteract.step.program import compile_step
 
 # ---- wrong rules of the price ------------------------------------------------------------------------------------
@@ -40,7 +40,8 @@ def attention_backward_counted_as_forward(s: Subject) -> None:
 
 
 def statistics_counted_in_half_width(s: Subject) -> None:
-    s.patches.enter_context(patch.dict(WIDTHS, fp64={**WIDTHS["fp64"], "stat": 4}))
+    halved = {**s.priced.widths, "stat": 4}
+    s.patches.enter_context(patch.object(Policy, "widths", property(lambda _: halved)))
 
 
 def routing_taken_for_balanced(s: Subject) -> None:

@@ -14,6 +14,7 @@ from penteract.plan.plan import Plan, plan_layouts, plan_one, quoter
 from penteract.plan.question import question
 from penteract.spec.hardware import Cluster
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy
 
 
 def plan(  # noqa: PLR0913 (what is asked has many sides)
@@ -26,7 +27,7 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     layout: str | None = None,
     fix: str | None = None,
     tp_across_nodes: bool = False,
-    precision: str = "bf16",
+    precision: str | Policy = "bf16",
     headroom: float = HEADROOM,
     number: int = 1,
 ) -> Plan:

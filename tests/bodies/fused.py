@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from penteract.engine.bodies.body import Env, TorchBody
-from penteract.engine.memory import dtype_of
-from penteract.engine.state import STAT
+from penteract.engine.dtypes import dtype_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 from penteract.parallel.context import token_indices
@@ -98,7 +97,7 @@ class Trial:
         own, every = case.orders()
         (heads, kv), b, size, start = case.heads, case.batch, case.size, case.start()
         whole = torch.randn(case.tokens, b, (2 * heads + 2 * kv) * size, generator=generator, dtype=torch.float64)
-        whole = whole.to(dtype_of(Spec(()), self.rounded)).to(dtype_of(Spec(()), self.precision)).to(self.device)
+        whole = whole.to(dtype_of("compute", self.rounded)).to(dtype_of("compute", self.precision)).to(self.device)
         q, g, k, v = whole.split([n * size for n in (heads, heads, kv, kv)], -1)
         index = torch.arange(case.tokens)
         numbers = [x.to(self.device) for x in (index[own], start[own], index[every])]
@@ -108,12 +107,12 @@ class Trial:
         outs = (specs[0], Spec((b, heads, len(own)), "stat"))
         attrs = {"head_size": size, "value_size": size, "scale": 1.3 * size**-0.5, "window": case.window}
         self.site = Site("attention", specs, outs, (), (), attrs)
-        self.env = Env(Mesh(case.plan), case.rank, STAT[self.precision])
+        self.env = Env(Mesh(case.plan), case.rank, dtype_of("stat", self.precision))
         self.outs, self.slopes = [self.poison(s) for s in outs], [self.poison(s) for s in specs[:3]]
 
     def poison(self, spec: Spec) -> torch.Tensor:
         """A register before its first write."""
-        return torch.full(spec.shape, float("nan"), dtype=dtype_of(spec, self.precision), device=self.device)  # type: ignore[arg-type]
+        return torch.full(spec.shape, float("nan"), dtype=dtype_of(spec.role, self.precision), device=self.device)  # type: ignore[arg-type]
 
     def forward(self, body: TorchBody) -> None:
         body.forward(self.env, self.site, self.ins, [], self.outs)

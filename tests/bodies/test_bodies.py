@@ -29,7 +29,7 @@ def _one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "bf16_pure", "fp16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_body_does_what_it_declares(case: Case, precision: str):
     assert check(case, precision) == []

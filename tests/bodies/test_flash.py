@@ -17,8 +17,8 @@ from penteract.engine.storages import Storages
 from penteract.ops.bodies import BODIES
 from penteract.ops.bodies.flash import most_documents
 from penteract.ops.bodies.kernels import fused
-from penteract.ops.spec import WIDTHS
 from penteract.spec.layout import Layout
+from penteract.spec.precision import RECIPES
 
 KERNELS = {"flash": flash, "cudnn": cudnn}
 
@@ -38,7 +38,7 @@ def test_workspace_is_what_is_declared(case: Case):
     for phase, call in (("forward", trial.forward), ("input_gradient", trial.backward)):
         with Storages() as storages:
             call(body)
-        about = (phase, shapes, (), trial.site.attrs, WIDTHS["bf16"])
+        about = (phase, shapes, (), trial.site.attrs, RECIPES["bf16"].widths)
         assert declared.workspace(*about) == storages.peak, phase  # type: ignore[arg-type]
         assert storages.now == 0
 

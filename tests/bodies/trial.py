@@ -14,19 +14,19 @@ from bodies.formulas import FORMULAS, Room, Truth
 from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.bodies.experts import Splits
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.memory import dtype_of
-from penteract.engine.state import STAT
+from penteract.engine.dtypes import dtype_of
 from penteract.engine.storages import Storages
 from penteract.ops.bodies import BODIES, Body
-from penteract.ops.spec import WIDTHS, Spec
+from penteract.ops.spec import Spec
 from penteract.ops.tape import Phase, Site
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
+from penteract.spec.precision import RECIPES
 from tolerances import PARITY
 
 # Rounding of the inputs is shared with the formula, so what is left is that of the body's own steps: of single
 # precision a few ulp (1e-7) of a sum's largest term; of bfloat16 (4e-3 an ulp) a handful of roundings.
-TOLERANCE = {"fp64": PARITY, "fp32": 1e-5, "bf16": 4e-2}
+TOLERANCE = {"fp64": PARITY, "fp32": 1e-5, "bf16": 4e-2, "bf16_pure": 4e-2, "fp16": 5e-3}
 
 
 def check(case: Case, precision: str, body: Body | None = None, torch_body: TorchBody | None = None) -> list[str]:
@@ -46,7 +46,7 @@ class Trial:
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(len(self.case.what))
-        case, stat = self.case, STAT[self.precision]
+        case, stat = self.case, dtype_of("stat", self.precision)
         specs = tuple(Spec(i.shape, i.role) for i in case.ins)
         outs, extras = self.body.results(specs, case.weights, case.attrs)
         names = tuple(f"w{i}" for i in range(len(case.weights)))
@@ -71,17 +71,17 @@ class Trial:
             return value
         if value is None:
             value = torch.randn(what.shape, generator=self.generator, dtype=torch.float64)  # type: ignore[arg-type]
-        return value.to(dtype_of(Spec(what.shape, what.role), self.precision))
+        return value.to(dtype_of(what.role, self.precision))
 
     def poisoned(self, spec: Spec) -> Any:
         """A register before its first write."""
         if spec.role == "host":
             return None
-        dtype = dtype_of(spec, self.precision)
+        dtype = dtype_of(spec.role, self.precision)
         return torch.full(spec.shape, float("nan") if dtype.is_floating_point else 2**40, dtype=dtype)  # type: ignore[arg-type]
 
     def bytes(self, spec: Spec) -> int:
-        return spec.numel() * WIDTHS[self.precision][spec.role]
+        return spec.numel() * RECIPES[self.precision].widths[spec.role]
 
     def _truth(self) -> tuple[Truth, list[torch.Tensor]]:
         """What the formula gives, and the gradients of the differentiable ins, then of the weights."""
@@ -165,7 +165,7 @@ class Trial:
         """Written over poison, then added to what was written; neither touches its neighbours in the bucket."""
         assert self.torch_body.weight_gradient is not None
         sizes = [torch.Size(w).numel() for w in self.case.weights]
-        bucket = torch.full((sum(sizes) + len(sizes) + 1,), float("nan"), dtype=self.env.stat)
+        bucket = torch.full((sum(sizes) + len(sizes) + 1,), float("nan"), dtype=dtype_of("gradient", self.precision))
         ends = [sum(sizes[:i]) + i for i in range(len(sizes) + 1)]
         views = zip(ends, sizes, self.case.weights, strict=False)
         into = [bucket[at + 1 : at + 1 + n].view(shape) for at, n, shape in views]
@@ -190,7 +190,7 @@ class Trial:
                 return
         pairs = {
             "FLOPs": (self.body.flops(*about), flops.get_total_flops()),
-            "workspace": (self.body.workspace(*about, WIDTHS[self.precision]), storages.peak),
+            "workspace": (self.body.workspace(*about, RECIPES[self.precision].widths), storages.peak),
             "left behind": (0, storages.now),
         }
         for what, (declared, seen) in pairs.items():

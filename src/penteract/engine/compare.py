@@ -27,7 +27,7 @@ _WHERE = "step-1-gradients"
 
 def save_gradients(trainer: Trainer, folder: Path, rank: Rank) -> bool:
     """Keep step 1's gradients in the run's folder; False when they are too large."""
-    size = sum(math.prod(q.shape) for q in trainer.program.everything) * trainer.program.widths["stat"]
+    size = sum(math.prod(q.shape) for q in trainer.program.everything) * trainer.program.widths["gradient"]
     if size > LARGEST:
         return False
     checkpoint.save(

@@ -7,8 +7,9 @@ from typing import Protocol
 
 import torch
 
-from penteract.engine.state import COMPUTE, STAT
+from penteract.engine.dtypes import dtype_of
 from penteract.ops.spec import Spec
+from penteract.spec.precision import Policy
 from penteract.step.arena import ArenaPlan
 
 
@@ -32,7 +33,7 @@ class Memory(Protocol):
 class Fresh:
     """Each register has a storage of its own from torch's allocator, given back with the register's last reference."""
 
-    precision: str
+    precision: str | Policy
     device: torch.device
 
     def begin(self) -> None: ...
@@ -41,7 +42,7 @@ class Fresh:
         return []
 
     def new(self, spec: Spec) -> torch.Tensor:
-        return torch.empty(spec.shape, dtype=dtype_of(spec, self.precision), device=self.device)  # type: ignore[arg-type]
+        return torch.empty(spec.shape, dtype=dtype_of(spec.role, self.precision), device=self.device)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Arena:
     """One block, every register at the place that was planned for it; routed sizes alone come from the allocator."""
 
     plan: ArenaPlan
-    precision: str
+    precision: str | Policy
     device: torch.device
     shared: torch.Tensor | None = None  # the block of another arena, idle while this one is in use
     block: torch.Tensor = field(init=False)
@@ -68,14 +69,9 @@ class Arena:
         return [self.block]
 
     def new(self, spec: Spec) -> torch.Tensor:
-        at, dtype = self.plan.offsets[self.next], dtype_of(spec, self.precision)
+        at, dtype = self.plan.offsets[self.next], dtype_of(spec.role, self.precision)
         self.next += 1
         if at is None:
             return torch.empty(spec.shape, dtype=dtype, device=self.device)  # type: ignore[arg-type]
         n = spec.numel() * dtype.itemsize
         return self.block[at : at + n].view(dtype).view(spec.shape)  # type: ignore[arg-type]
-
-
-def dtype_of(spec: Spec, precision: str) -> torch.dtype:
-    """The torch dtype of a role under a precision."""
-    return {"compute": COMPUTE[precision], "stat": STAT[precision], "index": torch.int64}[spec.role]

@@ -10,9 +10,10 @@ import torch
 
 from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.comm.comm import Comm, Flight
+from penteract.engine.dtypes import dtype_of
 from penteract.engine.memory import Memory
 from penteract.engine.optimizer import AdamW
-from penteract.engine.state import STAT, State
+from penteract.engine.state import State
 from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
@@ -48,7 +49,7 @@ class Run:
     stop: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        device, stat = self.memory.device, STAT[self.p.precision]
+        device, stat = self.memory.device, dtype_of("stat", self.p.precision)
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies)
         self.totals = torch.zeros(2 + len(self.p.losses), dtype=stat, device=device)
         self.stop = torch.zeros((), dtype=stat, device=device)

@@ -10,6 +10,7 @@ import torch
 
 from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.bodies.kernels import bodies
+from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import constants, micro_batch
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
@@ -24,7 +25,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
     """Go on from `prompt`. Every rank returns the same ids."""
     spec, rank = sampling_layout(trainer.spec), trainer.rank
     p = compile_step(
-        spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.dtype, training=False
+        spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.policy, training=False
     )
     ear = _Ear(p)
     run = Run(p, trainer.state, trainer.run.comm, ear.bodies(), Fresh(p.precision, rank.device))
@@ -70,10 +71,7 @@ class _Ear:
     def logits(self, run: Run) -> torch.Tensor:
         """The token's logits [V], put together from the ranks that hold them."""
         p, heard, tp = self.p, self.heard, self._me["tp"]
-        out = torch.zeros(
-            p.model.vocab_size, dtype=torch.float64 if p.precision == "fp64" else torch.float32,
-            device=run.memory.device,
-        )  # fmt: skip
+        out = torch.zeros(p.model.vocab_size, dtype=dtype_of("stat", p.precision), device=run.memory.device)
         if heard is not None and self._me["dp"] == 0:
             out[tp * len(heard) : (tp + 1) * len(heard)] = heard
         run.comm.finish(run.comm.sum(p.mesh.group("world", p.rank), out))

@@ -9,12 +9,10 @@ from typing import Literal
 
 import torch
 
+from penteract.engine.dtypes import dtype_of
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 from penteract.step.program import Program
-
-COMPUTE = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
-STAT = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Piece:
 class Flat:
     """One bucket's buffers: parameters and gradients of all of it, and of this rank's shard what the optimizer keeps.
 
-    `master`: the shard in full precision; a view of `parameter` where that is full.
+    `master`: the shard as the optimizer moves it; a view of `parameter` where that has no master.
     """
 
     bucket: Bucket
@@ -78,14 +76,16 @@ class State:
 
 def allocate(p: Program, device: torch.device) -> State:
     """Buffers for rank p.rank, not yet filled."""
-    compute, stat = COMPUTE[p.precision], STAT[p.precision]
+    dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "master", "moment", "stat")}
     state = State([])
     for b in p.buckets:
         shard = b.shard(p.rank)
-        parameter = torch.zeros(b.size, dtype=compute, device=device)
-        gradient = torch.zeros(b.size, dtype=stat, device=device)
-        mean, square = (torch.zeros(b.shard_size, dtype=stat, device=device) for _ in range(2))
-        master = parameter[shard.start : shard.stop] if compute == stat else torch.zeros_like(mean)
+        parameter = torch.zeros(b.size, dtype=dtype["parameter"], device=device)
+        gradient = torch.zeros(b.size, dtype=dtype["gradient"], device=device)
+        mean, square = (torch.zeros(b.shard_size, dtype=dtype["moment"], device=device) for _ in range(2))
+        master = parameter[shard.start : shard.stop]
+        if p.precision.master:
+            master = torch.zeros(b.shard_size, dtype=dtype["master"], device=device)
         state.flats.append(Flat(b, shard, parameter, gradient, master, mean, square))
         for q, at in zip(b.params, b.offsets, strict=True):
             shape = q.local_shape(p.mesh)
@@ -93,7 +93,7 @@ def allocate(p: Program, device: torch.device) -> State:
             state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
     experts = p.model.moe.experts if p.model.moe else 0
     for name in p.balanced:
-        state.biases[name] = torch.zeros(experts, dtype=stat, device=device)
+        state.biases[name] = torch.zeros(experts, dtype=dtype["stat"], device=device)
         state.tallies[name] = torch.zeros(experts, dtype=torch.int64, device=device)
     return state
 

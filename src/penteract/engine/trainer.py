@@ -12,12 +12,13 @@ from penteract.engine.bodies.kernels import bodies, check_documents, check_kerne
 from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.data import Samples
+from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.memory import Arena
 from penteract.engine.optimizer import AdamW
 from penteract.engine.rank import Rank
 from penteract.engine.run import Run
-from penteract.engine.state import COMPUTE, State, allocate, initialise
+from penteract.engine.state import State, allocate, initialise
 from penteract.engine.storages import Storages, bytes_of
 from penteract.engine.weights import open_weights, start_from
 from penteract.spec.run import RunSpec
@@ -53,8 +54,8 @@ class Trainer:
     @staticmethod
     def build(spec: RunSpec, rank: Rank, init: Path | None = None) -> Trainer:
         """Compile, allocate, initialise: from the weights at `init`, or by the seed."""
-        dtype = spec.precision.dtype
-        program = compile_step(spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=dtype)
+        precision = spec.precision.policy
+        program = compile_step(spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision)
         check_kernels(program, rank.device, packed=spec.data.pack_documents)
         groups = Groups()
         if rank.world > 1:
@@ -65,18 +66,17 @@ class Trainer:
             start_from(open_weights(init, program), program, state)
         else:
             initialise(program, state, spec.train.seed)
-        comm, memory = Comm(groups, rank.number), Arena(plan_arena(program), dtype, rank.device)
+        comm, memory = Comm(groups, rank.number), Arena(plan_arena(program), precision, rank.device)
         lay = spec.layout
         border = (spec.sequence_length // lay.cp // lay.tp, lay.micro_batch_size, spec.model.hidden_size)
-        comm.connect(
-            program.mesh.group("pp", rank.number), torch.zeros(border, dtype=COMPUTE[dtype], device=rank.device)
-        )
+        like = torch.zeros(border, dtype=dtype_of("compute", precision), device=rank.device)
+        comm.connect(program.mesh.group("pp", rank.number), like)
         run = Run(program, state, comm, bodies(spec.layout), memory, AdamW(spec.optimizer, rank.device))
         forward = compile_step(
-            spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=dtype, training=False
+            spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision, training=False
         )
         beside = Arena(
-            plan_arena(forward, training=False), dtype, rank.device, memory.block
+            plan_arena(forward, training=False), precision, rank.device, memory.block
         )  # idle when this one is not
         judge = Run(forward, state, comm, bodies(spec.layout), beside)
         return Trainer(spec, rank, program, state, run, judge, constants(program, rank.device))

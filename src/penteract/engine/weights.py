@@ -11,9 +11,10 @@ from penteract.engine import checkpoint
 from penteract.engine.checkpoint.manifest import MANIFEST
 from penteract.engine.checkpoint.pieces import Pieces
 from penteract.engine.checkpoint.slices import Box
+from penteract.engine.dtypes import dtype_of
 from penteract.engine.hf.folder import CONFIG, open_folder
 from penteract.engine.hf.reading import HfWeights
-from penteract.engine.state import STAT, State, fill
+from penteract.engine.state import State, fill
 from penteract.errors import BadInput
 from penteract.step.program import Program
 
@@ -50,7 +51,7 @@ def step_of(path: Path) -> Path:
 
 def start_from(weights: Weights, p: Program, state: State) -> None:
     """Fill this rank's parameters and masters, and the biases of its routers, a rectangle at a time."""
-    stat = STAT[p.precision]
+    stat = dtype_of("stat", p.precision)
     boxes = ((q, (q.offset(p.mesh, p.rank), q.local_shape(p.mesh))) for q in p.params)
     fill(state, ((q, weights.rectangle(q.name, box, stat)) for q, box in boxes))
     for name, bias in state.biases.items():

@@ -18,12 +18,13 @@ from penteract.estimate.price import fed, held
 from penteract.estimate.stages import Borders, Chain, StageSum, add_up, borders, shown
 from penteract.model.decoder import homes
 from penteract.ops.params import Param
-from penteract.ops.spec import WIDTHS, Widths
+from penteract.ops.spec import Widths
 from penteract.parallel.data import Bucket, Pack, bucket_of, packs
 from penteract.parallel.pipeline import stage_layers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy, policy
 from penteract.units import Bytes
 
 _Key = TypeVar("_Key")
@@ -75,7 +76,7 @@ class Composer:
 
     model: ModelSpec
     sequence_length: int
-    precision: str
+    precision: str | Policy
     recorder: Recorder = field(init=False)
     pieces: dict[tuple[Kind, Sight], Piece] = field(default_factory=dict[tuple[Kind, Sight], Piece])
     sums: dict[Sight, dict[Chain, StageSum]] = field(default_factory=dict[Sight, dict[Chain, StageSum]])
@@ -88,11 +89,12 @@ class Composer:
     chains: dict[int, tuple[Chain, ...]] = field(default_factory=dict[int, tuple[Chain, ...]])
 
     def __post_init__(self) -> None:
+        self.precision = policy(self.precision)
         self.recorder = Recorder(self.model, self.sequence_length, self.widths)
 
     @property
     def widths(self) -> Widths:
-        return WIDTHS[self.precision]
+        return policy(self.precision).widths
 
     def piece(self, kind: Kind, layout: Layout, seen: Sight) -> Piece:
         key = (kind, self.recorder.sight_of(kind, layout, seen))
@@ -187,7 +189,7 @@ class Composer:
         """The groups of parameters that fill the buckets of a rank."""
         params = [p for _, some in self.placed(layout, pp_rank) for p in some]
         where = homes(self.model, layout, {p.name: pp_rank for p in params})
-        return packs(reversed(params), where, Mesh(layout), self.widths["stat"])
+        return packs(reversed(params), where, Mesh(layout), self.widths["gradient"])
 
     def buckets(self, layout: Layout, pp_rank: int) -> tuple[Bucket, ...]:
         """The buckets of a rank."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penteract.errors import BadInput
 from penteract.estimate.price import Price, price
-from penteract.ops.spec import WIDTHS
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.legal import check_legal
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy, policy
 from penteract.step.program import compile_step
 from penteract.units import Bytes, Flops, gib
 
@@ -47,16 +46,13 @@ def estimate(
     cluster: Cluster | None = None,
     *,
     sequence_length: int = 2048,
-    precision: str = "fp32",
+    precision: str | Policy = "fp32",
 ) -> Estimate:
     """Price one step of `model` under `layout`, without torch.
 
     Raises BadInput for a layout that cannot be, naming the nearest that can.
     """
-    if precision not in WIDTHS:
-        raise BadInput(
-            "PRECISION", "no such precision", found=precision, allowed=", ".join(WIDTHS), fix="precision='bf16'"
-        )
+    precision = policy(precision, fix="precision='bf16'")
     check_legal(model, layout, sequence_length)
     mesh = Mesh(layout)
     ranks = mesh.group("pp", 0)

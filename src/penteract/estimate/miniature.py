@@ -14,7 +14,6 @@ from penteract.model.decoder import homes, part
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
 from penteract.ops.params import Homes, Param, holders
-from penteract.ops.spec import WIDTHS
 from penteract.ops.symbols import Size, symbolic
 from penteract.parallel.data import Bucket, buckets
 from penteract.parallel.pipeline import stage_layers
@@ -23,6 +22,7 @@ from penteract.schedule.in_flight import action_lists
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.program import Program
 
@@ -84,7 +84,7 @@ class Miniature:
 
 
 def miniature(
-    m: ModelSpec, layout: Layout, sequence_length: int, precision: str, *, rank: int, schedule: ScheduleName | None
+    m: ModelSpec, layout: Layout, sequence_length: int, precision: Policy, *, rank: int, schedule: ScheduleName | None
 ) -> Miniature:
     """The step of `rank` in small."""
     name, mesh = schedule or layout.schedule, Mesh(layout)
@@ -106,7 +106,7 @@ def miniature(
     )  # fmt: skip
     whole = list(_whole(said, alike, stages, m))
     real = buckets(
-        reversed(whole), homes(m, layout, {q.name: at for q in whole}), mesh, rank, WIDTHS[precision]["stat"]
+        reversed(whole), homes(m, layout, {q.name: at for q in whole}), mesh, rank, precision.widths["gradient"]
     )  # fmt: skip
     return Miniature(program, cut, owned, alike, real)
 

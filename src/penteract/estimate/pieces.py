@@ -148,7 +148,8 @@ class Recorder:
         """The tape of a piece, at the layout's micro-batch size."""
         key = (kind, *tape_sight(layout))
         if key not in self.told:
-            recorded = self._recorded(kind, replace(layout, micro_batch_size=OPEN))
+            chunked = kind == "head" and layout.loss == "chunked"  # the micro-batch's size decides how many chunks
+            recorded = self._recorded(kind, layout if chunked else replace(layout, micro_batch_size=OPEN))
             self.told[key] = _Told(recorded, sized(recorded.tape, recorded.sites, layout.micro_batch_size), {})
         return self.told[key]
 

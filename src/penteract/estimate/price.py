@@ -112,9 +112,9 @@ class _Pricing:
     def reduce(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
         if b.shards > 1:
-            self._bucket_wire("reduce_scatter", b, Spec((b.size,), "stat"), Spec((b.shard_size,), "stat"))
+            self._bucket_wire("reduce_scatter", b, Spec((b.size,), "reduce"), Spec((b.shard_size,), "reduce"))
         elif len(b.holders) > 1:
-            self._bucket_wire("all_reduce", b, Spec((b.size,), "stat"), Spec((b.size,), "stat"))
+            self._bucket_wire("all_reduce", b, Spec((b.size,), "reduce"), Spec((b.size,), "reduce"))
 
     def after(self, action: Compute | Woven | Exchange) -> None:
         self.price.kept.append((str(action), self.now))
@@ -131,7 +131,7 @@ class _Pricing:
     def gather(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
         if b.shards > 1:
-            self._bucket_wire("all_gather", b, Spec((b.shard_size,)), Spec((b.size,)))
+            self._bucket_wire("all_gather", b, Spec((b.shard_size,), "parameter"), Spec((b.size,), "parameter"))
 
     def end(self) -> None:
         assert not self.alive, "registers outlive the step"
@@ -193,14 +193,13 @@ def resident(p: Program) -> dict[str, Bytes]:
 
 def held(buckets: Iterable[Bucket], widths: Widths) -> dict[str, Bytes]:
     """Parameters and gradients are there for all of each bucket, padding included. What the optimizer keeps is there
-    for the rank's own shard: two moments, and a master copy where parameters are narrower than it works in."""
+    for the rank's own shard: two moments, and a master copy where it does not move the parameters themselves."""
     sizes = [(b.size, b.shard_size) for b in buckets]
     n, own = sum(size for size, _ in sizes), sum(own for _, own in sizes)
-    kept = 3 if widths["compute"] < widths["stat"] else 2
     return {
-        "parameters": n * widths["compute"],
-        "gradients": n * widths["stat"],
-        "optimizer": kept * own * widths["stat"],
+        "parameters": n * widths["parameter"],
+        "gradients": n * widths["gradient"],
+        "optimizer": own * (widths["master"] + 2 * widths["moment"]),
     }
 
 

@@ -23,6 +23,7 @@ from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy, policy
 from penteract.units import Bytes, Flops, Seconds
 
 _Shape = tuple[object, ...]  # what decides the passes of all pipeline ranks
@@ -69,7 +70,7 @@ class Quoter:
     model: ModelSpec
     cluster: Cluster
     sequence_length: int
-    precision: str = "bf16"
+    precision: str | Policy = "bf16"
     composer: Composer = field(init=False)
     rates: Rates = field(init=False)
     _pieces: dict[tuple[Kind, Sight], Timed] = field(default_factory=dict[tuple[Kind, Sight], Timed])
@@ -89,8 +90,9 @@ class Quoter:
     _forward: Forward | None = None
 
     def __post_init__(self) -> None:
+        self.precision = policy(self.precision)
         self.composer = Composer(self.model, self.sequence_length, self.precision)
-        self.rates = Rates.of(self.cluster, self.precision)
+        self.rates = Rates.of(self.cluster, self.precision.products)
 
     @property
     def basis(self) -> Mapping[str, str]:
@@ -291,5 +293,5 @@ class Quoter:
         if self.cluster.gpu is None:
             return ""
         asked = self.model_flops(layout.global_batch_size * self.sequence_length).causal
-        ideal = asked / layout.world / self.cluster.gpu.peak(self.precision)
+        ideal = asked / layout.world / self.cluster.gpu.peak(policy(self.precision).products)
         return self._asked().limit(parts, seconds, ideal)

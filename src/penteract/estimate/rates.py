@@ -13,8 +13,8 @@ from penteract.estimate.curve import Curve
 from penteract.estimate.gemm import Gemm
 from penteract.estimate.wires import Span, Wires
 from penteract.ops.bodies.body import Product
-from penteract.ops.spec import WIDTHS
 from penteract.spec.hardware import Cluster, Curves, fabric, reference
+from penteract.spec.precision import BYTES
 from penteract.units import Bytes, Flops, Seconds
 
 __all__ = ["Rates", "Span"]
@@ -64,7 +64,7 @@ class Rates:
         shapes, memory = dict(known.gemm), dict(known.memory)
         dtype = precision if precision in shapes else "bf16"
         hbm = device.hbm / known.gpu.hbm
-        width = WIDTHS[precision]["compute"] if precision in WIDTHS else 1
+        width = BYTES.get(precision, 1)
         inside, between = cluster.inside or known.inside, cluster.between or fabric("infiniband-ndr")
         soft = "bf16" if precision == "fp8" else precision  # attention stays in bf16 where linears are fp8
         return Rates(

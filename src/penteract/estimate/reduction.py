@@ -94,15 +94,17 @@ def turns(packs: Iterable[Pack], mesh: Mesh, rank: int, rates: Rates, widths: Wi
 
 
 def turn_of(b: Bucket, rates: Rates, widths: Widths, span: Span) -> Turn:
-    whole, shard = Spec((b.size,), "stat"), Spec((b.shard_size,), "stat")
+    whole, shard = Spec((b.size,), "reduce"), Spec((b.shard_size,), "reduce")
     add = gather = 0.0
     if b.shards > 1:
         add = _seconds("reduce_scatter", whole, shard, rates, widths, span)
-        gather = _seconds("all_gather", Spec((b.shard_size,)), Spec((b.size,)), rates, widths, span)
+        own, all_of_it = Spec((b.shard_size,), "parameter"), Spec((b.size,), "parameter")
+        gather = _seconds("all_gather", own, all_of_it, rates, widths, span)
     elif len(b.holders) > 1:
         add = _seconds("all_reduce", whole, whole, rates, widths, span)
     # Read: gradient (twice, for its norm too), master, two moments. Written: the last three, and the parameter.
-    touched = b.shard_size * (8 * widths["stat"] + (widths["compute"] if widths["compute"] < widths["stat"] else 0))
+    moved = 2 * widths["master"] + widths["parameter"] if widths["master"] else 2 * widths["parameter"]
+    touched = b.shard_size * (2 * widths["gradient"] + 4 * widths["moment"] + moved)
     return Turn(add, rates.update(touched), gather)
 
 

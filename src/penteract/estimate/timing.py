@@ -127,7 +127,7 @@ class _Clock:
         products = body.products(phase, ins, site.weights, site.attrs)
         beside = 2 * self.device.workspaces[site, phase]
         if phase == "weight_gradient":
-            beside += 2 * sum(map(prod, site.weights)) * self.device.widths["stat"]  # added to what is there
+            beside += 2 * sum(map(prod, site.weights)) * self.device.widths["gradient"]  # added to what is there
         if products:
             return "attention" if site.word == "attention" else "compute", fsum(map(rates.product, products)) + (
                 rates.moved(beside) if beside else 0.0

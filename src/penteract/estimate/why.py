@@ -23,6 +23,7 @@ from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy, policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.program import Program, Slot
 from penteract.step.walk import walk, walk_forward
@@ -46,7 +47,7 @@ def why(
     model: ModelSpec,
     layout: Layout,
     sequence_length: int,
-    precision: str = "fp32",
+    precision: str | Policy = "fp32",
     rank: int = 0,
     *,
     schedule: ScheduleName | None = None,
@@ -57,7 +58,7 @@ def why(
     Kept are the bytes alive after the last forward that comes before a backward. `scratch`: what an action allocates
     beside them at most, by whoever planned it.
     """
-    small = miniature(model, layout, sequence_length, precision, rank=rank, schedule=schedule)
+    small = miniature(model, layout, sequence_length, policy(precision), rank=rank, schedule=schedule)
     load = Balanced.of(small.program.model, small.layout, small.program.sequence_length)
     telling = _Telling(small, load, values(model, layout, sequence_length))
     walk(small.once(), telling)

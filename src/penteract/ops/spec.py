@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-# compute: activations; stat: statistics kept beside them (1/rms, log-sum-exp); index: token and expert numbers;
-# host: a value that lives in host memory as plain Python (split sizes), without bytes on the device.
-Role = Literal["compute", "stat", "index", "host"]
+from penteract.spec.precision import Role, Widths
 
 
 class Received(NamedTuple):
@@ -40,10 +38,4 @@ def size(dim: Dim, received: Callable[[int], int] | None = None) -> int:
     return received(dim.layer)
 
 
-Widths = Mapping[Role, int]  # bytes of one element of each role
-
-WIDTHS: dict[str, Widths] = {
-    "fp64": {"compute": 8, "stat": 8, "index": 8, "host": 0},
-    "fp32": {"compute": 4, "stat": 4, "index": 8, "host": 0},
-    "bf16": {"compute": 2, "stat": 4, "index": 8, "host": 0},
-}
+__all__ = ["Dim", "Received", "Role", "Spec", "Widths", "size"]

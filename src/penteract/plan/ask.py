@@ -20,6 +20,7 @@ from penteract.spec.layout import (
     Layout,
 )
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import RECIPES, Policy
 from penteract.units import parse_count
 
 # What each recomputation makes a layout remake. "none" still gathers tokens again, which costs no memory to speak of.
@@ -55,7 +56,7 @@ class Ask:
     cluster: Cluster
     sequence_length: int
     global_batch_size: int
-    precision: str = "bf16"
+    precision: Policy = RECIPES["bf16"]
     headroom: float = HEADROOM
     tp_across_nodes: bool = False
     pins: Mapping[str, Values] = field(default_factory=dict[str, Values])
@@ -67,7 +68,7 @@ class Ask:
 
     def attention(self, cp: int, method: ContextMethod) -> AttentionBody:
         """The fastest kernel that such layouts may have, on GPUs in bf16."""
-        if self.cluster.gpu is None or self.precision != "bf16":
+        if self.cluster.gpu is None or self.precision.compute != "bf16":
             return "reference"
         return fastest_attention(self.model, cp, method)
 

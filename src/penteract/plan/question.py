@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penteract.errors import BadInput
-from penteract.ops.spec import WIDTHS
 from penteract.plan.ask import HEADROOM, Ask, Values, parse_batch
 from penteract.spec import catalog
 from penteract.spec.hardware import Cluster, cluster
 from penteract.spec.hf_config import model_from_hf
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy, policy
 from penteract.spec.presets import PRESETS
 
 _USUAL_LENGTH = 8192  # tokens of a sequence, where the model has as many positions
@@ -23,7 +23,7 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     *,
     sequence_length: int | None = None,
     batch: str | int = "1Mi",
-    precision: str = "bf16",
+    precision: str | Policy = "bf16",
     headroom: float = HEADROOM,
     tp_across_nodes: bool = False,
     pins: Mapping[str, Values] | None = None,
@@ -40,12 +40,9 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     if not 0 <= headroom < 1:
         fix = f"--headroom {HEADROOM}"
         raise BadInput("VALUE", "not a share", where="--headroom", found=headroom, allowed="0 to 1", fix=fix)
-    if precision not in WIDTHS:
-        fix = "--precision bf16"
-        raise BadInput("PRECISION", "no such precision here", where="--precision", found=precision,
-                       allowed=", ".join(WIDTHS), fix=fix)  # fmt: skip
+    precision = policy(precision, where="--precision", fix="--precision bf16")
     if c.gpu is not None:
-        c.gpu.peak(precision)  # refuses a precision that the device does not have
+        c.gpu.peak(precision.products)  # refuses a precision that the device does not have
     return Ask(
         model=m, cluster=c, sequence_length=length, global_batch_size=parse_batch(str(batch), length),
         precision=precision, headroom=headroom, tp_across_nodes=tp_across_nodes, pins=pins or {},

@@ -46,7 +46,7 @@ def utilisation(plan: Plan, timed: Timed) -> Utilisation:
     if gpu is None:
         return Utilisation(None, None, None)
     asked = plan.quoter.model_flops(plan.ask.tokens)
-    peak = timed.time.seconds * timed.layout.world * gpu.peak(plan.ask.precision)
+    peak = timed.time.seconds * timed.layout.world * gpu.peak(plan.ask.precision.products)
     again = plan.quoter.remade_flops(timed.layout)
     return Utilisation(asked.full / peak, asked.causal / peak, (asked.full + again) / peak)
 
@@ -67,7 +67,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "cluster": _cluster(ask),
         "step": {
             "sequence_length": ask.sequence_length, "global_batch_size": ask.global_batch_size, "tokens": ask.tokens,
-            "precision": ask.precision,
+            "precision": ask.precision.name,
         },
         "counts": {
             "enumerated": counts.enumerated, "refused": dict(counts.refused), "fit": counts.fit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from penteract.errors import BadInput
 from penteract.plan.ask import Ask
@@ -32,13 +32,12 @@ def left_open(path: object, ask: Ask, layout: Layout) -> str:
 
 def as_run(ask: Ask, layout: Layout) -> Resolved:
     """The run, with the plan as the origin of what it decided."""
-    precision = cast("Any", ask.precision)
     suits = _suiting(ask)
     run = RunSpec(
         model=ask.model,
         layout=layout,
         sequence_length=ask.sequence_length,
-        precision=Precision(dtype=precision),
+        precision=Precision.of(ask.precision),
         data=Data(pack_documents=layout.attention != "cudnn"),  # which takes whole sequences
         optimizer=replace(Optimizer(), **_of(suits, "optimizer")),
         schedule=replace(LearningRate(), **_of(suits, "learning_rate")),

@@ -23,7 +23,7 @@ def headline(plan: Plan) -> str:
     if counted.active != counted.total:
         size += f" ({show_count(counted.active)} active)"
     step = f"{_spaced(ask.tokens)} tokens a step ({ask.global_batch_size} sequences)"
-    return " · ".join([ask.model.name, size, ask.cluster.name, f"S = {ask.sequence_length}", step, ask.precision])
+    return " · ".join([ask.model.name, size, ask.cluster.name, f"S = {ask.sequence_length}", step, ask.precision.name])
 
 
 def counted(plan: Plan, seconds: float) -> str:

@@ -137,8 +137,14 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "training.sample_tokens": ("written by the model at the end; 0: none", 0, _HUGE),
     "checkpoint.every": ("steps; 0: only at the end", 0, _HUGE),
     "checkpoint.keep": ("the newest that stay; 0: all", 0, _HUGE),
-    "precision.dtype": ("of what is computed", 0, 0),
+    "precision.dtype": ("a recipe: what is computed, and what adds up, in which dtype", 0, 0),
     "precision.device": ("auto: CUDA when there is one", 0, 0),
+    "precision.gradient": ("in which gradients accumulate; auto: as the recipe has it", 0, 0),
+    "precision.reduce": ("in which they are summed on the wire; auto: as they accumulate", 0, 0),
+    "precision.master": ("of what the optimizer moves; none: the parameters themselves", 0, 0),
+    "precision.moments": ("of the optimizer's averages; int8: codes with a scale for 256 of them", 0, 0),
+    "precision.loss_scale": ("of the first step, in fp16; it adapts", 0, 2.0**60),
+    "precision.loss_scale_growth_every": ("steps without overflow after which it doubles", 0, _HUGE),
     "output.folder": ("holds one folder a run", 0, 0),
 }
 

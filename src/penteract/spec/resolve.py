@@ -99,6 +99,7 @@ def _build(settings: Settings, layers: list[Settings], largest: int, world: int 
     _batch_size(settings, layers)
     model = _model(settings)
     layout, length = _layout(settings, model, largest, world), settings["batch.sequence_length"].value
+    _precision(settings)
     run = RunSpec(
         model=model, layout=layout, sequence_length=length,
         optimizer=Optimizer(**_section(settings, "optimizer")),
@@ -227,6 +228,15 @@ def _write_derived(settings: Settings, case: Case, settle: Settle) -> None:
     settings["batch.gradient_accumulation_steps"] = Setting(
         lay.gradient_accumulation_steps, f"derived: {total} / ({lay.dp}·{lay.micro_batch_size})"
     )
+
+
+def _precision(settings: Settings) -> None:
+    """Write the recipe's dtypes where the run leaves them open."""
+    given = Precision(**_section(settings, "precision"))
+    for f in fields(given):
+        key, whole = f"precision.{f.name}", Precision.of(given.policy)
+        if getattr(given, f.name) == "auto" and f.name != "device":
+            settings[key] = Setting(getattr(whole, f.name), f"derived: {given.dtype}")
 
 
 def _check_words(run: RunSpec, settings: Settings) -> None:

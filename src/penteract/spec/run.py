@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import RECIPES, Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,10 +70,40 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """Of what is computed; master weights and optimizer state never have less than fp32."""
+    """A recipe by name, and where it is changed; "auto" is what the recipe has."""
 
-    dtype: Literal["fp32", "bf16", "fp64"] = "fp32"
+    dtype: Literal["fp32", "bf16", "bf16_pure", "fp16", "fp64"] = "fp32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    gradient: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
+    reduce: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
+    master: Literal["auto", "none", "fp32"] = "auto"
+    moments: Literal["auto", "fp64", "fp32", "bf16", "int8"] = "auto"
+    loss_scale: float | Literal["auto"] = "auto"
+    loss_scale_growth_every: int | Literal["auto"] = "auto"
+
+    @staticmethod
+    def of(policy: Policy) -> Precision:
+        """The section that means `policy`, nothing left open. KeyError where no recipe is near it."""
+        dtype = "bf16_pure" if policy.compute == "bf16" and not policy.master else policy.compute
+        said: Any = {
+            "dtype": dtype, "gradient": policy.gradient, "reduce": policy.reduce, "master": policy.master or "none",
+            "moments": policy.moments, "loss_scale": policy.loss_scale, "loss_scale_growth_every": policy.growth_every,
+        }  # fmt: skip
+        return Precision(**said)
+
+    @property
+    def policy(self) -> Policy:
+        """Raises BadInput where its parts do not go together."""
+        recipe = RECIPES[self.dtype]
+        said = {
+            "gradient": self.gradient, "reduce": self.reduce, "master": self.master, "moments": self.moments,
+            "loss_scale": self.loss_scale, "growth_every": self.loss_scale_growth_every,
+        }  # fmt: skip
+        changes: dict[str, Any] = {k: "" if v == "none" else v for k, v in said.items() if v != "auto"}
+        if self.gradient != "auto" and self.reduce == "auto":
+            changes["reduce"] = self.gradient
+        bare = not changes.get("master", recipe.master)
+        return replace(recipe, **changes, stochastic=bare and recipe.parameter == "bf16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

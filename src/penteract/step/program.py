@@ -12,7 +12,7 @@ from penteract.ops.bodies import BODIES
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.params import Homes, Param
-from penteract.ops.spec import WIDTHS, Widths
+from penteract.ops.spec import Widths
 from penteract.parallel.data import Bucket, buckets
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven, stage_of
 from penteract.schedule.generate import generate
@@ -20,6 +20,7 @@ from penteract.schedule.transfers import with_transfers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy, policy
 from penteract.spec.schedules import ScheduleName
 
 SEAMS = (
@@ -47,7 +48,7 @@ class Program:
     mesh: Mesh
     rank: int
     sequence_length: int
-    precision: str
+    precision: Policy
     chunks: tuple[Chunk, ...]
     params: tuple[Param, ...]  # of this rank
     everything: tuple[Param, ...]  # of all stages
@@ -62,7 +63,7 @@ class Program:
 
     @property
     def widths(self) -> Widths:
-        return WIDTHS[self.precision]
+        return self.precision.widths
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -108,12 +109,12 @@ def compile_step(
     sequence_length: int,
     *,
     rank: int = 0,
-    precision: str = "fp32",
+    precision: str | Policy = "fp32",
     schedule: ScheduleName | None = None,
     training: bool = True,
 ) -> Program:
     """The step of `rank`. `training=False`: forward passes alone, for validation and sampling, of the next token."""
-    mesh = Mesh(layout)
+    mesh, precision = Mesh(layout), policy(precision)
     if not training:
         model = replace(model, predict_ahead=0)
     name = schedule or layout.schedule
@@ -128,7 +129,7 @@ def compile_step(
     where = {n: s % layout.pp for s, do in enumerate(said) for n in do.params}
     all_homes = homes(model, layout, where)
     mine = _backward_order([said[stage_of(pp_rank, c, layout.pp)] for c in range(layout.vpp)])
-    made = buckets(mine, all_homes, mesh, rank, WIDTHS[precision]["stat"])
+    made = buckets(mine, all_homes, mesh, rank, precision.widths["gradient"])
     actions = tuple(_actions(layout, name, training)[pp_rank])
     everything = tuple({n: q for do in said for n, q in do.params.items()}.values())
     program = Program(

@@ -35,8 +35,8 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
         return
     if device.type != "cuda":
         raise _refusal(kernel, "is a GPU's", device.type, "cuda")
-    if p.precision != "bf16":
-        raise _refusal(kernel, "computes in bf16", p.precision, "bf16", f"--precision.dtype bf16, or {PLAIN}")
+    if p.precision.compute != "bf16":
+        raise _refusal(kernel, "computes in bf16", p.precision.compute, "bf16", f"--precision.dtype bf16, or {PLAIN}")
     case = Case(model=p.model, layout=p.layout, sequence_length=p.sequence_length)
     for axis, what in kernel_breaches(p.model, p.layout):
         able = allowed_values(case, axis, Settle())

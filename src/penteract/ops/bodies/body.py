@@ -70,7 +70,7 @@ class Body:
 
 
 def mixed(widths: Widths) -> bool:
-    """Whether statistics, and gradients of parameters, have another dtype than activations."""
+    """Whether statistics have another dtype than activations."""
     return widths["compute"] != widths["stat"]
 
 
@@ -81,4 +81,9 @@ def widened(elements: int, widths: Widths) -> int:
 
 def narrow_product(elements: int, widths: Widths) -> int:
     """Bytes of a weight gradient made beside its bucket, because the bucket has another dtype than the factors."""
-    return elements * widths["compute"] if mixed(widths) else 0
+    return elements * widths["compute"] if widths["gradient"] != widths["compute"] else 0
+
+
+def wide_product(elements: int, widths: Widths) -> int:
+    """The same, of factors in the dtype of statistics."""
+    return elements * widths["stat"] if widths["gradient"] != widths["stat"] else 0

@@ -25,8 +25,8 @@ class Embedding(Body):
         if phase == "forward":
             return tokens * (widths["index"] + 2 * BOOL) if attrs["axis"] else 0
         if not attrs["axis"]:
-            return widened(tokens * width, widths)
-        return tokens * (widths["index"] + BOOL + width * widths["stat"])
+            return tokens * width * widths["gradient"] if widths["gradient"] != widths["compute"] else 0
+        return tokens * (widths["index"] + BOOL + width * widths["gradient"])
 
 
 class Linear(Body):
@@ -44,7 +44,7 @@ class Linear(Body):
     ) -> int:
         if phase != "weight_gradient":
             return 0
-        bias = sum(prod(b) for b in weights[1:]) * widths["stat"]
+        bias = sum(prod(b) for b in weights[1:]) * widths["gradient"]
         return max(narrow_product(prod(weights[0]), widths), bias)
 
 
@@ -54,7 +54,7 @@ class AddBias(Body):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        return weights[0][0] * widths["stat"] if phase == "weight_gradient" else 0
+        return weights[0][0] * widths["gradient"] if phase == "weight_gradient" else 0
 
 
 class RmsNorm(Body):

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from penteract.ops.bodies.body import BOOL, Attrs, Body, Product, Shape, Specs, linear_products, narrow_product, widened
+from penteract.ops.bodies.body import (
+    BOOL,
+    Attrs,
+    Body,
+    Product,
+    Shape,
+    Specs,
+    linear_products,
+    narrow_product,
+    wide_product,
+    widened,
+)
 from penteract.ops.spec import Spec, Widths
 
 
@@ -52,7 +63,7 @@ class Router(Body):
             scaled = copies * stat if attrs["scale"] != 1 else widened(copies, widths)
             chosen = copies * stat + 2 * row if attrs["normalize"] else scaled
             return max(product, chosen, scores + row if attrs["score"] == "softmax" else 0)
-        return widened(prod(ins[0]), widths)
+        return widened(prod(ins[0]), widths) + wide_product(prod(weights[0]), widths)
 
 
 def _grouping(tokens: int, attrs: Attrs, widths: Widths) -> int:

@@ -1,0 +1,22 @@
+"""The torch dtypes that a policy names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from penteract.spec.precision import Policy, Role, policy
+
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {
+        "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+        "int8": torch.uint8, "int64": torch.int64,
+    }
+)  # fmt: skip
+
+
+def dtype_of(role: Role, precision: str | Policy) -> torch.dtype:
+    """The torch dtype of a role."""
+    return DTYPES[policy(precision).dtype(role)]

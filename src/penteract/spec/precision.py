@@ -1,0 +1,162 @@
+"""Precision as a policy: the dtype of every role that numbers play in a step, and the recipes that have a name.
+
+Micikevicius 2018 (1710.03740) for masters and loss scaling; Dettmers 2022 (2110.02861) for moments of 8 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from types import MappingProxyType
+from typing import Literal
+
+from penteract.errors import BadInput
+
+# compute: activations; stat: statistics kept beside them (1/rms, log-sum-exp), and what updates are computed in;
+# index: token and expert numbers; host: a value in host memory as plain Python (split sizes), no bytes on the device;
+# parameter: what products read; gradient: where gradients accumulate; reduce: their sums on the wire;
+# master: the copy that the optimizer moves (0: parameters are moved themselves); moment: one of its averages.
+Role = Literal["compute", "stat", "index", "host", "parameter", "gradient", "reduce", "master", "moment"]
+Widths = Mapping[Role, int]  # bytes of one element of each role
+
+BYTES: Mapping[str, int] = MappingProxyType({"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int64": 8})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """Names of dtypes by role.
+
+    master       "" where parameters are moved themselves
+    moments      "int8": codes, with one fp32 scale for each block of them
+    stochastic   parameters without master are rounded up or down by chance, so that small updates are not lost
+    loss_scale   of the first step: the loss is multiplied by it, so that small gradients are not rounded to zero; 0: no
+    growth_every steps without an overflow after which the scale doubles
+
+    Raises BadInput where roles do not go together.
+    """
+
+    compute: str
+    parameter: str
+    gradient: str
+    reduce: str
+    master: str
+    moments: str
+    stochastic: bool = False
+    loss_scale: float = 0.0
+    growth_every: int = 0
+
+    def __post_init__(self) -> None:
+        for role, fits in self._fitting().items():
+            if getattr(self, role) not in fits:
+                found, allowed = getattr(self, role) or "none", [str(f or "none") for f in fits]
+                raise BadInput(
+                    "PRECISION", f"does not go with {self.compute} and the rest of its recipe",
+                    where=f"precision.{role}", found=found, allowed=", ".join(allowed),
+                    fix=f"--precision.{role} {allowed[0]}",
+                )  # fmt: skip
+        if (self.loss_scale > 0) != (self.compute == "fp16") or (self.loss_scale > 0) != (self.growth_every > 0):
+            raise BadInput("PRECISION", "a loss is scaled in fp16, and there alone", where="precision.loss_scale",
+                           found=f"{self.loss_scale:g} in {self.compute}", allowed="more than 0 in fp16, 0 otherwise",
+                           fix="--precision.loss_scale auto")  # fmt: skip
+
+    def _fitting(self) -> Mapping[str, tuple[object, ...]]:
+        """What each role may be, the usual first."""
+        wide = (self.stat,)
+        narrower = tuple(d for d in ("fp64", "fp32", "bf16") if BYTES[d] < BYTES[self.gradient])
+        masters = {"bf16": ("fp32", ""), "fp16": ("fp32",)}
+        return {
+            "compute": ("bf16", "fp16", "fp32", "fp64"),
+            "parameter": (self.compute,),
+            "gradient": wide if self.compute == "fp16" else tuple(dict.fromkeys((*wide, self.compute))),
+            "reduce": (self.gradient, *narrower),
+            "master": masters.get(self.parameter, ("",)),
+            "moments": (*wide, *(d for d in ("fp32", "bf16", "int8") if d not in wide)),
+            "stochastic": (True, False) if self.parameter == "bf16" and not self.master else (False,),
+        }
+
+    @property
+    def stat(self) -> str:
+        return "fp64" if self.compute == "fp64" else "fp32"
+
+    @property
+    def products(self) -> str:
+        """The dtype whose peak rate products have: that of fp16 is that of bf16, on every device."""
+        return "bf16" if self.compute == "fp16" else self.compute
+
+    @property
+    def widths(self) -> Widths:
+        """Bytes by role."""
+        return _widths(self)
+
+    @property
+    def name(self) -> str:
+        """The recipe's name, or the nearest recipe and what differs: "bf16, moments int8"."""
+        return _name(self)
+
+    def dtype(self, role: Role) -> str:
+        """The dtype of a role; that of `master` is what the optimizer moves."""
+        match role:
+            case "master":
+                return self.master or self.parameter
+            case "moment":
+                return self.moments
+            case "index" | "host":
+                return "int64"
+            case _:
+                return str(getattr(self, role))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _plain(dtype: str) -> Policy:
+    """One dtype for everything."""
+    return Policy(compute=dtype, parameter=dtype, gradient=dtype, reduce=dtype, master="", moments=dtype)
+
+
+def _mastered(dtype: str, loss_scale: float = 0.0, growth_every: int = 0) -> Policy:
+    """Narrow products; whatever adds up is fp32."""
+    return Policy(
+        compute=dtype, parameter=dtype, gradient="fp32", reduce="fp32", master="fp32", moments="fp32",
+        loss_scale=loss_scale, growth_every=growth_every,
+    )  # fmt: skip
+
+
+RECIPES: Mapping[str, Policy] = MappingProxyType(
+    {
+        "fp64": _plain("fp64"),
+        "fp32": _plain("fp32"),
+        "bf16": _mastered("bf16"),
+        "bf16_pure": replace(_plain("bf16"), stochastic=True),
+        "fp16": _mastered("fp16", loss_scale=2.0**16, growth_every=2000),
+    }
+)
+
+
+def policy(precision: str | Policy, *, where: str = "", fix: str = "bf16") -> Policy:
+    """A recipe by name; a policy is itself. BadInput with the known names."""
+    if isinstance(precision, Policy):
+        return precision
+    if precision not in RECIPES:
+        raise BadInput(
+            "PRECISION", "no such precision", where=where, found=precision, allowed=", ".join(RECIPES), fix=fix
+        )
+    return RECIPES[precision]
+
+
+@cache
+def _widths(p: Policy) -> Widths:
+    roles: tuple[Role, ...] = ("compute", "stat", "index", "parameter", "gradient", "reduce", "moment")
+    widths: dict[Role, int] = {role: BYTES[p.dtype(role)] for role in roles}
+    widths["host"], widths["master"] = 0, BYTES[p.master] if p.master else 0
+    return MappingProxyType(widths)
+
+
+@cache
+def _name(p: Policy) -> str:
+    def unlike(other: Policy) -> list[str]:
+        return [f.name for f in fields(p) if getattr(p, f.name) != getattr(other, f.name)]
+
+    nearest = min((n for n, r in RECIPES.items() if r.compute == p.compute), key=lambda n: len(unlike(RECIPES[n])))
+    return ", ".join([nearest, *(f"{f} {getattr(p, f) or 'none'}" for f in unlike(RECIPES[nearest]))])
