@@ -29,7 +29,11 @@ class Pools:
 
     @staticmethod
     def of(stages: Sequence[StageSum]) -> Pools:
-        """Of a rank's chunks. Equal stages are one object."""
+        """Of a rank's chunks. Equal stages are one object. A lone chunk has nobody to share with."""
+        if len(stages) == 1:
+            [s] = stages
+            slots, routed = ([(n, ((0, span),)) for span, n in own.items()] for own in (s.slots, s.routed))
+            return Pools(s.scratch, tuple(slots), s.routed_scratch, tuple(routed))
         chunks: dict[int, list[int]] = {}  # of equal stages, by identity
         for c, s in enumerate(stages):
             chunks.setdefault(id(s), []).append(c)

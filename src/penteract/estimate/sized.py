@@ -41,10 +41,17 @@ def sized(tape: Tape, sites: Iterable[Site], size: int) -> Sized:
         exit=None if tape.exit is None else specs[tape.exit],
         sites=[
             Site(s.word, tuple(map(at_size, s.ins)), tuple(map(at_size, s.outs)), s.params, s.weights,
-                 {name: _dim(value, size) for name, value in s.attrs.items()}, s.layer, s.line)
+                 _attributes(s.attrs, size), s.layer, s.line)
             for s in sites
         ],
     )  # fmt: skip
+
+
+def _attributes(attrs: Mapping[str, Any], size: int) -> Mapping[str, Any]:
+    """Few say a size that hangs on the micro-batch's: the others are shared."""
+    if not any(isinstance(value, int) and value >= OPEN for value in attrs.values()):
+        return attrs
+    return {name: _dim(value, size) for name, value in attrs.items()}
 
 
 def _dim(dim: Any, size: int) -> Any:

@@ -33,6 +33,7 @@ class Device:
 
     workspaces   what bodies allocate, by call
     costs        of calls that other pieces share
+    spans        of axes, as far as they were asked for
     """
 
     rates: Rates
@@ -42,14 +43,19 @@ class Device:
     load: Load
     workspaces: Mapping[tuple[Site, str], Bytes]
     costs: dict[tuple[Site, str], tuple[Part, Seconds]]
+    spans: dict[str, Span] = field(default_factory=dict[str, Span])
 
     def span(self, axis: str) -> Span:
         """Of the group that lies worst. Where blocks of ranks and nodes do not divide, groups lie differently."""
+        if axis in self.spans:
+            return self.spans[axis]
         lay, node = self.mesh.layout, self.gpus_per_node
         block = lay.tp * {"tp": 1, "cp": lay.cp, "sequence": lay.cp, "ep": lay.ep}[axis]
         aligned = block % node == 0 or node % block == 0
         ranks = (0,) if aligned else range(min(lay.world, lcm(block, node)))
-        return max((Span.of(self.mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
+        worst = max((Span.of(self.mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
+        self.spans[axis] = worst
+        return worst
 
     def bytes_of(self, spec: Spec) -> Bytes:
         return bytes_of(spec, self.widths, self.load)

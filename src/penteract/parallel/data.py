@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 from penteract.ops.params import Homes, Param, holders
 from penteract.spec.mesh import Mesh
@@ -75,24 +74,24 @@ def packs(params: Iterable[Param], homes: Homes, mesh: Mesh, width: int) -> Iter
     pack them alike and talk about them in one order. `width`: bytes of one gradient element.
     """
     limit = mesh.layout.bucket_bytes // width
-    open_: dict[Alike, list[tuple[Param, int]]] = {}  # with each one's elements
-    full: dict[Alike, int] = {}
+    open_: dict[Alike, tuple[list[Param], list[int]]] = {}  # with where each ends
     known: dict[int, tuple[Alike, int]] = {}  # by identity: layers that are alike may share their parameters
 
     def close(key: Alike) -> Pack:
-        group = open_.pop(key)
-        ends = list(accumulate((n for _, n in group), initial=0))
-        return Pack(key, tuple(p for p, _ in group), tuple(ends[:-1]), ends[-1])
+        group, ends = open_.pop(key)
+        return Pack(key, tuple(group), (0, *ends[:-1]), ends[-1])
 
-    for p in sorted(params, key=lambda q: (len(homes[q.name]) > 1) * q.name):
+    for p in sorted(params, key=lambda q: q.name if len(homes[q.name]) > 1 else ""):
         if id(p) not in known:
             known[id(p)] = (p.cut(mesh), homes[p.name], p.decay), p.numel(mesh)
         key, n = known[id(p)]
-        if key not in open_:
-            open_[key], full[key] = [], 0
-        open_[key].append((p, n))
-        full[key] += n
-        if full[key] >= limit:
+        if key in open_:
+            group, ends = open_[key]
+            group.append(p)
+            ends.append(ends[-1] + n)
+        else:
+            open_[key] = group, ends = [p], [n]
+        if ends[-1] >= limit:
             yield close(key)
     for key in list(open_):
         yield close(key)
