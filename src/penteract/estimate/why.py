@@ -50,12 +50,10 @@ def why(
     rank: int = 0,
     *,
     schedule: ScheduleName | None = None,
-    scratch: Bytes = 0,
 ) -> Why:
     """What `rank` holds, computes and sends in a step, by line of the program.
 
-    Kept are the bytes alive after the last forward that comes before a backward. `scratch`: what an action allocates
-    beside them at most, by whoever planned it.
+    Kept are the bytes alive after the last forward that comes before a backward; `Why.whole` adds what is beside them.
     """
     small = miniature(model, layout, sequence_length, precision, rank=rank, schedule=schedule)
     load = Balanced.of(small.program.model, small.layout, small.program.sequence_length)
@@ -64,8 +62,6 @@ def why(
     telling.data()
     telling.padding()
     telling.kept()
-    if scratch:
-        telling.tell(_Said("scratch", "scratch", "beside what is kept"), scratch)
     return Why(tuple(telling.rows()), telling.numbers)
 
 
