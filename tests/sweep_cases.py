@@ -15,7 +15,7 @@ from typing import Any
 from layouts import Case
 from penteract.schedule.generate import ScheduleName
 from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES, Layout
-from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from strategies import REMAKES, legal
 from tiny import SIZES
 
@@ -34,7 +34,8 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "zero": ZERO_STAGES,
     "more_layers": (0, 1),
     "tied": (False, True),
-    "qk_norm": (False, True),
+    "heads": ("plain", "normed", "latent"),
+    "predict_ahead": (0, 1, 2),
     "norm": ("rms", "layer"),
     "sliding_window": (0, 5),
     "vpp": (1, 2),
@@ -42,9 +43,21 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "balance": ("loss", "bias", "none"),
     "score": ("softmax", "sigmoid"),
     "shared_ffn_size": (0, 16),
+    "groups": ("none", "best", "best two"),
 }
-_OF_MODEL = ("tied", "qk_norm", "norm", "sliding_window")
+_OF_MODEL = ("tied", "norm", "sliding_window", "predict_ahead")
 _OF_EXPERTS = ("balance", "score", "shared_ffn_size")
+_LATENT = LatentSpec(kv_rank=6, plain_size=2, rope_size=2, value_size=5, query_rank=7)
+_HEADS: Mapping[str, dict[str, Any]] = {
+    "plain": {},
+    "normed": {"qk_norm": True},
+    "latent": {"latent": _LATENT, "kv_heads": SIZES["heads"]},
+}
+_GROUPS: Mapping[str, dict[str, Any]] = {
+    "none": {},
+    "best": {"groups": 2, "top_groups": 1, "group_score": "max"},
+    "best two": {"groups": 4, "top_groups": 2, "group_score": "top2"},
+}
 
 Choice = Mapping[str, Any]
 Pair = frozenset[tuple[str, Any]]
@@ -62,7 +75,7 @@ class Base:
         """The options that mean something here."""
         lay, left = self.layout, dict(OPTIONS)
         if self.model.moe is None:
-            left = {n: v for n, v in left.items() if n not in (*_OF_EXPERTS, "expert_tp")}
+            left = {n: v for n, v in left.items() if n not in (*_OF_EXPERTS, "groups", "expert_tp")}
         if lay.tp == 1:
             left.pop("expert_tp", None)
         if self.schedule == "interleaved":
@@ -95,9 +108,11 @@ class Base:
             self.model,
             layers=max(2, lay.stages) + choice["more_layers"],
             **{n: choice[n] for n in _OF_MODEL},
+            **_HEADS[choice["heads"]],
         )
         if model.moe is not None:
-            model = replace(model, moe=replace(model.moe, **{n: choice[n] for n in _OF_EXPERTS}))
+            routed = {n: choice[n] for n in _OF_EXPERTS} | _GROUPS[choice["groups"]]
+            model = replace(model, moe=replace(model.moe, **routed))
         woven: ScheduleName | None = "woven" if self.schedule == "woven" else None
         return Case(model, lay, schedule=woven)
 

@@ -264,6 +264,7 @@ def test_more_threads_than_cores() -> None:
     it = replace(LAPTOP, host=host, use=Use(ranks=1, threads=64))
     assert host.usable == 2
     assert only(told(it)).fix == "OMP_NUM_THREADS=2"
+    assert only(told(replace(it, use=Use(ranks=3, threads=1)))).fix == "fewer ranks"
     assert any("2 cores usable of the 64 here" in f.what for f in told(it, "note"))
 
 

@@ -31,7 +31,7 @@ def test_this_machine(tmp_path: Path) -> None:
     assert (it.torch.version, it.torch.error) == (torch.__version__, "")
     assert it.torch.available == torch.cuda.is_available()
     assert len(it.torch.devices) == torch.cuda.device_count()
-    assert it.use == Use(ranks=2, threads=max(1, (os.cpu_count() or 1) // 2))
+    assert it.use == Use(ranks=2, threads=max(1, it.host.usable // 2))
     assert it.disk.asked == str(tmp_path) and list(tmp_path.iterdir()) == []
     assert it.disk.total == shutil.disk_usage(tmp_path).total
     assert (it.disk.speed or 0) > 1e6
@@ -44,7 +44,7 @@ def test_the_backend_is_what_the_engine_asks_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(rank.dist, "init_process_group", lambda backend, **_: asked.append(backend))
     monkeypatch.setattr(rank.dist.distributed_c10d, "_get_default_store", lambda: None)
     for kind in BACKENDS:
-        monkeypatch.setattr(rank, "_device", lambda wanted, local, kind=kind: torch.device(kind))
+        monkeypatch.setattr(rank, "pick_device", lambda wanted, local, kind=kind: torch.device(kind))
         rank.join({"WORLD_SIZE": "2", "RANK": "0", "OMP_NUM_THREADS": "1"}, "auto")
     assert asked == list(BACKENDS.values())
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from penteract.engine import launch as launcher
+from penteract.engine.cores import usable_here
 from penteract.engine.launch import launch
 
 RANK = Path(__file__).with_name("ranks.py")
@@ -49,7 +50,7 @@ def test_each_rank_is_told_its_place(tmp_path: Path, capfd: pytest.CaptureFixtur
         (str(r), str(r), "3", "3") for r in range(3)
     ]
     assert {(e["MASTER_ADDR"], e["MASTER_PORT"]) for e in told} == {("127.0.0.1", told[0]["MASTER_PORT"])}
-    assert told[0]["OMP_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) // 3))
+    assert told[0]["OMP_NUM_THREADS"] == str(max(1, usable_here() // 3))
     assert told[0]["OMP_WAIT_POLICY"] == "active"  # what the user has set stays
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "done"
 

@@ -16,12 +16,15 @@ import penteract
 from formula import read
 from layouts import Case
 from penteract.estimate.price import Price, price
-from penteract.estimate.row import Why
+from penteract.estimate.quote import Quoter
+from penteract.estimate.row import PART_OF, Why
 from penteract.estimate.why import why
 from penteract.ops.symbols import values
 from penteract.parallel.data import UNIT
 from penteract.schedule.actions import Compute
+from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec, MoESpec
 from penteract.step.program import Program, compile_step
 from strategies import cases
@@ -141,19 +144,41 @@ def test_a_large_model_is_quick() -> None:
 
 def test_text_and_json() -> None:
     layout = Layout(dp=2, tp=2, pp=2, gradient_accumulation_steps=4)
-    told = why(DENSE, layout, 64, "bf16", scratch=2**20)
+    told = why(DENSE, layout, 64, "bf16")
+    told = told.whole(told.total("kept") + 2**20, told.total("data"))
     text = told.text(("parameters", "kept", "scratch"), width=100)
     assert "layers.*.mlp.gate.weight [F/tp, D]" in text
     assert "3 × 2·D·F/tp = 3 × 2·256·128/2" in text
     assert "for swiglu's input gradient" in text and "2 in flight × " in text
     assert "model/mlp.py:" in text and "F = 128 ffn columns" in text
-    assert "1.00 MiB scratch" in text and "flops" not in text and "V = 256 vocabulary" in text
+    assert (
+        "\nscratch  1.00 MiB, of activations" in text
+        and "1.00 MiB scratch" in text
+        and "flops" not in text
+        and "V = 256 vocabulary" in text
+    )
     assert all(len(line) <= 100 for line in text.splitlines())
     whole = told.as_dict()
     assert json.loads(json.dumps(whole)) == whole
     assert sum(r["value"] for r in whole["rows"] if r["kind"] == "parameters") == told.total("parameters")
     for kind in ("parameters", "gradients", "optimizer", "data", "kept", "flops", "wires"):
         assert f"\n{kind}  " in "\n" + told.text()
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3]], ids=str)
+def test_the_whole_is_what_a_plan_sums_up(layout: Layout) -> None:
+    """Of the fullest rank, rows and the quote's memory have the same sums under the same names."""
+    quote = Quoter(DENSE, cluster(f"{layout.world}xH200"), sequence_length=64, precision="bf16").quote(layout)
+    fullest = quote.by_stage.index(max(quote.by_stage))
+    rank = Mesh(layout).group("pp", 0)[fullest]
+    told = why(DENSE, layout, 64, "bf16", rank).whole(quote.memory["activations"], quote.memory["other"])
+    found = Counter[str]()
+    for row in told.rows:
+        if row.kind not in ("flops", "wires"):
+            assert row.value > 0
+            found[PART_OF.get(row.kind, row.kind)] += row.value
+    assert found == Counter(quote.memory)
+    assert found.total() == quote.allocated
 
 
 def test_a_line_is_the_program_s_own() -> None:

@@ -158,7 +158,8 @@ def _by_line(found: Plan, chosen: Timed) -> str:
     stage = max(range(len(chosen.quote.by_stage)), key=lambda i: chosen.quote.by_stage[i])
     rank = Mesh(chosen.layout).group("pp", 0)[stage]
     ask = found.ask
-    return why_text(ask.model, chosen.layout, ask.sequence_length, ask.precision, rank).text()
+    told, memory = why_text(ask.model, chosen.layout, ask.sequence_length, ask.precision, rank), chosen.quote.memory
+    return told.whole(memory["activations"], memory["other"]).text()
 
 
 def _write(path: Path, found: Plan, chosen: Timed) -> None:

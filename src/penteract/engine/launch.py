@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from penteract.engine import rundir
+from penteract.engine.cores import threads_of
 from penteract.errors import Bug, PeerLost, Preempted
 
 GRACE_S = 15.0  # for the others after one rank has failed: their watchers need at most ten
@@ -38,7 +39,7 @@ def launch(world: int, words: Sequence[str], folder: Path, environment: Mapping[
     with ranks.signals():
         try:
             for r in range(world):
-                ranks.start(r, [sys.executable, *words], _environment(environment, r, world, port))
+                ranks.start(r, [sys.executable, *words], rank_environment(environment, r, world, port))
             ranks.wait()
         finally:
             ranks.end()
@@ -50,12 +51,11 @@ def launch(world: int, words: Sequence[str], folder: Path, environment: Mapping[
     return code
 
 
-def _environment(given: Mapping[str, str], rank: int, world: int, port: int) -> dict[str, str]:
+def rank_environment(given: Mapping[str, str], rank: int, world: int, port: int) -> dict[str, str]:
     """What a rank is told; what the user has set stays as it is."""
-    threads = max(1, (os.cpu_count() or 1) // world)
     # Threads wait asleep, after a glance of some microseconds: without it waking them costs as much as a second thread
     # gives, and with more the ranks of a crowded host keep each other from working.
-    ours = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "30000"}
+    ours = {"OMP_NUM_THREADS": str(threads_of(world)), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "30000"}
     ours |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
@@ -179,7 +179,8 @@ def _verdict(ranks: _Ranks, rows: list[dict[str, Any]]) -> tuple[int, str]:
     if not culprits:  # peers that lost one another
         rank0_told = ranks.ended.get(0) == PeerLost.exit_code
         return PeerLost.exit_code, "" if rank0_told or not rows else rundir.told(rows[0])
-    return _untold(ranks, culprits[0])
+    alike = ranks.ended.get(0) == ranks.ended[culprits[0]]  # then rank 0 has said it on this terminal
+    return _untold(ranks, 0 if alike else culprits[0])
 
 
 def _untold(ranks: _Ranks, rank: int) -> tuple[int, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from penteract.engine.cores import threads_of
 from penteract.errors import BadInput, PeerLost
 
 
@@ -50,7 +50,7 @@ def join(environment: Mapping[str, str], device: str) -> Rank:
     """Take the place that a launcher gave, or be alone."""
     world, number = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     local = int(environment.get("LOCAL_RANK", "0"))
-    chosen = _device(device, local)
+    chosen = pick_device(device, local)
     _threads(environment, int(environment.get("LOCAL_WORLD_SIZE", world)), chosen)
     if world == 1:
         return Rank(0, 1, chosen, None)
@@ -65,12 +65,12 @@ def join(environment: Mapping[str, str], device: str) -> Rank:
 
 
 def _threads(environment: Mapping[str, str], ranks: int, device: torch.device) -> None:
-    """Cores are shared among the ranks of a host: more threads than cores cost more than they give."""
     if device.type == "cpu" and "OMP_NUM_THREADS" not in environment:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks))
+        torch.set_num_threads(threads_of(ranks))
 
 
-def _device(wanted: str, local: int) -> torch.device:
+def pick_device(wanted: str, local: int) -> torch.device:
+    """What `precision.device` means for the rank of this number on its host; it becomes the current device."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -80,5 +80,5 @@ def _device(wanted: str, local: int) -> torch.device:
         raise BadInput("DEVICE", "more ranks than GPUs on this host", where="precision.device",
                        found=f"local rank {local}", allowed=f"0 to {torch.cuda.device_count() - 1}",
                        fix="fewer ranks on this host, or --precision.device cpu")  # fmt: skip
-    torch.cuda.set_device(local)
+    torch.cuda.setpick_device(local)
     return torch.device("cuda", local)

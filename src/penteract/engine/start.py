@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from penteract.engine import rundir
+from penteract.engine.cores import usable_here
 from penteract.engine.hf.folder import remember
 from penteract.engine.launch import launch
 from penteract.errors import BadInput
@@ -52,7 +53,7 @@ def train(  # noqa: PLR0913 (what a command line may say)
 
 def _check_ranks(resolved: Resolved) -> None:
     """This host has a core or a device for every few ranks."""
-    world, most = resolved.run.layout.world, max(64, 4 * (os.cpu_count() or 1))
+    world, most = resolved.run.layout.world, max(64, 4 * usable_here())
     if world > most:
         raise BadInput("RANKS", "more ranks than this host should start", found=world, allowed=f"<= {most}",
                        fix="start them with torchrun on more hosts, or lower the degrees")  # fmt: skip

@@ -60,7 +60,7 @@ class Price:
 
 
 @dataclass(slots=True)
-class _Pricing:
+class Pricing:
     """The reading that prices: registers are sizes."""
 
     p: Program
@@ -178,7 +178,7 @@ class _Pricing:
 
 def price(p: Program, load: Load | None = None) -> Price:
     """Price a compiled step. `load`: how tokens spread over experts, balanced by default."""
-    reading = _Pricing(p, load or Balanced.of(p.model, p.layout, p.sequence_length))
+    reading = Pricing(p, load or Balanced.of(p.model, p.layout, p.sequence_length))
     walk(p, reading)
     reading.price.resident = resident(p)
     reading.price.arena = plan_arena(p).size

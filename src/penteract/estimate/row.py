@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from textwrap import wrap
 from typing import Any, Literal
 
 from penteract.ops.expression import LEGEND
-from penteract.units import show_bytes, show_count
+from penteract.units import Bytes, show_bytes, show_count
 
-Kind = Literal["parameters", "gradients", "optimizer", "data", "kept", "scratch", "flops", "wires"]
+Kind = Literal["parameters", "gradients", "optimizer", "data", "kept", "scratch", "workspace", "flops", "wires"]
 
-KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer", "data", "kept", "scratch", "flops", "wires")
+KINDS: tuple[Kind, ...] = (
+    "parameters", "gradients", "optimizer", "data", "kept", "scratch", "workspace", "flops", "wires"
+)  # fmt: skip
+# What a plan sums them up as, where that has another name.
+PART_OF: Mapping[Kind, str] = {"kept": "activations", "scratch": "activations", "data": "other", "workspace": "other"}
 _INDENT = 13
 
 
@@ -74,13 +78,26 @@ class Why:
     def total(self, kind: Kind) -> int:
         return sum(r.value for r in self.rows if r.kind == kind)
 
+    def whole(self, activations: Bytes, other: Bytes) -> Why:
+        """With the rest of what a rank's price says of the two, so that rows cover all that it allocates.
+
+        scratch    of activations, what is not kept: what one action holds, and places that stay empty between lives
+        workspace  of other, what is no data: the most that one body, or the update, allocates beside its registers
+        """
+        scratch, workspace = activations - self.total("kept"), other - self.total("data")
+        rest = (
+            _rest("scratch", "of one action, and gaps", scratch), _rest("workspace", "of the largest body", workspace)
+        )  # fmt: skip
+        return replace(self, rows=(*self.rows, *(row for row in rest if row.each)))
+
     def text(self, kinds: Collection[Kind] | None = None, width: int = 100) -> str:
         """The rows of `kinds` (all of them), the largest first, each with its formula, its numbers and its line."""
         out = list[str]()
         for kind in KINDS if kinds is None else kinds:
             rows = sorted((r for r in self.rows if r.kind == kind), key=lambda r: -r.value)
             if rows:
-                out.append(f"{kind}  {_show(kind, self.total(kind))}")
+                part = f", of {PART_OF[kind]}" if kind in PART_OF else ""
+                out.append(f"{kind}  {_show(kind, self.total(kind))}{part}")
                 out += [line for r in rows for line in r.lines(width)]
                 out.append("")
         used = {name for r in self.rows if kinds is None or r.kind in kinds for name in r.names}
@@ -90,6 +107,12 @@ class Why:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {"numbers": dict(self.numbers), "rows": [r.as_dict() for r in self.rows]}
+
+
+def _rest(kind: Kind, detail: str, size: Bytes) -> Row:
+    """A row that has no formula but its size."""
+    return Row(kind=kind, what=kind, detail=detail, formula=str(size), numbers=str(size), each=size, count=1, flight=1,
+               line="")  # fmt: skip
 
 
 def _show(kind: Kind, value: int) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penteract.estimate.load import Balanced, Load
 from penteract.estimate.miniature import Miniature, miniature
-from penteract.estimate.price import _Pricing, fed, held
+from penteract.estimate.price import Pricing, fed, held
 from penteract.estimate.row import KINDS, Kind, Row, Why
 from penteract.ops.expression import Expression
 from penteract.ops.spec import Spec
@@ -51,12 +51,10 @@ def why(
     rank: int = 0,
     *,
     schedule: ScheduleName | None = None,
-    scratch: Bytes = 0,
 ) -> Why:
     """What `rank` holds, computes and sends in a step, by line of the program.
 
-    Kept are the bytes alive after the last forward that comes before a backward. `scratch`: what an action allocates
-    beside them at most, by whoever planned it.
+    Kept are the bytes alive after the last forward that comes before a backward; `Why.whole` adds what is beside them.
     """
     small = miniature(model, layout, sequence_length, policy(precision), rank=rank, schedule=schedule)
     load = Balanced.of(small.program.model, small.layout, small.program.sequence_length)
@@ -65,8 +63,6 @@ def why(
     telling.data()
     telling.padding()
     telling.kept()
-    if scratch:
-        telling.tell(_Said("scratch", "scratch", "beside what is kept"), scratch)
     return Why(tuple(telling.rows()), telling.numbers)
 
 
@@ -127,8 +123,8 @@ class _Telling(_Silent):
     def micros(self) -> int:
         return self.small.layout.gradient_accumulation_steps
 
-    def ask(self) -> _Pricing:
-        return _Pricing(self.p, self.load)
+    def ask(self) -> Pricing:
+        return Pricing(self.p, self.load)
 
     # ---- the walk --------------------------------------------------------------------------------------------
 
@@ -136,7 +132,7 @@ class _Telling(_Silent):
         for chunk in self.p.chunks:
             programs = ((op.site.word, op.program) for op in chunk.tape.ops if op.program is not None)
             self.seams |= {c.site: name for name, program in programs for c in (*program.forward, *program.backward)}
-        self._sums(_Pricing.begin, "target tokens")
+        self._sums(Pricing.begin, "target tokens")
 
     def call(self, slot: Slot, call: Call) -> None:
         if call.phase == "finish":
@@ -169,13 +165,13 @@ class _Telling(_Silent):
         shape = _shape(Spec(owned.param.local_shape(Mesh(self.small.layout))))
         for kind, amount in held([b], self.p.widths).items():
             self.tell(_Said(kind, owned.name, shape, owned.line), amount, owned.times)  # type: ignore[arg-type]
-        self._bucket(_Pricing.reduce, bucket, "gradients of")
+        self._bucket(Pricing.reduce, bucket, "gradients of")
 
     def gather(self, bucket: int) -> None:
-        self._bucket(_Pricing.gather, bucket, "moved")
+        self._bucket(Pricing.gather, bucket, "moved")
 
     def gradients(self) -> None:
-        self._sums(_Pricing.gradients, "norm, losses, routed counts" if self.p.balanced else "norm and losses")
+        self._sums(Pricing.gradients, "norm, losses, routed counts" if self.p.balanced else "norm and losses")
 
     # ---- what no call asks for -------------------------------------------------------------------------------
 
@@ -227,7 +223,7 @@ class _Telling(_Silent):
                 flight=said.flight, line=said.line, names=frozenset(expression.names()), ranks=said.ranks,
             )  # fmt: skip
 
-    def _bucket(self, question: Callable[[_Pricing, int], None], bucket: int, of: str) -> None:
+    def _bucket(self, question: Callable[[Pricing, int], None], bucket: int, of: str) -> None:
         owned, pricing = self.small.owned[bucket], self.ask()
         question(pricing, bucket)
         for (kind, ranks), amount in pricing.price.wires.items():
@@ -235,7 +231,7 @@ class _Telling(_Silent):
 
     def _of_bucket(self, p: Program, bucket: int) -> Counter[tuple[Kind, str, tuple[int, ...]]]:
         """All that a bucket takes, in plain numbers."""
-        pricing = _Pricing(p, self.load)
+        pricing = Pricing(p, self.load)
         pricing.reduce(bucket)
         pricing.gather(bucket)
         found = Counter[tuple[Kind, str, tuple[int, ...]]]()
@@ -243,7 +239,7 @@ class _Telling(_Silent):
         found.update({("wires", kind, ranks): n for (kind, ranks), n in pricing.price.wires.items()})
         return found
 
-    def _sums(self, question: Callable[[_Pricing], None], what: str) -> None:
+    def _sums(self, question: Callable[[Pricing], None], what: str) -> None:
         pricing = self.ask()
         question(pricing)
         for (kind, ranks), amount in pricing.price.wires.items():

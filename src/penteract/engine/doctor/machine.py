@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penteract.engine.cores import usable
 from penteract.units import Bytes
 
 
@@ -29,7 +30,7 @@ class Host:
     @property
     def usable(self) -> int:
         """Cores that this process can keep busy."""
-        return max(1, min(self.allowed, int(self.quota) if self.quota is not None else self.allowed))
+        return usable(self.allowed, self.quota)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,11 +88,12 @@ def _interface(name: str, value: str, there: tuple[str, ...]) -> Iterator[Findin
 
 
 def _threads(machine: Machine) -> Iterator[Finding]:
-    """Ranks get a share of all the cores that the machine has, which may be more than this process can use."""
+    """Ranks share the cores that this process can use, unless they were told otherwise, or are more than those."""
     use, usable = machine.use, machine.host.usable
     asked = machine.environment.get("OMP_NUM_THREADS")
     if use.ranks * use.threads > usable:
-        why = f"OMP_NUM_THREADS={asked}" if asked else "the launcher counts all cores of the machine"
+        why = f"OMP_NUM_THREADS={asked}" if asked else "each rank has one at least"
         ranks, threads = count(use.ranks, "rank"), count(use.threads, "thread")
         what = f"{ranks} of {threads} on {count(usable, 'usable core')}: they would take turns ({why})"
-        yield Finding(AREA, what, "warn", f"OMP_NUM_THREADS={max(1, usable // use.ranks)}")
+        fix = f"OMP_NUM_THREADS={usable // use.ranks}" if usable >= use.ranks else "fewer ranks"
+        yield Finding(AREA, what, "warn", fix)

@@ -13,7 +13,7 @@ from penteract.engine.doctor.probe.network import ports
 from penteract.engine.doctor.probe.packages import packages
 from penteract.engine.doctor.probe.torch import torch
 from penteract.engine.doctor.surroundings import TORCHRUN
-from penteract.engine.launch import _environment
+from penteract.engine.launch import rank_environment
 
 # Variables that change how ranks start, meet, compute or allocate. Not those that an image sets about itself, such as
 # NCCL_VERSION, nor what may be secret.
@@ -40,7 +40,7 @@ def this_machine(folder: Path, environment: Mapping[str, str], ranks: int) -> Ma
         ports=ports(),
         environment=_that_matter(environment),
         # The launcher's own answer, so that what is told is what a run gets.
-        use=Use(ranks=ranks, threads=int(_environment(environment, 0, ranks, 0)["OMP_NUM_THREADS"])),
+        use=Use(ranks=ranks, threads=int(rank_environment(environment, 0, ranks, 0)["OMP_NUM_THREADS"])),
     )
 
 

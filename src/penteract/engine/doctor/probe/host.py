@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import socket
 import sys
 from pathlib import Path
 
+from penteract.engine import cores
 from penteract.engine.doctor.machine import Host, Limits
 from penteract.engine.doctor.probe import cgroup
 from penteract.units import KIB, Bytes
@@ -19,8 +19,8 @@ def host() -> Host:
     return Host(
         system=f"{platform.system()} {platform.release()} on {platform.machine()}",
         python=f"{platform.python_version()} ({sys.executable})",
-        cores=os.cpu_count() or 1,
-        allowed=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores.here(),
+        allowed=cores.allowed(),
         quota=cgroup.cores(),
         memory=memory.get("MemTotal"),
         available=memory.get("MemAvailable"),

@@ -74,9 +74,9 @@ def _device(i: int) -> dict[str, Any]:
 def _engine() -> dict[str, Any]:
     """What the engine itself would pick for precision.device = auto."""
     try:
-        from penteract.engine.rank import _device as pick
+        from penteract.engine.rank import pick_device
 
-        return {"device": pick("auto", 0).type}
+        return {"device": pick_device("auto", 0).type}
     except Exception as error:
         return {"device": "", "error": " ".join(str(error).split())[:300]}
 
