@@ -7,6 +7,8 @@
 | `train/loss` | nats a token, mean over the global batch | always |
 | `train/grad_norm` | norm of the whole gradient, before clipping | always |
 | `train/lr` | learning rate of this step | always |
+| `train/loss_scale` | that the loss was multiplied with in this step | in fp16 |
+| `train/skipped` | whether an overflow kept this step from being made | in fp16 |
 | `val/loss` | nats a token | when it was measured |
 | `perf/tokens_per_sec` | tokens a second, all ranks | always |
 | `perf/step_time_s` | seconds | always |

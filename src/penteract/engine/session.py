@@ -24,7 +24,7 @@ from penteract.engine.display import LiveTable
 from penteract.engine.metrics import MetricsWriter
 from penteract.engine.rank import Rank
 from penteract.engine.sample import write
-from penteract.engine.saved import after_load, state_slices
+from penteract.engine.saved import after_load, load_state, state_slices
 from penteract.engine.trainer import Outcome, Trainer
 from penteract.errors import BadInput, BadNumerics, Preempted
 from penteract.spec.run import RunSpec
@@ -91,7 +91,7 @@ class Session:
     def _load(self, folder: Path) -> None:
         """Go on from the newest checkpoint, after the sample that was the last; on any layout, with any batch."""
         at = checkpoint.latest(folder / "checkpoints")
-        extra = checkpoint.load(at, list(state_slices(self.trainer.program, self.trainer.state)))
+        extra = load_state(at, self.trainer.program, self.trainer.state)
         for name, now in self._promised().items():
             if extra.get(name) != now:
                 raise BadInput("RESUME", f"the run was trained with another {name}", where="--resume",
@@ -147,7 +147,7 @@ class Session:
         self.times.append(time.perf_counter() - begun)
         self.samples += self.spec.layout.global_batch_size
         self.losses.append(outcome.loss)
-        if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)):
+        if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)) and not outcome.skipped:
             # The update was skipped on every rank, on the device: what is saved is the state before this step.
             self.samples -= self.spec.layout.global_batch_size
             if number > self.first:
@@ -169,6 +169,8 @@ class Session:
         }  # fmt: skip
         if self.measured:
             row["mem/measured_gib"] = gib(self.measured)
+        if outcome.loss_scale:
+            row |= {"train/loss_scale": outcome.loss_scale, "train/skipped": outcome.skipped}
         if "balance" in self.trainer.program.losses:
             row["train/balance_loss"] = outcome.balance
         every = spec.train.validation_every
