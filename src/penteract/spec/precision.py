@@ -20,6 +20,7 @@ from penteract.errors import BadInput
 Role = Literal["compute", "stat", "index", "host", "parameter", "gradient", "reduce", "master", "moment"]
 Widths = Mapping[Role, int]  # bytes of one element of each role
 
+BLOCK = 256  # elements that share a scale, of moments in int8
 BYTES: Mapping[str, int] = MappingProxyType({"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int64": 8})
 
 
@@ -83,6 +84,11 @@ class Policy:
     def products(self) -> str:
         """The dtype whose peak rate products have: that of fp16 is that of bf16, on every device."""
         return "bf16" if self.compute == "fp16" else self.compute
+
+    @property
+    def grain(self) -> int:
+        """Elements that belong together: shards begin and end between them."""
+        return BLOCK if self.moments == "int8" else 1
 
     @property
     def widths(self) -> Widths:
