@@ -28,8 +28,9 @@ leave = lone("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..
 
 _LOGITS = 2**28  # of a chunk, where nobody says how many tokens it has
 _TILE = 128  # tokens: products are cut into tiles of so many
-_WIDE = 2**23  # logits that are widened at a time
-_BESIDE = 2**25  # elements of a weight gradient that are made beside its bucket
+# What is passed over several times should stay in a GPU's cache, some 50 MiB: fp32 copies of so many logits, and so many
+# elements of a weight gradient, made in bf16 beside its bucket.
+_WIDE, _BESIDE = 2**23, 2**24
 
 
 def _probabilities(steps: Steps, logits: Value, targets: Value, **attrs: Any) -> Values:
