@@ -28,8 +28,8 @@ leave = lone("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..
 
 _LOGITS = 2**28  # of a chunk, where nobody says how many tokens it has
 _TILE = 128  # tokens: products are cut into tiles of so many
-# What is passed over several times should stay in a GPU's cache, some 50 MiB: fp32 copies of so many logits, and so many
-# elements of a weight gradient, made in bf16 beside its bucket.
+# What is passed over several times should stay in a GPU's cache, some 50 MiB: fp32 copies of so many logits, and so
+# many elements of a weight gradient, made in bf16 beside its bucket.
 _WIDE, _BESIDE = 2**23, 2**24
 
 
