@@ -97,7 +97,7 @@ class Chunks:
         loss, log_sum, *squares = _probabilities(steps, logits, targets, z=self.z, at_once=self._wide(logits))
         steps.forward("loss", loss, **self._of_term(steps))
         for each in squares:
-            steps.forward("loss", each, **self._of_term(steps) | {"name": "z_loss"})
+            steps.forward("loss", each, **self._of_term(steps, "z_loss"))
         return logits, log_sum, loss
 
     def _chunks(self, steps: Steps, h: Value, targets: Value) -> Iterator[Values]:
@@ -118,8 +118,8 @@ class Chunks:
         tokens = _LOGITS // self.w.local_shape(steps.mesh)[0]
         return tokens // _TILE * _TILE or tokens
 
-    def _of_term(self, steps: Steps) -> dict[str, Any]:
-        return {"name": self.term, "scale": self.term, "copies": steps.mesh.size("tp")}
+    def _of_term(self, steps: Steps, name: str = "") -> dict[str, Any]:
+        return {"name": name or self.term, "scale": self.term, "copies": steps.mesh.size("tp")}
 
     @property
     def _columns(self) -> int:
