@@ -8,6 +8,7 @@ layout rounds alike, and replicas stay equal.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -41,18 +42,21 @@ class Place:
         origin = sum(o * s for o, s in zip(q.offset(mesh, rank), strides, strict=True))
         return Place(q.name, q.local_shape(mesh), strides, origin, at, begin, count)
 
-    def global_places(self, first: int, last: int, device: torch.device) -> torch.Tensor:
-        """Of the shard's elements [first, last), all of this part: int64 [n]. Sums up by rows, as i // c + …"""
-        span = (self.begin + first - self.at, self.begin + last - self.at)
-        places = torch.arange(*span, device=device)
+    def put_global(self, out: torch.Tensor, first: int) -> None:
+        """Where the shard's elements from `first` on, all of this part, lie in the global tensor, into out: int64 [n].
+
+        Where a dim is cut, each row before adds the gap between what is here and what is whole.
+        """
+        span = (self.begin + first - self.at, self.begin + first - self.at + len(out))
+        torch.arange(*span, out=out)
         for i in range(len(self.local) - 1):
-            gap = self.strides[i] - self.local[i + 1] * self.strides[i + 1]  # of a step along dim i, beside the row
+            gap = self.strides[i] - self.local[i + 1] * self.strides[i + 1]
             if gap:
-                rows = torch.arange(*span, device=device)
+                rows = torch.arange(*span, device=out.device)
                 rows.div_(prod(self.local[i + 1 :]), rounding_mode="floor")
-                places.add_(rows, alpha=gap)
+                out.add_(rows, alpha=gap)
                 del rows
-        return places.add_(self.origin)
+        out.add_(self.origin)
 
 
 def round_into(narrow: torch.Tensor, wide: torch.Tensor, bits: torch.Tensor) -> None:
@@ -62,12 +66,17 @@ def round_into(narrow: torch.Tensor, wide: torch.Tensor, bits: torch.Tensor) -> 
     narrow.copy_(wide)
 
 
-def chances(place: Place, first: int, last: int, seed: int, step: torch.Tensor) -> torch.Tensor:
-    """Random numbers below 2^16, int64 [last - first]. step: [], on the device."""
-    digest = hashlib.sha256(f"{seed}/{place.name}/rounding".encode()).digest()
-    start = int.from_bytes(digest[:8], "little", signed=True)
-    z = place.global_places(first, last, step.device)
-    z.add_(step.to(torch.int64), alpha=2**40).mul_(_STEP).add_(start)
+def chances(places: Iterable[Place], part: slice, seed: int, step: torch.Tensor) -> torch.Tensor:
+    """Random numbers below 2^16 for a shard's elements `part`, int64 [n]. step: [], on the device."""
+    z = torch.zeros(part.stop - part.start, dtype=torch.int64, device=step.device)
+    now = step.to(torch.int64)
+    for place in places:
+        first, last = max(part.start, place.at), min(part.stop, place.at + place.count)
+        if first < last:
+            own = z[first - part.start : last - part.start]
+            place.put_global(own, first)
+            digest = hashlib.sha256(f"{seed}/{place.name}/rounding".encode()).digest()
+            own.add_(now, alpha=2**40).mul_(_STEP).add_(int.from_bytes(digest[:8], "little", signed=True))
     for shift, factor in _MIXES:
         above = z >> shift
         above.bitwise_and_(2 ** (64 - shift) - 1)

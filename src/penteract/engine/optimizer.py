@@ -76,13 +76,10 @@ class AdamW:
         kept = flat.master[part]
         if kept.dtype == moved.dtype:
             return
-        if not flat.places:
+        if flat.places:
+            round_into(kept, moved, chances(flat.places, part, self.seed, self.step))
+        else:
             kept.copy_(moved)
-        for place in flat.places:
-            first, last = max(part.start, place.at), min(part.stop, place.at + place.count)
-            if first < last:
-                within = slice(first - part.start, last - part.start)
-                round_into(kept[within], moved[within], chances(place, first, last, self.seed, self.step))
 
     def clipping(self, squared_norm: torch.Tensor) -> torch.Tensor:
         """What gradients are multiplied with so that their norm is small enough, [], at most one."""

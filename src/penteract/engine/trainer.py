@@ -78,14 +78,8 @@ class Trainer:
         border = (spec.sequence_length // lay.cp // lay.tp, lay.micro_batch_size, spec.model.hidden_size)
         like = torch.zeros(border, dtype=dtype_of("compute", precision), device=rank.device)
         comm.connect(program.mesh.group("pp", rank.number), like)
-        run = Run(
-            program,
-            state,
-            comm,
-            bodies(spec.layout),
-            memory,
-            AdamW(spec.optimizer, rank.device, spec.train.seed, state.scaling),
-        )
+        adamw = AdamW(spec.optimizer, rank.device, spec.train.seed, state.scaling)
+        run = Run(program, state, comm, bodies(spec.layout), memory, adamw)
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision, training=False
         )
