@@ -160,7 +160,7 @@ def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
     run = _prepare(subject.program, groups, subject.bodies)
     wires, watched, prices = Wires(run.p.rank), Watched(), _Prices(subject.priced, run)
     alive: list[int] = []
-    before = [flat.parameter.clone() for flat in run.state.flats]
+    before = [flat.own_parameter.clone() for flat in run.state.flats]
     run.on_action = lambda name: alive.append(_settled(watched, prices.kept(len(alive))))
     with wires.watch(), watched:
         walk(run.p, run)
@@ -168,7 +168,8 @@ def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
     priced = price(subject.priced, Recorded(run.received))
     verdict.differences += _compare_bytes(priced, wires, watched, alive)
     verdict.differences += _compare_routing(run)
-    if not all(map(torch.equal, before, (flat.parameter for flat in run.state.flats))):
+    run.settle_parameters()
+    if not all(map(torch.equal, before, (flat.own_parameter for flat in run.state.flats))):
         verdict.differences.append(("values", "no optimizer moved a parameter, and yet one changed"))
     return run, verdict
 
@@ -177,7 +178,7 @@ def _prepare(p: Program, groups: Groups, bodies: dict[str, TorchBody]) -> Run:
     state = allocate(p, CPU)
     initialise(p, state, 0)
     steer(state.biases)
-    for t in state.gradients.values():
+    for t in (*state.gradients.values(), *state.rings, *(f.own_gradient for f in state.flats if f.bucket.cut_gradients)):
         t.fill_(float("nan"))  # whatever the first writer does not write shows
     run = Run(p, state, Comm(groups, p.rank), bodies, Fresh("fp64", CPU))
     fixed = constants(p, CPU)
@@ -248,9 +249,10 @@ def _compare_arena(p: Program, groups: Groups, run: Run) -> Iterable[tuple[str, 
     again = _prepare(p, groups, dict(REFERENCE))
     again.memory = Arena(plan_arena(p), "fp64", CPU)
     walk(p, again)
-    for name, gradient in run.state.gradients.items():
-        if not torch.equal(again.state.gradients[name], gradient):
-            yield "arena", f"{name} differs by {(again.state.gradients[name] - gradient).abs().max().item():.1e}"
+    for mine, theirs in zip(run.state.pieces("gradient"), again.state.pieces("gradient"), strict=True):
+        if not torch.equal(mine.values, theirs.values):
+            far = (mine.values - theirs.values).abs().max().item()
+            yield "arena", f"{mine.param.name} differs by {far:.1e}"
 
 
 def _compare_routing(run: Run) -> Iterable[tuple[str, str]]:

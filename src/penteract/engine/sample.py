@@ -29,6 +29,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
     seen: list[torch.Tensor] = []
     run = Run(p, trainer.state, trainer.run.comm, _listening(spec.layout, seen), Fresh(p.precision, rank.device))
     fixed = constants(p, rank.device)
+    trainer.run.settle_parameters()
     generator = torch.Generator().manual_seed(seed)
     text = list(prompt)
     for _ in range(tokens):

@@ -12,6 +12,7 @@ import torch
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 from penteract.step.program import Program
+from penteract.step.ring import Ring, gradient_ring, parameter_ring
 
 COMPUTE = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 STAT = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
@@ -30,26 +31,37 @@ class Piece:
 class Flat:
     """One bucket's buffers: parameters and gradients of all of it, and of this rank's shard what the optimizer keeps.
 
-    `master`: the shard in full precision; a view of `parameter` where that is full.
+    Where they are cut, those of all of it lie in a ring that others use too, and the shard has buffers of its own.
+    `master`: the shard in full precision; it is the parameters' shard itself where that is full.
     """
 
     bucket: Bucket
     shard: range  # of the bucket's elements
     parameter: torch.Tensor  # [size]
     gradient: torch.Tensor  # [size]; once it is reduced, valid in the shard alone
+    cut_parameter: torch.Tensor | None  # [shard_size]
+    cut_gradient: torch.Tensor | None
     master: torch.Tensor  # [shard_size]
     mean: torch.Tensor  # AdamW's first moment
     square: torch.Tensor  # and second
 
     @property
     def own_parameter(self) -> torch.Tensor:
-        """The shard of `parameter`, a view."""
-        return self.parameter[self.shard.start : self.shard.stop]
+        """The shard of the parameters."""
+        return self._shard_of(self.parameter) if self.cut_parameter is None else self.cut_parameter
 
     @property
     def own_gradient(self) -> torch.Tensor:
-        """The shard of `gradient`, a view."""
-        return self.gradient[self.shard.start : self.shard.stop]
+        """The shard of the gradients."""
+        return self._shard_of(self.gradient) if self.cut_gradient is None else self.cut_gradient
+
+    @property
+    def landed(self) -> torch.Tensor:
+        """Where a reduce-scatter leaves the shard's sum: a view of `gradient`."""
+        return self._shard_of(self.gradient)
+
+    def _shard_of(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole[self.shard.start : self.shard.stop]
 
     def follow(self) -> None:
         """The shard's parameters are its masters, rounded."""
@@ -59,16 +71,25 @@ class Flat:
 
 @dataclass(slots=True)
 class State:
+    """`parameters` and `gradients` are views into the flats: of what is cut, of no use but where it is whole."""
+
     flats: list[Flat]
-    parameters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # views into the flats
+    rings: list[torch.Tensor] = field(default_factory=list[torch.Tensor])  # places of what is whole for a while
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
-    def pieces(self, kind: Literal["gradient", "master", "mean", "square"]) -> Iterator[Piece]:
+    def resident(self) -> list[torch.Tensor]:
+        """All flat buffers; some are views of others."""
+        kept = [t for f in self.flats for t in (f.own_parameter, f.own_gradient, f.master, f.mean, f.square)]
+        return [*kept, *(t for f in self.flats for t in (f.parameter, f.gradient)), *self.rings]
+
+    def pieces(self, kind: Literal["parameter", "gradient", "master", "mean", "square"]) -> Iterator[Piece]:
         """What this rank's shards hold of every parameter, as views; of some they hold nothing."""
         for flat in self.flats:
-            own = flat.own_gradient if kind == "gradient" else getattr(flat, kind)
+            own = {"gradient": flat.own_gradient, "parameter": flat.own_parameter}.get(kind)
+            own = getattr(flat, kind) if own is None else own
             for q, at in zip(flat.bucket.params, flat.bucket.offsets, strict=True):
                 begin = max(at, flat.shard.start)
                 end = min(at + self.parameters[q.name].numel(), flat.shard.stop)
@@ -80,13 +101,17 @@ def allocate(p: Program, device: torch.device) -> State:
     """Buffers for rank p.rank, not yet filled."""
     compute, stat = COMPUTE[p.precision], STAT[p.precision]
     state = State([])
-    for b in p.buckets:
+    whole = _Places(parameter_ring(p.buckets, p.layout), compute, device)
+    sums = _Places(gradient_ring(p.buckets), stat, device)
+    state.rings += [*whole.places, *sums.places]
+    for i, b in enumerate(p.buckets):
         shard = b.shard(p.rank)
-        parameter = torch.zeros(b.size, dtype=compute, device=device)
-        gradient = torch.zeros(b.size, dtype=stat, device=device)
+        parameter, cut_parameter = whole.buffers(i, b, cut=b.cut_parameters)
+        gradient, cut_gradient = sums.buffers(i, b, cut=b.cut_gradients)
         mean, square = (torch.zeros(b.shard_size, dtype=stat, device=device) for _ in range(2))
-        master = parameter[shard.start : shard.stop] if compute == stat else torch.zeros_like(mean)
-        state.flats.append(Flat(b, shard, parameter, gradient, master, mean, square))
+        flat = Flat(b, shard, parameter, gradient, cut_parameter, cut_gradient, mean, mean, square)
+        flat.master = flat.own_parameter if compute == stat else torch.zeros_like(mean)
+        state.flats.append(flat)
         for q, at in zip(b.params, b.offsets, strict=True):
             shape = q.local_shape(p.mesh)
             state.parameters[q.name] = parameter[at : at + q.numel(p.mesh)].view(shape)
@@ -98,6 +123,30 @@ def allocate(p: Program, device: torch.device) -> State:
     return state
 
 
+@dataclass(slots=True)
+class _Places:
+    """A ring's places, and the buffers of buckets: in the ring where they are cut."""
+
+    ring: Ring
+    dtype: torch.dtype
+    device: torch.device
+    places: list[torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = [self._zeros(n) for n in self.ring.sizes if n]
+
+    def buffers(self, bucket: int, b: Bucket, *, cut: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """All of a bucket, and its shard where that is a buffer of its own."""
+        if not cut:
+            return self._zeros(b.size), None
+        place, at = self.ring.of(bucket)
+        there = sum(n > 0 for n in self.ring.sizes[:place])
+        return self.places[there][at : at + b.size], self._zeros(b.shard_size)
+
+    def _zeros(self, n: int) -> torch.Tensor:
+        return torch.zeros(n, dtype=self.dtype, device=self.device)
+
+
 def initialise(p: Program, state: State, seed: int) -> None:
     """Fill parameters: each a function of (seed, name) alone, so every layout starts from the same model."""
     fill(state, ((q, _piece(p, q, seed)) for q in p.params))
@@ -105,10 +154,12 @@ def initialise(p: Program, state: State, seed: int) -> None:
 
 def fill(state: State, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
     """Set parameters, and masters in full precision, from each one's whole local rectangle, one at a time."""
-    masters = {piece.param.name: piece for piece in state.pieces("master")}
+    masters, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in ("master", "parameter"))
+    cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
     for q, value in whole:
-        state.parameters[q.name].copy_(value)
-        if (mine := masters.get(q.name)) is not None:
+        if q.name not in cut:
+            state.parameters[q.name].copy_(value)
+        for mine in (some[q.name] for some in (own, masters) if q.name in some):
             mine.values.copy_(value.reshape(-1)[mine.begin : mine.begin + len(mine.values)])
 
 

@@ -94,6 +94,7 @@ class Trainer:
         size = self.spec.layout.global_batch_size
         batches = min(self.spec.train.validation_batches, max(1, len(samples) // size))
         total, tokens = 0.0, 0
+        self.run.settle_parameters()
         for b in range(batches):
             self.feed(self.judge, b * size, samples)
             walk_forward(self.judge.p, self.judge)
@@ -120,8 +121,7 @@ class Trainer:
         self.run.batches = []
         with Storages() as storages:
             outcome = self.step(number, samples, first)
-        flats = [t for f in self.state.flats for t in (f.parameter, f.gradient, f.master, f.mean, f.square)]
-        return outcome, bytes_of([*flats, *self.fixed.values(), *self.run.memory.resident()]) + storages.peak
+        return outcome, bytes_of([*self.state.resident(), *self.fixed.values(), *self.run.memory.resident()]) + storages.peak
 
     def _outcome(self, run: Run) -> Outcome:
         norm, *losses, stop = run.totals.tolist()

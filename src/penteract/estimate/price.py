@@ -16,6 +16,7 @@ from penteract.parallel.data import Bucket
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot
+from penteract.step.ring import gradient_ring, parameter_ring
 from penteract.step.walk import walk
 from penteract.units import Bytes, Flops
 
@@ -112,9 +113,18 @@ class _Pricing:
     def reduce(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
         if b.shards > 1:
-            self._bucket_wire("reduce_scatter", b, Spec((b.size,), "stat"), Spec((b.shard_size,), "stat"))
-        elif len(b.holders) > 1:
-            self._bucket_wire("all_reduce", b, Spec((b.size,), "stat"), Spec((b.size,), "stat"))
+            self._bucket_wire("reduce_scatter", b.sharers, Spec((b.size,), "stat"), Spec((b.shard_size,), "stat"))
+        else:
+            self.replicate(bucket)
+
+    def replicate(self, bucket: int) -> None:
+        b = self.p.buckets[bucket]
+        if len(b.replicas) > 1:
+            self._bucket_wire("all_reduce", b.replicas, *[Spec((b.shard_size,), "stat")] * 2)
+
+    def need(self, bucket: int) -> None: ...
+    def open(self, bucket: int) -> None: ...
+    def land(self, bucket: int) -> None: ...
 
     def after(self, action: Compute | Woven | Exchange) -> None:
         self.price.kept.append((str(action), self.now))
@@ -130,8 +140,7 @@ class _Pricing:
 
     def gather(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
-        if b.shards > 1:
-            self._bucket_wire("all_gather", b, Spec((b.shard_size,)), Spec((b.size,)))
+        self._bucket_wire("all_gather", b.sharers, Spec((b.shard_size,)), Spec((b.size,)))
 
     def end(self) -> None:
         assert not self.alive, "registers outlive the step"
@@ -153,9 +162,9 @@ class _Pricing:
         else:
             self.price.wires[kind, group] += amount
 
-    def _bucket_wire(self, kind: str, b: Bucket, x: Spec, y: Spec) -> None:
+    def _bucket_wire(self, kind: str, group: tuple[int, ...], x: Spec, y: Spec) -> None:
         wire = counted(kind, x, y)
-        self.price.wires[kind, b.holders] += wire.numel() * self.p.widths[wire.role]
+        self.price.wires[kind, group] += wire.numel() * self.p.widths[wire.role]
 
     def _hold(self, slot: Slot, register: int, amount: Bytes) -> None:
         self.alive[slot, register] = amount
@@ -188,20 +197,30 @@ def price(p: Program, load: Load | None = None) -> Price:
 def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
-    return held(p.buckets, p.widths) | {"data": fed(seen, p.layout.gradient_accumulation_steps, p.widths)}
+    rings = ringed(parameter_ring(p.buckets, p.layout).size, gradient_ring(p.buckets).size, p.widths)
+    return held(p.buckets, p.widths) | rings | {"data": fed(seen, p.layout.gradient_accumulation_steps, p.widths)}
 
 
 def held(buckets: Iterable[Bucket], widths: Widths) -> dict[str, Bytes]:
-    """Parameters and gradients are there for all of each bucket, padding included. What the optimizer keeps is there
-    for the rank's own shard: two moments, and a master copy where parameters are narrower than it works in."""
-    sizes = [(b.size, b.shard_size) for b in buckets]
-    n, own = sum(size for size, _ in sizes), sum(own for _, own in sizes)
+    """Parameters and gradients are there for all of each bucket, padding included, or for the rank's own shard where
+    they are cut. What the optimizer keeps is there for the shard: two moments, and a master copy where parameters are
+    narrower than it works in."""
+    parameters = gradients = own = 0
+    for b in buckets:
+        parameters += b.shard_size if b.cut_parameters else b.size
+        gradients += b.shard_size if b.cut_gradients else b.size
+        own += b.shard_size
     kept = 3 if widths["compute"] < widths["stat"] else 2
     return {
-        "parameters": n * widths["compute"],
-        "gradients": n * widths["stat"],
+        "parameters": parameters * widths["compute"],
+        "gradients": gradients * widths["stat"],
         "optimizer": kept * own * widths["stat"],
     }
+
+
+def ringed(parameters: int, gradients: int, widths: Widths) -> dict[str, Bytes]:
+    """What ZeRO 2 and 3 have whole for a while, in elements of their rings: places stay from step to step."""
+    return {"ring": size} if (size := parameters * widths["compute"] + gradients * widths["stat"]) else {}
 
 
 def fed(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:

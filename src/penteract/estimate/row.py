@@ -10,9 +10,11 @@ from typing import Any, Literal
 from penteract.ops.expression import LEGEND
 from penteract.units import show_bytes, show_count
 
-Kind = Literal["parameters", "gradients", "optimizer", "data", "kept", "scratch", "flops", "wires"]
+Kind = Literal["parameters", "gradients", "optimizer", "ring", "data", "kept", "scratch", "flops", "wires"]
 
-KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer", "data", "kept", "scratch", "flops", "wires")
+KINDS: tuple[Kind, ...] = (
+    "parameters", "gradients", "optimizer", "ring", "data", "kept", "scratch", "flops", "wires",
+)  # fmt: skip
 _INDENT = 13
 
 
