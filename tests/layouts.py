@@ -70,7 +70,8 @@ def _said(value: Any) -> str:
 
 @dataclass
 class Verdict:
-    """What one rank found: worst relative gradient and loss errors, and where price and run differ."""
+    """What one rank found: worst relative errors of gradients, and of losses and the norm, and where price and run
+    differ."""
 
     gradient: float = 0.0
     worst: str = ""
@@ -147,7 +148,7 @@ def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = No
             run, verdict = _step(subject, groups)
             if mutate is None:
                 verdict.differences += _compare_arena(p, groups, run)
-            losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True))
+            losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True)) | {"norm": run.totals[0].item()}
             gradients = list(run.state.pieces("gradient"))
     want = reference(rank, case.model, case.sequence_length, case.layout.global_batch_size)
     if verdict is not None:
@@ -178,7 +179,11 @@ def _prepare(p: Program, groups: Groups, bodies: dict[str, TorchBody]) -> Run:
     state = allocate(p, CPU)
     initialise(p, state, 0)
     steer(state.biases)
-    for t in (*state.gradients.values(), *state.rings, *(f.own_gradient for f in state.flats if f.bucket.cut_gradients)):
+    for t in (
+        *state.gradients.values(),
+        *state.rings,
+        *(f.own_gradient for f in state.flats if f.bucket.cut_gradients),
+    ):
         t.fill_(float("nan"))  # whatever the first writer does not write shows
     run = Run(p, state, Comm(groups, p.rank), bodies, Fresh("fp64", CPU))
     fixed = constants(p, CPU)
@@ -225,7 +230,9 @@ def _compare_values(
         error = _relative((piece.values - part).abs().max().item(), want[0][q.name].abs().max().item())
         if error > verdict.gradient:
             verdict.gradient, verdict.worst = error, q.name
-    verdict.loss = max(_relative(abs(x - want[1][name]), abs(want[1][name])) for name, x in losses.items())
+    squares = sum(t.square().sum().item() for t in want[0].values())
+    told = want[1] | {"norm": squares}
+    verdict.loss = max(_relative(abs(x - told[name]), abs(told[name])) for name, x in losses.items())
 
 
 def _relative(error: float, scale: float) -> float:

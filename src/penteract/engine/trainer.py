@@ -121,7 +121,9 @@ class Trainer:
         self.run.batches = []
         with Storages() as storages:
             outcome = self.step(number, samples, first)
-        return outcome, bytes_of([*self.state.resident(), *self.fixed.values(), *self.run.memory.resident()]) + storages.peak
+        return outcome, bytes_of(
+            [*self.state.resident(), *self.fixed.values(), *self.run.memory.resident()]
+        ) + storages.peak
 
     def _outcome(self, run: Run) -> Outcome:
         norm, *losses, stop = run.totals.tolist()

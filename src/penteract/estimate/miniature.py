@@ -24,7 +24,7 @@ from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.schedules import ScheduleName
-from penteract.step.events import Around
+from penteract.step.events import READS, Around, Event
 from penteract.step.program import Program, units_of
 from penteract.step.ring import Reads, gathers, places
 
@@ -75,7 +75,7 @@ class Miniature:
 
     def once(self) -> Program:
         """Every action of one micro-batch, each bucket summed last."""
-        summed = tuple(("reduce", b) for b in range(len(self.program.buckets)))
+        summed: tuple[Event, ...] = tuple([("reduce", b) for b in range(len(self.program.buckets))])
         p = self.program
         first = [t for a in p.actions if isinstance(a, Exchange) for t in a.transfers if t.micro == 0]
         walks = [Compute(kind, 0, c) for c, chunk in enumerate(p.chunks) for kind in chunk.actions]  # type: ignore[arg-type]
@@ -111,7 +111,10 @@ def miniature(
         tuple(_bucket(o.param, where, mesh, Mesh(cut), rank, shared(m)) for o in owned),
         tuple(_actions(name, layout)[at]), {}, _routers(chunks, alike),
     )  # fmt: skip
-    units = [[_plain_unit(u) for u in _units(do, some, layers, m)] for do, some, layers in zip(said, alike, stages, strict=True)]
+    units = [
+        [_plain_unit(u) for u in _units(do, some, layers, m)]
+        for do, some, layers in zip(said, alike, stages, strict=True)
+    ]
     whole = [unit for some in units for unit in some]
     real = buckets(
         _once(whole), homes(m, layout, {q.name: at for u in whole for q in u.params}), mesh, rank,
@@ -230,9 +233,13 @@ def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucke
     for chunk, own in zip(chunks, units, strict=True):
         found = dict[str, tuple[int, ...]]()
         for action, instructions in chunk.actions.items():
-            calls = (i.call for i in instructions if i.call.phase in ("forward", "input_gradient"))
+            calls = (i.call for i in instructions if i.call.phase in READS)
             read = {anonymous(n) for c in calls for n in c.site.params}
-            using = [number + k for k, u in enumerate(own) if any(q.name in cut and anonymous(q.name) in read for q in u.params)]
+            using = [
+                number + k
+                for k, u in enumerate(own)
+                if any(q.name in cut and anonymous(q.name) in read for q in u.params)
+            ]
             found[action] = tuple(using if action == "Fwd" else reversed(using))
         out.append({action: some for action, some in found.items() if some})
         number += len(own)
@@ -241,7 +248,7 @@ def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucke
 
 def _gathered(owned: tuple[Owned, ...], real: tuple[Bucket, ...], turns: Mapping[int, int]) -> Iterator[Owned]:
     """With how often each is gathered, whichever layers it stands for."""
-    found, left = Counter[str](), Counter[str]()
+    found = Counter[str]()
     for b in real:
         for q in b.params if b.cut_parameters else ():
             found[q.name] += turns[b.unit]

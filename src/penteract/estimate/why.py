@@ -209,12 +209,13 @@ class _Telling(_Silent):
 
     def rings(self) -> None:
         """What is whole for a while, by the place that the largest unit needs."""
-        for what, ring, role in (
-            ("gathered parameters", parameter_ring(self.small.buckets, self.small.layout), "compute"),
-            ("gradients of one action", gradient_ring(self.small.buckets), "stat"),
+        small, widths = self.small, self.p.widths
+        for what, ring, width in (
+            ("gathered parameters", parameter_ring(small.buckets, small.layout), widths["compute"]),
+            ("gradients of one action", gradient_ring(small.buckets), widths["stat"]),
         ):
             for n in ring.sizes:
-                self.tell(_Said("ring", what, "of the largest unit", _RING), n * self.p.widths[role])
+                self.tell(_Said("ring", what, "of the largest unit", _RING), n * width)
 
     def kept(self) -> None:
         """Registers alive after the last forward that comes before a backward."""

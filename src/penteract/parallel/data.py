@@ -72,6 +72,7 @@ class Bucket:
     replicas: tuple[int, ...]
     unit: int = NONE
     shards: int = 1
+    late: bool = False  # its gradients may wait
     cut_gradients: bool = False  # between actions there is this rank's shard of them alone
     cut_parameters: bool = False
 
@@ -185,7 +186,7 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int) -> Bucket:
     cut = pack.unit != NONE and shards > 1
     return Bucket(
         pack.params, pack.offsets, size, members, pack.alike.decay, len(where) > 1, sharers, replicas, pack.unit,
-        shards, cut_gradients=cut and not lay.whole_gradients, cut_parameters=cut and lay.zero == 3,
+        shards, pack.alike.late, cut_gradients=cut and not lay.whole_gradients, cut_parameters=cut and lay.zero == 3,
     )  # fmt: skip
 
 

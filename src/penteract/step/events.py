@@ -15,6 +15,7 @@ from penteract.step.ring import count_units, fetches, places
 
 Question = Literal["gather", "need", "open", "reduce", "land", "replicate"]
 Event = tuple[Question, int]  # what to ask a reading about which bucket
+READS = ("forward", "input_gradient")  # phases that read parameters
 At = tuple[int, int]  # an action, and the position of an instruction in it
 
 
@@ -64,12 +65,13 @@ class _Timetable:
                 if self.buckets[b].cut_parameters and (not turns or turns[-1][1] != unit):
                     turns.append((t.at, unit))
         order, flying = [unit for _, unit in turns], set[int]()
-        for (at, now), started in zip(turns, fetches(order, places(self.layout, count_units(self.buckets))), strict=True):
-            self.before[at] += [("gather", b) for unit in started for b in of_unit[unit]]
-            flying |= {*started}
+        started = fetches(order, places(self.layout, count_units(self.buckets)))
+        for (at, now), fresh in zip(turns, started, strict=True):
+            self.before[at].extend(("gather", b) for unit in fresh for b in of_unit[unit])
+            flying |= {*fresh}
             if now in flying:
                 flying.remove(now)
-                self.before[at] += [("need", b) for b in of_unit[now]]
+                self.before[at].extend(("need", b) for b in of_unit[now])
 
     def needs(self) -> None:
         """What was gathered after the last update is waited for at its first use."""

@@ -62,7 +62,7 @@ def walk(p: Program, reading: Reading) -> None:
     """One optimizer step of `p.rank`."""
     _actions(p, reading)
     reading.gradients()
-    for b, bucket in enumerate(p.buckets):
+    for b, bucket in reversed(list(enumerate(p.buckets))):  # what the next step uses first
         reading.update(b)
         if bucket.shards > 1 and not bucket.cut_parameters:
             reading.gather(b)  # under the updates of the buckets that follow, and the next step's first actions
