@@ -18,7 +18,7 @@ from penteract.estimate.load import Balanced, Load
 from penteract.estimate.outline import Outline, Saying, saying, sites_of
 from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
-from penteract.ops.bodies import body_of
+from penteract.ops.bodies import BODIES, body_of
 from penteract.ops.collectives import counted
 from penteract.ops.do import Do
 from penteract.ops.params import Param
@@ -27,6 +27,7 @@ from penteract.ops.tape import Site, Tape
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.step.events import READS
 from penteract.step.places import Life, Span, aligned, lay_out
 from penteract.units import Bytes
 
@@ -230,6 +231,22 @@ class Recorder:
                 body = body_of(site.word, layout)
                 flops[phase] += body.flops(phase, shapes(site, load), site.weights, site.attrs)
         return +flops, +wires
+
+
+def waiting(piece: Piece) -> frozenset[str]:
+    """The parameters whose gradients may wait."""
+    return frozenset(n for site in piece.sites if site.params and BODIES[site.word].deferrable for n in site.params)
+
+
+def read_by(piece: Piece) -> Mapping[str, frozenset[str]]:
+    """The parameters that each action reads."""
+    found = dict[str, frozenset[str]]()
+    for action, calls in piece.outline.calls.items():
+        jobs = (piece.outline.jobs[job] for job in {job for job, _, _ in calls})
+        found[action] = frozenset(
+            n for place, phase in jobs if phase in READS for n in piece.sites[place].params
+        )  # fmt: skip
+    return found
 
 
 def _most_at_once(registers: list[tuple[Life, Bytes]]) -> dict[str, Bytes]:

@@ -22,6 +22,7 @@ from penteract.spec.layout import (
     Schedule,
 )
 
+SEARCHED_STAGES = ZERO_STAGES[:2]  # of ZeRO, where none is asked for
 Family = tuple[Layout, ...]  # alike in all but the micro-batch, which grows
 
 
@@ -96,7 +97,8 @@ class Space:
 
     def memories(self, rows: int, cp: int, method: ContextMethod) -> list[tuple[int, tuple[str, ...], AttentionBody]]:
         """(zero, remake, attention) where `rows` = dp·cp ranks share parameters and `cp` of them sequences."""
-        stages = self._values("zero", ZERO_STAGES if rows > 1 else ZERO_STAGES[:1])
+        known = ZERO_STAGES if "zero" in self.ask.pins else SEARCHED_STAGES
+        stages = self._values("zero", known if rows > 1 else known[:1])
         remakes = [RECOMPUTE[name] for name in self._values("recompute", tuple(RECOMPUTE))]
         return list(product(stages, remakes, self._values("attention", (self.ask.attention(cp, method),))))
 
