@@ -306,7 +306,7 @@ class Quoter:
         told = turns(packs, mesh, rank, self.rates, self.composer.policy, gpus_per_node=self.cluster.gpus_per_node)
         placed, seconds = self.composer.placed(layout, r), self._seconds(layout, seen)
         at, end = ready(placed, seconds, packs)
-        hidden, gathers = min(made.reduce, end), told.after_update(used(placed, seconds, packs))
+        hidden, gathers = min(made.reduce, end), told.after_update(used(placed, seconds, packs), self.rates.beside)
         data = told.after_backward(at, end) + hidden * (self.rates.beside - 1)
         return Tail(data, made.update + gathers + norm, gathers)
 

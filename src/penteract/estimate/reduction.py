@@ -50,16 +50,20 @@ class Turns:
 
     turns: tuple[Turn, ...]
 
-    def after_update(self, used: Sequence[Seconds]) -> Seconds:
+    def after_update(self, used: Sequence[Seconds], beside: float) -> Seconds:
         """Seconds by which gathers delay the next step: each starts when its bucket has been moved, the last bucket
-        first, and must end before its first use. `used`: when that is, from the start of the next forward."""
+        first, and must end before its first use; those that do make the forward above them `beside` times slower.
+
+        `used`: when the first use is, from the start of the next forward.
+        """
         now, wire, ends = 0.0, 0.0, list[Seconds]()
         for turn in reversed(self.turns):
             now += turn.update
             if turn.gather:
                 wire = max(wire, now) + turn.gather
             ends.append(wire if turn.gather else 0.0)
-        return max(0.0, *(end - now - at for end, at in zip(reversed(ends), used, strict=True)))
+        late = max(0.0, *(end - now - at for end, at in zip(reversed(ends), used, strict=True)))
+        return late + max(0.0, wire - now - late) * (beside - 1)
 
     def after_backward(self, ready: Sequence[Seconds], end: Seconds) -> Seconds:
         """Seconds by which the last sum ends after the last backward's `end`; `ready`: when each bucket may go."""
