@@ -75,11 +75,9 @@ def held(rank: int, groups: Groups, case: Case) -> list[str] | None:
     walk(one.p, one)
     most = LAYOUTS[p.precision.compute]
     for piece in run.state.pieces("gradient"):
-        whole = one.state.gradients[piece.param.name].float()
+        q, whole = piece.param, one.state.gradients[piece.param.name].float()
         part = whole
-        for dim, (at, n) in enumerate(
-            zip(piece.param.offset(p.mesh, p.rank), piece.param.local_shape(p.mesh), strict=True)
-        ):
+        for dim, (at, n) in enumerate(zip(q.offset(p.mesh, p.rank), q.local_shape(p.mesh), strict=True)):
             part = part.narrow(dim, at, n)
         part = part.reshape(-1)[piece.begin : piece.begin + len(piece.values)]
         error = ((piece.values.float() - part).abs().max() / whole.abs().max()).item()
