@@ -13,6 +13,7 @@ from penteract.engine.storages import bytes_of
 from penteract.errors import BadInput
 from penteract.estimate.price import price, resident
 from penteract.parallel.data import UNIT
+from penteract.spec.precision import RECIPES, Policy
 from penteract.step.program import compile_step
 
 DENSE = ModelSpec(layers=4, hidden_size=64, heads=8, kv_heads=4, head_size=8, ffn_size=128, vocab_size=128)
@@ -20,6 +21,7 @@ EXPERTS = ModelSpec(
     layers=4, hidden_size=64, heads=8, kv_heads=4, head_size=8, ffn_size=128, vocab_size=128,
     moe=MoESpec(experts=8, top_k=2, ffn_size=256),
 )  # fmt: skip
+CODED = replace(RECIPES["bf16"], moments="int8")
 LAYOUTS = [
     Layout(),
     Layout(tp=4, micro_batch_size=2),
@@ -39,8 +41,10 @@ def test_training_allocates_no_less_than_what_lives(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS[:4], *(replace(lay, zero=1) for lay in LAYOUTS)], ids=str)
-@pytest.mark.parametrize("precision", ["fp64", "bf16"])
-def test_what_stays_is_what_is_allocated(layout: Layout, precision: str) -> None:
+@pytest.mark.parametrize(
+    "precision", ["fp64", "bf16", "bf16_pure", "fp16", replace(RECIPES["bf16"], moments="int8")], ids=str
+)
+def test_what_stays_is_what_is_allocated(layout: Layout, precision: str | Policy) -> None:
     model = replace(EXPERTS, tied=True, norm="layer", vocab_size=72)
     for rank in {0, layout.world - 1}:
         p = compile_step(model, layout, 64, rank=rank, precision=precision)
@@ -48,7 +52,9 @@ def test_what_stays_is_what_is_allocated(layout: Layout, precision: str) -> None
         kept, bound = resident(p), bytes_of(f.parameter for f in flats)
         assert kept["parameters"] == bound
         assert kept["gradients"] == bytes_of(f.gradient for f in flats)
-        optimizer = bytes_of(t for f in flats for t in (f.parameter, f.master, f.mean, f.square)) - bound
+        optimizer = (
+            bytes_of(t for f in flats for t in (f.parameter, f.master, f.mean, f.square, *f.scales.values())) - bound
+        )
         assert kept["optimizer"] == optimizer
 
 

@@ -26,6 +26,7 @@ from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.precision import RECIPES, Policy
 from penteract.step.program import Program, compile_step
 from strategies import cases
 
@@ -33,6 +34,7 @@ DENSE = ModelSpec(layers=5, hidden_size=256, heads=16, kv_heads=8, head_size=8, 
 EXPERTS = replace(
     DENSE, layers=7, moe=MoESpec(experts=8, top_k=2, ffn_size=96, shared_ffn_size=32, every=2, balance="bias")
 )
+NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
 RESIDENT = ("parameters", "gradients", "optimizer", "ring", "data")
 PHASES = {"forward": "forward", "input gradient": "input_gradient", "weight gradient": "weight_gradient"}
 
@@ -63,8 +65,8 @@ def check_sums(told: Why, p: Program) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases(), precision=st.sampled_from(["fp32", "bf16"]), of=st.integers(0, 7))
-def test_rows_add_up_to_the_price(case: Case, precision: str, of: int) -> None:
+@given(case=cases(), precision=st.sampled_from(["fp32", "bf16", NARROW]), of=st.integers(0, 7))
+def test_rows_add_up_to_the_price(case: Case, precision: str | Policy, of: int) -> None:
     if case.schedule == "woven" and case.layout.zero == 3:  # two passes take turns at gathered units
         return
     rank = of % case.layout.world

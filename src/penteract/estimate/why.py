@@ -195,7 +195,7 @@ class _Telling(_Silent):
         """What buckets hold and send beside their parameters; no formula, as it depends on how they are packed."""
         plain = replace(self.p, buckets=self.small.buckets)
         for i, b in enumerate(self.small.buckets):
-            if b.shards == 1 and b.size == sum(q.numel(self.p.mesh) for q in b.params):
+            if b.shards == self.p.precision.grain == 1:
                 continue
             alone = [replace(b, params=(q,), offsets=(0,), size=q.numel(self.p.mesh)) for q in b.params]
             beside = self._of_bucket(plain, i)
