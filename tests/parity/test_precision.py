@@ -110,6 +110,7 @@ def overflowed(rank: int, groups: Groups, case: Case, step: int) -> list[int] | 
     for poisoned in (True, False):
         run = _prepare(p, groups, dict(REFERENCE))
         assert run.state.scaling is not None
+        counts = run.counts.clone()  # of this rank; a step sums them in their place
         run.optimizer = AdamW(Optimizer(learning_rate=3e-3), CPU, 0, run.state.scaling)
         run.optimizer.rate.fill_(3e-3)
         for n in range(1, step + 3):
@@ -120,6 +121,7 @@ def overflowed(rank: int, groups: Groups, case: Case, step: int) -> list[int] | 
             here = n == step and rank == case.layout.world - 1
             bad = {"linear": replace(REFERENCE["linear"], weight_gradient=_infinite)}
             run.bodies = REFERENCE | (bad if here else {})
+            run.counts.copy_(counts)
             walk(p, run)
         ends.append([*kept(run.state), run.state.scaling.values])
     return differ(*ends)
