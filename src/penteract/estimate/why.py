@@ -251,7 +251,8 @@ class _Telling(_Silent):
         """All that a bucket takes, in plain numbers."""
         b = p.buckets[bucket]
         asked = [(Pricing.reduce, int(self.micros) if b.cut_gradients else 1)]
-        asked += [(Pricing.replicate, 1), (Pricing.gather, self.small.gathers[b.unit] if b.cut_parameters else 1)]
+        if b.shards > 1:
+            asked += [(Pricing.replicate, 1), (Pricing.gather, self.small.gathers[b.unit] if b.cut_parameters else 1)]
         found = Counter[tuple[Kind, str, tuple[int, ...]]]()
         found.update({(kind, kind, ()): n for kind, n in held([b], p.precision).items()})  # type: ignore[misc]
         for question, times in asked:
