@@ -123,6 +123,7 @@ def overflowed(rank: int, groups: Groups, case: Case, step: int) -> list[int] | 
             run.bodies = REFERENCE | (bad if here else {})
             run.counts.copy_(counts)
             walk(p, run)
+        run.settle_parameters()
         ends.append([*kept(run.state), run.state.scaling.values])
     return differ(*ends)
 
