@@ -99,8 +99,7 @@ def test_stages_cost_time_and_spare_memory() -> None:
     assert seconds[3] >= seconds[2]
     for flags in ({}, {"whole_gradients": True}, {"keep_gathered": True}, {"shard_group": 2}):
         for schedule, pp in (("1f1b", 1), ("1f1b", 2), ("afab", 2), ("zb_h1", 2)):
-            dp = 2 if pp > 1 else 4
-            lay = Layout(dp=dp, pp=pp, schedule=schedule, gradient_accumulation_steps=4, zero=3, **flags)
+            lay = Layout(dp=4 // pp, pp=pp, schedule=schedule, gradient_accumulation_steps=4, zero=3, **flags)
             quote = prices.quote(lay)
             time = prices.time(quote)
             assert quote.at_least <= time.seconds * (1 + 1e-9)

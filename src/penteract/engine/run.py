@@ -132,7 +132,8 @@ class Run:
         flat = self.state.flats[bucket]
         self.written.difference_update(q.name for q in flat.bucket.params)
         last = flat.bucket.offsets[-1] + flat.bucket.params[-1].numel(self.p.mesh)
-        flat.gradient[last:].zero_()
+        if last < flat.bucket.size:
+            flat.gradient[last:].zero_()
 
     def reduce(self, bucket: int) -> None:
         flat = self.state.flats[bucket]

@@ -161,7 +161,7 @@ _ELSEWHERE: Mapping[str, str] = {
     "expert_model_parallel_size": "parallel.ep", "expert_parallel_size": "parallel.ep",
     "expert_parallel_degree": "parallel.ep", "virtual_pipeline_model_parallel_size": "parallel.vpp",
     "zero_stage": "parallel.zero", "use_distributed_optimizer": "parallel.zero",
-    "data_parallel_shard_degree": "parallel.shard_group", "zero_hpz_partition_size": "parallel.shard_group",
+    "data_parallel_shard_degree": "parallel.shard_group",
     "seq_len": "batch.sequence_length", "seq_length": "batch.sequence_length", "max_length": "batch.sequence_length",
     "mbs": "batch.micro_batch_size", "per_device_train_batch_size": "batch.micro_batch_size",
     "gradient_accumulation_steps": "batch.global_batch_size", "batch_size": "batch.global_batch_size",

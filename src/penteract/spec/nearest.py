@@ -97,7 +97,7 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
     if axis in ("qk_norm", "whole_gradients", "keep_gathered"):
         return iter([not found])
     if axis == "zero":
-        return iter(ZERO_STAGES)
+        return iter(sorted(ZERO_STAGES, key=lambda stage: abs(stage - found)))
     if axis == "shard_group":
         return (n for n in (*_divisors(lay.dp * lay.cp, found), 0) if n != found)
     if axis == "attention":
@@ -120,8 +120,8 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
 
 
 def _divisors(n: int, near: int) -> list[int]:
-    """Those of n, the nearest first, and all of n last, as that is what none of them says too."""
-    return sorted((d for d in range(1, n + 1) if n % d == 0), key=lambda d: (d == n, abs(math.log(d / max(1, near)))))
+    """Those of n that are worth a try, the nearest first."""
+    return sorted((d for d in _DEGREES if d < n and n % d == 0), key=lambda d: abs(math.log(d / max(1, near))))
 
 
 def _others(values: Sequence[str], found: str) -> Iterator[str]:
