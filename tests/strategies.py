@@ -68,7 +68,7 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         context_method=method,
         micro_batch_size=draw(st.integers(1, 2)),
         gradient_accumulation_steps=steps,
-        remake=draw(st.sampled_from(REMAKES)),
+        **draw(remakes()),
         bucket_bytes=draw(st.sampled_from(BUCKETS)),
         zero=draw(st.sampled_from(ZERO_STAGES)),
     )  # fmt: skip
@@ -82,6 +82,16 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
     )
     assert legal(case), case
     return case
+
+
+@st.composite
+def remakes(draw: DrawFn) -> dict[str, Any]:
+    """What is remade, in all layers or in some of them."""
+    said: dict[str, Any] = {"remake": draw(st.sampled_from(REMAKES))}
+    if draw(st.booleans()):
+        said["remake_else"] = draw(st.sampled_from(REMAKES))
+        said["remake_every"], said["remake_first"] = draw(st.sampled_from([(2, 0), (1, 1), (1, 2), (3, 0), (2, 3)]))
+    return said
 
 
 @st.composite

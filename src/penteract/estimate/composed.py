@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TypeVar
 
-from penteract.estimate.pieces import ENDS, Kind, Piece, Recorder, Sight, Wire, sight
+from penteract.estimate.pieces import EMBEDDING, ENDS, HEAD, Kind, Piece, Recorder, Sight, Wire, sight
 from penteract.estimate.pools import Pools
 from penteract.estimate.price import fed, held
 from penteract.estimate.stages import Borders, Chain, StageSum, add_up, borders, shown
@@ -27,6 +27,7 @@ from penteract.units import Bytes
 
 _Key = TypeVar("_Key")
 Chains = tuple[Chain, ...]  # of a pipeline rank, one a chunk
+_Cut = tuple[int, int, tuple[object, ...]]  # pp, vpp, and the edits where layers differ in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +81,11 @@ class Composer:
     sums: dict[Sight, dict[Chain, StageSum]] = field(default_factory=dict[Sight, dict[Chain, StageSum]])
     borders: dict[tuple[Chain, Sight], Borders] = field(default_factory=dict[tuple[Chain, Sight], Borders])
     pooled: dict[tuple[Sight, Chains], Pools] = field(default_factory=dict[tuple[Sight, Chains], Pools])
-    dealt: dict[tuple[int, int], Deal] = field(default_factory=dict[tuple[int, int], Deal])
+    dealt: dict[_Cut, Deal] = field(default_factory=dict[_Cut, Deal])
     packed: dict[tuple[object, ...], tuple[tuple[Pack, int], ...]] = field(
         default_factory=dict[tuple[object, ...], tuple[tuple[Pack, int], ...]]
     )
-    chains: dict[int, tuple[Chain, ...]] = field(default_factory=dict[int, tuple[Chain, ...]])
+    chains: dict[_Cut, tuple[Chain, ...]] = field(default_factory=dict[_Cut, tuple[Chain, ...]])
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(self.model, self.sequence_length, self.widths)
@@ -99,17 +100,19 @@ class Composer:
             self.pieces[key] = self.recorder.record(kind, layout)
         return self.pieces[key]
 
-    def stage_chains(self, stages: int) -> tuple[Chain, ...]:
+    def stage_chains(self, layout: Layout) -> tuple[Chain, ...]:
         """The chain of each stage."""
-        if stages not in self.chains:
+        stages = layout.stages
+        key = (stages, 1, () if layout.uniform else layout.edits)
+        if key not in self.chains:
             cut = stage_layers(self.model.layers, stages)
-            self.chains[stages] = tuple(
-                ((("embedding", 1),) if s == 0 else ())
-                + self.recorder.kinds(layers)
-                + ((("head", 1),) if s == stages - 1 else ())
+            self.chains[key] = tuple(
+                (((EMBEDDING, 1),) if s == 0 else ())
+                + self.recorder.kinds(layers, layout)
+                + (((HEAD, 1),) if s == stages - 1 else ())
                 for s, layers in enumerate(cut)
             )
-        return self.chains[stages]
+        return self.chains[key]
 
     def rank(self, layout: Layout, pp_rank: int) -> RankPrice:
         """Price the ranks of pipeline coordinate `pp_rank`."""
@@ -160,10 +163,10 @@ class Composer:
 
     def deal(self, layout: Layout) -> Deal:
         """The chains of each pipeline rank, one a chunk."""
-        pp, vpp = layout.pp, layout.vpp
-        if (pp, vpp) not in self.dealt:
-            self.dealt[pp, vpp] = Deal.of(self.stage_chains(pp * vpp), pp)
-        return self.dealt[pp, vpp]
+        key = (layout.pp, layout.vpp, () if layout.uniform else layout.edits)
+        if key not in self.dealt:
+            self.dealt[key] = Deal.of(self.stage_chains(layout), layout.pp)
+        return self.dealt[key]
 
     def placed(self, layout: Layout, pp_rank: int) -> list[tuple[Kind, tuple[Param, ...]]]:
         """The pieces of a rank, one by one in the order of forward, with the parameters that each is first to use.

@@ -40,7 +40,7 @@ class Forward:
     def of(composer: Composer) -> Forward:
         lone, forward, scores = Layout(attention="flash"), 0, 0
         load = Balanced.of(composer.model, lone, composer.sequence_length)
-        for kind, n in composer.stage_chains(1)[0]:
+        for kind, n in composer.stage_chains(lone)[0]:
             for op in composer.recorder.tape(kind, lone).ops:
                 body = BODIES.get(op.site.word)
                 if op.program is None and body is not None:

@@ -5,13 +5,14 @@ Most layouts differ in sizes alone, so a search lowers few tapes of the many tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penteract.ops.bodies import BODIES
 from penteract.ops.lower import Chunk, lower, sum_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, Op, Phase, Site, Tape
+from penteract.spec.layout import Edit
 from penteract.step.places import Life, lives
 
 Saying = tuple[object, ...]
@@ -20,7 +21,7 @@ Doing = tuple[int, tuple[int, ...], tuple[int, ...]]  # a call: its job, its reg
 
 def saying(tape: Tape) -> Saying:
     """All of a tape that lowering looks at: tapes with the same differ in sizes, and in who talks over which axis."""
-    values = (*tape.inputs.items(), tape.entry, tape.exit, frozenset(tape.anchors), tuple(tape.flows))
+    values = (*tape.inputs.items(), tape.entry, tape.exit, frozenset(tape.anchors.items()), tuple(tape.flows))
     return (*values, *map(_said, tape.ops))
 
 
@@ -75,8 +76,8 @@ class Outline:
     lives: Mapping[int, Life]
 
     @staticmethod
-    def of(tape: Tape, remake: Iterable[str], *, split: bool) -> Outline:
-        chunk = lower(tape, remake, split=split)
+    def of(tape: Tape, edit: Edit, *, split: bool) -> Outline:
+        chunk = lower(tape, edit, split=split)
         places = {site: i for i, site in enumerate(sites_of(tape, chunk.sums))}
         jobs: dict[tuple[int, Phase], int] = {}
 

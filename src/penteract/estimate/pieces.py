@@ -23,21 +23,30 @@ from penteract.ops.do import Do
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site, Tape
-from penteract.spec.layout import Layout
+from penteract.spec.layout import Edit, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.step.places import Life, Span, aligned, lay_out
 from penteract.units import Bytes
 
-Kind = str  # "embedding", "head", or the kind of a layer: "dense", "experts"
-ENDS: tuple[Kind, ...] = ("embedding", "head")
 Sight = tuple[object, ...]  # all of a layout that a piece sees
 Wire = tuple[str, str]  # collective, axis
 
 
+class Kind(NamedTuple):
+    """The embedding, the head, or a kind of layer: "dense" or "experts", and the first place of a stage that has its
+    edit."""
+
+    name: str
+    place: int = -1
+
+
+EMBEDDING, HEAD = ENDS = (Kind("embedding"), Kind("head"))
+
+
 def sight(layout: Layout) -> Sight:
     """Two layouts with the same sight show a piece the same."""
-    return (*tape_sight(layout), layout.remake, layout.schedule == "zb_h1")
+    return (*tape_sight(layout), *layout.edits, layout.schedule == "zb_h1")
 
 
 def tape_sight(layout: Layout) -> Sight:
@@ -99,11 +108,11 @@ class Recorder:
     outlines: dict[tuple[object, ...], Outline] = field(default_factory=dict[tuple[object, ...], Outline])
     workspaces: dict[tuple[Site, str], Bytes] = field(default_factory=dict[tuple[Site, str], Bytes])  # of a call
 
-    def kinds(self, layers: range) -> tuple[tuple[Kind, int], ...]:
-        """The kinds of these layers in order, runs of the same counted."""
+    def kinds(self, layers: range, layout: Layout) -> tuple[tuple[Kind, int], ...]:
+        """The kinds of a stage's layers in order, runs of the same counted."""
         runs: list[tuple[Kind, int]] = []
-        for i in layers:
-            kind = "experts" if self.model.has_experts(i) else "dense"
+        for place, i in enumerate(layers):
+            kind = Kind("experts" if self.model.has_experts(i) else "dense", layout.like(place))
             if runs and runs[-1][0] == kind:
                 runs[-1] = (kind, runs[-1][1] + 1)
             else:
@@ -114,7 +123,7 @@ class Recorder:
         """What a piece sees of `seen`, all that a layout shows. At the ends there is no attention, and no layer to
         remake as a whole, unless the head predicts further ahead, with blocks of its own."""
         lay = layout
-        if kind not in ENDS or (kind == "head" and self.model.predict_ahead):
+        if kind not in ENDS or (kind == HEAD and self.model.predict_ahead):
             return seen
         remade = tuple(word for word in lay.remake if word != "*")
         return (lay.tp, lay.cp, lay.micro_batch_size, remade, lay.schedule == "zb_h1")
@@ -122,10 +131,10 @@ class Recorder:
     def record(self, kind: Kind, layout: Layout) -> Piece:
         """A piece as a layout shows it."""
         told, split = self._tape(kind, layout), layout.schedule == "zb_h1"
-        remake = tuple(word for word in layout.remake if word in told.words)
-        key = (told.saying, remake, split)
+        edit = Edit(tuple([word for word in layout.edit(kind.place).remake if word in told.words]))
+        key = (told.saying, edit, split)
         if key not in self.outlines:
-            self.outlines[key] = Outline.of(told.tape, remake, split=split)
+            self.outlines[key] = Outline.of(told.tape, edit, split=split)
         return self._measure(self.outlines[key], told, layout)
 
     def tape(self, kind: Kind, layout: Layout) -> Tape:
@@ -133,11 +142,11 @@ class Recorder:
         return self._tape(kind, layout).tape
 
     def _tape(self, kind: Kind, layout: Layout) -> _Recorded:
-        key = (kind, *tape_sight(layout))
+        key = (kind.name, *tape_sight(layout))
         if key not in self.tapes:
             do = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")))
             layers = () if kind in ENDS else (self._layer(kind),)
-            part(do, self.model, layers, self.sequence_length, first=kind == "embedding", last=kind == "head")
+            part(do, self.model, layers, self.sequence_length, first=kind == EMBEDDING, last=kind == HEAD)
             words = {op.site.word for op in do.tape.ops} | {"*"}
             self.tapes[key] = _Recorded(
                 do.tape, tuple(do.params.values()), saying(do.tape), words, sites_of(do.tape), {}
@@ -145,7 +154,7 @@ class Recorder:
         return self.tapes[key]
 
     def _layer(self, kind: Kind) -> int:
-        return next(i for i in range(self.model.layers) if self.model.has_experts(i) == (kind == "experts"))
+        return next(i for i in range(self.model.layers) if self.model.has_experts(i) == (kind.name == "experts"))
 
     def _measure(self, outline: Outline, told: _Recorded, layout: Layout) -> Piece:
         load, widths = Balanced.of(self.model, layout, self.sequence_length), self.widths

@@ -6,7 +6,7 @@ All of this happens once, before any reading: price and run walk the same instru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penteract.errors import Bug
@@ -14,6 +14,7 @@ from penteract.ops.bodies import BODIES
 from penteract.ops.frees import Instruction, place_frees
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, Op, Phase, Site, Tape
+from penteract.spec.layout import PLAIN, Edit
 
 # Said once whatever is remade: they count, or look at the host.
 _ONCE = frozenset({"loss", "tally", "split_sizes"})
@@ -44,7 +45,7 @@ class _WeightGradient:
 @dataclass(slots=True)
 class _Lowering:
     tape: Tape
-    remake: frozenset[str]
+    remake: Callable[[int], Collection[str]]  # the words of a layer; of -1, of what is no layer
     split: bool
     specs: list[Spec] = field(init=False)
     out: list[Call] = field(default_factory=list)
@@ -108,7 +109,8 @@ class _Lowering:
         op = self.producer.get(r)
         if op is None or r in self.anchors or op.site.word in _ONCE:
             return False
-        return op.site.word in self.remake or ("*" in self.remake and op.site.layer >= 0)
+        words = self.remake(op.site.layer)
+        return op.site.word in words or ("*" in words and op.site.layer >= 0)
 
     def require(self, v: int) -> int:
         """The register that holds v now, remaking it if it was dropped."""
@@ -249,13 +251,18 @@ def _named(op: Op, name: str) -> int:
     return {"in": op.ins, "out": op.outs, "extra": op.extras}[kind][index]
 
 
-def lower(tape: Tape, remake: Iterable[str] = (), *, split: bool = False, training: bool = True) -> Chunk:
-    """A tape with its edits applied.
+def lower(
+    tape: Tape, edit: Edit = PLAIN, edits: Mapping[int, Edit] | None = None, *, split: bool = False,
+    training: bool = True,
+) -> Chunk:  # fmt: skip
+    """A tape with its edits applied: those of `edits` in its layers, `edit` in what it does not name.
 
-    `remake`: words whose results are dropped and made again; "*" is every word of a layer.
+    Of words to remake, results are dropped and made again; "*" is every word of a layer.
     `split`: weight gradients that may wait get an action of their own (`Wgt`). `training=False`: forward alone.
     """
-    low = _Lowering(tape, frozenset(remake), split)
+    sets = {layer: frozenset(told.remake) for layer, told in (edits or {}).items()}
+    rest = frozenset(edit.remake)
+    low = _Lowering(tape, lambda layer: sets.get(layer, rest), split)
     lists = {"Fwd": low.forward()}
     exit_ = None if tape.exit is None else low.root(tape.exit)
     if not training:

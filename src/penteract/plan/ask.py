@@ -20,10 +20,10 @@ from penteract.spec.layout import (
     Layout,
 )
 from penteract.spec.model import ModelSpec
+from penteract.spec.recompute import WHOLE
 from penteract.units import parse_count
 
-# What each recomputation makes a layout remake. "none" still gathers tokens again, which costs no memory to speak of.
-RECOMPUTE: Mapping[str, tuple[str, ...]] = {"none": Layout().remake, "full": ("*",)}
+RECOMPUTE = WHOLE  # what each recomputation makes a layout remake
 
 # Left to what is not a tensor of ours: the CUDA context (1 to 2 GB), communicators (about 0.5 GB each, and a layout
 # opens up to five kinds), libraries' workspaces. Registers lie in one planned block, so it need not cover

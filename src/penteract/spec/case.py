@@ -16,6 +16,8 @@ AXES: Mapping[str, str] = {
     **{name: f"batch.{name}" for name in ("micro_batch_size", "global_batch_size", "sequence_length",
                                           "gradient_accumulation_steps")},
     "bucket_bytes": "memory.bucket_bytes",
+    "remake_every": "memory.recompute_every",
+    "remake_first": "memory.recompute_first",
     "attention": "kernels.attention",
     "kv_heads": "model.kv_heads",
     "head_size": "model.head_size",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Schedule = Literal["afab", "1f1b", "interleaved", "zb_h1"]
 ContextMethod = Literal["gather", "ring", "exchange"]
@@ -15,12 +15,23 @@ ATTENTION_BODIES: tuple[AttentionBody, ...] = ("reference", "flash", "cudnn")
 CONTEXT_METHODS: tuple[ContextMethod, ...] = ("gather", "ring", "exchange")
 
 
+class Edit(NamedTuple):
+    """What becomes of a layer's results from its forward to its backward: the words whose are made again."""
+
+    remake: tuple[str, ...] = ()
+
+
+PLAIN = Edit()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
     """One way to split a training step over `world` ranks.
 
     dp·tp·pp·cp = world; `ep` folds over dp·cp. `vpp` is the number of chunks a pipeline rank holds.
-    `remake` names the words whose results are dropped after forward and computed again in backward.
+    `remake` names the words whose results are dropped after forward and computed again in backward: in every
+    `remake_every`-th layer of a stage, the first of them always, or in the first `remake_first` layers (0: in all);
+    `remake_else` are those of the other layers.
     """
 
     dp: int = 1
@@ -36,6 +47,9 @@ class Layout:
     gradient_accumulation_steps: int = 1
     zero: int = 0  # 1: optimizer state is cut over the ranks that hold the same parameters
     remake: tuple[str, ...] = ("enter",)
+    remake_every: int = 1
+    remake_first: int = 0
+    remake_else: tuple[str, ...] = ("enter",)
     attention: AttentionBody = "reference"  # which body of the word: plain torch, or a fused kernel of a GPU
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 
@@ -51,3 +65,25 @@ class Layout:
     @property
     def stages(self) -> int:
         return self.pp * self.vpp
+
+    @property
+    def uniform(self) -> bool:
+        """Whether one edit is that of all layers."""
+        return self.remake_every == 1 and not self.remake_first
+
+    @property
+    def edits(self) -> tuple[object, ...]:
+        """All that decides `edit`."""
+        if self.uniform:
+            return (self.remake,)
+        return self.remake, self.remake_every, self.remake_first, self.remake_else
+
+    def edit(self, place: int) -> Edit:
+        """Of the layer at `place` in its stage, from 0; of what is no layer, at -1."""
+        chosen = place < 0 or (place % self.remake_every == 0 and not 0 < self.remake_first <= place)
+        return Edit(self.remake if chosen else self.remake_else)
+
+    def like(self, place: int) -> int:
+        """The first place of a stage whose layer has the same edit."""
+        edit = self.edit(place)
+        return next(i for i in range(place + 1) if self.edit(i) == edit)

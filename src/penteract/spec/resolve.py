@@ -16,6 +16,7 @@ from penteract.spec.legal import check_legal
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.presets import preset as find_preset
 from penteract.spec.read import Setting, Settings, read_overrides, read_toml
+from penteract.spec.recompute import words_of
 from penteract.spec.run import Checkpoint, Data, LearningRate, Optimizer, Precision, RunSpec, Training
 from penteract.spec.settle import Settle
 
@@ -193,7 +194,9 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
     total, length = batch["global_batch_size"], batch["sequence_length"]
     layout = Layout(
         **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
-        remake=_remake(memory["recompute"]), attention=settings["kernels.attention"].value,
+        remake=words_of(memory["recompute"]), remake_every=memory["recompute_every"],
+        remake_first=memory["recompute_first"], remake_else=words_of(memory["recompute_else"]),
+        attention=settings["kernels.attention"].value,
     )  # fmt: skip
     case = settle(
         Case(model=model, layout=layout, sequence_length=length, global_batch_size=total, world=world).counted()
@@ -204,13 +207,6 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
         origins={k: s.origin for k, s in settings.items()},
     )  # fmt: skip
     return case.layout
-
-
-def _remake(recompute: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The words whose results are not kept. Gathering tokens again is so cheap in memory that "none" still does it."""
-    if isinstance(recompute, tuple):
-        return recompute
-    return ("*",) if recompute == "full" else ("enter",)
 
 
 def _write_derived(settings: Settings, case: Case, settle: Settle) -> None:

@@ -41,6 +41,9 @@ class Memory:
     """What is remade in backward, and how gradients are gathered into buckets."""
 
     recompute: Literal["none", "full"] | tuple[str, ...] = "none"
+    recompute_every: int = 1
+    recompute_first: int = 0
+    recompute_else: Literal["none", "full"] | tuple[str, ...] = "none"
     bucket_bytes: int = 25 * 2**20
 
 

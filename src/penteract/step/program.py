@@ -14,10 +14,11 @@ from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.params import Homes, Param
 from penteract.ops.spec import WIDTHS, Widths
 from penteract.parallel.data import Bucket, buckets
+from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven, stage_of
 from penteract.schedule.generate import generate
 from penteract.schedule.transfers import with_transfers
-from penteract.spec.layout import Layout
+from penteract.spec.layout import Edit, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.schedules import ScheduleName
@@ -119,14 +120,15 @@ def compile_step(
     pp_rank = mesh.coordinates(rank)["pp"]
     said = [record(model, mesh, s, sequence_length) for s in range(layout.stages)]
     _check_words(layout)
-    lowered = {
-        c: lower(said[stage_of(pp_rank, c, layout.pp)].tape, layout.remake, split=name == "zb_h1", training=training)
-        for c in range(layout.vpp)
-    }
-    chunks = tuple(lowered[c] for c in range(layout.vpp))
+    cut = stage_layers(model.layers, layout.stages)
+    own = [stage_of(pp_rank, c, layout.pp) for c in range(layout.vpp)]
+    chunks = tuple(
+        lower(said[s].tape, layout.edit(-1), layer_edits(layout, cut[s]), split=name == "zb_h1", training=training)
+        for s in own
+    )
     where = {n: s % layout.pp for s, do in enumerate(said) for n in do.params}
     all_homes = homes(model, layout, where)
-    mine = _backward_order([said[stage_of(pp_rank, c, layout.pp)] for c in range(layout.vpp)])
+    mine = _backward_order([said[s] for s in own])
     made = buckets(mine, all_homes, mesh, rank, WIDTHS[precision]["stat"])
     actions = tuple(_actions(layout, name, training)[pp_rank])
     everything = tuple({n: q for do in said for n, q in do.params.items()}.values())
@@ -136,10 +138,15 @@ def compile_step(
     return _with_reductions(program) if training else program
 
 
+def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
+    """The edit of each layer of a stage."""
+    return {layer: layout.edit(place) for place, layer in enumerate(layers)}
+
+
 def _check_words(layout: Layout) -> None:
     """Words to remake exist."""
     known = {*BODIES, "*", *SEAMS}
-    for word in layout.remake:
+    for word in (*layout.remake, *layout.remake_else):
         if word not in known:
             near = get_close_matches(word, sorted(known), 3)
             raise BadInput("WORD", "no word of the program has this name", where="memory.recompute", found=word[:60],
