@@ -33,6 +33,13 @@ REMAKES: tuple[tuple[str, ...], ...] = (
     ("router", "sort_by_expert", "combine"),
     ("enter", "gather", "split", "unfold_heads"),
 )
+OFFLOADS: tuple[tuple[str, ...], ...] = (
+    ("anchors",),
+    ("*",),
+    ("attention", "swiglu", "linear"),
+    ("anchors", "enter", "gather", "rms_norm"),
+    ("rope", "router", "dispatch", "split", "to_heads"),
+)
 SCALINGS = (
     RopeScaling(factor=8.0, original_positions=32),
     RopeScaling(kind="yarn", factor=40.0, original_positions=200, attention_factor=1.3, softmax_factor=0.7),
@@ -91,6 +98,8 @@ def remakes(draw: DrawFn) -> dict[str, Any]:
     if draw(st.booleans()):
         said["remake_else"] = draw(st.sampled_from(REMAKES))
         said["remake_every"], said["remake_first"] = draw(st.sampled_from([(2, 0), (1, 1), (1, 2), (3, 0), (2, 3)]))
+    if draw(st.booleans()):
+        said["offload"], said["offload_every"] = draw(st.sampled_from(OFFLOADS)), draw(st.sampled_from([1, 1, 2, 3]))
     return said
 
 

@@ -40,6 +40,7 @@ class RankPrice:
     workspace: Bytes
     flops: Counter[str]
     seams: Counter[tuple[str, str]]  # collective, axis
+    host: Bytes  # beside the device
 
     @property
     def allocated(self) -> Bytes:
@@ -119,12 +120,14 @@ class Composer:
         stages, made = self.stages(layout, pp_rank), self.buckets(layout, pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         update = max(b.shard_size for b in made) * self.widths["stat"]
-        [(arena, routed)] = self.pools(layout, pp_rank, stages).activations(layout, (pp_rank,))
+        pools = self.pools(layout, pp_rank, stages)
+        [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))
         work = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return RankPrice(
             resident=held(made, self.widths) | {"data": fed(inputs, layout.gradient_accumulation_steps, self.widths)},
             arena=arena, routed=routed, workspace=max(update, *(s.workspace for s in stages)),
             flops=_total(layout, [flops for flops, _ in work]), seams=_total(layout, [wires for _, wires in work]),
+            host=host,
         )  # fmt: skip
 
     def _work(self, chain: Chain, layout: Layout) -> Iterator[tuple[Counter[str], Counter[Wire]]]:

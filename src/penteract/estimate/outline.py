@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from penteract.ops.bodies import BODIES
 from penteract.ops.lower import Chunk, lower, sum_of
+from penteract.ops.offload import Copy, copy_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, Op, Phase, Site, Tape
 from penteract.spec.layout import Edit
@@ -74,11 +76,12 @@ class Outline:
     calls: Mapping[str, tuple[Doing, ...]]
     made: Mapping[int, tuple[int, int]]
     lives: Mapping[int, Life]
+    copies: tuple[tuple[Copy, int, int], ...]  # word, the value that is copied, its layer: sites beyond the tape's
 
     @staticmethod
     def of(tape: Tape, edit: Edit, *, split: bool) -> Outline:
         chunk = lower(tape, edit, split=split)
-        places = {site: i for i, site in enumerate(sites_of(tape, chunk.sums))}
+        places = {site: i for i, site in enumerate((*sites_of(tape, chunk.sums), *chunk.copies))}
         jobs: dict[tuple[int, Phase], int] = {}
 
         def doing(call: Call) -> Doing:
@@ -86,7 +89,12 @@ class Outline:
 
         calls = {name: tuple([doing(i.call) for i in told]) for name, told in chunk.actions.items()}
         made = {r: (job, k) for some in calls.values() for job, _, outs in some for k, r in enumerate(outs)}
-        return Outline(chunk, tuple(jobs), calls, made, lives(chunk))
+        copies = tuple((cast("Copy", site.word), v, site.layer) for site, v in chunk.copies.items())
+        return Outline(chunk, tuple(jobs), calls, made, lives(chunk), copies)
+
+    def copied(self, tape: Tape) -> Iterator[Site]:
+        """The sites of copies, for a tape that says this."""
+        return (copy_of(word, tape.specs[value], layer, "") for word, value, layer in self.copies)
 
     def specs(self, tape: Tape, sites: Sequence[Site]) -> dict[int, Spec]:
         """Of every register that lives, for a tape that says this."""

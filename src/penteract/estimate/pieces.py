@@ -20,6 +20,7 @@ from penteract.model.decoder import part
 from penteract.ops.bodies import body_of
 from penteract.ops.collectives import counted
 from penteract.ops.do import Do
+from penteract.ops.offload import ANCHORS, COPIES
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site, Tape
@@ -66,6 +67,7 @@ class Piece:
     `crossing`  scratch by action that crosses between layers inside of the piece: (from, to, bytes)
     `scratch`   of one layer, by action
     `routed`    bytes kept whose size is routed, by span; `routed_scratch`: the most at once beside them, by action
+    `ring`      bytes on their way to or from the host, by action; `host`: bytes kept there, by span
     """
 
     outline: Outline
@@ -81,6 +83,8 @@ class Piece:
     workspace: Bytes
     routed: Mapping[Span, Bytes]
     routed_scratch: Mapping[str, Bytes]
+    ring: Mapping[str, Bytes]
+    host: Mapping[Span, Bytes]
 
 
 class _Recorded(NamedTuple):
@@ -131,7 +135,11 @@ class Recorder:
     def record(self, kind: Kind, layout: Layout) -> Piece:
         """A piece as a layout shows it."""
         told, split = self._tape(kind, layout), layout.schedule == "zb_h1"
-        edit = Edit(tuple([word for word in layout.edit(kind.place).remake if word in told.words]))
+        remake, offload = layout.edit(kind.place)
+        edit = Edit(
+            tuple([word for word in remake if word in told.words]),
+            tuple([word for word in offload if word in told.words or word == ANCHORS]),
+        )
         key = (told.saying, edit, split)
         if key not in self.outlines:
             self.outlines[key] = Outline.of(told.tape, edit, split=split)
@@ -158,28 +166,33 @@ class Recorder:
 
     def _measure(self, outline: Outline, told: _Recorded, layout: Layout) -> Piece:
         load, widths = Balanced.of(self.model, layout, self.sequence_length), self.widths
-        chunk, alive, specs = outline.chunk, outline.lives, outline.specs(told.tape, told.sites)
+        sites = [*told.sites, *outline.copied(told.tape)] if outline.copies else told.sites
+        chunk, alive, specs = outline.chunk, outline.lives, outline.specs(told.tape, sites)
         for spec in {*specs.values()} - told.sizes.keys():
             told.sizes[spec] = bytes_of(spec, widths, load), aligned(spec, widths)
         every = {r: told.sizes[spec] for r, spec in specs.items()}
-        sizes = {r: n for r in alive if (n := every[r][1])}
-        found = lay_out(chunk.actions, alive, sizes)
+        sizes = {r: n for r in alive if not specs[r].pinned and (n := every[r][1])}
+        found = lay_out(chunk.actions, alive, sizes, chunk.turns)
         ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
         slots, routed, scratch = dict(found.slots), Counter[Span](), list[tuple[Life, Bytes]]()
         crossing: dict[str, list[tuple[tuple[int, int], tuple[int, int], Bytes]]] = {}
         for r, life in alive.items():
             (name, run, _), (last, last_run, _) = life
             if r in sizes:
-                if name == last and run != last_run:
+                if name == last and run != last_run and r not in chunk.turns:
                     crossing.setdefault(name, []).append((life.born[1:], life.dies[1:], sizes[r]))
             elif name == last:
                 scratch.append((life, every[r][0]))
             else:
                 routed[life.span] += every[r][0]
+        host = Counter[Span]()
+        for r in alive if outline.copies else ():
+            if specs[r].pinned:
+                host[alive[r].span] += every[r][1]
         for r in {r for r in ends if r is not None}:
             slots[alive[r].span] -= sizes.get(r, 0)
         return Piece(
-            outline=outline, sites=told.sites, bytes={r: n for r, (n, _) in every.items()}, params=told.params,
+            outline=outline, sites=sites, bytes={r: n for r, (n, _) in every.items()}, params=told.params,
             inputs={name: told.tape.specs[v] for name, v in told.tape.inputs.items()},
             slots={span: n for span, n in slots.items() if n},
             borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
@@ -188,6 +201,7 @@ class Recorder:
             scratch={name: s.layer for name, s in found.scratch.items()},
             workspace=self._workspace(outline, told, layout, load),
             routed=+routed, routed_scratch=_most_at_once(scratch),
+            ring={name: s.ring for name, s in found.scratch.items() if s.ring}, host=host,
         )  # fmt: skip
 
     def _workspace(self, outline: Outline, told: _Recorded, layout: Layout, load: Load) -> Bytes:
@@ -209,6 +223,8 @@ class Recorder:
         for job, _, _ in chain.from_iterable(piece.outline.calls.values()):
             place, phase = piece.outline.jobs[job]
             site = piece.sites[place]
+            if phase == "start" and site.word in COPIES:
+                continue
             if phase == "start":
                 spec = counted(site.word, site.ins[0], site.outs[0])
                 wires[site.word, str(site.attrs["axis"])] += bytes_of(spec, self.widths, load)
@@ -238,5 +254,7 @@ def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:
 
 
 def bytes_of(spec: Spec, widths: Widths, load: Load) -> Bytes:
-    """Bytes of a register."""
+    """Bytes of a register on the device."""
+    if spec.pinned:
+        return 0
     return prod([d if isinstance(d, int) else load.received(d.layer, 0) for d in spec.shape]) * widths[spec.role]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from penteract.errors import Bug
 from penteract.ops.bodies import BODIES
 from penteract.ops.frees import Instruction, place_frees
+from penteract.ops.offload import Offload
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, Op, Phase, Site, Tape
 from penteract.spec.layout import PLAIN, Edit
@@ -34,6 +35,8 @@ class Chunk:
     freed_by_send: frozenset[int]
     inputs: Mapping[int, str]  # registers that are data, by name
     sums: Mapping[Site, Site]  # the site of a fork, that of its gradients' sum
+    turns: Mapping[int, int]  # registers on their way to or from the host: which turn of the ring, in their action
+    copies: Mapping[Site, int]  # the site of a copy to or from the host, the value of the tape that it copies
 
 
 @dataclass(slots=True)
@@ -56,7 +59,7 @@ class _Lowering:
     tails: dict[int, list[Call]] = field(default_factory=dict)  # of a remade seam under way: from its first finish on
     waiting: dict[Op, list[_WeightGradient]] = field(default_factory=dict)  # for a seam's collective to overlap with
     deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
-    anchors: set[int] = field(default_factory=set[int])
+    anchors: dict[int, int] = field(default_factory=dict[int, int])  # registers, and the layer whose input each is
     sums: dict[Site, Site] = field(default_factory=dict[Site, Site])
 
     def __post_init__(self) -> None:
@@ -90,7 +93,7 @@ class _Lowering:
             for r in (*op.outs, *op.extras):
                 self.producer[r] = op
             self.out.extend(self._forward_calls(op))
-        self.anchors = {self.root(v) for v in self.tape.anchors}
+        self.anchors = {self.root(v): layer for v, layer in self.tape.anchors.items()}
         return self._take()
 
     def _forward_calls(self, op: Op) -> list[Call]:
@@ -257,7 +260,8 @@ def lower(
 ) -> Chunk:  # fmt: skip
     """A tape with its edits applied: those of `edits` in its layers, `edit` in what it does not name.
 
-    Of words to remake, results are dropped and made again; "*" is every word of a layer.
+    Of words to remake, results are dropped and made again; "*" is every word of a layer. Of words to offload, what is
+    kept is kept on the host (`offload.py`).
     `split`: weight gradients that may wait get an action of their own (`Wgt`). `training=False`: forward alone.
     """
     sets = {layer: frozenset(told.remake) for layer, told in (edits or {}).items()}
@@ -267,7 +271,7 @@ def lower(
     exit_ = None if tape.exit is None else low.root(tape.exit)
     if not training:
         actions, by_send = place_frees(lists, tape, exit_, None)
-        return Chunk(tape, tuple(low.specs), actions, tape.entry, exit_, None, None, by_send, _inputs(tape), {})
+        return Chunk(tape, tuple(low.specs), actions, tape.entry, exit_, None, None, by_send, _inputs(tape), {}, {}, {})
     exit_gradient = None
     if tape.exit is not None:
         exit_gradient = low.gradient[tape.exit] = low.new(tape.specs[tape.exit])
@@ -277,11 +281,16 @@ def lower(
         lists["Bwd"] = low.backward()
     if low.waiting or low.tails:
         raise Bug("LOWER", "a weight gradient or a gather was left behind")
+    leaves = {layer: frozenset(told.offload) for layer, told in (edits or {}).items()}
+    others = frozenset(edit.offload)
+    away = Offload(tape, lambda layer: leaves.get(layer, others), low.producer, low.anchors, low.specs)
+    if others or any(leaves.values()):
+        lists = away.apply(lists)
     entry_gradient = None if tape.entry is None else low.gradient.get(tape.entry)
     actions, by_send = place_frees(lists, tape, exit_, entry_gradient)
     return Chunk(
         tape, tuple(low.specs), actions, tape.entry, exit_, entry_gradient, exit_gradient, by_send, _inputs(tape),
-        low.sums,
+        low.sums, away.turns, away.copies,
     )  # fmt: skip
 
 

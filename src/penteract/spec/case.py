@@ -18,6 +18,7 @@ AXES: Mapping[str, str] = {
     "bucket_bytes": "memory.bucket_bytes",
     "remake_every": "memory.recompute_every",
     "remake_first": "memory.recompute_first",
+    "offload_every": "memory.offload_every",
     "attention": "kernels.attention",
     "kv_heads": "model.kv_heads",
     "head_size": "model.head_size",

@@ -110,6 +110,8 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "memory.recompute_every": ("1: in every layer; n: in every n-th of a stage, from its first on", 1, 10_000),
     "memory.recompute_first": ("in that many layers of a stage, its first; 0: in all", 0, 10_000),
     "memory.recompute_else": ("of the layers that recompute_every and recompute_first leave out", 0, 0),
+    "memory.offload": ('"none", or what is kept on the host: ["anchors"] (the inputs of layers), words, "*"', 0, 0),
+    "memory.offload_every": ("1: of every layer; n: of every n-th of a stage, from its first on", 1, 10_000),
     "memory.bucket_bytes": ("bytes of one flat gradient bucket; 0: one for each parameter", 0, 2**40),
     "kernels.attention": (
         "of a GPU in bf16, flash (packed documents) or cudnn (whole sequences); or plain torch",
@@ -158,8 +160,9 @@ _ELSEWHERE: Mapping[str, str] = {
     "train_iters": "training.steps", "train_steps": "training.steps", "max_steps": "training.steps",
     "total_train_steps": "training.steps", "lr": "optimizer.learning_rate",
     "recompute_num_layers": "memory.recompute_first", "selective_ac_option": "memory.recompute_every",
-    "recompute_modules": "memory.recompute", "recompute_granularity": "memory.recompute",
-    "gradient_checkpointing": "memory.recompute",
+    "offload_activations": "memory.offload", "cpu_offloading": "memory.offload",
+    "activation_offloading": "memory.offload", "recompute_modules": "memory.recompute",
+    "recompute_granularity": "memory.recompute", "gradient_checkpointing": "memory.recompute",
     "num_hidden_layers": "model.layers", "num_attention_heads": "model.heads",
     "num_key_value_heads": "model.kv_heads", "intermediate_size": "model.ffn_size", "head_dim": "model.head_size",
 }  # fmt: skip

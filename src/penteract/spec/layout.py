@@ -16,9 +16,11 @@ CONTEXT_METHODS: tuple[ContextMethod, ...] = ("gather", "ring", "exchange")
 
 
 class Edit(NamedTuple):
-    """What becomes of a layer's results from its forward to its backward: the words whose are made again."""
+    """What becomes of a layer's results from its forward to its backward: the words whose are made again, and those
+    whose are kept on the host."""
 
     remake: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
 
 
 PLAIN = Edit()
@@ -32,6 +34,8 @@ class Layout:
     `remake` names the words whose results are dropped after forward and computed again in backward: in every
     `remake_every`-th layer of a stage, the first of them always, or in the first `remake_first` layers (0: in all);
     `remake_else` are those of the other layers.
+    `offload` names what is kept on the host instead, in every `offload_every`-th layer of a stage: "anchors" are the
+    layers' inputs, all that full recomputation keeps; "*" is all that is kept.
     """
 
     dp: int = 1
@@ -50,6 +54,8 @@ class Layout:
     remake_every: int = 1
     remake_first: int = 0
     remake_else: tuple[str, ...] = ("enter",)
+    offload: tuple[str, ...] = ()
+    offload_every: int = 1
     attention: AttentionBody = "reference"  # which body of the word: plain torch, or a fused kernel of a GPU
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 
@@ -69,19 +75,22 @@ class Layout:
     @property
     def uniform(self) -> bool:
         """Whether one edit is that of all layers."""
-        return self.remake_every == 1 and not self.remake_first
+        return self.remake_every == 1 and not self.remake_first and not (self.offload and self.offload_every > 1)
 
     @property
     def edits(self) -> tuple[object, ...]:
         """All that decides `edit`."""
         if self.uniform:
-            return (self.remake,)
-        return self.remake, self.remake_every, self.remake_first, self.remake_else
+            return self.remake, self.offload
+        return (
+            self.remake, self.offload, self.remake_every, self.remake_first, self.remake_else, self.offload_every
+        )  # fmt: skip
 
     def edit(self, place: int) -> Edit:
         """Of the layer at `place` in its stage, from 0; of what is no layer, at -1."""
         chosen = place < 0 or (place % self.remake_every == 0 and not 0 < self.remake_first <= place)
-        return Edit(self.remake if chosen else self.remake_else)
+        leaves = place >= 0 and place % self.offload_every == 0
+        return Edit(self.remake if chosen else self.remake_else, self.offload if leaves else ())
 
     def like(self, place: int) -> int:
         """The first place of a stage whose layer has the same edit."""

@@ -196,7 +196,8 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
         **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
         remake=words_of(memory["recompute"]), remake_every=memory["recompute_every"],
         remake_first=memory["recompute_first"], remake_else=words_of(memory["recompute_else"]),
-        attention=settings["kernels.attention"].value,
+        offload=() if memory["offload"] == "none" else words_of(memory["offload"]),
+        offload_every=memory["offload_every"], attention=settings["kernels.attention"].value,
     )  # fmt: skip
     case = settle(
         Case(model=model, layout=layout, sequence_length=length, global_batch_size=total, world=world).counted()

@@ -44,6 +44,8 @@ class Memory:
     recompute_every: int = 1
     recompute_first: int = 0
     recompute_else: Literal["none", "full"] | tuple[str, ...] = "none"
+    offload: Literal["none"] | tuple[str, ...] = "none"
+    offload_every: int = 1
     bucket_bytes: int = 25 * 2**20
 
 

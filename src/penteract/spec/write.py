@@ -82,6 +82,8 @@ def _sections(run: RunSpec) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             "recompute_every": lay.remake_every,
             "recompute_first": lay.remake_first,
             "recompute_else": name_of(lay.remake_else),
+            "offload": lay.offload or "none",
+            "offload_every": lay.offload_every,
             "bucket_bytes": lay.bucket_bytes,
         },
         "kernels": {"attention": lay.attention},

@@ -11,6 +11,7 @@ from penteract.model.decoder import homes, record
 from penteract.ops.bodies import BODIES
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
+from penteract.ops.offload import ANCHORS
 from penteract.ops.params import Homes, Param
 from penteract.ops.spec import WIDTHS, Widths
 from penteract.parallel.data import Bucket, buckets
@@ -144,14 +145,19 @@ def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
 
 
 def _check_words(layout: Layout) -> None:
-    """Words to remake exist."""
-    known = {*BODIES, "*", *SEAMS}
-    for word in (*layout.remake, *layout.remake_else):
-        if word not in known:
-            near = get_close_matches(word, sorted(known), 3)
-            raise BadInput("WORD", "no word of the program has this name", where="memory.recompute", found=word[:60],
-                           allowed=", ".join(near or sorted(known - {"*"})),
-                           fix=f"--memory.recompute {near[0] if near else 'none'}")  # fmt: skip
+    """Words to remake and to offload exist."""
+    words = {*BODIES, "*", *SEAMS}
+    for key, known, named in (
+        ("memory.recompute", words, layout.remake),
+        ("memory.recompute_else", words, layout.remake_else),
+        ("memory.offload", words | {ANCHORS}, layout.offload),
+    ):
+        for word in named:
+            if word not in known:
+                near = get_close_matches(word, sorted(known), 3)
+                raise BadInput("WORD", "no word of the program has this name", where=key, found=word[:60],
+                               allowed=", ".join(near or sorted(known - {"*"})),
+                               fix=f"--{key} {near[0] if near else 'none'}")  # fmt: skip
 
 
 def _backward_order(said: list[Do]) -> tuple[Param, ...]:
