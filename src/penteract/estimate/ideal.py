@@ -12,12 +12,14 @@ from penteract.ops.bodies import BODIES
 from penteract.spec.layout import Layout
 from penteract.units import Flops, Seconds
 
-PARTS = ("compute", "attention", "pointwise", "tensor", "context", "expert", "launch", "pipeline", "data", "update")
+PARTS = ("compute", "attention", "pointwise", "tensor", "context", "expert", "launch", "pipeline", "data", "update",
+         "host")  # fmt: skip
 _REASONS: Mapping[str, str] = {
     "compute": "matrix products below the peak", "attention": "attention below the peak",
     "pointwise": "pointwise words: device memory", "tensor": "waiting for tensor ranks",
     "context": "waiting for context ranks", "expert": "waiting for expert ranks", "launch": "launching kernels",
     "pipeline": "the pipeline's bubble and sends", "data": "summing gradients", "update": "the optimizer",
+    "host": "waiting for copies to and from the host",
 }  # fmt: skip
 
 

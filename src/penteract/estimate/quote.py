@@ -9,6 +9,7 @@ from math import fsum
 
 from penteract.estimate.composed import Chains, Composer
 from penteract.estimate.ideal import PARTS, Forward, StepFlops
+from penteract.estimate.link import waits
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, Sight, sight
 from penteract.estimate.pipeline import Passes, critical_path, least
@@ -34,6 +35,7 @@ class Quote:
 
     memory    parameters, gradients, optimizer, activations (kept and scratch), other (data, what a body allocates)
     by_stage  all kinds together, of each pipeline rank
+    host      bytes on the host, of the rank that keeps most there
     """
 
     layout: Layout
@@ -41,6 +43,7 @@ class Quote:
     allocated: Bytes
     by_stage: tuple[Bytes, ...]
     at_least: Seconds
+    host: Bytes = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class _Held:
     activations: tuple[Bytes, ...]
     data: tuple[Bytes, ...]
     workspace: tuple[Bytes, ...]
+    host: Bytes
 
 
 @dataclass(slots=True)
@@ -112,7 +116,7 @@ class Quoter:
         g = deal.group[r]
         other = there.data[g] + max(there.workspace[g], sums[g].largest)
         memory = {**sums[g].held, "activations": there.activations[r], "other": other}
-        return Quote(layout, memory, by_stage[r], by_stage, self._least(layout, seen, sums))
+        return Quote(layout, memory, by_stage[r], by_stage, self._least(layout, seen, sums), there.host)
 
     def time(self, quote: Quote) -> StepTime:
         """The step's time with the schedule played out."""
@@ -130,7 +134,7 @@ class Quoter:
         parts["update"] += update - gathers
         parts["data"] += data + gathers
         parts["pipeline"] += seconds - fsum(parts.values())
-        told = {name: parts[name] for name in PARTS}
+        told = {name: parts[name] for name in PARTS if name != "host" or lay.offload}
         return StepTime(seconds, told, self._limit(lay, told, seconds))
 
     def model_flops(self, tokens: int) -> StepFlops:
@@ -148,7 +152,7 @@ class Quoter:
         def forward(lay: Layout) -> Flops:
             return sum(self.composer.rank(lay, r).flops["forward"] for r in range(lay.pp)) * (lay.world // lay.pp)
 
-        return forward(layout) - forward(replace(layout, remake=()))
+        return forward(layout) - forward(replace(layout, remake=(), remake_else=()))
 
     # ---- memory ----------------------------------------------------------------------------------------------
 
@@ -156,16 +160,17 @@ class Quoter:
         lay = layout
         key = (seen, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
         if key not in self._held:
-            activations, data, workspace = [0] * lay.pp, list[Bytes](), list[Bytes]()
+            activations, data, workspace, host = [0] * lay.pp, list[Bytes](), list[Bytes](), 0
             for ranks in self.composer.deal(lay).alike:
                 stages = self.composer.stages(lay, ranks[0])
                 pools = self.composer.pools(lay, ranks[0], stages)
                 for r, (arena, routed) in zip(ranks, pools.activations(lay, ranks), strict=True):
                     activations[r] = arena + routed
+                host = max(host, *pools.pinned(lay, ranks)) if lay.offload else 0
                 inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
                 data.append(fed(inputs, lay.gradient_accumulation_steps, self.composer.widths))
                 workspace.append(max([s.workspace for s in stages]))
-            self._held[key] = _Held(tuple(activations), tuple(data), tuple(workspace))
+            self._held[key] = _Held(tuple(activations), tuple(data), tuple(workspace), host)
         return self._held[key]
 
     def _sums(self, layout: Layout) -> list[Reduction]:
@@ -223,7 +228,15 @@ class Quoter:
         for kind, n in chain:
             for action, seconds in self._timed(kind, layout, seen).seconds.items():
                 total[action] = total.get(action, 0.0) + n * seconds
+        for action, seconds in self._waits(chain, layout, seen).items():
+            total[action] += seconds
         return total
+
+    def _waits(self, chain: Chain, layout: Layout, seen: Sight) -> dict[str, Seconds]:
+        """What a pass waits for copies to and from the host, by action."""
+        if not layout.offload:
+            return {}
+        return waits([timed for kind, n in chain for timed in [self._timed(kind, layout, seen)] * n])
 
     def _least(self, layout: Layout, seen: Sight, sums: list[Reduction]) -> Seconds:
         lay = layout
@@ -257,6 +270,8 @@ class Quoter:
         """Of all passes of rank r."""
         parts = defaultdict[Part, Seconds](float)
         for chain in self.composer.chains_of(layout, r):
+            if waits := self._waits(chain, layout, seen):
+                parts["host"] += layout.gradient_accumulation_steps * fsum(waits.values())
             for kind, n in chain:
                 for told in self._timed(kind, layout, seen).parts.values():
                     for part, seconds in told.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum, lcm, prod
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from penteract.estimate.pieces import Piece, bytes_of, shapes
 from penteract.estimate.rates import Rates, Span
 from penteract.ops.bodies import body_of
 from penteract.ops.collectives import counted
+from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.spec.mesh import Mesh
@@ -63,12 +64,17 @@ class _Clock:
     now: Seconds = 0.0
     parts: dict[Part, Seconds] = field(default_factory=lambda: defaultdict[Part, Seconds](float))
     free: dict[str, Seconds] = field(default_factory=dict[str, Seconds])  # when each axis's wire is
+    copies: Seconds = 0.0  # to or from the host: who waits for them is known of a whole stage (`link.py`)
     lands: dict[int, Seconds] = field(default_factory=dict[int, Seconds])  # register -> when its collective is done
 
     def take(self, job: int, ins: tuple[int, ...], outs: tuple[int, ...]) -> None:
         place, phase = self.piece.outline.jobs[job]
         site = self.piece.sites[place]
-        if phase == "start":
+        if site.word in COPIES:
+            if phase == "start":
+                amount = self.device.bytes_of(replace(site.ins[0], pinned=False))
+                self.copies += self.device.rates.copy(site.word, amount)
+        elif phase == "start":
             self._start(site, outs[0])
         elif phase == "finish":
             self._wait(site, ins[-1])
@@ -123,15 +129,17 @@ class _Clock:
 
 
 class Timed(NamedTuple):
-    """A pass through a piece by action: seconds of its parts, and of all of them."""
+    """A pass through a piece by action: seconds of its parts, and of all of them; those of its copies beside them."""
 
     parts: Mapping[str, Mapping[Part, Seconds]]
     seconds: Mapping[str, Seconds]
+    copies: Mapping[str, Seconds]
 
 
 def time_piece(piece: Piece, device: Device) -> Timed:
     """Play a piece's calls. Where the host needs longer to launch them, that is what counts."""
     parts: dict[str, Mapping[Part, Seconds]] = {}
+    copies: dict[str, Seconds] = {}
     for name, calls in piece.outline.calls.items():
         clock = _Clock(device, piece)
         for call in calls:
@@ -140,4 +148,6 @@ def time_piece(piece: Piece, device: Device) -> Timed:
         if waiting > 0:
             clock.parts["launch"] += waiting
         parts[name] = clock.parts
-    return Timed(parts, {name: fsum(told.values()) for name, told in parts.items()})
+        if clock.copies:
+            copies[name] = clock.copies
+    return Timed(parts, {name: fsum(told.values()) for name, told in parts.items()}, copies)
