@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from penteract.ops.bodies import BODIES
 from penteract.ops.lower import Chunk, lower, sum_of
-from penteract.ops.offload import Copy, copy_of
+from penteract.ops.offload import Copy, as_copy, copy_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, Op, Phase, Site, Tape
 from penteract.spec.layout import Edit
@@ -89,7 +88,7 @@ class Outline:
 
         calls = {name: tuple([doing(i.call) for i in told]) for name, told in chunk.actions.items()}
         made = {r: (job, k) for some in calls.values() for job, _, outs in some for k, r in enumerate(outs)}
-        copies = tuple((cast("Copy", site.word), v, site.layer) for site, v in chunk.copies.items())
+        copies = tuple((as_copy(site.word), v, site.layer) for site, v in chunk.copies.items())
         return Outline(chunk, tuple(jobs), calls, made, lives(chunk), copies)
 
     def copied(self, tape: Tape) -> Iterator[Site]:

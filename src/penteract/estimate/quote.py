@@ -203,13 +203,14 @@ class Quoter:
     def _timed(self, kind: Kind, layout: Layout, seen: Sight) -> Timed:
         key = (kind, self.composer.recorder.sight_of(kind, layout, seen))
         if key not in self._pieces:
-            load = Balanced.of(self.model, layout, self.sequence_length)
-            piece, known = self.composer.piece(kind, layout, seen), self.composer.recorder.workspaces
-            device = Device(
-                self.rates, self.composer.widths, Mesh(layout), self.cluster.gpus_per_node, load, known, self._costs
-            )
-            self._pieces[key] = time_piece(piece, device)
+            self._pieces[key] = time_piece(self.composer.piece(kind, layout, seen), self.device(layout))
         return self._pieces[key]
+
+    def device(self, layout: Layout) -> Device:
+        """What a pass runs on."""
+        load, known = Balanced.of(self.model, layout, self.sequence_length), self.composer.recorder.workspaces
+        node = self.cluster.gpus_per_node
+        return Device(self.rates, self.composer.widths, Mesh(layout), node, load, known, self._costs)
 
     def _passes_of(self, layout: Layout, seen: Sight) -> tuple[Passes, ...]:
         """Of each group of pipeline ranks with the same stages."""

@@ -81,7 +81,7 @@ class _Clock:
         else:
             key = (site, phase)
             if key not in self.device.costs:
-                self.device.costs[key] = self._cost(site, phase, (*ins, *outs))
+                self.device.costs[key] = self.cost(site, phase, (*ins, *outs))
             self._compute(*self.device.costs[key])
 
     def _start(self, site: Site, register: int) -> None:
@@ -105,7 +105,7 @@ class _Clock:
         self.parts[part] += took
         self.now += took
 
-    def _cost(self, site: Site, phase: Phase, registers: tuple[int, ...]) -> tuple[Part, Seconds]:
+    def cost(self, site: Site, phase: Phase, registers: tuple[int, ...]) -> tuple[Part, Seconds]:
         """Products at the speed of their shape, and all other bytes at that of memory.
 
         A body reads what it is given and writes what it makes; what it needs beside them it writes and reads once.
@@ -126,6 +126,20 @@ class _Clock:
             )
         moved = sum([self.piece.bytes[r] for r in registers])
         return "pointwise", rates.moved(moved + beside)
+
+
+def seconds_alone(piece: Piece, device: Device) -> dict[int, Seconds]:
+    """Of each call of a forward, by the place of its site: as if nothing else ran, collectives too."""
+    clock, found = _Clock(device, piece), dict[int, Seconds]()
+    for job, ins, outs in piece.outline.calls["Fwd"]:
+        place, phase = piece.outline.jobs[job]
+        site = piece.sites[place]
+        if phase == "forward":
+            found[place] = clock.cost(site, phase, (*ins, *outs))[1]
+        elif phase == "start" and site.word not in COPIES:
+            amount = device.bytes_of(counted(site.word, site.ins[0], site.outs[0]))
+            found[place] = device.rates.collective(site.word, device.span(str(site.attrs["axis"])), amount)
+    return found
 
 
 class Timed(NamedTuple):

@@ -18,7 +18,7 @@ from penteract.ops.tape import Call, Op, Phase, Site, Tape
 from penteract.spec.layout import PLAIN, Edit
 
 # Said once whatever is remade: they count, or look at the host.
-_ONCE = frozenset({"loss", "tally", "split_sizes"})
+ONCE = frozenset({"loss", "tally", "split_sizes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class _Lowering:
     def dropped(self, r: int) -> bool:
         """Whether register r is not kept but made again."""
         op = self.producer.get(r)
-        if op is None or r in self.anchors or op.site.word in _ONCE:
+        if op is None or r in self.anchors or op.site.word in ONCE:
             return False
         words = self.remake(op.site.layer)
         return op.site.word in words or ("*" in words and op.site.layer >= 0)

@@ -54,7 +54,9 @@ class Offload:
 
     def _leaving(self, lists: Mapping[str, list[Call]]) -> dict[int, int]:
         """Registers made in forward and used after it that leave, and the layer that uses them then."""
-        made = {r for c in lists["Fwd"] for r in c.outs} | ({self.tape.entry} - {None})
+        made = {r for c in lists["Fwd"] for r in c.outs}
+        if self.tape.entry is not None:
+            made.add(self.tape.entry)
         users = defaultdict[int, set[int]](set)
         for name, calls in lists.items():
             for c in calls if name != "Fwd" else ():
@@ -127,6 +129,11 @@ class Offload:
     def _line(self, value: int) -> str:
         op = self.producer.get(value)
         return op.site.line if op is not None else ""
+
+
+def as_copy(word: str) -> Copy:
+    """The word of a copy."""
+    return "to_host" if word == "to_host" else "from_host"
 
 
 def copy_of(word: Copy, spec: Spec, layer: int, line: str) -> Site:

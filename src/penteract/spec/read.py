@@ -110,7 +110,7 @@ def _parse(name: str, text: str, origin: str) -> object:
     if tuple not in forms:
         return value
     if "," not in value:
-        return [value] if name in _WORDS and value not in ("none", "full") else value
+        return [value] if name in _WORDS and value not in ("none", "full", "budget") else value
     return [_number(part.strip()) for part in value.split(",")]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from penteract.units import Bytes
 
 # "none" still gathers tokens again, which is so cheap in memory; full keeps a layer's input alone.
 NONE: tuple[str, ...] = ("enter",)
@@ -16,6 +19,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "activation": ("swiglu", "gelu"),
     "mla_up_proj": ("unfold_heads",),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the cheapest recomputation must stay within, on the fullest rank: a `fraction` of the activations that the
+    layout has without recomputation, or bytes in all, `allocated`. One of them is given."""
+
+    fraction: float = 0.0
+    allocated: Bytes = 0
 
 
 def words_of(recompute: str | Iterable[str]) -> tuple[str, ...]:

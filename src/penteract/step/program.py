@@ -120,7 +120,7 @@ def compile_step(
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
     said = [record(model, mesh, s, sequence_length) for s in range(layout.stages)]
-    _check_words(layout)
+    check_words(layout)
     cut = stage_layers(model.layers, layout.stages)
     own = [stage_of(pp_rank, c, layout.pp) for c in range(layout.vpp)]
     chunks = tuple(
@@ -144,7 +144,7 @@ def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
     return {layer: layout.edit(place) for place, layer in enumerate(layers)}
 
 
-def _check_words(layout: Layout) -> None:
+def check_words(layout: Layout) -> None:
     """Words to remake and to offload exist."""
     words = {*BODIES, "*", *SEAMS}
     for key, known, named in (
