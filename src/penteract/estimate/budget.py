@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop
-from math import ceil
-from typing import NamedTuple
+from itertools import accumulate
+from math import ceil, inf
+from typing import NamedTuple, TypeVar
 
 from penteract.errors import BadInput
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import ENDS, Kind, bytes_of, sight
 from penteract.estimate.quote import Quote, Quoter
+from penteract.estimate.stages import Chain
 from penteract.estimate.timing import seconds_alone
 from penteract.ops.fates import Fate, Fates, sets
 from penteract.ops.tape import Tape
@@ -53,7 +55,7 @@ class Chosen:
 
 
 class Choice(NamedTuple):
-    """A set of words: what a layer of each kind keeps of what could be dropped, and the seconds of what it remakes."""
+    """A set of words: what each kind of piece keeps of what could be dropped, and the seconds of what it remakes."""
 
     words: tuple[str, ...]
     kept: tuple[Bytes, ...]
@@ -84,64 +86,80 @@ def within(quoter: Quoter, layout: Layout, budget: Budget) -> Chosen:
 
 
 _Found = tuple[Seconds, Layout]
+_Sums = tuple[tuple[tuple[Sequence[Bytes], Sequence[Seconds]], ...], ...]
+_Amount = TypeVar("_Amount", int, float)
 _MANY = 1024  # sets
 
 
 @dataclass(frozen=True, slots=True)
 class _Solver:
-    """`chunks`: of each pipeline rank, the kinds of its chunks' layers as places in `Choice`. `flights`: how many
-    micro-batches each rank holds at once; `beside`: what its ends take for an action, whatever is remade."""
+    """`chunks`: of each pipeline rank and chunk, the pieces: their place in the stage (-1: an end, which has the words
+    of the first layers) and that of their kind in `Choice`. `flights`: how many micro-batches each rank holds."""
 
     quoter: Quoter
     layout: Layout
     choices: tuple[Choice, ...]
     frontier: tuple[Choice, ...]  # those that none betters in both what they keep and cost
-    chunks: tuple[tuple[tuple[int, ...], ...], ...]
+    chunks: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
     flights: tuple[int, ...]
-    beside: tuple[Bytes, ...]
+    summed: dict[tuple[str, ...], _Sums]
 
     @staticmethod
     def of(quoter: Quoter, layout: Layout) -> _Solver:
         plain, composer = _uniform(layout, NONE), quoter.composer
         by_rank = composer.deal(plain).by_rank
-        kinds = list(dict.fromkeys(k for chains in by_rank for chain in chains for k, _ in chain if k not in ENDS))
+        kinds = list(dict.fromkeys(k for chains in by_rank for chain in chains for k, _ in chain))
         tapes = [composer.recorder.tape(kind, plain) for kind in kinds]
         measure = [_measure(quoter, kind, plain) for kind in kinds]
         choices = [
             Choice(tuple(dict.fromkeys((*NONE, *sorted(words)))), *zip(*map(_told, measure, fates), strict=True))
             for words, fates in sets([Fates.of(tape) for tape in tapes], NONE)
         ]
-        chunks = tuple(
-            tuple(tuple(kinds.index(k) for k, n in chain if k in kinds for _ in range(n)) for chain in chains)
-            for chains in by_rank
-        )
+        chunks = tuple(tuple(tuple(_placed(chain, kinds)) for chain in chains) for chains in by_rank)
         back = "Inp" if layout.schedule == "zb_h1" else "Bwd"
         members = tuple((c, ("Fwd", back)) for c in range(layout.vpp))
         lay = layout
         flights = most_in_flight(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, members)
-        return _Solver(quoter, layout, tuple(choices), _frontier(choices), chunks, flights, _beside(quoter, plain))
+        return _Solver(quoter, layout, tuple(choices), _frontier(choices), chunks, flights, {})
 
     # ---- sums ----------------------------------------------------------------------------------------------------
 
     def cost(self, lean: Choice, rest: Choice, first: int) -> Seconds:
         """Of a micro-batch on the rank that makes most again, the first layers of each stage with `lean`."""
+        a, b = self._sums(lean), self._sums(rest)
         return max(
-            sum((lean if place < first else rest).cost[k] for chunk in own for place, k in enumerate(chunk))
-            for own in self.chunks
+            sum(
+                x[min(first, len(x) - 1)] + y[-1] - y[min(first, len(y) - 1)]
+                for (_, x), (_, y) in zip(m, n, strict=True)
+            )
+            for m, n in zip(a, b, strict=True)
         )
 
     def least(self, lean: Choice, rest: Choice, first: int) -> Bytes:
         """A lower bound of the activations of the fullest rank: what is kept by the micro-batches in flight."""
+        a, b = self._sums(lean), self._sums(rest)
         return max(
-            beside + flight * min(
-                sum((lean if place < first else rest).kept[k] for place, k in enumerate(chunk)) for chunk in own
+            flight
+            * min(
+                x[min(first, len(x) - 1)] + y[-1] - y[min(first, len(y) - 1)]
+                for (x, _), (y, _) in zip(m, n, strict=True)
             )
-            for flight, own, beside in zip(self.flights, self.chunks, self.beside, strict=True)
-        )  # fmt: skip
+            for flight, m, n in zip(self.flights, a, b, strict=True)
+        )
+
+    def _sums(self, choice: Choice) -> _Sums:
+        """What the ends and the first layers keep and make again, for each number of layers, of each rank and chunk."""
+        if choice.words not in self.summed:
+            self.summed[choice.words] = tuple(
+                tuple((_summed(chunk, choice.kept), _summed(chunk, choice.cost)) for chunk in own)
+                for own in self.chunks
+            )
+        return self.summed[choice.words]
 
     @property
     def depth(self) -> int:
-        return max(len(chunk) for own in self.chunks for chunk in own)
+        """Layers of the longest stage."""
+        return max(place + 1 for own in self.chunks for chunk in own for place, _ in chunk)
 
     def leanest(self, size: Callable[[Quote], Bytes]) -> Bytes:
         """The least that one set for all layers can reach."""
@@ -170,7 +188,7 @@ class _Solver:
 
     def mixed(self, fits: Callable[[Quote], bool], limit: float, best: _Found | None) -> _Found | None:
         """Two sets, where that is cheaper than `best`: pairs from the lowest bound of their cost up."""
-        waiting = list(self._pairs(limit))
+        waiting = list(self._pairs(limit, best[0] if best else inf))
         heapify(waiting)
         while waiting:
             bound, _, first, lean, rest = heappop(waiting)
@@ -187,16 +205,17 @@ class _Solver:
                 best = self.cost(lean, rest, low), self._shared(lean, rest, low)
         return best
 
-    def _pairs(self, limit: float) -> Iterator[tuple[Seconds, int, int, Choice, Choice]]:
-        """(bound of its cost, number, fewest layers, lean, rest)"""
+    def _pairs(self, limit: float, cost: Seconds) -> Iterator[tuple[Seconds, int, int, Choice, Choice]]:
+        """(bound of its cost, number, fewest layers, lean, rest) of those that may cost less than `cost`."""
         frontier, depth, number = self.frontier, self.depth, 0
         for lean in frontier:
             for rest in frontier:
-                if sum(lean.cost) > sum(rest.cost):
-                    first = next((n for n in range(1, depth) if self.least(lean, rest, n) <= limit), depth)
-                    if first < depth:
-                        number += 1
-                        yield self.cost(lean, rest, first), number, first, lean, rest
+                if sum(lean.cost) <= sum(rest.cost) or self.cost(lean, rest, 1) >= cost:
+                    continue
+                first = next((n for n in range(1, depth) if self.least(lean, rest, n) <= limit), depth)
+                if first < depth and self.cost(lean, rest, first) < cost:
+                    number += 1
+                    yield self.cost(lean, rest, first), number, first, lean, rest
 
     def _shared(self, lean: Choice, rest: Choice, first: int) -> Layout:
         return replace(self.layout, remake=lean.words, remake_every=1, remake_first=first, remake_else=rest.words)
@@ -210,17 +229,24 @@ def _frontier(choices: Sequence[Choice]) -> tuple[Choice, ...]:
     return tuple(found)
 
 
-def _beside(quoter: Quoter, layout: Layout) -> tuple[Bytes, ...]:
-    """The scratch of the embedding or the head, on each rank."""
-    composer, seen = quoter.composer, sight(layout)
-    return tuple(
-        max(
-            (n for chain in chains for k, _ in chain if k in ENDS
-             for n in composer.piece(k, layout, seen).scratch.values()),
-            default=0,
-        )
-        for chains in composer.deal(layout).by_rank
-    )  # fmt: skip
+def _placed(chain: Chain, kinds: Sequence[Kind]) -> Iterator[tuple[int, int]]:
+    """Each piece of a chain: its place among the layers, and that of its kind."""
+    place = 0
+    for kind, n in chain:
+        for _ in range(n):
+            yield -1 if kind in ENDS else place, kinds.index(kind)
+            place += kind not in ENDS
+
+
+def _summed(chunk: Sequence[tuple[int, int]], each: Sequence[_Amount]) -> Sequence[_Amount]:
+    layers = [each[k] for place, k in chunk if place >= 0]
+    return list(accumulate(layers, initial=sum(each[k] for place, k in chunk if place < 0)))
+
+
+def _joined(lean: Sequence[_Amount], rest: Sequence[_Amount], first: int) -> _Amount:
+    """The ends and the first layers of one sum, and the rest of another."""
+    n = min(first, len(lean) - 1)
+    return lean[n] + rest[-1] - rest[n]
 
 
 def _no_worse(a: Choice, b: Choice) -> bool:

@@ -26,7 +26,7 @@ class Fate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fates:
-    """Of a tape's layers. `needs`: what backward reads of the forward; `root`: what the results of forks stand for."""
+    """Of a tape. `needs`: what backward reads of the forward; `root`: what the results of forks stand for."""
 
     needs: frozenset[int]
     producer: dict[int, Op]  # of what remaking could drop
@@ -39,7 +39,7 @@ class Fates:
         for op in tape.ops:
             if op.site.word == "fork":
                 root |= dict.fromkeys(op.outs, root.get(op.ins[0], op.ins[0]))
-            elif op.site.word not in ONCE and op.site.layer >= 0:
+            elif op.site.word not in ONCE:
                 producer |= dict.fromkeys((*op.outs, *op.extras), op)
         for anchor in tape.anchors:
             producer.pop(root.get(anchor, anchor), None)

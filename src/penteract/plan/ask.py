@@ -129,7 +129,7 @@ def as_axes(layout: Layout) -> dict[str, Any]:
     for name, its in EDITS.items():
         value = getattr(layout, its)
         if value != getattr(plain, its):
-            named[name] = _joined(value) if isinstance(value, tuple) else value
+            named[name] = value if isinstance(value, int) else _joined(value)
     named = {name: named[name] for name in AXES if name in named}
     return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}
 

@@ -154,7 +154,7 @@ class Space:
                 what = "a budget is solved for one layout" if not several else "this axis is held at one value"
                 raise BadInput("AXIS", what, where="--fix", found=f"{name}={'/'.join(map(str, values))}",
                                fix=f"--layout …,{name}={values[0]}")  # fmt: skip
-        edits = edits_of({name: values[0] for name, values in pinned.items()})
+        edits = edits_of({name: next(iter(values)) for name, values in pinned.items()})
         check_words(Layout(**edits))
         return edits
 
