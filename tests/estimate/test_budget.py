@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penteract.errors import BadInput
@@ -93,6 +93,7 @@ def test_no_subset_of_words_is_cheaper(layout: Layout) -> None:
 
 @settings(max_examples=2, deadline=None)
 @given(st.floats(0.7, 1.0))
+@example(0.75)  # the first layers with the cheaper set
 def test_no_pair_of_sets_is_cheaper(fraction: float) -> None:
     """Of all that share the layers, the first n with one set and the rest with another."""
     layout = LAYOUTS[0]
@@ -107,10 +108,11 @@ def test_no_pair_of_sets_is_cheaper(fraction: float) -> None:
     parts = ((mixed(lean, rest, n), lean, rest, n) for lean, rest in PAIRS for n in range(1, MODEL.layers))
     best = next(cost for cost, *how in sorted([*whole, *parts]) if quoter().quote(shared(*how)).allocated <= limit)
     assert chosen.quote.allocated <= limit
-    assert chosen.cost == pytest.approx(best, rel=1e-9, abs=1e-15)
+    assert chosen.cost <= best * (1 + 1e-9)
 
 
-SETS = [words for n in range(len(WORDS) + 1) for words in combinations(WORDS, n)]
+FEW = ("rms_norm", "linear", "attention", "swiglu")
+SETS = [words for n in range(len(FEW) + 1) for words in combinations(FEW, n)]
 PAIRS = [(lean, rest) for lean in SETS for rest in SETS]
 
 

@@ -194,28 +194,38 @@ class _Solver:
             bound, _, first, lean, rest = heappop(waiting)
             if best is not None and bound >= best[0]:
                 break
-            low, high = first, self.depth  # the fewest layers with the lean set that fit: in `low` to `high`
+            order = self._order(lean, rest)[abs(first - self._order(lean, rest)[0]) :]
+            low, high = 0, len(order)  # of `order`, the first that fits
             while low < high:
                 middle = (low + high) // 2
-                if fits(self.quoter.quote(self._shared(lean, rest, middle))):
+                if fits(self.quoter.quote(self._shared(lean, rest, order[middle]))):
                     high = middle
                 else:
                     low = middle + 1
-            if low < self.depth and (best is None or self.cost(lean, rest, low) < best[0]):
-                best = self.cost(lean, rest, low), self._shared(lean, rest, low)
+            if low < len(order) and (best is None or self.cost(lean, rest, order[low]) < best[0]):
+                best = self.cost(lean, rest, order[low]), self._shared(lean, rest, order[low])
         return best
 
-    def _pairs(self, limit: float, cost: Seconds) -> Iterator[tuple[Seconds, int, int, Choice, Choice]]:
-        """(bound of its cost, number, fewest layers, lean, rest) of those that may cost less than `cost`."""
-        frontier, depth, number = self.frontier, self.depth, 0
+    def _pairs(self, limit: float, cost: Seconds) -> Iterator[tuple[Seconds, tuple[int, int], int, Choice, Choice]]:
+        """(bound of its cost, words and number, fewest layers, lean, rest) of those that may cost less than `cost`."""
+        frontier, number = self.frontier, 0
         for lean in frontier:
             for rest in frontier:
-                if sum(lean.cost) <= sum(rest.cost) or self.cost(lean, rest, 1) >= cost:
+                order = self._order(lean, rest)
+                if lean is rest or not order or self.cost(lean, rest, order[0]) >= cost:
                     continue
-                first = next((n for n in range(1, depth) if self.least(lean, rest, n) <= limit), depth)
-                if first < depth and self.cost(lean, rest, first) < cost:
+                first = next((n for n in order if self.least(lean, rest, n) <= limit), 0)
+                if first and self.cost(lean, rest, first) < cost:
                     number += 1
-                    yield self.cost(lean, rest, first), number, first, lean, rest
+                    words = len(lean.words) + len(rest.words)
+                    yield self.cost(lean, rest, first), (words, number), first, lean, rest
+
+    def _order(self, lean: Choice, rest: Choice) -> range:
+        """Numbers of layers for the first set, from the cheapest up: what costs more keeps less."""
+        fewest, most = 1, self.depth - 1
+        if self.cost(lean, rest, most) >= self.cost(lean, rest, fewest):
+            return range(fewest, most + 1)
+        return range(most, fewest - 1, -1)
 
     def _shared(self, lean: Choice, rest: Choice, first: int) -> Layout:
         return replace(self.layout, remake=lean.words, remake_every=1, remake_first=first, remake_else=rest.words)
