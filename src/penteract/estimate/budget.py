@@ -128,22 +128,14 @@ class _Solver:
         """Of a micro-batch on the rank that makes most again, the first layers of each stage with `lean`."""
         a, b = self._sums(lean), self._sums(rest)
         return max(
-            sum(
-                x[min(first, len(x) - 1)] + y[-1] - y[min(first, len(y) - 1)]
-                for (_, x), (_, y) in zip(m, n, strict=True)
-            )
-            for m, n in zip(a, b, strict=True)
+            sum(_joined(x, y, first) for (_, x), (_, y) in zip(m, n, strict=True)) for m, n in zip(a, b, strict=True)
         )
 
     def least(self, lean: Choice, rest: Choice, first: int) -> Bytes:
         """A lower bound of the activations of the fullest rank: what is kept by the micro-batches in flight."""
         a, b = self._sums(lean), self._sums(rest)
         return max(
-            flight
-            * min(
-                x[min(first, len(x) - 1)] + y[-1] - y[min(first, len(y) - 1)]
-                for (x, _), (y, _) in zip(m, n, strict=True)
-            )
+            flight * min(_joined(x, y, first) for (x, _), (y, _) in zip(m, n, strict=True))
             for flight, m, n in zip(self.flights, a, b, strict=True)
         )
 
@@ -249,8 +241,10 @@ def _placed(chain: Chain, kinds: Sequence[Kind]) -> Iterator[tuple[int, int]]:
 
 
 def _summed(chunk: Sequence[tuple[int, int]], each: Sequence[_Amount]) -> Sequence[_Amount]:
+    """Of the ends, and then of one layer more after another."""
+    ends = [each[k] for place, k in chunk if place < 0] or [each[0] - each[0]]
     layers = [each[k] for place, k in chunk if place >= 0]
-    return list(accumulate(layers, initial=sum(each[k] for place, k in chunk if place < 0)))
+    return list(accumulate(layers, initial=sum(ends[1:], ends[0])))
 
 
 def _joined(lean: Sequence[_Amount], rest: Sequence[_Amount], first: int) -> _Amount:

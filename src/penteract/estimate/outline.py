@@ -88,7 +88,9 @@ class Outline:
 
         calls = {name: tuple([doing(i.call) for i in told]) for name, told in chunk.actions.items()}
         made = {r: (job, k) for some in calls.values() for job, _, outs in some for k, r in enumerate(outs)}
-        copies = tuple((as_copy(site.word), v, site.layer) for site, v in chunk.copies.items())
+        copies: tuple[tuple[Copy, int, int], ...] = tuple(
+            [(as_copy(site.word), v, site.layer) for site, v in chunk.copies.items()]
+        )
         return Outline(chunk, tuple(jobs), calls, made, lives(chunk), copies)
 
     def copied(self, tape: Tape) -> Iterator[Site]:

@@ -153,7 +153,7 @@ class Space:
             if several or any(budget_of(str(v)) for v in values):
                 what = "a budget is solved for one layout" if not several else "this axis is held at one value"
                 raise BadInput("AXIS", what, where="--fix", found=f"{name}={'/'.join(map(str, values))}",
-                               fix=f"--layout …,{name}={values[0]}")  # fmt: skip
+                               fix=f"--layout …,{name}={next(iter(values))}")  # fmt: skip
         edits = edits_of({name: next(iter(values)) for name, values in pinned.items()})
         check_words(Layout(**edits))
         return edits
