@@ -25,7 +25,7 @@ from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.events import READS, Around, Event
-from penteract.step.program import Program, units_of
+from penteract.step.program import Program, layer_edits, units_of
 from penteract.step.ring import Reads, gathers, places
 
 
@@ -98,12 +98,15 @@ def miniature(
     at = mesh.coordinates(rank)["pp"]
     model, cut, length = symbolic(m, layout, sequence_length)
     stages = [stage_layers(m.layers, layout.stages)[stage_of(at, c, layout.pp)] for c in range(layout.vpp)]
-    alike = tuple(_alike(m, layers) for layers in stages)
+    alike = tuple(_alike(m, layout, layers) for layers in stages)
     said = [
         _record(model, cut, length, sorted(some), first=layers.start == 0, last=layers.stop == m.layers)
         for layers, some in zip(stages, alike, strict=True)
     ]
-    chunks = tuple(lower(do.tape, layout.remake, split=name == "zb_h1") for do in said)
+    chunks = tuple(
+        lower(do.tape, layout.edit(-1), layer_edits(layout, layers), split=name == "zb_h1")
+        for do, layers in zip(said, stages, strict=True)
+    )
     owned = tuple(_owned(said, chunks, alike))
     where = homes(m, layout, {o.param.name: at for o in owned})
     program = Short(
@@ -130,9 +133,11 @@ def anonymous(name: str) -> str:
     return ".".join([words[0], "*", *words[2:]]) if words[0] == "layers" else name
 
 
-def _alike(m: ModelSpec, layers: range) -> dict[int, int]:
+def _alike(m: ModelSpec, layout: Layout, layers: range) -> dict[int, int]:
     """The layers to record, and how many each stands for: one of each kind, and the last, as what follows it may
-    keep something else of it."""
+    keep something else of it. Where layers differ in their edit, each is recorded."""
+    if not layout.uniform:
+        return dict.fromkeys(layers, 1)
     first: dict[bool, int] = {}
     found = Counter[int]()
     for layer in layers[:-1]:
