@@ -50,7 +50,8 @@ class Run:
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
-        self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies)
+        self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies,
+                       agree=self._agree)  # fmt: skip
         self.totals = torch.zeros(2 + len(self.p.losses), dtype=stat, device=device)
         self.stop = torch.zeros((), dtype=stat, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
@@ -169,6 +170,10 @@ class Run:
 
     def _ranks(self, axis: str) -> tuple[int, ...]:
         return self.p.mesh.group(axis, self.p.rank)
+
+    def _agree(self, axis: str, x: torch.Tensor) -> None:
+        """The largest over an axis, asked for by a body."""
+        self.comm.finish(self.comm.largest(self._ranks(axis), x))
 
     def _read(self, slot: Slot, registers: tuple[int, ...]) -> list[Any]:
         names = self.p.chunks[slot[0]].inputs

@@ -71,14 +71,14 @@ class Trainer:
         border = (spec.sequence_length // lay.cp // lay.tp, lay.micro_batch_size, spec.model.hidden_size)
         like = torch.zeros(border, dtype=dtype_of("compute", precision), device=rank.device)
         comm.connect(program.mesh.group("pp", rank.number), like)
-        run = Run(program, state, comm, bodies(spec.layout), memory, AdamW(spec.optimizer, rank.device))
+        run = Run(program, state, comm, bodies(spec.layout, rank.device), memory, AdamW(spec.optimizer, rank.device))
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision, training=False
         )
         beside = Arena(
             plan_arena(forward, training=False), precision, rank.device, memory.block
         )  # idle when this one is not
-        judge = Run(forward, state, comm, bodies(spec.layout), beside)
+        judge = Run(forward, state, comm, bodies(spec.layout, rank.device), beside)
         return Trainer(spec, rank, program, state, run, judge, constants(program, rank.device))
 
     def step(self, number: int, samples: Samples, first: int) -> Outcome:

@@ -90,7 +90,7 @@ class Composer:
 
     def __post_init__(self) -> None:
         self.precision = policy(self.precision)
-        self.recorder = Recorder(self.model, self.sequence_length, self.widths)
+        self.recorder = Recorder(self.model, self.sequence_length, self.precision)
 
     @property
     def widths(self) -> Widths:

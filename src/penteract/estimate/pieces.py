@@ -19,14 +19,17 @@ from penteract.estimate.outline import Outline, Saying, saying, sites_of
 from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
 from penteract.ops.bodies import body_of
+from penteract.ops.bodies.body import FLOAT
 from penteract.ops.collectives import counted
 from penteract.ops.do import Do
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site, Tape
+from penteract.spec.fp8 import Fp8, scaled_layers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy
 from penteract.step.places import Life, Span, aligned, lay_out
 from penteract.units import Bytes
 
@@ -103,22 +106,35 @@ class Recorder:
 
     model: ModelSpec
     sequence_length: int
-    widths: Widths
+    precision: Policy
     tapes: dict[tuple[object, ...], _Recorded] = field(default_factory=dict[tuple[object, ...], "_Recorded"])
     told: dict[tuple[object, ...], _Told] = field(default_factory=dict[tuple[object, ...], "_Told"])
     outlines: dict[tuple[object, ...], Outline] = field(default_factory=dict[tuple[object, ...], Outline])
     workspaces: dict[tuple[Site, str], Bytes] = field(default_factory=dict[tuple[Site, str], Bytes])  # of a call
+    scaled: Mapping[int, Fp8] = field(init=False)  # the recipe of each layer whose linears are in FP8
+
+    def __post_init__(self) -> None:
+        self.scaled = scaled_layers(self.precision.fp8, self.model.layers, self.model.predict_ahead)
+
+    @property
+    def widths(self) -> Widths:
+        return self.precision.widths
 
     def kinds(self, layers: range) -> tuple[tuple[Kind, int], ...]:
         """The kinds of these layers in order, runs of the same counted."""
         runs: list[tuple[Kind, int]] = []
         for i in layers:
-            kind = "experts" if self.model.has_experts(i) else "dense"
+            kind = self._kind(i)
             if runs and runs[-1][0] == kind:
                 runs[-1] = (kind, runs[-1][1] + 1)
             else:
                 runs.append((kind, 1))
         return tuple(runs)
+
+    def _kind(self, layer: int) -> Kind:
+        """Layers of one kind show the same."""
+        kind = "experts" if self.model.has_experts(layer) else "dense"
+        return kind if layer in self.scaled or not self.scaled else f"{kind}, no fp8"
 
     def sight_of(self, kind: Kind, layout: Layout, seen: Sight) -> Sight:
         """What a piece sees of `seen`, all that a layout shows. At the ends there is no attention, and no layer to
@@ -162,13 +178,13 @@ class Recorder:
         return self.tapes[key]
 
     def _say(self, kind: Kind, layout: Layout) -> Do:
-        do = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")))
+        do = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")), self.scaled)
         layers = () if kind in ENDS else (self._layer(kind),)
         part(do, self.model, layers, self.sequence_length, first=kind == "embedding", last=kind == "head")
         return do
 
     def _layer(self, kind: Kind) -> int:
-        return next(i for i in range(self.model.layers) if self.model.has_experts(i) == (kind == "experts"))
+        return next(i for i in range(self.model.layers) if self._kind(i) == kind)
 
     def _measure(self, outline: Outline, told: _Told, layout: Layout) -> Piece:
         load, widths = Balanced.of(self.model, layout, self.sequence_length), self.widths
@@ -212,7 +228,7 @@ class Recorder:
                 continue
             site = told.shapes.sites[place]
             if (site, phase) not in known:
-                body = body_of(site.word, layout)
+                body = body_of(site, layout)
                 known[site, phase] = body.workspace(phase, shapes(site, load), site.weights, site.attrs, self.widths)
             most = max(most, known[site, phase])
         return most
@@ -220,6 +236,7 @@ class Recorder:
     def work(self, piece: Piece, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
         """FLOPs by phase, and bytes on wires."""
         load, flops, wires = Balanced.of(self.model, layout, self.sequence_length), Counter[str](), Counter[Wire]()
+        mesh = Mesh(layout)
         for job, _, _ in chain.from_iterable(piece.outline.calls.values()):
             place, phase = piece.outline.jobs[job]
             site = piece.sites[place]
@@ -227,8 +244,12 @@ class Recorder:
                 spec = counted(site.word, site.ins[0], site.outs[0])
                 wires[site.word, str(site.attrs["axis"])] += bytes_of(spec, self.widths, load)
             elif phase != "finish":
-                body = body_of(site.word, layout)
-                flops[phase] += body.flops(phase, shapes(site, load), site.weights, site.attrs)
+                body = body_of(site, layout)
+                about = (phase, shapes(site, load), site.weights, site.attrs)
+                flops[phase] += body.flops(*about)
+                axis, n = body.agreed(*about)
+                if n and mesh.size(axis) > 1:
+                    wires["all_reduce", axis] += n * FLOAT
         return +flops, +wires
 
 

@@ -9,6 +9,7 @@ from math import prod
 
 from penteract.estimate.load import Balanced, Load
 from penteract.ops.bodies import body_of
+from penteract.ops.bodies.body import FLOAT
 from penteract.ops.collectives import counted
 from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
@@ -88,8 +89,12 @@ class Pricing:
             self._wire(site.word, group, amount)
             return
         ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
-        body = body_of(site.word, self.p.layout)
+        body = body_of(site, self.p.layout)
         self.price.flops[call.phase] += body.flops(call.phase, ins, site.weights, site.attrs)
+        axis, n = body.agreed(call.phase, ins, site.weights, site.attrs)
+        if n and self.p.mesh.size(axis) > 1:
+            self.price.seams["all_reduce", self.p.mesh.group(axis, self.p.rank)] += n * FLOAT
+            self._reduce_over(axis, n * FLOAT)
         self._note(body.workspace(call.phase, ins, site.weights, site.attrs, self.p.widths), site)
 
     def free(self, slot: Slot, registers: tuple[int, ...]) -> None:

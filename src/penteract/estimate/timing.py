@@ -125,7 +125,7 @@ class _Clock:
         A body reads what it is given and writes what it makes; what it needs beside them it writes and reads once.
         """
         rates, layout = self.device.rates, self.device.mesh.layout
-        body, ins = body_of(site.word, layout), shapes(site, self.device.load)
+        body, ins = body_of(site, layout), shapes(site, self.device.load)
         if site.word == "attention" and layout.attention != "reference":
             flops, head = body.flops(phase, ins, site.weights, site.attrs), int(site.attrs["head_size"])
             backward, flash = phase != "forward", layout.attention == "flash"

@@ -119,7 +119,7 @@ def compile_step(
         model = replace(model, predict_ahead=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
-    said = [record(model, mesh, s, sequence_length) for s in range(layout.stages)]
+    said = [record(model, mesh, s, sequence_length, precision.fp8) for s in range(layout.stages)]
     _check_words(layout)
     lowered = {
         c: lower(said[stage_of(pp_rank, c, layout.pp)].tape, layout.remake, split=name == "zb_h1", training=training)

@@ -8,6 +8,8 @@ import torch
 
 from penteract.engine.bodies import cudnn, flash, reference
 from penteract.engine.bodies.body import TorchBody
+from penteract.engine.bodies.dense import DENSE
+from penteract.engine.bodies.fp8 import by_recipe, emulated, real, scaled
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
 from penteract.ops.bodies.flash import most_documents, piece
@@ -22,10 +24,11 @@ KEY = AXES["attention"]
 PLAIN = f"--{KEY} reference"
 
 
-def bodies(layout: Layout) -> dict[str, TorchBody]:
+def bodies(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
     """The body of every word under a layout."""
     kernels: Mapping[str, dict[str, TorchBody]] = {"reference": {}, "flash": flash.FLASH, "cudnn": cudnn.CUDNN}
-    return reference.REFERENCE | kernels[layout.attention]
+    linear = by_recipe(DENSE["linear"], scaled(real if device.type == "cuda" else emulated))
+    return reference.REFERENCE | {"linear": linear} | kernels[layout.attention]
 
 
 def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:

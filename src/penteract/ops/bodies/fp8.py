@@ -1,0 +1,100 @@
+"""Declaration of linears whose products are of FP8 codes: what `linear` keeps, and codes and scales beside it.
+
+A product out [m, n] = a [m, k] · b [n, k]ᵀ takes two operands, each with codes that lie along k. Both are quantised
+anew in every phase: of x and g along features in one phase, along tokens in the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+
+from penteract.ops.bodies.body import FLOAT, Attrs, Shape
+from penteract.ops.bodies.dense import Linear
+from penteract.ops.spec import Widths
+from penteract.spec.fp8 import Fp8
+from penteract.units import Bytes
+
+CODE = 1  # bytes of a code
+ALIGNED = 4  # scales: kernels want those of an operand to begin at a multiple of 16 bytes
+CHUNK = 2**22  # elements that are scaled at a time, in fp32: few enough to stay in a GPU's cache
+
+Sizes = tuple[int, int, int]
+
+
+def sizes(phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> Sizes:
+    """(m, n, k) of a phase's product; x [T, D], w [F, D], g [T, F]."""
+    t, d, f = prod(ins[0][:-1]), ins[0][-1], weights[0][0]
+    return {"forward": (t, f, d), "input_gradient": (t, d, f), "weight_gradient": (f, d, t)}[phase]
+
+
+class ScaledLinear(Linear):
+    """`linear` in FP8."""
+
+    def __init__(self, fp8: Fp8) -> None:
+        self.fp8 = fp8
+
+    def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
+        """How many the two operands have, the first with what fills it up to ALIGNED. A weight in blocks is the second
+        operand but for its own gradient."""
+        (m, n, k), block = sizes(phase, ins, weights), self.fp8.block
+        match self.fp8.kind:
+            case "tensorwise" | "delayed":
+                return aligned(1), 1
+            case "rowwise":
+                return aligned(m), n
+            case "blockwise":
+                square = phase != "weight_gradient"
+                return aligned(m * (k // block)), (n // block if square else n) * (k // block)
+
+    def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
+        """A row that tp cuts is one of a weight's second dim, or of the gradient where it is the first. Tokens are cut
+        over cp, and over tp too where the weight is whole."""
+        both = sum(self.scales(phase, ins, weights))
+        match self.fp8.kind:
+            case "tensorwise":
+                return "sequence", both
+            case "rowwise" if phase == "weight_gradient":
+                return ("sequence" if attrs["cut"] is None else "cp"), both
+            case "rowwise" if attrs["cut"] == (1 if phase == "forward" else 0):
+                return "tp", both
+            case _:
+                return "", 0
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Bytes:
+        """Scales and codes of both operands, and beside them what is scaled at the time, or the product."""
+        (m, n, k), scales = sizes(phase, ins, weights), FLOAT * sum(self.scales(phase, ins, weights))
+        a, b = m * k * CODE, n * k * CODE
+        first = a + self._chunk(m, k, square=False)
+        second = a + b + self._chunk(n, k, square=phase != "weight_gradient")
+        product = a + b + (m * n * widths["compute"] if phase == "weight_gradient" else 0)
+        bias = sum(prod(w) for w in weights[1:]) * widths["gradient"] if phase == "weight_gradient" else 0
+        return max(scales + max(first, second, product), bias)
+
+    def _chunk(self, rows: int, k: int, *, square: bool) -> Bytes:
+        return min(rows, rows_at_once(self.fp8, k, square=square)) * k * FLOAT
+
+    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
+        """Each operand is read for its largest value and again for its codes, which are written."""
+        m, n, k = sizes(phase, ins, weights)
+        looks = 2 if self.fp8.kind != "delayed" or phase != "weight_gradient" else 1
+        return (m + n) * k * (looks * widths["compute"] + CODE)
+
+
+def aligned(scales: int) -> int:
+    return -(-scales // ALIGNED) * ALIGNED
+
+
+def rows_at_once(fp8: Fp8, k: int, *, square: bool) -> int:
+    """Rows of k elements that are scaled at a time: whole blocks."""
+    unit = fp8.block if square and fp8.kind == "blockwise" else 1
+    return max(1, CHUNK // (k * unit)) * unit
+
+
+@cache
+def scaled_linear(fp8: Fp8) -> ScaledLinear:
+    """The declaration for a recipe."""
+    return ScaledLinear(fp8)
