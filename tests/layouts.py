@@ -28,6 +28,7 @@ from penteract.estimate.load import Recorded
 from penteract.estimate.price import Price, price
 from penteract.spec.layout import Layout
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
+from penteract.spec.precision import Policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
@@ -50,13 +51,14 @@ class Case:
     layout: Layout
     sequence_length: int = 16
     schedule: ScheduleName | None = None
+    precision: str | Policy = "fp64"
 
     def __repr__(self) -> str:
         return _said(self)
 
     def compile(self, rank: int) -> Program:
         return compile_step(
-            self.model, self.layout, self.sequence_length, rank=rank, precision="fp64", schedule=self.schedule
+            self.model, self.layout, self.sequence_length, rank=rank, precision=self.precision, schedule=self.schedule
         )
 
 
@@ -179,7 +181,7 @@ def _prepare(p: Program, groups: Groups, bodies: dict[str, TorchBody]) -> Run:
     steer(state.biases)
     for t in state.gradients.values():
         t.fill_(float("nan"))  # whatever the first writer does not write shows
-    run = Run(p, state, Comm(groups, p.rank), bodies, Fresh("fp64", CPU))
+    run = Run(p, state, Comm(groups, p.rank), bodies, Fresh(p.precision, CPU))
     fixed = constants(p, CPU)
     mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
     run.batches = [fixed | micro_batch(p, samples, CPU) for samples in mine]
@@ -246,7 +248,7 @@ def _compare_bytes(priced: Price, wires: Wires, watched: Watched, alive: list[in
 def _compare_arena(p: Program, groups: Groups, run: Run) -> Iterable[tuple[str, str]]:
     """The same step with every register at its planned place: no two that live at once, or on a wire, may overlap."""
     again = _prepare(p, groups, dict(REFERENCE))
-    again.memory = Arena(plan_arena(p), "fp64", CPU)
+    again.memory = Arena(plan_arena(p), p.precision, CPU)
     walk(p, again)
     for name, gradient in run.state.gradients.items():
         if not torch.equal(again.state.gradients[name], gradient):

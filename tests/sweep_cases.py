@@ -150,7 +150,7 @@ class Coverage:
         """Of a few candidates, the legal one with the most new pairs."""
         options = base.options()
         candidates = [{n: draw.choice(values) for n, values in options.items()} for _ in range(CANDIDATES)]
-        fit = [c for c in [_first(base), *candidates] if legal(base.case(c))]
+        fit = [c for c in [*candidates, _first(base)] if legal(base.case(c))]  # once all are covered, any: a drawn one
         best = max(fit, key=lambda c: len(_pairs(base.facts(c), c) - self.covered))
         self.covered |= _pairs(base.facts(best), best)
         return best

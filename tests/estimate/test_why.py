@@ -94,6 +94,7 @@ LAYOUTS = (
     Layout(dp=4, tp=2, cp=2, context_method="ring", zero=1, remake=("enter", "swiglu")),
     Layout(tp=2, cp=2, context_method="exchange", remake=("*",), gradient_accumulation_steps=2),
     Layout(pp=2, gradient_accumulation_steps=4, remake=()),
+    Layout(dp=2, tp=2, cp=2, loss="chunked"),
 )
 CHANGES = (
     {"hidden_size": 512}, {"ffn_size": 512}, {"vocab_size": 1024}, {"heads": 32}, {"kv_heads": 16}, {"head_size": 16},

@@ -12,6 +12,7 @@ from penteract.ops.params import Param
 from penteract.parallel.data import UNIT, Bucket, buckets
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
+from penteract.spec.precision import RECIPES
 from strategies import cases
 
 
@@ -38,7 +39,7 @@ def test_what_stages_share_is_packed_alike_by_all() -> None:
     homes = {"a": (0, 1), "b": (0, 1), "first": (0,), "last": (1,)}
 
     def shared(params: Iterable[Param], rank: int) -> list[Bucket]:
-        made = buckets(params, homes, mesh, rank, 4)
+        made = buckets(params, homes, mesh, rank, RECIPES["fp32"])
         assert [x.across_stages for x in made] == [False, True, True]
         return [x for x in made if x.across_stages]
 

@@ -38,11 +38,15 @@ def save_gradients(trainer: Trainer, folder: Path, rank: Rank) -> bool:
 
 
 def _unclipped(trainer: Trainer) -> Iterator[Piece]:
-    """Gradients as they were before clipping scaled them in place: where this rank has their sum, one at a time."""
+    """Gradients as they were before clipping: where this rank has their sum, one at a time.
+
+    Clipping scales those in place that are as wide as the update.
+    """
     assert trainer.run.optimizer is not None
     scale = trainer.run.optimizer.clipping(trainer.run.totals[0])
     for piece in trainer.state.pieces("gradient"):
-        yield replace(piece, values=piece.values / scale.to(piece.values.dtype))
+        values = piece.values
+        yield replace(piece, values=values / scale if values.dtype == scale.dtype else values)
 
 
 def load_gradients(trainer: Trainer, folder: Path, rank: Rank) -> float:

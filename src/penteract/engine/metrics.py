@@ -10,6 +10,8 @@
 | `train/grad_norm` | norm of the whole gradient, before clipping | always |
 | `train/lr` | learning rate of this step | always |
 | `train/z_loss` | mean squared log-sum-exp of the logits, times its coefficient | when it has one |
+| `train/loss_scale` | that the loss was multiplied with in this step | in fp16 |
+| `train/skipped` | whether an overflow kept this step from being made | in fp16 |
 | `val/loss` | nats a token | when it was measured |
 | `perf/tokens_per_sec` | tokens a second, all ranks | always |
 | `perf/step_time_s` | seconds | always |

@@ -14,6 +14,7 @@ from penteract.engine.dtypes import dtype_of
 from penteract.engine.memory import Memory
 from penteract.engine.optimizer import AdamW
 from penteract.engine.state import State
+from penteract.engine.wire import narrowed, widened
 from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
@@ -52,6 +53,8 @@ class Run:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies,
                        agree=self._agree)  # fmt: skip
+        if self.state.scaling is not None:
+            self.env.loss_scale = self.state.scaling.used
         self.totals = torch.zeros(2 + len(self.p.losses), dtype=stat, device=device)
         self.stop = torch.zeros((), dtype=stat, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
@@ -66,6 +69,8 @@ class Run:
         self.memory.begin()
         self.totals.zero_()
         self.totals[-1].copy_(self.stop)
+        if self.state.scaling is not None:
+            self.state.scaling.begin()
         self.written.clear()
         for tally in self.state.tallies.values():
             tally.zero_()
@@ -120,26 +125,32 @@ class Run:
 
     def reduce(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
+        if len(flat.bucket.holders) == 1:
+            return
+        wire = narrowed(flat.gradient, self.wire)
         if flat.bucket.shards > 1:  # in place: the rest of the buffer is of no use then
-            self.reducing[bucket] = self.comm.start(
-                "reduce_scatter", flat.bucket.holders, flat.gradient, flat.own_gradient, {}
-            )
+            own = wire[flat.shard.start : flat.shard.stop]
+            self.reducing[bucket] = self.comm.start("reduce_scatter", flat.bucket.holders, wire, own, {})
         else:
-            self.reducing[bucket] = self.comm.sum(flat.bucket.holders, flat.gradient)
+            self.reducing[bucket] = self.comm.sum(flat.bucket.holders, wire)
 
     def after(self, action: Compute | Woven | Exchange) -> None:
         if self.on_action is not None:
             self.on_action(str(action))
 
     def gradients(self) -> None:
-        for flight in self.reducing.values():
+        for bucket, flight in self.reducing.items():
             self.comm.finish(flight)
+            flat = self.state.flats[bucket]
+            widened(flat.gradient, self.wire, flat.shard)
         self.reducing.clear()
         self._sum_tallies()
         for flat in self.state.flats:
             if flat.bucket.shards > 1 or flat.bucket.holders[0] == self.p.rank:  # one rank counts each element
-                self.totals[0].add_(flat.own_gradient.dot(flat.own_gradient))
+                self.totals[0].add_(_squares(flat.own_gradient, self.totals.dtype))
         self.collect()
+        if self.state.scaling is not None:
+            self.state.scaling.unscale(self.totals[0])
 
     def collect(self) -> None:
         """Sum the totals over all ranks."""
@@ -164,7 +175,12 @@ class Run:
     def end(self) -> None:
         self.land()
         if self.optimizer is not None:
-            self.optimizer.end(self.p, self.state)
+            self.optimizer.end(self.p, self.state, self.totals[0])
+
+    @property
+    def wire(self) -> torch.dtype:
+        """Of sums of gradients."""
+        return dtype_of("reduce", self.p.precision)
 
     # ---- registers -------------------------------------------------------------------------------------------
 
@@ -215,3 +231,8 @@ class Run:
             self.comm.finish(self.comm.sum(self._ranks("stage"), together))
             for tally, total in zip(self.state.tallies.values(), together.chunk(len(self.state.tallies)), strict=True):
                 tally.copy_(total)
+
+
+def _squares(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The sum of squares of x [n], added up in `dtype`."""
+    return x.dot(x) if x.dtype == dtype else torch.linalg.vector_norm(x, dtype=dtype).square()

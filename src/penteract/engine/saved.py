@@ -1,24 +1,68 @@
-"""What of a rank's state goes into a checkpoint, by its global names."""
+"""What of a rank's state goes into a checkpoint, by its global names.
+
+Masters and moments are saved as numbers of the dtype that updates are computed in, whatever they are kept in, so that
+layouts and precisions read each other's. What is kept in fewer bits is rounded again when it is loaded: with the same
+blocks to the same bits, and in other blocks or another dtype by one more rounding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
+import torch
+
+from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice, rectangles
+from penteract.engine.dtypes import dtype_of
 from penteract.engine.run import Run
-from penteract.engine.state import Piece, State
+from penteract.engine.state import Flat, Kept, Piece, State
 from penteract.step.program import Program
 
+Logical = dict[Kept, list[torch.Tensor]]  # of each flat
+
 # Suffix of a parameter's other tensors -> the buffer that shards have of it.
-KINDS = {"": "master", "/mean": "mean", "/square": "square"}
+KINDS: Mapping[str, Kept] = MappingProxyType({"": "master", "/mean": "mean", "/square": "square"})
 
 
 def state_slices(p: Program, state: State) -> Iterator[Slice]:
-    """Parameters and both moments as rectangles of global tensors, and routers' biases."""
+    """Parameters and both moments as rectangles of global tensors, and routers' biases: views where they are kept in
+    the dtype that they are saved in, and copies on the CPU otherwise."""
+    yield from _slices(p, state, _logical(p, state))
+
+
+def load_state(at: Path, p: Program, state: State) -> dict[str, Any]:
+    """Fill the state of this rank from a checkpoint; returns what was saved beside it."""
+    logical = _logical(p, state)
+    extra = checkpoint.load(at, list(_slices(p, state, logical)))
+    for kind, wide in logical.items():
+        for flat, values in zip(state.flats, wide, strict=True):
+            kept = getattr(flat, kind)
+            if kept.dtype != values.dtype:
+                flat.write(kind, slice(0, len(kept)), values.to(kept.device))
+    return extra
+
+
+def _logical(p: Program, state: State) -> Logical:
+    dtype = dtype_of("stat", p.precision)
+
+    def numbers(flat: Flat, kind: Kept) -> torch.Tensor:
+        kept = getattr(flat, kind)
+        return kept if kept.dtype == dtype else flat.read(kind, slice(0, len(kept)), dtype).cpu()
+
+    return {kind: [numbers(flat, kind) for flat in state.flats] for kind in KINDS.values()}
+
+
+def _slices(p: Program, state: State, logical: Logical) -> Iterator[Slice]:
     for suffix, kind in KINDS.items():
-        yield from slices(p, state.pieces(kind), suffix)
+        yield from slices(p, state.pieces_of(logical[kind]), suffix)
     first = p.mesh.group("stage", p.rank)[0] == p.rank
+    if state.scaling is not None:
+        values = state.scaling.values
+        yield Slice("loss_scale", tuple(values.shape), (0,), values, p.rank == 0)
     for name, bias in state.biases.items():
         yield Slice(f"{name}/bias", tuple(bias.shape), (0,), bias, first)
 

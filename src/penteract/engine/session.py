@@ -25,7 +25,7 @@ from penteract.engine.going_on import promised
 from penteract.engine.metrics import MetricsWriter
 from penteract.engine.rank import Rank
 from penteract.engine.sample import write
-from penteract.engine.saved import after_load, state_slices
+from penteract.engine.saved import after_load, load_state, state_slices
 from penteract.engine.trainer import Outcome, Trainer
 from penteract.errors import BadInput, BadNumerics, Preempted
 from penteract.spec.run import RunSpec
@@ -92,7 +92,7 @@ class Session:
     def _load(self, folder: Path) -> None:
         """Go on from the newest checkpoint, after the sample that was the last; on any layout, with any batch."""
         at = checkpoint.latest(folder / "checkpoints")
-        extra = checkpoint.load(at, list(state_slices(self.trainer.program, self.trainer.state)))
+        extra = load_state(at, self.trainer.program, self.trainer.state)
         after_load(self.trainer.run)
         step = int(extra["step"])
         self.first, self.samples = step + 1, int(extra["samples"])
@@ -134,7 +134,7 @@ class Session:
         self.times.append(time.perf_counter() - begun)
         self.samples += self.spec.layout.global_batch_size
         self.losses.append(outcome.loss)
-        if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)):
+        if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)) and not outcome.skipped:
             # The update was skipped on every rank, on the device: what is saved is the state before this step.
             self.samples -= self.spec.layout.global_batch_size
             if number > self.first:
@@ -156,7 +156,9 @@ class Session:
         }  # fmt: skip
         if self.measured:
             row["mem/measured_gib"] = gib(self.measured)
-        row |= {f"train/{term}_loss": amount for term, amount in outcome.beside.items()}
+        row |= {f"train/{term.removesuffix('_loss')}_loss": amount for term, amount in outcome.beside.items()}
+        if outcome.loss_scale:
+            row |= {"train/loss_scale": outcome.loss_scale, "train/skipped": outcome.skipped}
         every = spec.train.validation_every
         if len(self.validation) and (_every(every, number) or (every and last)):
             row["val/loss"] = self.trainer.validate(self.validation)

@@ -9,10 +9,17 @@ from typing import Literal
 
 import torch
 
+from penteract.engine import moments
+from penteract.engine.chance import Place
 from penteract.engine.dtypes import dtype_of
+from penteract.engine.scaling import LossScale
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
+from penteract.spec.precision import BLOCK
 from penteract.step.program import Program
+from penteract.step.update import is_sliced
+
+Kept = Literal["master", "mean", "square"]  # what the optimizer keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,14 @@ class Flat:
     master: torch.Tensor  # [shard_size]
     mean: torch.Tensor  # AdamW's first moment
     square: torch.Tensor  # and second
+    scales: dict[str, torch.Tensor]  # of both, [shard_size / 256], where they are codes
+    sliced: bool  # what is narrower than the update is widened by slices
+    places: tuple[Place, ...] = ()  # of parameters that are rounded by chance
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """All that is kept between steps; one may be a view of another."""
+        return (self.parameter, self.gradient, self.master, self.mean, self.square, *self.scales.values())
 
     @property
     def own_parameter(self) -> torch.Tensor:
@@ -48,6 +63,20 @@ class Flat:
     def own_gradient(self) -> torch.Tensor:
         """The shard of `gradient`, a view."""
         return self.gradient[self.shard.start : self.shard.stop]
+
+    def read(self, kind: Kept, part: slice, dtype: torch.dtype) -> torch.Tensor:
+        """Elements of what the optimizer keeps as `dtype`: views where they are that already."""
+        kept, scales = getattr(self, kind)[part], self._scales(kind, part)
+        return moments.read(kept, scales, dtype, signed=kind == "mean")
+
+    def write(self, kind: Kept, part: slice, values: torch.Tensor) -> None:
+        """Put them back, rounded; `values` may be lost."""
+        kept, scales = getattr(self, kind)[part], self._scales(kind, part)
+        moments.write(kept, scales, values, signed=kind == "mean")
+
+    def _scales(self, kind: str, part: slice) -> torch.Tensor | None:
+        scales = self.scales.get(kind)
+        return None if scales is None else scales[part.start // BLOCK : part.stop // BLOCK]
 
     def follow(self) -> None:
         """The shard's parameters are its masters, rounded."""
@@ -62,11 +91,15 @@ class State:
     gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    scaling: LossScale | None = None
 
     def pieces(self, kind: Literal["gradient", "master", "mean", "square"]) -> Iterator[Piece]:
         """What this rank's shards hold of every parameter, as views; of some they hold nothing."""
-        for flat in self.flats:
-            own = flat.own_gradient if kind == "gradient" else getattr(flat, kind)
+        return self.pieces_of([f.own_gradient if kind == "gradient" else getattr(f, kind) for f in self.flats])
+
+    def pieces_of(self, shards: Iterable[torch.Tensor]) -> Iterator[Piece]:
+        """The same of `shards`, one tensor a flat."""
+        for flat, own in zip(self.flats, shards, strict=True):
             for q, at in zip(flat.bucket.params, flat.bucket.offsets, strict=True):
                 begin = max(at, flat.shard.start)
                 end = min(at + self.parameters[q.name].numel(), flat.shard.stop)
@@ -86,16 +119,32 @@ def allocate(p: Program, device: torch.device) -> State:
         master = parameter[shard.start : shard.stop]
         if p.precision.master:
             master = torch.zeros(b.shard_size, dtype=dtype["master"], device=device)
-        state.flats.append(Flat(b, shard, parameter, gradient, master, mean, square))
+        blocks = b.shard_size // BLOCK if p.precision.moments == "int8" else 0
+        scales = {kind: torch.zeros(blocks, device=device) for kind in ("mean", "square") if blocks}
+        places = tuple(_places(p, b)) if p.precision.stochastic else ()
+        state.flats.append(
+            Flat(b, shard, parameter, gradient, master, mean, square, scales, is_sliced(p.precision), places)
+        )
         for q, at in zip(b.params, b.offsets, strict=True):
             shape = q.local_shape(p.mesh)
             state.parameters[q.name] = parameter[at : at + q.numel(p.mesh)].view(shape)
             state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
+    if p.precision.loss_scale:
+        state.scaling = LossScale(p.precision.loss_scale, p.precision.growth_every, device)
     experts = p.model.moe.experts if p.model.moe else 0
     for name in p.balanced:
         state.biases[name] = torch.zeros(experts, dtype=dtype["stat"], device=device)
         state.tallies[name] = torch.zeros(experts, dtype=torch.int64, device=device)
     return state
+
+
+def _places(p: Program, b: Bucket) -> Iterator[Place]:
+    """Where the parameters of this rank's shard lie in their global tensors."""
+    shard = b.shard(p.rank)
+    for q, at in zip(b.params, b.offsets, strict=True):
+        begin, end = max(at, shard.start), min(at + q.numel(p.mesh), shard.stop)
+        if begin < end:
+            yield Place.of(q, p.mesh, p.rank, at=begin - shard.start, begin=begin - at, count=end - begin)
 
 
 def initialise(p: Program, state: State, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,12 @@ class Outcome:
     beside: Mapping[str, float]
     norm: float
     stop: bool
+    loss_scale: float = 0.0  # that the step was taken with; 0: none
+
+    @property
+    def skipped(self) -> bool:
+        """Whether an overflow kept the update from being made; without a scale, it ends the run."""
+        return self.loss_scale > 1 and not math.isfinite(self.norm)
 
 
 @dataclass(slots=True)
@@ -71,7 +78,8 @@ class Trainer:
         border = (spec.sequence_length // lay.cp // lay.tp, lay.micro_batch_size, spec.model.hidden_size)
         like = torch.zeros(border, dtype=dtype_of("compute", precision), device=rank.device)
         comm.connect(program.mesh.group("pp", rank.number), like)
-        run = Run(program, state, comm, bodies(spec.layout, rank.device), memory, AdamW(spec.optimizer, rank.device))
+        adamw = AdamW(spec.optimizer, rank.device, spec.train.seed, state.scaling)
+        run = Run(program, state, comm, bodies(spec.layout, rank.device), memory, adamw)
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision, training=False
         )
@@ -122,13 +130,16 @@ class Trainer:
         self.run.batches = []
         with Storages() as storages:
             outcome = self.step(number, samples, first)
-        flats = [t for f in self.state.flats for t in (f.parameter, f.gradient, f.master, f.mean, f.square)]
+        flats = [t for f in self.state.flats for t in f.buffers]
         return outcome, bytes_of([*flats, *self.fixed.values(), *self.run.memory.resident()]) + storages.peak
 
     def _outcome(self, run: Run) -> Outcome:
-        norm, *losses, stop = run.totals.tolist()
+        scaling = run.state.scaling
+        told = run.totals if scaling is None else torch.cat([run.totals, scaling.used.view(1)])  # one look at both
+        norm, *losses, stop = (numbers := told.tolist())[: len(run.totals)]
         terms = dict(zip(run.p.losses, losses, strict=True))
-        return Outcome(terms.pop("cross_entropy"), terms, norm**0.5, stop > 0)
+        scale = numbers[-1] if scaling is not None else 0.0
+        return Outcome(terms.pop("cross_entropy"), terms, norm**0.5, stop > 0, scale)
 
 
 def sampling_layout(spec: RunSpec) -> RunSpec:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from penteract.estimate.pieces import ENDS, Kind, Piece, Recorder, Sight, Wire, sight
 from penteract.estimate.pools import Pools
-from penteract.estimate.price import fed, held
+from penteract.estimate.price import bucket_workspace, fed, held
 from penteract.estimate.stages import Borders, Chain, StageSum, add_up, borders, shown
 from penteract.model.decoder import homes
 from penteract.ops.params import Param
@@ -89,12 +89,15 @@ class Composer:
     chains: dict[int, tuple[Chain, ...]] = field(default_factory=dict[int, tuple[Chain, ...]])
 
     def __post_init__(self) -> None:
-        self.precision = policy(self.precision)
-        self.recorder = Recorder(self.model, self.sequence_length, self.precision)
+        self.recorder = Recorder(self.model, self.sequence_length, self.policy)
+
+    @property
+    def policy(self) -> Policy:
+        return policy(self.precision)
 
     @property
     def widths(self) -> Widths:
-        return policy(self.precision).widths
+        return self.policy.widths
 
     def piece(self, kind: Kind, layout: Layout, seen: Sight) -> Piece:
         key = (kind, self.recorder.sight_of(kind, layout, seen))
@@ -118,12 +121,12 @@ class Composer:
         """Price the ranks of pipeline coordinate `pp_rank`."""
         stages, made = self.stages(layout, pp_rank), self.buckets(layout, pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
-        update = max(b.shard_size for b in made) * self.widths["stat"]
+        beside = max(bucket_workspace(b, self.policy) for b in made)
         [(arena, routed)] = self.pools(layout, pp_rank, stages).activations(layout, (pp_rank,))
         work = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return RankPrice(
-            resident=held(made, self.widths) | {"data": fed(inputs, layout.gradient_accumulation_steps, self.widths)},
-            arena=arena, routed=routed, workspace=max(update, *(s.workspace for s in stages)),
+            resident=held(made, self.policy) | {"data": fed(inputs, layout.gradient_accumulation_steps, self.widths)},
+            arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
             flops=_total(layout, [flops for flops, _ in work]), seams=_total(layout, [wires for _, wires in work]),
         )  # fmt: skip
 
@@ -195,7 +198,7 @@ class Composer:
         """The buckets of a rank."""
         mesh = Mesh(layout)
         rank = mesh.ranks(range(pp_rank, pp_rank + 1), range(1), range(1))[0]
-        return tuple(bucket_of(pack, mesh, rank) for pack in self.packs(layout, pp_rank))
+        return tuple(bucket_of(pack, mesh, rank, self.policy.grain) for pack in self.packs(layout, pp_rank))
 
     def counted_packs(self, layout: Layout, pp_rank: int) -> tuple[tuple[Pack, int], ...]:
         """The packs of a rank, of those of one kind and size the first, and how many there are of them."""

@@ -108,7 +108,7 @@ def miniature(
     )  # fmt: skip
     whole = list(_whole(said, alike, stages, m))
     real = buckets(
-        reversed(whole), homes(m, layout, {q.name: at for q in whole}), mesh, rank, precision.widths["gradient"]
+        reversed(whole), homes(m, layout, {q.name: at for q in whole}), mesh, rank, precision
     )  # fmt: skip
     return Miniature(program, cut, owned, alike, real)
 

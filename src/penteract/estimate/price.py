@@ -15,8 +15,11 @@ from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
 from penteract.parallel.data import Bucket
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.spec.precision import Policy
+from penteract.step import update
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot
+from penteract.step.update import kept
 from penteract.step.walk import walk
 from penteract.units import Bytes, Flops
 
@@ -120,6 +123,8 @@ class Pricing:
             self._bucket_wire("reduce_scatter", b, Spec((b.size,), "reduce"), Spec((b.shard_size,), "reduce"))
         elif len(b.holders) > 1:
             self._bucket_wire("all_reduce", b, Spec((b.size,), "reduce"), Spec((b.size,), "reduce"))
+        if len(b.holders) > 1:
+            self._note(update.wire_workspace(b.size, self.p.precision), None)
 
     def after(self, action: Compute | Woven | Exchange) -> None:
         self.price.kept.append((str(action), self.now))
@@ -130,8 +135,7 @@ class Pricing:
         self._reduce_over("world", (2 + len(self.p.losses)) * self.p.widths["stat"])
 
     def update(self, bucket: int) -> None:
-        """AdamW works in place but for one temporary of the shard's size."""
-        self._note(self.p.buckets[bucket].shard_size * self.p.widths["stat"], None)
+        self._note(update.workspace(self.p.buckets[bucket].shard_size, self.p.precision), None)
 
     def gather(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
@@ -193,19 +197,25 @@ def price(p: Program, load: Load | None = None) -> Price:
 def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
-    return held(p.buckets, p.widths) | {"data": fed(seen, p.layout.gradient_accumulation_steps, p.widths)}
+    return held(p.buckets, p.precision) | {"data": fed(seen, p.layout.gradient_accumulation_steps, p.widths)}
 
 
-def held(buckets: Iterable[Bucket], widths: Widths) -> dict[str, Bytes]:
+def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
     """Parameters and gradients are there for all of each bucket, padding included. What the optimizer keeps is there
     for the rank's own shard: two moments, and a master copy where it does not move the parameters themselves."""
-    sizes = [(b.size, b.shard_size) for b in buckets]
+    sizes, widths = [(b.size, b.shard_size) for b in buckets], p.widths
     n, own = sum(size for size, _ in sizes), sum(own for _, own in sizes)
     return {
         "parameters": n * widths["parameter"],
         "gradients": n * widths["gradient"],
-        "optimizer": own * (widths["master"] + 2 * widths["moment"]),
+        "optimizer": kept(own, p),
     }
+
+
+def bucket_workspace(b: Bucket, p: Policy) -> Bytes:
+    """The most that summing or moving a bucket allocates."""
+    wire = update.wire_workspace(b.size, p) if len(b.holders) > 1 else 0
+    return max(wire, update.workspace(b.shard_size, p))
 
 
 def fed(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:

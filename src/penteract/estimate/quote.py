@@ -191,8 +191,10 @@ class Quoter:
         if key not in self._reductions:
             mesh = Mesh(lay)
             rank = mesh.group("pp", 0)[r]
-            made = [(bucket_of(pack.at(r), mesh, rank), n) for pack, n in self.composer.counted_packs(lay, r)]
-            self._reductions[key] = reduction(made, self.rates, self.composer.widths, self.cluster.gpus_per_node)
+            grain = self.composer.policy.grain
+            packs = ((pack.at(r), n) for pack, n in self.composer.counted_packs(lay, r))
+            made = [(bucket_of(pack, mesh, rank, grain), n) for pack, n in packs]
+            self._reductions[key] = reduction(made, self.rates, self.composer.policy, self.cluster.gpus_per_node)
         return self._reductions[key]
 
     # ---- time ------------------------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ class Quoter:
         """
         made, mesh = self._reduction(layout, r, self.composer.chains_of(layout, r)), Mesh(layout)
         packs, rank = tuple(self.composer.packs(layout, r)), mesh.group("pp", 0)[r]
-        told = turns(packs, mesh, rank, self.rates, self.composer.widths, gpus_per_node=self.cluster.gpus_per_node)
+        told = turns(packs, mesh, rank, self.rates, self.composer.policy, gpus_per_node=self.cluster.gpus_per_node)
         ready, end = self._ready(layout, seen, r, packs)
         hidden, gathers = min(made.reduce, end), told.after_update()
         data = told.after_backward(ready, end) + hidden * (self.rates.beside - 1)

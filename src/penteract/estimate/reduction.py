@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penteract.estimate.price import held
+from penteract.estimate.price import bucket_workspace, held
 from penteract.estimate.rates import Rates, Span
 from penteract.ops.collectives import counted
 from penteract.ops.spec import Spec, Widths
 from penteract.parallel.data import Alike, Bucket, Pack, bucket_of
 from penteract.spec.mesh import Mesh
+from penteract.spec.precision import Policy
+from penteract.step.update import touched
 from penteract.units import Bytes, Seconds
 
 
@@ -68,32 +70,33 @@ class Tail(NamedTuple):
     gathers: Seconds
 
 
-def reduction(counted: Iterable[tuple[Bucket, int]], rates: Rates, widths: Widths, gpus_per_node: int) -> Reduction:
+def reduction(counted: Iterable[tuple[Bucket, int]], rates: Rates, p: Policy, gpus_per_node: int) -> Reduction:
     """Price the buckets of a rank; of equal ones there is one, and how many."""
     kept, largest, reduce, update = Counter[str](), 0, 0.0, 0.0
     for b, n in counted:
-        turn = turn_of(b, rates, widths, Span.of(b.holders, gpus_per_node))
-        for kind, size in held((b,), widths).items():
+        turn = turn_of(b, rates, p, Span.of(b.holders, gpus_per_node))
+        for kind, size in held((b,), p).items():
             kept[kind] += n * size
-        largest = max(largest, b.shard_size * widths["stat"])
+        largest = max(largest, bucket_workspace(b, p))
         reduce, update = reduce + n * turn.reduce, update + n * turn.update
     return Reduction(kept, largest, reduce, update)
 
 
-def turns(packs: Iterable[Pack], mesh: Mesh, rank: int, rates: Rates, widths: Widths, *, gpus_per_node: int) -> Turns:
+def turns(packs: Iterable[Pack], mesh: Mesh, rank: int, rates: Rates, p: Policy, *, gpus_per_node: int) -> Turns:
     """Price the buckets of a rank one by one: of those that are alike, the first."""
     known: dict[tuple[Alike, int], Turn] = {}
     out: list[Turn] = []
     for pack in packs:
         key = (pack.alike, pack.elements)
         if key not in known:
-            b = bucket_of(pack, mesh, rank)
-            known[key] = turn_of(b, rates, widths, Span.of(b.holders, gpus_per_node))
+            b = bucket_of(pack, mesh, rank, p.grain)
+            known[key] = turn_of(b, rates, p, Span.of(b.holders, gpus_per_node))
         out.append(known[key])
     return Turns(tuple(out))
 
 
-def turn_of(b: Bucket, rates: Rates, widths: Widths, span: Span) -> Turn:
+def turn_of(b: Bucket, rates: Rates, p: Policy, span: Span) -> Turn:
+    widths = p.widths
     whole, shard = Spec((b.size,), "reduce"), Spec((b.shard_size,), "reduce")
     add = gather = 0.0
     if b.shards > 1:
@@ -102,10 +105,7 @@ def turn_of(b: Bucket, rates: Rates, widths: Widths, span: Span) -> Turn:
         gather = _seconds("all_gather", own, all_of_it, rates, widths, span)
     elif len(b.holders) > 1:
         add = _seconds("all_reduce", whole, whole, rates, widths, span)
-    # Read: gradient (twice, for its norm too), master, two moments. Written: the last three, and the parameter.
-    moved = 2 * widths["master"] + widths["parameter"] if widths["master"] else 2 * widths["parameter"]
-    touched = b.shard_size * (2 * widths["gradient"] + 4 * widths["moment"] + moved)
-    return Turn(add, rates.update(touched), gather)
+    return Turn(add, rates.update(touched(b.shard_size, p)), gather)
 
 
 def _seconds(kind: str, x: Spec, y: Spec, rates: Rates, widths: Widths, span: Span) -> Seconds:

@@ -62,7 +62,7 @@ class Row:
         if len(name) + len(self.line) >= width:
             yield name
             name = ""
-        yield f"{name}{self.line:>{width - len(name)}}"
+        yield f"{name}{self.line:>{width - len(name)}}".rstrip()
         times = f"{self.count} × " * (self.count > 1) + f"{self.flight} in flight × " * (self.flight > 1)
         same = "" if self.formula == self.numbers else f" = {times}{self.numbers}"
         yield from wrap(f"{times}{self.formula}{same}", width, initial_indent=indent, subsequent_indent=indent)

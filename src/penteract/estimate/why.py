@@ -163,7 +163,7 @@ class _Telling(_Silent):
         """A parameter's own bytes, and the sum of its gradients."""
         owned, b = self.small.owned[bucket], self.p.buckets[bucket]
         shape = _shape(Spec(owned.param.local_shape(Mesh(self.small.layout))))
-        for kind, amount in held([b], self.p.widths).items():
+        for kind, amount in held([b], self.p.precision).items():
             self.tell(_Said(kind, owned.name, shape, owned.line), amount, owned.times)  # type: ignore[arg-type]
         self._bucket(Pricing.reduce, bucket, "gradients of")
 
@@ -187,7 +187,7 @@ class _Telling(_Silent):
         """What buckets hold and send beside their parameters; no formula, as it depends on how they are packed."""
         plain = replace(self.p, buckets=self.small.buckets)
         for i, b in enumerate(self.small.buckets):
-            if b.shards == 1:
+            if b.size == sum(q.numel(self.p.mesh) for q in b.params):
                 continue
             alone = [replace(b, params=(q,), offsets=(0,), size=q.numel(self.p.mesh)) for q in b.params]
             beside = self._of_bucket(plain, i)
@@ -235,7 +235,7 @@ class _Telling(_Silent):
         pricing.reduce(bucket)
         pricing.gather(bucket)
         found = Counter[tuple[Kind, str, tuple[int, ...]]]()
-        found.update({(kind, kind, ()): n for kind, n in held([p.buckets[bucket]], p.widths).items()})  # type: ignore[misc]
+        found.update({(kind, kind, ()): n for kind, n in held([p.buckets[bucket]], p.precision).items()})  # type: ignore[misc]
         found.update({("wires", kind, ranks): n for (kind, ranks), n in pricing.price.wires.items()})
         return found
 

@@ -134,7 +134,10 @@ class Steps:
         return self.start(kind, axis, x, **attrs).finish()
 
     def forward(self, word: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
-        """A word's forward: its results, then its extras."""
+        """A word's forward: its results, then its extras. What it overwrites was made in these very steps."""
+        for x in (ins[i] for i in BODIES[word].overwrites):
+            if not any(x.id in call.outs for call in reversed(self.calls)):
+                raise Bug("OVERWRITE", f"{word} writes over what is not its seam's own ({_line()})")
         site = self._site(word, ins, params, attrs)
         made = tuple(self.value(s) for s in site.outs)
         self.calls.append(Call(site, "forward", _ids(ins), _ids(made)))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from penteract.ops.params import Homes, Param, holders
 from penteract.spec.mesh import Mesh
+from penteract.spec.precision import Policy
 
 UNIT = 8  # elements: shards begin where a load of 16 bytes may, in bf16 too
 
@@ -30,7 +31,7 @@ class Bucket:
     """Parameters that live in one flat buffer. It is homogeneous: one group that must agree, one optimizer group.
 
     `shards`: equal parts into which the optimizer cuts it, one a holder, in their order; 1: each holder has all of it.
-    Where they are several, the buffer ends in padding, zero from the start and zero after every update.
+    The buffer may end in padding, zero from the start and zero after every update.
     """
 
     params: tuple[Param, ...]
@@ -97,15 +98,17 @@ def packs(params: Iterable[Param], homes: Homes, mesh: Mesh, width: int) -> Iter
         yield close(key)
 
 
-def bucket_of(pack: Pack, mesh: Mesh, rank: int) -> Bucket:
-    """The flat buffer of a pack on one rank."""
+def bucket_of(pack: Pack, mesh: Mesh, rank: int, grain: int = 1) -> Bucket:
+    """The flat buffer of a pack on one rank. `grain`: elements that no shard ends within."""
     _, where, decay = pack.alike
     members = holders(pack.params[0], where, mesh, rank)
     shards = len(members) if mesh.layout.zero else 1
-    size = -(-pack.elements // (shards * UNIT)) * shards * UNIT if shards > 1 else pack.elements
+    each = shards * (max(UNIT, grain) if shards > 1 else grain)
+    size = -(-pack.elements // each) * each
     return Bucket(pack.params, pack.offsets, size, members, decay, len(where) > 1, shards)
 
 
-def buckets(params: Iterable[Param], homes: Homes, mesh: Mesh, rank: int, width: int) -> tuple[Bucket, ...]:
+def buckets(params: Iterable[Param], homes: Homes, mesh: Mesh, rank: int, policy: Policy) -> tuple[Bucket, ...]:
     """The flat buckets of a rank, in the order in which they fill."""
-    return tuple(bucket_of(pack, mesh, rank) for pack in packs(params, homes, mesh, width))
+    told = packs(params, homes, mesh, policy.widths["gradient"])
+    return tuple(bucket_of(pack, mesh, rank, policy.grain) for pack in told)

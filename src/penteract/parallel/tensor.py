@@ -28,8 +28,9 @@ leave = lone("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..
 
 _LOGITS = 2**28  # of a chunk, where nobody says how many tokens it has
 _TILE = 128  # tokens: products are cut into tiles of so many
-_WIDE = 2**23  # logits that are widened at a time
-_BESIDE = 2**25  # elements of a weight gradient that are made beside its bucket
+# What is passed over several times should stay in a GPU's cache, some 50 MiB: fp32 copies of so many logits, and so
+# many elements of a weight gradient, made in bf16 beside its bucket.
+_WIDE, _BESIDE = 2**23, 2**24
 
 
 def _probabilities(steps: Steps, logits: Value, targets: Value, **attrs: Any) -> Values:
@@ -96,7 +97,7 @@ class Chunks:
         loss, log_sum, *squares = _probabilities(steps, logits, targets, z=self.z, at_once=self._wide(logits))
         steps.forward("loss", loss, **self._of_term(steps))
         for each in squares:
-            steps.forward("loss", each, **self._of_term(steps) | {"name": "z_loss"})
+            steps.forward("loss", each, **self._of_term(steps, "z_loss"))
         return logits, log_sum, loss
 
     def _chunks(self, steps: Steps, h: Value, targets: Value) -> Iterator[Values]:
@@ -117,8 +118,8 @@ class Chunks:
         tokens = _LOGITS // self.w.local_shape(steps.mesh)[0]
         return tokens // _TILE * _TILE or tokens
 
-    def _of_term(self, steps: Steps) -> dict[str, Any]:
-        return {"name": self.term, "scale": self.term, "copies": steps.mesh.size("tp")}
+    def _of_term(self, steps: Steps, name: str = "") -> dict[str, Any]:
+        return {"name": name or self.term, "scale": self.term, "copies": steps.mesh.size("tp")}
 
     @property
     def _columns(self) -> int:

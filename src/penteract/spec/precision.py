@@ -21,6 +21,7 @@ from penteract.spec.fp8 import KINDS, Fp8, usual
 Role = Literal["compute", "stat", "index", "host", "parameter", "gradient", "reduce", "master", "moment"]
 Widths = Mapping[Role, int]  # bytes of one element of each role
 
+BLOCK = 256  # elements that share a scale, of moments in int8
 BYTES: Mapping[str, int] = MappingProxyType({"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int64": 8})
 
 
@@ -92,6 +93,11 @@ class Policy:
         Of FP8 it is that of the rest: attention, the head and routers stay there, and so does what MFU is a share of.
         """
         return "bf16" if self.compute == "fp16" else self.compute
+
+    @property
+    def grain(self) -> int:
+        """Elements that belong together: shards begin and end between them."""
+        return BLOCK if self.moments == "int8" else 1
 
     @property
     def widths(self) -> Widths:

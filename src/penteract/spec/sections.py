@@ -49,7 +49,7 @@ class Kernels:
     """Which body of a word computes it."""
 
     attention: AttentionBody = "reference"
-    loss: LossBody = "reference"
+    loss: LossBody = "chunked"
     loss_chunk: int = 0
 
 

@@ -129,7 +129,7 @@ def compile_step(
     where = {n: s % layout.pp for s, do in enumerate(said) for n in do.params}
     all_homes = homes(model, layout, where)
     mine = _backward_order([said[stage_of(pp_rank, c, layout.pp)] for c in range(layout.vpp)])
-    made = buckets(mine, all_homes, mesh, rank, precision.widths["gradient"])
+    made = buckets(mine, all_homes, mesh, rank, precision)
     actions = tuple(_actions(layout, name, training)[pp_rank])
     everything = tuple({n: q for do in said for n, q in do.params.items()}.values())
     program = Program(

@@ -29,6 +29,7 @@ class Env:
     rank: int
     stat: torch.dtype
     scale: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of each loss term
+    loss_scale: torch.Tensor | None = None  # of all of them, where small gradients would be lost
     losses: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # sums of this step
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of routers, [X]
     tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # choices of this step, [X]

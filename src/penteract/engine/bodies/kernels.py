@@ -13,14 +13,14 @@ from penteract.engine.bodies.fp8 import by_recipe, emulated, real, scaled
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
 from penteract.ops.bodies.flash import most_documents, piece
-from penteract.spec.case import AXES, Case
+from penteract.spec import case as spec_case
 from penteract.spec.kernels import kernel_breaches
 from penteract.spec.layout import Layout
 from penteract.spec.nearest import allowed_values
 from penteract.spec.settle import Settle
 from penteract.step.program import Program
 
-KEY = AXES["attention"]
+KEY = spec_case.AXES["attention"]
 PLAIN = f"--{KEY} reference"
 
 
@@ -40,11 +40,11 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
         raise _refusal(kernel, "is a GPU's", device.type, "cuda")
     if p.precision.compute != "bf16":
         raise _refusal(kernel, "computes in bf16", p.precision.compute, "bf16", f"--precision.dtype bf16, or {PLAIN}")
-    case = Case(model=p.model, layout=p.layout, sequence_length=p.sequence_length)
+    case = spec_case.Case(model=p.model, layout=p.layout, sequence_length=p.sequence_length)
     for axis, what in kernel_breaches(p.model, p.layout):
         able = allowed_values(case, axis, Settle())
-        fix = dict.fromkeys([*(f"--{AXES[axis]} {value}" for value in able[:1]), PLAIN])
-        raise BadInput("KERNEL", what, where=AXES[axis], found=case.get(axis), allowed=", ".join(able),
+        fix = dict.fromkeys([*(f"--{spec_case.AXES[axis]} {value}" for value in able[:1]), PLAIN])
+        raise BadInput("KERNEL", what, where=spec_case.AXES[axis], found=case.get(axis), allowed=", ".join(able),
                        fix=", or ".join(fix))  # fmt: skip
     if kernel == "cudnn" and packed:
         raise _refusal(kernel, "takes whole sequences", "documents that share them", "data.pack_documents false",

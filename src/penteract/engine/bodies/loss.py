@@ -104,6 +104,8 @@ def loss(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) ->
 
 def loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     outs[0].copy_(env.scale[str(site.attrs["scale"])])
+    if env.loss_scale is not None:
+        outs[0].mul_(env.loss_scale)
 
 
 LOSS = {

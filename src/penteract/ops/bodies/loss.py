@@ -87,8 +87,10 @@ class Logits(Linear):
         rows, width, out = prod(ins[0][:-1]), ins[0][-1], weights[0][0]
         if phase != "weight_gradient":
             return linear_products(phase, rows, width, out)
-        whole, rest = divmod(out, attrs["columns"])
-        parts = [attrs["columns"]] * whole + [rest] * bool(rest)
+        columns = attrs["columns"]
+        whole = int(out // columns)
+        rest = out - whole * columns
+        parts = [columns] * whole + [rest] * bool(rest)
         return tuple(p for n in parts for p in linear_products(phase, rows, width, n))
 
     def workspace(

@@ -1,0 +1,85 @@
+"""Rounding up or down by chance: a function of the seed, the step, and an element's place in its global tensor.
+
+A parameter without a master keeps 8 bits; an update below half of the last one would be lost each time. Rounded up with
+the probability of what is cut off, it is right on average (Gupta 2015, 1502.02551). As nothing else decides, every
+layout rounds alike, and replicas stay equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from penteract.ops.params import Param
+from penteract.spec.mesh import Mesh
+
+# SplitMix64 (Steele 2014), as signed numbers: products wrap.
+_STEP = 0x9E3779B97F4A7C15 - 2**64
+_MIXES = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
+_LOW = 16  # bits that bfloat16 does not have of float32
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a part of a parameter lies: elements [at, at + count) of a shard are those from `begin` on of its local
+    rectangle, read row by row."""
+
+    name: str
+    local: tuple[int, ...]
+    strides: tuple[int, ...]  # of the global tensor, in elements
+    origin: int  # of the rectangle's first element
+    at: int
+    begin: int
+    count: int
+
+    @staticmethod
+    def of(q: Param, mesh: Mesh, rank: int, *, at: int, begin: int, count: int) -> Place:
+        strides = tuple(prod(q.shape[i + 1 :]) for i in range(len(q.shape)))
+        origin = sum(o * s for o, s in zip(q.offset(mesh, rank), strides, strict=True))
+        return Place(q.name, q.local_shape(mesh), strides, origin, at, begin, count)
+
+    def put_global(self, out: torch.Tensor, first: int) -> None:
+        """Where the shard's elements from `first` on, all of this part, lie in the global tensor, into out: int64 [n].
+
+        Where a dim is cut, each row before adds the gap between what is here and what is whole.
+        """
+        span = (self.begin + first - self.at, self.begin + first - self.at + len(out))
+        torch.arange(*span, out=out)
+        for i in range(len(self.local) - 1):
+            gap = self.strides[i] - self.local[i + 1] * self.strides[i + 1]
+            if gap:
+                rows = torch.arange(*span, device=out.device)
+                rows.div_(prod(self.local[i + 1 :]), rounding_mode="floor")
+                out.add_(rows, alpha=gap)
+                del rows
+        out.add_(self.origin)
+
+
+def round_into(narrow: torch.Tensor, wide: torch.Tensor, bits: torch.Tensor) -> None:
+    """bfloat16 from float32, whose content is lost: `bits`, below 2^16, are added below the last bit that stays."""
+    pattern = wide.view(torch.int32)
+    pattern.add_(bits).bitwise_and_(-(2**_LOW))
+    narrow.copy_(wide)
+
+
+def chances(places: Iterable[Place], part: slice, seed: int, step: torch.Tensor) -> torch.Tensor:
+    """Random numbers below 2^16 for a shard's elements `part`, int64 [n]. step: [], on the device."""
+    z = torch.zeros(part.stop - part.start, dtype=torch.int64, device=step.device)
+    now = step.to(torch.int64)
+    for place in places:
+        first, last = max(part.start, place.at), min(part.stop, place.at + place.count)
+        if first < last:
+            own = z[first - part.start : last - part.start]
+            place.put_global(own, first)
+            digest = hashlib.sha256(f"{seed}/{place.name}/rounding".encode()).digest()
+            own.add_(now, alpha=2**40).mul_(_STEP).add_(int.from_bytes(digest[:8], "little", signed=True))
+    for shift, factor in _MIXES:
+        above = z >> shift
+        above.bitwise_and_(2 ** (64 - shift) - 1)
+        z.bitwise_xor_(above).mul_(factor)
+        del above
+    return z.bitwise_and_(2**_LOW - 1)

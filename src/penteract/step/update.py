@@ -1,0 +1,49 @@
+"""What AdamW keeps of a shard, allocates while it moves it, and reads and writes: bytes, the same for either price.
+
+Roles narrower than the update's own dtype are widened a slice at a time, so what that takes has a bound.
+"""
+
+from __future__ import annotations
+
+from penteract.spec.precision import BLOCK, Policy
+from penteract.units import Bytes
+
+SLICE = 2**22  # elements; whole blocks. A pass over as many takes a GPU longer than the launch of its kernel
+_INDEX = 4  # bytes of a code while it is looked up
+_CHANCE = 16  # bytes an element of random bits while they are mixed
+
+
+def kept(elements: int, p: Policy) -> Bytes:
+    """Between steps: a master where there is one, two moments, and the scales of their blocks."""
+    scales = 2 * (elements // BLOCK) * 4 if p.moments == "int8" else 0
+    return elements * (p.widths["master"] + 2 * p.widths["moment"]) + scales
+
+
+def is_sliced(p: Policy) -> bool:
+    """Whether anything is narrower than what updates are computed in."""
+    return {p.gradient, p.moments, p.dtype("master")} != {p.stat}
+
+
+def workspace(elements: int, p: Policy) -> Bytes:
+    """At the worst moment: one temporary of the shard's size, or the widened copies of a slice."""
+    wide = p.widths["stat"]
+    if not is_sliced(p):
+        return elements * wide
+    gradient, moment, master = (wide * (d != p.stat) for d in (p.gradient, p.moments, p.dtype("master")))
+    code = _INDEX if p.moments == "int8" else 0
+    moments = max(gradient + 2 * moment, wide + 2 * moment) + code
+    rounding = _CHANCE if p.stochastic else 0
+    return min(elements, SLICE) * max(moments, wide + master, master + rounding)
+
+
+def wire_workspace(elements: int, p: Policy) -> Bytes:
+    """Of a bucket's sum in another dtype than that of its gradients: a slice on its way from one to the other."""
+    return min(elements, SLICE) * p.widths["gradient"] if p.reduce != p.gradient else 0
+
+
+def touched(elements: int, p: Policy) -> Bytes:
+    """Read: the gradient (twice, for its norm too), both moments, the master. Written: the last three, and the
+    parameter where it is another."""
+    w = p.widths
+    moved = 2 * w["master"] + w["parameter"] if p.master else 2 * w["parameter"]
+    return elements * (2 * w["gradient"] + moved) + 2 * (kept(elements, p) - elements * w["master"])

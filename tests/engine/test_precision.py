@@ -1,0 +1,183 @@
+"""Recipes on one rank: how near they stay to fp32, what they allocate, what an overflow leaves as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from penteract.engine import checkpoint, optimizer
+from penteract.engine.moments import read, write
+from penteract.engine.saved import load_state, state_slices
+from penteract.engine.storages import Storages, bytes_of
+from penteract.estimate.price import resident
+from penteract.spec.model import MoESpec
+from penteract.spec.precision import BLOCK, RECIPES
+from penteract.step import update
+from precisions import POLICIES, SMALL, Small, differ, kept
+from tolerances import DRIFT
+
+NAMES = sorted(POLICIES)
+BALANCED = replace(SMALL, moe=MoESpec(experts=4, top_k=2, ffn_size=24, balance="bias", dense_layers=(0,)))
+
+
+@cache
+def fp32() -> list[float]:
+    return Small(RECIPES["fp32"]).losses()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_thirty_steps_stay_near_those_of_fp32(name: str) -> None:
+    losses = Small(POLICIES[name]).losses()
+    assert losses[-1] < losses[0] - 1.5
+    assert max(abs(a / b - 1) for a, b in zip(losses, fp32(), strict=True)) < DRIFT[30]
+
+
+def test_rounding_to_the_nearest_would_lose_updates() -> None:
+    """The bound tells a recipe that works from one that does not: late updates are smaller than half a last bit."""
+    stuck = Small(POLICIES["bf16_pure"])
+    for flat in stuck.state.flats:
+        flat.places = ()
+    assert abs(stuck.losses()[-1] / fp32()[-1] - 1) > DRIFT[30]
+
+
+@pytest.mark.parametrize("name", ["fp64", "fp32", *NAMES])
+def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) -> None:
+    policy = (RECIPES | POLICIES)[name]
+    run = Small(policy)
+    p, flats, adamw = run.trainer.program, run.state.flats, run.trainer.run.optimizer
+    assert adamw is not None
+    held = sum(size for kind, size in resident(p).items() if kind != "data")
+    assert bytes_of(t for f in flats for t in f.buffers) == held
+    norm, largest = torch.ones((), dtype=run.trainer.run.totals.dtype), max(flats, key=lambda f: len(f.master))
+    adamw.update(largest, norm)  # the tables of codes are there from then on
+    for size in (2 * BLOCK, update.SLICE):
+        with patch.object(update, "SLICE", size), patch.object(optimizer, "SLICE", size):
+            with Storages() as seen:
+                adamw.update(largest, norm)
+            declared = update.workspace(len(largest.master), policy)
+        few = 256 + declared // 64  # scalars, and the borders of blocks
+        assert declared <= seen.peak + few and seen.peak <= declared + few, (size, declared, seen.peak)
+
+
+# ---- an overflow -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moments", ["fp32", "int8"])
+def test_after_an_overflow_all_is_as_without_that_update(moments: str) -> None:
+    """Step 3's gradient has one infinity. The other run makes no step 3 at all; its scale is set by hand."""
+    policy = replace(RECIPES["fp16"], moments=moments, loss_scale=2.0**10, growth_every=2)
+    poisoned, without = Small(policy, model=BALANCED), Small(policy, model=BALANCED)
+    for n in (1, 2):
+        assert poisoned.step(n) == without.step(n)
+    assert poisoned.state.scaling is not None and without.state.scaling is not None
+    before = kept(poisoned.state)
+    scale = poisoned.state.scaling.values.tolist()
+    assert scale == [2.0**11, 0, 0]  # twice, after two steps
+    with patch.object(type(poisoned.trainer.run), "after", _infinite):
+        outcome = poisoned.step(3)
+    assert outcome.skipped and outcome.loss_scale == scale[0]
+    assert not differ(before, kept(poisoned.state))
+    without.state.scaling.values.copy_(torch.tensor([scale[0] / 2, 0, 1], dtype=torch.float64))
+    for n in (4, 5, 6):
+        assert poisoned.step(n) == without.step(n)
+    assert not differ(kept(poisoned.state), kept(without.state))
+    assert differ(before, kept(poisoned.state))
+    assert poisoned.state.scaling.values.tolist() == without.state.scaling.values.tolist() == [2.0**11, 1, 1]
+
+
+def test_the_first_update_is_corrected_as_the_first_after_an_overflow() -> None:
+    """Bias correction counts updates: as if training had begun with the second batch."""
+    skipped, begun = Small(RECIPES["fp16"]), Small(RECIPES["fp16"])
+    with patch.object(type(skipped.trainer.run), "after", _infinite):
+        assert skipped.step(1).skipped
+    adamw, scaling = begun.trainer.run.optimizer, begun.state.scaling
+    assert adamw is not None and scaling is not None
+    scaling.values[0] /= 2
+    plain = type(adamw).update
+
+    def first(self: optimizer.AdamW, *flat: object) -> None:
+        self.step.fill_(1)
+        plain(self, *flat)  # type: ignore[arg-type]
+
+    with patch.object(type(adamw), "update", first):
+        begun.step(2)
+    skipped.step(2)
+    assert not differ(kept(skipped.state), kept(begun.state))
+
+
+def _infinite(run: object, action: object) -> None:
+    """In place of `Run.after`: a gradient that overflowed."""
+    run.state.flats[-1].gradient[5] = float("inf")  # type: ignore[attr-defined]
+
+
+def test_a_loss_that_is_too_large_for_fp16_finds_its_scale() -> None:
+    policy = replace(RECIPES["fp16"], loss_scale=2.0**30)
+    run = Small(policy)
+    told = [run.step(n) for n in range(1, 25)]
+    skips = [o.skipped for o in told]
+    assert skips[0] and not skips[-1]
+    assert [o.loss_scale for o in told] == [2.0 ** (30 - sum(skips[:n])) for n in range(len(told))]
+
+
+# ---- moments -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_are_read_as_they_were_written(signed: bool) -> None:
+    wide = torch.randn(8 * BLOCK, generator=torch.Generator().manual_seed(1)).mul_(torch.logspace(-9, 3, 8 * BLOCK))
+    if not signed:
+        wide.square_()
+    wide[-BLOCK:] = 0
+    codes, scales = torch.zeros(len(wide), dtype=torch.uint8), torch.zeros(8)
+    write(codes, scales, wide.clone(), signed=signed)
+    once = read(codes, scales, torch.float32, signed=signed)
+    blocks, back = wide.view(8, BLOCK), once.view(8, BLOCK)
+    most = blocks.abs().amax(1, keepdim=True)
+    assert torch.equal(scales[:, None], most)
+    decade = blocks.abs() > 0.1 * most
+    step = 0.9 / (64 if signed else 128) / 2
+    assert ((back - blocks).abs() <= step * most * 1.001)[decade].all()
+    assert not back[-1].any()
+    if not signed:
+        assert (back[:-1] > 0).all()  # or a small second moment would make its step endless
+    again, scales_again = torch.zeros_like(codes), torch.zeros_like(scales)
+    write(again, scales_again, once.clone(), signed=signed)
+    assert torch.equal(codes, again) and torch.equal(scales, scales_again)
+
+
+# ---- checkpoints -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrote", ["bf16", "bf16_pure", "fp16", "bf16, moments in 8 bits"])
+def test_a_precision_reads_its_own_bit_for_bit(wrote: str, tmp_path: Path) -> None:
+    run, again = Small(POLICIES[wrote]), Small(POLICIES[wrote])
+    for n in (1, 2):
+        run.step(n)
+    _save(tmp_path, run)
+    load_state(checkpoint.latest(tmp_path), again.trainer.program, again.state)
+    for flat in again.state.flats:
+        flat.follow()
+    assert not differ(kept(run.state), kept(again.state))
+    if run.state.scaling is not None and again.state.scaling is not None:
+        assert torch.equal(run.state.scaling.values, again.state.scaling.values)
+    assert run.step(3) == again.step(3)
+
+
+def test_precisions_read_each_other_rounded_once(tmp_path: Path) -> None:
+    run, other = Small(RECIPES["bf16"]), Small(POLICIES["bf16, no master, moments in 8 bits"])
+    run.step(1)
+    _save(tmp_path, run)
+    load_state(checkpoint.latest(tmp_path), other.trainer.program, other.state)
+    theirs = {q.param.name: q.values for q in run.state.pieces("master")}
+    for piece in other.state.pieces("master"):
+        assert torch.equal(piece.values, theirs[piece.param.name].bfloat16())
+
+
+def _save(folder: Path, run: Small) -> None:
+    slices = state_slices(run.trainer.program, run.state)
+    checkpoint.save(folder, 1, slices, {}, rank=0, world=1, barrier=lambda: None, keep=1)

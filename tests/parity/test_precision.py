@@ -1,0 +1,99 @@
+"""Each recipe on a layout is the same recipe in one process, up to its own rounding, and takes what its price says."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+import torch
+
+from layouts import CPU, Case, Subject, _prepare, _step
+from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
+from penteract.engine.optimizer import AdamW
+from penteract.engine.run import Run
+from penteract.engine.storages import bytes_of
+from penteract.estimate.price import resident
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.precision import RECIPES
+from penteract.spec.run import Optimizer
+from penteract.step.walk import walk
+from pool import Pool
+from precisions import POLICIES
+from samples import sample
+from tiny import SIZES
+from tolerances import LAYOUTS
+
+DENSE = ModelSpec(**SIZES | {"initial_std": 0.1}, tied=True, qkv_bias=True)
+# Experts where every rank sees whole sequences alone: elsewhere rounding may route a token to another one.
+EXPERTS = replace(DENSE, moe=MoESpec(experts=4, top_k=2, ffn_size=24, dense_layers=(0,)))
+PLACES = [
+    (DENSE, Layout(dp=2, tp=2, zero=1, bucket_bytes=2**12)),
+    (DENSE, Layout(pp=2, cp=2, gradient_accumulation_steps=4, context_method="ring")),
+    (EXPERTS, Layout(dp=4, ep=2, zero=1)),
+]
+STEPS = 3
+
+
+def on_its_own(case: Case) -> Case:
+    """One process that takes the same micro-batches one after the other."""
+    lay = case.layout
+    micros = lay.dp * lay.gradient_accumulation_steps
+    return replace(case, layout=Layout(micro_batch_size=lay.micro_batch_size, gradient_accumulation_steps=micros))
+
+
+def losses(run: Run) -> list[float]:
+    """Of a few steps with updates."""
+    p, out = run.p, list[float]()
+    run.optimizer = AdamW(Optimizer(learning_rate=3e-3), CPU, 0, run.state.scaling)
+    run.optimizer.rate.fill_(3e-3)
+    for step in range(STEPS):
+        run.optimizer.step.fill_(step + 1)
+        mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
+        run.batches = [constants(p, CPU) | micro_batch(p, samples, CPU) for samples in mine]
+        run.counts.copy_(torch.tensor(target_counts(p, mine)))
+        walk(p, run)
+        out.append(run.totals[1].item())
+    return out
+
+
+def held(rank: int, groups: Groups, case: Case) -> list[str] | None:
+    """What is wrong on this rank; None beyond the layout's."""
+    p = case.compile(rank % case.layout.world)
+    groups.make(needed(p))
+    if rank >= case.layout.world:
+        return None
+    run, verdict = _step(Subject(p, p, dict(REFERENCE), ExitStack()), groups)
+    wrong = [f"{kind}: {what}" for kind, what in verdict.differences]
+    kept = sum(size for kind, size in resident(p).items() if kind != "data")
+    if (seen := bytes_of(t for f in run.state.flats for t in f.buffers)) != kept:
+        wrong.append(f"resident: priced {kept}, allocated {seen}")
+    one = _prepare(on_its_own(case).compile(0), Groups(), dict(REFERENCE))
+    walk(one.p, one)
+    most = LAYOUTS[p.precision.compute]
+    for piece in run.state.pieces("gradient"):
+        whole = one.state.gradients[piece.param.name].float()
+        part = whole
+        for dim, (at, n) in enumerate(
+            zip(piece.param.offset(p.mesh, p.rank), piece.param.local_shape(p.mesh), strict=True)
+        ):
+            part = part.narrow(dim, at, n)
+        part = part.reshape(-1)[piece.begin : piece.begin + len(piece.values)]
+        error = ((piece.values.float() - part).abs().max() / whole.abs().max()).item()
+        if not error < most:
+            wrong.append(f"{piece.param.name} is off by {error:.1e}")
+    for step, (x, y) in enumerate(zip(losses(run), losses(one), strict=True)):
+        if not abs(x / y - 1) < most / 10:
+            wrong.append(f"step {step}: loss {x}, of one process {y}")
+    return wrong
+
+
+@pytest.mark.parametrize("name", ["bf16", "bf16_pure", "fp16", "bf16, sums in 16 bits", "bf16, moments in 8 bits"])
+def test_a_layout_is_one_process_in_every_recipe(pool: Pool, name: str) -> None:
+    policy = (RECIPES | POLICIES)[name]
+    for model, layout in PLACES:
+        told = pool.run(held, Case(model, layout, precision=policy))
+        assert [f"{layout} rank {r}: {w}" for r, some in enumerate(told) for w in some or []] == []

@@ -1,0 +1,72 @@
+"""Small trainings in any precision, on one rank, and what is left when they end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import torch
+
+from penteract.engine.data import Samples, open_samples, open_tokenizer
+from penteract.engine.rank import Rank
+from penteract.engine.state import State
+from penteract.engine.trainer import Outcome, Trainer
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
+from penteract.spec.precision import RECIPES, Policy
+from penteract.spec.run import Data, Optimizer, Precision, RunSpec, Training
+
+SMALL = ModelSpec(
+    layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=96, vocab_size=264, initial_std=0.05
+)
+POLICIES = {name: p for name, p in RECIPES.items() if name not in ("fp64", "fp32")} | {
+    "bf16, moments in 8 bits": replace(RECIPES["bf16"], moments="int8"),
+    "bf16, moments in 16 bits": replace(RECIPES["bf16"], moments="bf16"),
+    "bf16, sums in 16 bits": replace(RECIPES["bf16"], reduce="bf16"),
+    "bf16, no master, moments in 8 bits": replace(RECIPES["bf16"], master="", stochastic=True, moments="int8"),
+    "fp16, moments in 8 bits": replace(RECIPES["fp16"], moments="int8"),
+}
+
+
+@cache
+def _text() -> Samples:
+    return open_samples(Data(), open_tokenizer("bytes"), 64, 0)[0]
+
+
+@dataclass
+class Small:
+    """One rank's trainer on the text that travels with the program: batches of 4 sequences of 64 bytes."""
+
+    policy: Policy
+    model: ModelSpec = SMALL
+    steps: int = 30
+    layout: Layout = field(default_factory=lambda: Layout(micro_batch_size=4))
+
+    def __post_init__(self) -> None:
+        torch.set_grad_enabled(False)
+        self.spec = RunSpec(
+            model=self.model, layout=self.layout, sequence_length=64, precision=Precision.of(self.policy),
+            optimizer=Optimizer(learning_rate=3e-3), train=Training(steps=self.steps),
+        )  # fmt: skip
+        self.samples = _text()
+        self.trainer = Trainer.build(self.spec, Rank(0, 1, torch.device("cpu"), None))  # type: ignore[arg-type]
+
+    @property
+    def state(self) -> State:
+        return self.trainer.state
+
+    def step(self, number: int) -> Outcome:
+        return self.trainer.step(number, self.samples, (number - 1) * self.layout.global_batch_size)
+
+    def losses(self) -> list[float]:
+        return [self.step(n).loss for n in range(1, self.steps + 1)]
+
+
+def kept(state: State) -> list[torch.Tensor]:
+    """Copies of all that an update may move, as bits."""
+    tensors = [t for f in state.flats for t in (f.parameter, f.master, f.mean, f.square, *f.scales.values())]
+    return [t.clone().view(torch.uint8) for t in [*tensors, *state.biases.values()]]
+
+
+def differ(xs: list[torch.Tensor], ys: list[torch.Tensor]) -> list[int]:
+    return [i for i, (x, y) in enumerate(zip(xs, ys, strict=True)) if not torch.equal(x, y)]
