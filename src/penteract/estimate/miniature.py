@@ -95,7 +95,7 @@ def miniature(
     scaled = scaled_layers(precision.fp8, m.layers, m.predict_ahead)
     alike = tuple(_alike(m, layers, scaled) for layers in stages)
     said = [
-        _record(model, Do(Mesh(cut), scaled), length, sorted(some), first=layers.start == 0, last=layers.stop == m.layers)
+        _record(Do(Mesh(cut), scaled), model, length, sorted(some), ends=(layers.start == 0, layers.stop == m.layers))
         for layers, some in zip(stages, alike, strict=True)
     ]
     chunks = tuple(lower(do.tape, layout.remake, split=name == "zb_h1") for do in said)
@@ -129,8 +129,8 @@ def _alike(m: ModelSpec, layers: range, scaled: Collection[int]) -> dict[int, in
     return {**found, layers[-1]: 1}
 
 
-def _record(m: ModelSpec, do: Do, length: Size, layers: list[int], *, first: bool, last: bool) -> Do:
-    part(do, m, layers, length, first=first, last=last)
+def _record(do: Do, m: ModelSpec, length: Size, layers: list[int], ends: tuple[bool, bool]) -> Do:
+    part(do, m, layers, length, first=ends[0], last=ends[1])
     return do
 
 
