@@ -55,6 +55,8 @@ class Run:
                        agree=self._agree)  # fmt: skip
         if self.state.scaling is not None:
             self.env.loss_scale = self.state.scaling.used
+        if (history := self.state.history) is not None:
+            self.env.past, self.env.seen = history.by_name(history.past), history.by_name(history.seen)
         self.totals = torch.zeros(2 + len(self.p.losses), dtype=stat, device=device)
         self.stop = torch.zeros((), dtype=stat, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
@@ -71,6 +73,8 @@ class Run:
         self.totals[-1].copy_(self.stop)
         if self.state.scaling is not None:
             self.state.scaling.begin()
+        if self.state.history is not None:
+            self.state.history.begin()
         self.written.clear()
         for tally in self.state.tallies.values():
             tally.zero_()
@@ -145,6 +149,9 @@ class Run:
             widened(flat.gradient, self.wire, flat.shard)
         self.reducing.clear()
         self._sum_tallies()
+        if (history := self.state.history) is not None:
+            self.comm.finish(self.comm.largest(self._ranks("stage"), history.seen))
+            history.end()
         for flat in self.state.flats:
             if flat.bucket.shards > 1 or flat.bucket.holders[0] == self.p.rank:  # one rank counts each element
                 self.totals[0].add_(_squares(flat.own_gradient, self.totals.dtype))

@@ -122,10 +122,11 @@ class Composer:
         stages, made = self.stages(layout, pp_rank), self.buckets(layout, pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         beside = max(bucket_workspace(b, self.policy) for b in made)
+        data = fed(inputs, layout.gradient_accumulation_steps, self.widths) + sum(s.remembered for s in stages)
         [(arena, routed)] = self.pools(layout, pp_rank, stages).activations(layout, (pp_rank,))
         work = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return RankPrice(
-            resident=held(made, self.policy) | {"data": fed(inputs, layout.gradient_accumulation_steps, self.widths)},
+            resident=held(made, self.policy) | {"data": data},
             arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
             flops=_total(layout, [flops for flops, _ in work]), seams=_total(layout, [wires for _, wires in work]),
         )  # fmt: skip

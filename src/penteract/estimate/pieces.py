@@ -20,6 +20,7 @@ from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
 from penteract.ops.bodies import body_of
 from penteract.ops.bodies.body import FLOAT
+from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.collectives import counted
 from penteract.ops.do import Do
 from penteract.ops.params import Param
@@ -55,6 +56,7 @@ def tape_sight(layout: Layout) -> Sight:
 class Piece:
     """What one pass of a micro-batch through a piece takes on a rank.
 
+    `remembered` bytes that its linears keep between steps
     `slots`     bytes kept, by span; without the registers at its borders
     `borders`   the life of what it receives and hands on: value, value, gradient of the second, gradient of the first
     `stream`    bytes of a register at a border
@@ -68,6 +70,7 @@ class Piece:
     bytes: Mapping[int, Bytes]  # of every register
     params: tuple[Param, ...]
     inputs: Mapping[str, Spec]
+    remembered: Bytes
     slots: Mapping[Span, Bytes]
     borders: tuple[Life | None, Life | None, Life | None, Life | None]
     stream: Bytes
@@ -210,7 +213,7 @@ class Recorder:
             slots[alive[r].span] -= sizes.get(r, 0)
         return Piece(
             outline=outline, sites=told.shapes.sites, bytes={r: n for r, (n, _) in every.items()},
-            params=told.recorded.params, inputs=told.shapes.inputs,
+            params=told.recorded.params, inputs=told.shapes.inputs, remembered=sum(map(remembered, told.shapes.sites)),
             slots={span: n for span, n in slots.items() if n},
             borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
             stream=next((sizes[r] for r in ends if r is not None), 0),

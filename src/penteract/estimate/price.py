@@ -10,6 +10,7 @@ from math import prod
 from penteract.estimate.load import Balanced, Load
 from penteract.ops.bodies import body_of
 from penteract.ops.bodies.body import FLOAT
+from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.collectives import counted
 from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
@@ -132,6 +133,7 @@ class Pricing:
     def gradients(self) -> None:
         if self.p.balanced and self.p.model.moe is not None:
             self._reduce_over("stage", len(self.p.balanced) * self.p.model.moe.experts * self.p.widths["index"])
+        self._reduce_over("stage", len(self.p.delayed) * 3 * FLOAT)
         self._reduce_over("world", (2 + len(self.p.losses)) * self.p.widths["stat"])
 
     def update(self, bucket: int) -> None:
@@ -197,7 +199,8 @@ def price(p: Program, load: Load | None = None) -> Price:
 def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
-    return held(p.buckets, p.precision) | {"data": fed(seen, p.layout.gradient_accumulation_steps, p.widths)}
+    data = fed(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(remembered, p.delayed))
+    return held(p.buckets, p.precision) | {"data": data}
 
 
 def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:

@@ -165,7 +165,8 @@ class Quoter:
                 for r, (arena, routed) in zip(ranks, pools.activations(lay, ranks), strict=True):
                     activations[r] = arena + routed
                 inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
-                data.append(fed(inputs, lay.gradient_accumulation_steps, self.composer.widths))
+                beside = sum([s.remembered for s in stages])
+                data.append(fed(inputs, lay.gradient_accumulation_steps, self.composer.widths) + beside)
                 workspace.append(max([s.workspace for s in stages]))
             self._held[key] = _Held(tuple(activations), tuple(data), tuple(workspace))
         return self._held[key]

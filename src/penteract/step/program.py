@@ -9,10 +9,12 @@ from difflib import get_close_matches
 from penteract.errors import BadInput
 from penteract.model.decoder import homes, record
 from penteract.ops.bodies import BODIES
+from penteract.ops.bodies.fp8 import check_sizes, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.params import Homes, Param
 from penteract.ops.spec import Widths
+from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, buckets
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven, stage_of
 from penteract.schedule.generate import generate
@@ -83,6 +85,11 @@ class Program:
         said = (op.site for c in self.chunks for op in c.tape.ops if op.site.word == "tally")
         return tuple(str(s.attrs["name"]) for s in said)
 
+    @property
+    def delayed(self) -> tuple[Site, ...]:
+        """Linears of this rank whose scales are made of past steps."""
+        return tuple(op.site for c in self.chunks for op in c.tape.ops if remembered(op.site))
+
     def instructions(self, action: Compute | Woven) -> Iterator[tuple[Slot, Instruction]]:
         """An action's instructions in order; two woven passes take turns."""
         match action:
@@ -135,6 +142,8 @@ def compile_step(
     program = Program(
         model, mesh, rank, sequence_length, precision, chunks, mine, everything, all_homes, made, actions, {}
     )
+    if training:
+        check_sizes((op.site for c in chunks for op in c.tape.ops), pieces=2 if layout.cp > 1 else 1)
     return _with_reductions(program) if training else program
 
 

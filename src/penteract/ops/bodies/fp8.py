@@ -6,14 +6,16 @@ anew in every phase: of x and g along features in one phase, along tokens in the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from math import prod
 
+from penteract.errors import BadInput
 from penteract.ops.bodies.body import FLOAT, Attrs, Shape
 from penteract.ops.bodies.dense import Linear
 from penteract.ops.spec import Widths
-from penteract.spec.fp8 import Fp8
+from penteract.ops.tape import Site
+from penteract.spec.fp8 import UNIT, Fp8
 from penteract.units import Bytes
 
 CODE = 1  # bytes of a code
@@ -92,6 +94,33 @@ def rows_at_once(fp8: Fp8, k: int, *, square: bool) -> int:
     """Rows of k elements that are scaled at a time: whole blocks."""
     unit = fp8.block if square and fp8.kind == "blockwise" else 1
     return max(1, CHUNK // (k * unit)) * unit
+
+
+def check_sizes(sites: Iterable[Site], pieces: int) -> None:
+    """Refuse a linear whose sizes are not whole units of its recipe: blocks never straddle what ranks hold.
+
+    `pieces`: runs of a sequence's tokens that a rank holds.
+    """
+    for site in sites:
+        fp8: Fp8 | None = site.attrs.get("fp8")
+        if fp8 is None:
+            continue
+        t, f, d = sizes("forward", [s.shape for s in site.ins], site.weights)  # type: ignore[arg-type]
+        run = fp8.unit * (pieces if fp8.kind == "blockwise" else 1)
+        found = (("tokens of a micro-batch on a rank", t, run), ("features in", d, fp8.unit),
+                 ("features out", f, fp8.unit))  # fmt: skip
+        for what, n, unit in found:
+            if n % unit:
+                other = "bf16" if any(size % UNIT for size in (t, d, f)) else "fp8_tensorwise"
+                raise BadInput("FP8", f"{fp8.kind} FP8 takes sizes in whole units", where=site.params[0],
+                               found=f"{n} {what}", allowed=f"multiples of {unit}",
+                               fix=f"--precision.dtype {other}, or fewer ranks that cut it")  # fmt: skip
+
+
+def remembered(site: Site) -> Bytes:
+    """What is kept between steps for a linear: of x, w and g the largest of each step, of all of them, and of now."""
+    fp8: Fp8 | None = site.attrs.get("fp8")
+    return 3 * (fp8.history + 2) * FLOAT if fp8 and fp8.kind == "delayed" else 0
 
 
 @cache
