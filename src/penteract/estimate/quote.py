@@ -92,7 +92,7 @@ class Quoter:
     def __post_init__(self) -> None:
         self.precision = policy(self.precision)
         self.composer = Composer(self.model, self.sequence_length, self.precision)
-        self.rates = Rates.of(self.cluster, self.precision.products)
+        self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
 
     @property
     def basis(self) -> Mapping[str, str]:

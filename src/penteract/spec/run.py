@@ -70,6 +70,9 @@ class Checkpoint:
     keep: int = 2  # the newest; 0: all
 
 
+_FP8 = ("fp8_bf16_layers", "fp8_gradient", "fp8_round_scales", "fp8_history", "fp8_block")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
     """A recipe by name, and where it is changed; "auto" is what the recipe has."""
@@ -84,11 +87,11 @@ class Precision:
     moments: Literal["auto", "fp64", "fp32", "bf16", "int8"] = "auto"
     loss_scale: float | Literal["auto"] = "auto"
     loss_scale_growth_every: int | Literal["auto"] = "auto"
-    fp8_bf16_layers: tuple[int, int] | Literal["auto"] = "auto"  # first and last
-    fp8_gradient: Literal["auto", "e4m3", "e5m2"] = "auto"
-    fp8_round_scales: bool | Literal["auto"] = "auto"
-    fp8_history: int | Literal["auto"] = "auto"
-    fp8_block: int | Literal["auto"] = "auto"
+    fp8_bf16_layers: tuple[int, int] | Literal["auto", "none"] = "auto"  # first and last
+    fp8_gradient: Literal["auto", "none", "e4m3", "e5m2"] = "auto"
+    fp8_round_scales: bool | Literal["auto", "none"] = "auto"
+    fp8_history: int | Literal["auto", "none"] = "auto"
+    fp8_block: int | Literal["auto", "none"] = "auto"
 
     @staticmethod
     def of(policy: Policy) -> Precision:
@@ -100,6 +103,7 @@ class Precision:
             "dtype": dtype, "gradient": policy.gradient, "reduce": policy.reduce, "master": policy.master or "none",
             "moments": policy.moments, "loss_scale": policy.loss_scale, "loss_scale_growth_every": policy.growth_every,
         }  # fmt: skip
+        said |= dict.fromkeys(_FP8, "none")
         if fp8 is not None:
             said |= {
                 "fp8_bf16_layers": (fp8.first, fp8.last), "fp8_gradient": fp8.gradient, "fp8_round_scales": fp8.powers,
@@ -127,13 +131,15 @@ class Precision:
             "layers": self.fp8_bf16_layers, "gradient": self.fp8_gradient, "powers": self.fp8_round_scales,
             "history": self.fp8_history, "block": self.fp8_block,
         }  # fmt: skip
-        changes: dict[str, Any] = {k: v for k, v in said.items() if v != "auto"}
+        left = "auto" if recipe else "none"
+        for name in _FP8:
+            found = getattr(self, name)
+            if found != "auto" and (found == "none") == (recipe is not None):
+                raise BadInput("PRECISION", "recipes of FP8 have this, and they alone", where=f"precision.{name}",
+                               found=f"{found} in {self.dtype}", allowed=left, fix=f"--precision.{name} auto")  # fmt: skip
         if recipe is None:
-            if changes:
-                raise BadInput("PRECISION", "only a recipe of FP8 has this", where="precision.fp8_*", found=self.dtype,
-                               allowed=", ".join(n for n, r in RECIPES.items() if r.fp8),
-                               fix="--precision.dtype fp8_tensorwise")  # fmt: skip
             return None
+        changes: dict[str, Any] = {k: v for k, v in said.items() if v != "auto"}
         if (layers := changes.pop("layers", None)) is not None:
             changes["first"], changes["last"] = layers
         return replace(recipe, **changes)

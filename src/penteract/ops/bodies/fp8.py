@@ -80,10 +80,12 @@ class ScaledLinear(Linear):
         return min(rows, rows_at_once(self.fp8, k, square=square)) * k * FLOAT
 
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
-        """Each operand is read for its largest value and again for its codes, which are written."""
+        """Each operand is read for its largest value and again for its codes, which are written. With delayed scales
+        the largest values are looked at once: of x and w in forward, of g as it comes."""
         m, n, k = sizes(phase, ins, weights)
-        looks = 2 if self.fp8.kind != "delayed" or phase != "weight_gradient" else 1
-        return (m + n) * k * (looks * widths["compute"] + CODE)
+        new = {"forward": m + n, "input_gradient": m, "weight_gradient": 0}[phase]
+        looks = new if self.fp8.kind == "delayed" else m + n
+        return (looks + m + n) * k * widths["compute"] + (m + n) * k * CODE
 
 
 def aligned(scales: int) -> int:
