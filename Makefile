@@ -24,8 +24,10 @@ lint: setup
 test: lint
 	$(RUN) -m pytest tests --hypothesis-profile=ci
 
-# Every layout of 2, 4 and 8 ranks; resumable; its last result is benchmarks/results/test_all.json.
+# Every recipe of precision for 300 steps, and every layout of 2, 4 and 8 ranks; the layouts are resumable. Their last
+# results are benchmarks/results/precision_300.json and test_all.json.
 test-all: test pyodide
+	$(RUN) tests/precision_long.py
 	$(RUN) tests/sweep.py
 
 # What is above the torch line, in a browser's Python under node: the same answers to the last digit.

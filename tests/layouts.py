@@ -72,7 +72,8 @@ def _said(value: Any) -> str:
 
 @dataclass
 class Verdict:
-    """What one rank found: worst relative gradient and loss errors, and where price and run differ."""
+    """What one rank found: worst relative errors of gradients, and of losses and the norm, and where price and run
+    differ."""
 
     gradient: float = 0.0
     worst: str = ""
@@ -149,7 +150,7 @@ def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = No
             run, verdict = _step(subject, groups)
             if mutate is None:
                 verdict.differences += _compare_arena(p, groups, run)
-            losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True))
+            losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True)) | {"norm": run.totals[0].item()}
             gradients = list(run.state.pieces("gradient"))
     want = reference(rank, case.model, case.sequence_length, case.layout.global_batch_size)
     if verdict is not None:
@@ -162,7 +163,7 @@ def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
     run = _prepare(subject.program, groups, subject.bodies)
     wires, watched, prices = Wires(run.p.rank), Watched(), _Prices(subject.priced, run)
     alive: list[int] = []
-    before = [flat.parameter.clone() for flat in run.state.flats]
+    before = [flat.own_parameter.clone() for flat in run.state.flats]
     run.on_action = lambda name: alive.append(_settled(watched, prices.kept(len(alive))))
     with wires.watch(), watched:
         walk(run.p, run)
@@ -170,7 +171,8 @@ def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
     priced = price(subject.priced, Recorded(run.received))
     verdict.differences += _compare_bytes(priced, wires, watched, alive)
     verdict.differences += _compare_routing(run)
-    if not all(map(torch.equal, before, (flat.parameter for flat in run.state.flats))):
+    run.settle_parameters()
+    if not all(map(torch.equal, before, (flat.own_parameter for flat in run.state.flats))):
         verdict.differences.append(("values", "no optimizer moved a parameter, and yet one changed"))
     return run, verdict
 
@@ -179,7 +181,11 @@ def _prepare(p: Program, groups: Groups, bodies: dict[str, TorchBody]) -> Run:
     state = allocate(p, CPU)
     initialise(p, state, 0)
     steer(state.biases)
-    for t in state.gradients.values():
+    for t in (
+        *state.gradients.values(),
+        *state.rings,
+        *(f.own_gradient for f in state.flats if f.bucket.cut_gradients),
+    ):
         t.fill_(float("nan"))  # whatever the first writer does not write shows
     run = Run(p, state, Comm(groups, p.rank), bodies, Fresh(p.precision, CPU))
     fixed = constants(p, CPU)
@@ -226,7 +232,9 @@ def _compare_values(
         error = _relative((piece.values - part).abs().max().item(), want[0][q.name].abs().max().item())
         if error > verdict.gradient:
             verdict.gradient, verdict.worst = error, q.name
-    verdict.loss = max(_relative(abs(x - want[1][name]), abs(want[1][name])) for name, x in losses.items())
+    squares = sum(t.square().sum().item() for t in want[0].values())
+    told = want[1] | {"norm": squares}
+    verdict.loss = max(_relative(abs(x - told[name]), abs(told[name])) for name, x in losses.items())
 
 
 def _relative(error: float, scale: float) -> float:
@@ -250,9 +258,10 @@ def _compare_arena(p: Program, groups: Groups, run: Run) -> Iterable[tuple[str, 
     again = _prepare(p, groups, dict(REFERENCE))
     again.memory = Arena(plan_arena(p), p.precision, CPU)
     walk(p, again)
-    for name, gradient in run.state.gradients.items():
-        if not torch.equal(again.state.gradients[name], gradient):
-            yield "arena", f"{name} differs by {(again.state.gradients[name] - gradient).abs().max().item():.1e}"
+    for mine, theirs in zip(run.state.pieces("gradient"), again.state.pieces("gradient"), strict=True):
+        if not torch.equal(mine.values, theirs.values):
+            far = (mine.values - theirs.values).abs().max().item()
+            yield "arena", f"{mine.param.name} differs by {far:.1e}"
 
 
 def _compare_routing(run: Run) -> Iterable[tuple[str, str]]:

@@ -23,6 +23,7 @@ from penteract.ops.params import holders
 from penteract.parallel import data
 from penteract.parallel.data import Bucket
 from penteract.spec.precision import Policy
+from penteract.step.events import Around
 from penteract.step.program import compile_step
 
 # ---- wrong rules of the price ------------------------------------------------------------------------------------
@@ -72,7 +73,11 @@ def gathered_keys_taken_for_ordered(s: Subject) -> None:
 
 
 def bucket_not_reduced(s: Subject) -> None:
-    s.program = replace(s.priced, reduce_after={})
+    events = {
+        at: Around(*(tuple(e for e in some if e[0] != "reduce") for some in told))
+        for at, told in s.priced.events.items()
+    }
+    s.program = replace(s.priced, events=events)
 
 
 def bucket_reduced_twice(s: Subject) -> None:
@@ -148,7 +153,7 @@ def shards_of_the_next_holder(s: Subject) -> None:
     """Each rank takes its neighbour's part of a bucket for its own."""
 
     def shard(self: Bucket, rank: int) -> range:
-        at = (self.holders.index(rank) + 1) % self.shards * self.shard_size
+        at = (self.sharers.index(rank) + 1) % self.shards * self.shard_size
         return range(at, at + self.shard_size)
 
     s.patches.enter_context(patch.object(Bucket, "shard", shard))
@@ -171,6 +176,42 @@ def shards_summed_by_all(s: Subject) -> None:
         self.reducing[bucket] = self.comm.sum(flat.bucket.holders, flat.gradient)
 
     s.patches.enter_context(patch.object(Run, "reduce", everywhere))
+
+
+def padding_not_cleared(s: Subject) -> None:
+    """What is left of another unit in a place of the ring counts in the norm."""
+
+    def opened(self: Run, bucket: int) -> None:
+        self.written.difference_update(q.name for q in self.state.flats[bucket].bucket.params)
+
+    s.patches.enter_context(patch.object(Run, "open", opened))
+
+
+def micro_batches_not_added(s: Subject) -> None:
+    land = Run.land
+
+    def last(self: Run, bucket: int) -> None:
+        self.added.discard(bucket)
+        land(self, bucket)
+
+    s.patches.enter_context(patch.object(Run, "land", last))
+
+
+def unit_not_gathered_again(s: Subject) -> None:
+    """Parameters of the unit that lay there before are taken for its own."""
+    asked = set[int]()
+    gather = Run.gather
+
+    def once(self: Run, bucket: int) -> None:
+        if bucket not in asked:
+            gather(self, bucket)
+        asked.add(bucket)
+
+    s.patches.enter_context(patch.object(Run, "gather", once))
+
+
+def replicas_not_summed(s: Subject) -> None:
+    s.patches.enter_context(patch.object(Run, "replicate", lambda self, bucket: None))
 
 
 # ---- bodies and registers ----------------------------------------------------------------------------------------

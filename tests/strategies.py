@@ -70,7 +70,7 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         gradient_accumulation_steps=steps,
         remake=draw(st.sampled_from(REMAKES)),
         bucket_bytes=draw(st.sampled_from(BUCKETS)),
-        zero=draw(st.sampled_from(ZERO_STAGES)),
+        **draw(shards(dp * cp, ep)),
         loss=draw(st.sampled_from(LOSS_BODIES)),
         loss_chunk=draw(st.sampled_from([0, 5, 2, 16])),
     )  # fmt: skip
@@ -84,6 +84,19 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
     )
     assert legal(case), case
     return case
+
+
+@st.composite
+def shards(draw: DrawFn, rows: int, ep: int) -> dict[str, Any]:
+    """What ZeRO cuts over `rows` = dp·cp places, and over how many of them."""
+    zero = draw(st.sampled_from(ZERO_STAGES))
+    groups = [n for n in range(1, rows + 1) if rows % n == 0 and (n % ep == 0 or ep % n == 0)]
+    return {
+        "zero": zero,
+        "shard_group": draw(st.sampled_from([0, *groups])) if zero else 0,
+        "whole_gradients": zero == 3 and draw(st.booleans()),
+        "keep_gathered": zero == 3 and draw(st.booleans()),
+    }
 
 
 @st.composite

@@ -8,7 +8,7 @@ ZERO = 1e-13
 # of a step is carried on by the next: thirty steps on a falling loss were seen within 0.1 %, and within 0.5 % passes;
 # updates rounded to the nearest are beyond it. Three hundred pass within 2 %.
 DRIFT = {30: 0.005, 300: 0.02}
-# Gradients of a layout and of one process in the same recipe, relative to each parameter's largest: sums are cut at other
-# places, so each is rounded elsewhere: by 2^-9 in bf16 and 2^-12 in fp16 a rounding, through about a hundred of them.
+# Gradients of a layout and of one process in the same recipe, relative to each parameter's largest: sums are cut at
+# other places, so each is rounded elsewhere: by 2^-9 in bf16 and 2^-12 in fp16, through about a hundred of them.
 # Losses, which are fp32 sums over all tokens, agree ten times better.
 LAYOUTS = {"bf16": 5e-2, "fp16": 8e-3}

@@ -13,12 +13,16 @@ from penteract.estimate.composed import Composer
 from penteract.estimate.price import price
 from penteract.schedule.in_flight import _most, most_in_flight, steady
 from penteract.spec.mesh import Mesh
+from penteract.spec.precision import RECIPES, Policy
 from penteract.step.program import compile_step
 from strategies import cases
 
+NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
+PRECISIONS = [RECIPES["bf16"], RECIPES["fp64"], RECIPES["bf16_pure"], NARROW]
 
-@given(cases(), st.integers(0, 5), st.integers(1, 3), st.sampled_from(["bf16", "fp64"]))
-def test_equals_the_walk_of_every_rank(case: Case, deeper: int, longer: int, precision: str) -> None:
+
+@given(cases(), st.integers(0, 5), st.integers(1, 3), st.sampled_from(PRECISIONS))
+def test_equals_the_walk_of_every_rank(case: Case, deeper: int, longer: int, precision: Policy) -> None:
     if case.schedule:  # woven is a program's order, not a layout's
         return
     model = replace(case.model, layers=case.model.layers + deeper)

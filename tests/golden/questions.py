@@ -43,6 +43,8 @@ LAYOUTS = {
     # One node and one model: what each technique changes.
     "8b_dp8_zero1": layout(*NODE, "dp=8,zero=1"),
     "8b_dp8_zero0": layout(*NODE, "dp=8,zero=0"),
+    "8b_dp8_zero2": layout(*NODE, "dp=8,zero=2"),
+    "8b_dp8_zero3": layout(*NODE, "dp=8,zero=3"),
     "8b_dp8_recompute_full": layout(*NODE, "dp=8,zero=1,recompute=full"),
     "8b_tp2_dp4": layout(*NODE, "tp=2,dp=4,zero=1"),
     "8b_tp8": layout(*NODE, "tp=8"),

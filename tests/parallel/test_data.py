@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 
 from layouts import Case
-from penteract.ops.params import Param
-from penteract.parallel.data import UNIT, Bucket, buckets
+from penteract.ops.params import Param, Shard
+from penteract.parallel.data import UNIT, Bucket, Unit, buckets
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.precision import RECIPES
@@ -18,18 +18,45 @@ from strategies import cases
 
 @given(case=cases(max_ranks=8))
 def test_shards_of_a_bucket_are_equal_and_make_it_whole(case: Case) -> None:
-    for zero in (0, 1):
-        of = replace(case, layout=replace(case.layout, zero=zero))
-        programs = [of.compile(rank) for rank in {0, case.layout.world - 1}]
-        for p in programs:
-            assert sorted(q.name for b in p.buckets for q in b.params) == sorted(q.name for q in p.params)
-            for b in p.buckets:
-                used = sum(q.numel(p.mesh) for q in b.params)
-                assert b.shards == (len(b.holders) if zero else 1)
-                assert used <= b.size < used + (b.shards * UNIT if b.shards > 1 else 1)
-                shards = [b.shard(rank) for rank in b.holders] if zero else [b.shard(p.rank)]
-                assert {len(s) for s in shards} == {b.shard_size}
-                assert [i for s in shards for i in s] == list(range(b.size))
+    lay = case.layout
+    for p in [case.compile(rank) for rank in {0, lay.world - 1}]:
+        assert sorted(q.name for b in p.buckets for q in b.params) == sorted(q.name for q in p.params)
+        for b in p.buckets:
+            used = sum(q.numel(p.mesh) for q in b.params)
+            assert used <= b.size < used + (b.shards * UNIT if b.shards > 1 else 1)
+            shards = [b.shard(rank) for rank in b.sharers]
+            assert {len(s) for s in shards} == {b.shard_size}
+            assert [i for s in shards for i in s] == list(range(b.size))
+            assert set(b.sharers) & set(b.replicas) == {p.rank}
+            assert len(b.sharers) * len(b.replicas) == len(b.holders)
+            if not lay.shard_group:
+                assert b.sharers == (b.holders if lay.zero else (p.rank,))
+
+
+@given(case=cases(max_ranks=8))
+def test_holders_agree_on_who_has_which_shard(case: Case) -> None:
+    """The same buckets for all; each sharer has another shard, and replicas have the same."""
+    programs = {rank: case.compile(rank) for rank in range(case.layout.world)}
+    for p in programs.values():
+        for i, b in enumerate(p.buckets):
+            if b.across_stages:  # others number it otherwise
+                continue
+            for rank in b.sharers:
+                other = programs[rank].buckets[i]
+                assert (other.params, other.size, other.sharers) == (b.params, b.size, b.sharers)
+            for rank in b.replicas:
+                assert programs[rank].buckets[i].shard(rank) == b.shard(p.rank)
+
+
+def test_groups_are_neighbours_in_dp_and_cp() -> None:
+    """Eight places in two groups of four: a matrix of the network, and one of experts over ep = 2."""
+    mesh = Mesh(Layout(dp=4, cp=2, ep=2, tp=2, zero=3, shard_group=4))
+    dense, experts = Param("a", (6, 5)), Param("b", (4, 6, 5), (Shard(0, "ep"),))
+    units = [Unit((dense,)), Unit((experts,))]
+    b, a = buckets(units, {"a": (0,), "b": (0,)}, mesh, 5, 4)
+    assert a.sharers == tuple(range(8)) and a.replicas == (5, 13)
+    assert b.sharers == (0, 1, 4, 5) and b.replicas == (5, 13)
+    assert (a.unit, b.unit, a.cut_parameters, b.cut_gradients) == (0, 1, True, True)
 
 
 def test_what_stages_share_is_packed_alike_by_all() -> None:
@@ -39,8 +66,8 @@ def test_what_stages_share_is_packed_alike_by_all() -> None:
     homes = {"a": (0, 1), "b": (0, 1), "first": (0,), "last": (1,)}
 
     def shared(params: Iterable[Param], rank: int) -> list[Bucket]:
-        made = buckets(params, homes, mesh, rank, RECIPES["fp32"])
+        made = buckets([Unit(tuple(params)[::-1])], homes, mesh, rank, RECIPES["fp32"])
         assert [x.across_stages for x in made] == [False, True, True]
-        return [x for x in made if x.across_stages]
+        return [replace(x, replicas=()) for x in made if x.across_stages]
 
     assert shared([b, first, a], 0) == shared([last, a, b], 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import mutations as m
@@ -23,6 +25,8 @@ RING = Case(DENSE, Layout(cp=4, context_method="ring"))
 PP = Case(DENSE, Layout(pp=2, gradient_accumulation_steps=2))
 EP = Case(EXPERTS, Layout(dp=2, ep=2))
 ZERO = Case(DENSE, Layout(dp=2, zero=1))
+ODD = Case(DENSE, Layout(dp=3, zero=3, gradient_accumulation_steps=2), sequence_length=12)  # buckets with padding
+ZERO3 = Case(replace(DENSE, layers=4), Layout(dp=4, zero=3, shard_group=2, gradient_accumulation_steps=2))
 
 FAULTS: list[tuple[Mutation, Case, set[str]]] = [
     (m.gathers_counted_by_their_input, TP, {"wires"}),
@@ -42,6 +46,10 @@ FAULTS: list[tuple[Mutation, Case, set[str]]] = [
     (m.first_shard_gathered, ZERO, {"values"}),
     (m.shards_not_gathered, ZERO, {"wires"}),
     (m.shards_summed_by_all, ZERO, {"wires"}),
+    (m.padding_not_cleared, ODD, {"values"}),
+    (m.micro_batches_not_added, ZERO3, {"values"}),
+    (m.unit_not_gathered_again, ZERO3, {"values", "wires"}),
+    (m.replicas_not_summed, ZERO3, {"values", "wires"}),
     (m.weight_gradient_doubled, PP, {"values"}),
     (m.last_micro_batch_wins, PP, {"values"}),
     (m.gradient_never_written, ONE, {"values"}),
@@ -50,14 +58,17 @@ FAULTS: list[tuple[Mutation, Case, set[str]]] = [
     (m.choices_not_tallied, EP, {"routing"}),
     (m.register_never_freed, ONE, {"kept"}),
 ]
-CASES = [ONE, DP, TP, DP_TP, GATHER, RING, PP, EP, ZERO]
+CASES = [ONE, DP, TP, DP_TP, GATHER, RING, PP, EP, ZERO, ZERO3, ODD]
 
 
 def red(pool: Pool, case: Case, mutation: Mutation | None = None) -> set[str]:
     return set().union(*(v.red for v in pool.run(run_case, case, mutation) if v is not None))
 
 
-@pytest.mark.parametrize("case", CASES, ids=["one", "dp", "tp", "dp-tp", "gather", "ring", "pp", "ep", "zero"])
+NAMES = ["one", "dp", "tp", "dp-tp", "gather", "ring", "pp", "ep", "zero", "zero3", "odd"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_without_a_fault_all_is_green(pool: Pool, case: Case) -> None:
     assert red(pool, case) == set()
 

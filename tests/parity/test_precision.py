@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from layouts import CPU, Case, Subject, _prepare, _step
+from penteract.engine.bodies.body import Env, Tensors
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
@@ -16,13 +17,14 @@ from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
 from penteract.estimate.price import resident
+from penteract.ops.tape import Site
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.precision import RECIPES
 from penteract.spec.run import Optimizer
 from penteract.step.walk import walk
 from pool import Pool
-from precisions import POLICIES
+from precisions import POLICIES, differ, kept
 from samples import sample
 from tiny import SIZES
 from tolerances import LAYOUTS
@@ -68,18 +70,16 @@ def held(rank: int, groups: Groups, case: Case) -> list[str] | None:
         return None
     run, verdict = _step(Subject(p, p, dict(REFERENCE), ExitStack()), groups)
     wrong = [f"{kind}: {what}" for kind, what in verdict.differences]
-    kept = sum(size for kind, size in resident(p).items() if kind != "data")
-    if (seen := bytes_of(t for f in run.state.flats for t in f.buffers)) != kept:
-        wrong.append(f"resident: priced {kept}, allocated {seen}")
+    priced = sum(size for kind, size in resident(p).items() if kind != "data")
+    if (seen := bytes_of(t for f in run.state.flats for t in f.buffers)) != priced:
+        wrong.append(f"resident: priced {priced}, allocated {seen}")
     one = _prepare(on_its_own(case).compile(0), Groups(), dict(REFERENCE))
     walk(one.p, one)
     most = LAYOUTS[p.precision.compute]
     for piece in run.state.pieces("gradient"):
-        whole = one.state.gradients[piece.param.name].float()
+        q, whole = piece.param, one.state.gradients[piece.param.name].float()
         part = whole
-        for dim, (at, n) in enumerate(
-            zip(piece.param.offset(p.mesh, p.rank), piece.param.local_shape(p.mesh), strict=True)
-        ):
+        for dim, (at, n) in enumerate(zip(q.offset(p.mesh, p.rank), q.local_shape(p.mesh), strict=True)):
             part = part.narrow(dim, at, n)
         part = part.reshape(-1)[piece.begin : piece.begin + len(piece.values)]
         error = ((piece.values.float() - part).abs().max() / whole.abs().max()).item()
@@ -97,3 +97,46 @@ def test_a_layout_is_one_process_in_every_recipe(pool: Pool, name: str) -> None:
     for model, layout in PLACES:
         told = pool.run(held, Case(model, layout, precision=policy))
         assert [f"{layout} rank {r}: {w}" for r, some in enumerate(told) for w in some or []] == []
+
+
+def overflowed(rank: int, groups: Groups, case: Case, step: int) -> list[int] | None:
+    """Which of this rank's buffers differ, where one element of one rank's gradient overflowed in `step`, from those of
+    a run that made no such step, its scale set by hand."""
+    p = case.compile(rank % case.layout.world)
+    groups.make(needed(p))
+    if rank >= case.layout.world:
+        return None
+    ends = list[list[torch.Tensor]]()
+    for poisoned in (True, False):
+        run = _prepare(p, groups, dict(REFERENCE))
+        assert run.state.scaling is not None
+        counts = run.counts.clone()  # of this rank; a step sums them in their place
+        run.optimizer = AdamW(Optimizer(learning_rate=3e-3), CPU, 0, run.state.scaling)
+        run.optimizer.rate.fill_(3e-3)
+        for n in range(1, step + 3):
+            run.optimizer.step.fill_(n)
+            if n == step and not poisoned:
+                run.state.scaling.values.copy_(torch.tensor([2.0**9, 0, 1], dtype=torch.float64))
+                continue
+            here = n == step and rank == case.layout.world - 1
+            bad = {"linear": replace(REFERENCE["linear"], weight_gradient=_infinite)}
+            run.bodies = REFERENCE | (bad if here else {})
+            run.counts.copy_(counts)
+            walk(p, run)
+        run.settle_parameters()
+        ends.append([*kept(run.state), run.state.scaling.values])
+    return differ(*ends)
+
+
+def _infinite(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    plain = REFERENCE["linear"].weight_gradient
+    assert plain is not None
+    plain(env, site, ins, into, add)
+    into[0].view(-1)[0] = float("inf")
+
+
+@pytest.mark.parametrize("layout", [Layout(dp=2, tp=2, zero=1), Layout(pp=2, gradient_accumulation_steps=2)], ids=str)
+def test_an_overflow_on_one_rank_skips_the_update_on_all(pool: Pool, layout: Layout) -> None:
+    policy = replace(RECIPES["fp16"], loss_scale=2.0**10)
+    told = pool.run(overflowed, Case(DENSE, layout, precision=policy), 2)
+    assert told[: layout.world] == [[]] * layout.world

@@ -1,31 +1,28 @@
-"""ZeRO stage 1 is the same training: shards of any layout, and the same parameters after several steps."""
+"""ZeRO is the same training at every stage: shards of any layout, the same parameters after several steps, and no more
+memory than its shards and rings."""
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from layouts import CPU, Case, run_case
-from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm
+from layouts import Case, run_case
 from penteract.engine.comm.groups import Groups, needed
-from penteract.engine.feed import constants, micro_batch, samples_of, target_count
-from penteract.engine.memory import Fresh
-from penteract.engine.optimizer import AdamW
-from penteract.engine.run import Run
-from penteract.engine.state import allocate, initialise
+from penteract.engine.storages import Storages
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec, MoESpec
-from penteract.spec.run import Optimizer
-from penteract.step.walk import walk
 from pool import Pool
-from samples import sample
 from tiny import SIZES
+from training import train, trainer, whole
 
 DENSE = ModelSpec(**SIZES, qkv_bias=True)
-TIED = ModelSpec(**SIZES, tied=True, norm="layer")
+TIED = ModelSpec(**SIZES | {"layers": 4}, tied=True, norm="layer")
+DEEP = replace(DENSE, layers=5)
+AHEAD = replace(DENSE, predict_ahead=1)
 EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24, score="sigmoid", balance="bias"))
 
 LAYOUTS = [
@@ -35,6 +32,16 @@ LAYOUTS = [
     (DENSE, Layout(cp=2, pp=2, gradient_accumulation_steps=2, schedule="zb_h1", context_method="ring", zero=1)),
     (EXPERTS, Layout(dp=4, ep=2, zero=1, bucket_bytes=2**12)),
     (EXPERTS, Layout(dp=2, tp=2, ep=2, expert_tp=2, zero=1)),
+    (DENSE, Layout(dp=4, gradient_accumulation_steps=2, zero=1, shard_group=2, bucket_bytes=2**12)),
+    (DENSE, Layout(dp=3, gradient_accumulation_steps=2, zero=2, bucket_bytes=2**12)),
+    (DENSE, Layout(dp=2, tp=4, gradient_accumulation_steps=2, zero=3)),
+    (AHEAD, Layout(dp=4, gradient_accumulation_steps=3, zero=3, shard_group=2, remake=("*",))),
+    (TIED, Layout(dp=2, pp=2, gradient_accumulation_steps=3, zero=3, schedule="zb_h1", remake=("enter", "layer_norm"))),
+    (TIED, Layout(dp=2, pp=2, vpp=2, gradient_accumulation_steps=4, zero=3, schedule="interleaved")),
+    (DEEP, Layout(dp=2, cp=2, gradient_accumulation_steps=3, zero=3, schedule="afab", whole_gradients=True)),
+    (DEEP, Layout(dp=2, pp=2, cp=2, gradient_accumulation_steps=3, zero=3, shard_group=2, keep_gathered=True)),
+    (EXPERTS, Layout(dp=4, ep=2, gradient_accumulation_steps=2, schedule="zb_h1", zero=3, shard_group=2)),
+    (EXPERTS, Layout(dp=4, ep=4, tp=2, gradient_accumulation_steps=2, zero=2, shard_group=2)),
 ]
 
 
@@ -51,28 +58,53 @@ def trained(rank: int, groups: Groups, case: Case, steps: int) -> dict[str, torc
     groups.make(needed(p))
     if rank >= case.layout.world:
         return None
-    state = allocate(p, CPU)
-    initialise(p, state, 0)
-    optimizer = AdamW(Optimizer(learning_rate=1e-2, weight_decay=0.1, clip_norm=0.5), CPU)
-    optimizer.rate.fill_(1e-2)
-    run = Run(p, state, Comm(groups, p.rank), REFERENCE, Fresh("fp64", CPU), optimizer)
-    for step in range(steps):
-        optimizer.step.fill_(step + 1)
-        first = step * case.layout.global_batch_size
-        mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, first)]
-        run.batches = [constants(p, CPU) | micro_batch(p, samples, CPU) for samples in mine]
-        run.counts.fill_(sum(target_count(samples) for samples in mine))
-        walk(p, run)
-    for flat in state.flats:  # padding is no parameter and stays what it was
-        used = sum(q.numel(p.mesh) for q in flat.bucket.params)
-        assert not flat.parameter[used:].any()
-    return state.parameters
+    run = trainer(case, p, groups)
+    list(train(run, steps))
+    return whole(run)
 
 
-@pytest.mark.parametrize("layout", [Layout(dp=4, bucket_bytes=2**13), Layout(dp=2, tp=2)], ids=str)
-def test_several_steps_move_parameters_as_without_shards(pool: Pool, layout: Layout) -> None:
-    whole, cut = (pool.run(trained, Case(EXPERTS, replace(layout, zero=zero)), 4)[: layout.world] for zero in (0, 1))
+STEPS = [
+    (Layout(dp=4, bucket_bytes=2**13), [{"zero": 1}, {"zero": 3}, {"zero": 2, "shard_group": 2}]),
+    (Layout(dp=2, tp=2, gradient_accumulation_steps=2), [{"zero": 1}, {"zero": 3, "keep_gathered": True}]),
+    (Layout(dp=2, pp=2, gradient_accumulation_steps=3), [{"zero": 2}, {"zero": 3, "whole_gradients": True}]),
+]
+
+
+@pytest.mark.parametrize(("layout", "cuts"), STEPS, ids=str)
+def test_several_steps_move_parameters_as_without_shards(
+    pool: Pool, layout: Layout, cuts: list[dict[str, Any]]
+) -> None:
+    uncut = pool.run(trained, Case(EXPERTS, layout), 4)[: layout.world]
     start = pool.run(trained, Case(EXPERTS, layout), 0)[0]
-    assert any((whole[0][n] - t).abs().max() > 1e-2 for n, t in start.items())
-    for one, other in zip(whole, cut, strict=True):
-        assert max((one[n] - other[n]).abs().max().item() for n in one) < 1e-12
+    assert any((uncut[0][n] - t).abs().max() > 1e-2 for n, t in start.items())
+    for cut in cuts:
+        ranks = pool.run(trained, Case(EXPERTS, replace(layout, **cut)), 4)[: layout.world]
+        for one, other in zip(uncut, ranks, strict=True):
+            assert max((one[n] - other[n]).abs().max().item() for n in one) < 1e-12, cut
+
+
+def lasting(rank: int, groups: Groups, case: Case) -> int:
+    """Bytes of all storages that are alive after two steps of a rank, but its data; 0 beyond the layout's."""
+    p = case.compile(rank % case.layout.world)
+    groups.make(needed(p))
+    if rank >= case.layout.world:
+        return 0
+    with Storages() as storages:
+        run = trainer(case, p, groups)
+        list(train(run, 2))
+        run.settle_parameters()
+        run.batches = []
+        gc.collect()
+        return storages.now
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_no_whole_parameters_stay_beside_shards_and_rings(pool: Pool, keep: bool) -> None:
+    """Six layers over four ranks, counted by hand: four buffers of shards, and two places of the largest unit."""
+    model = ModelSpec(**SIZES | {"layers": 6, "vocab_size": 8})
+    layer, end = 32 * (32 + 2 * 8 + 32 + 3 * 64) + 2 * 32, 8 * 32
+    everything = 6 * layer + 2 * end + 32
+    layout = Layout(dp=4, gradient_accumulation_steps=2, zero=3, keep_gathered=keep)
+    for found in pool.run(lasting, Case(model, layout))[:4]:
+        rings = (everything if keep else 2 * layer) + 2 * layer
+        assert 0 <= found / 8 - (everything + rings) < 700  # elements: padding, and the run's few scalars

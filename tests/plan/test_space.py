@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from penteract.plan.ask import Ask, parse_axes
 from penteract.plan.legality import CROSSES, reason
-from penteract.plan.space import Space, divisors
+from penteract.plan.space import SEARCHED_STAGES, Space, divisors
 from penteract.spec.case import Case
 from penteract.spec.hardware import Cluster
-from penteract.spec.layout import CONTEXT_METHODS, ZERO_STAGES, Layout
+from penteract.spec.layout import CONTEXT_METHODS, Layout
 from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.presets import TINY, preset
 from penteract.spec.rules import breaches
@@ -48,7 +48,7 @@ def by_hand(ask: Ask) -> list[Layout]:
         for pipe, method, ep, expert_tp, zero, remake, size in product(
             pipes, CONTEXT_METHODS if cp > 1 else ["gather"],
             [n for n in range(1, dp * cp + 1) if dp * cp % n == 0] if moe else [1],
-            {1, tp} if moe else [1], ZERO_STAGES if dp * cp > 1 else [0], [("enter",), ("*",)], sizes,
+            {1, tp} if moe else [1], SEARCHED_STAGES if dp * cp > 1 else [0], [("enter",), ("*",)], sizes,
         ):  # fmt: skip
             found.append(
                 Layout(

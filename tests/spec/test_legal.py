@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -41,8 +42,12 @@ LAYOUTS = st.builds(
     schedule=st.sampled_from(SCHEDULES), context_method=st.sampled_from(CONTEXT_METHODS),
     micro_batch_size=DEGREES, gradient_accumulation_steps=DEGREES,
 )  # fmt: skip
+SHARDED = st.builds(
+    replace, LAYOUTS, zero=st.integers(-1, 4), shard_group=st.integers(-1, 9), whole_gradients=st.booleans(),
+    keep_gathered=st.booleans(),
+)  # fmt: skip
 CASES = st.builds(
-    Case, model=MODELS, layout=LAYOUTS, sequence_length=st.integers(0, 60),
+    Case, model=MODELS, layout=LAYOUTS | LAYOUTS | SHARDED, sequence_length=st.integers(0, 60),
     global_batch_size=st.none() | st.integers(0, 40), world=st.none() | st.integers(1, 24),
 )  # fmt: skip
 SETTLES = st.builds(
@@ -98,8 +103,12 @@ def legal(case: Case) -> bool:
     expert = lay.dp * lay.cp % lay.ep == 0 and lay.expert_tp in (1, lay.tp) and (lay.ep == 1 or m.moe is not None)
     if m.moe:
         expert = expert and m.moe.experts % lay.ep == 0 and m.moe.ffn_size % lay.expert_tp == 0
+    places, group = lay.dp * lay.cp, lay.shard_group
+    cut = 0 <= lay.zero <= 3 and (lay.zero == 3 or not (lay.whole_gradients or lay.keep_gathered))
+    cut = cut and group >= 0 and (group == 0 or lay.zero > 0)
+    cut = cut and (group == 0 or (places % group == 0 and 0 in (group % lay.ep, lay.ep % group)))
     batch = case.global_batch_size in (None, lay.global_batch_size)
-    return tensor and context and pipeline and expert and batch and case.world in (None, lay.world)
+    return tensor and context and pipeline and expert and cut and batch and case.world in (None, lay.world)
 
 
 @settings(max_examples=500, deadline=None)
@@ -130,6 +139,14 @@ def test_a_repair_repairs_and_changes_nothing_legal(case: Case, settle: Settle) 
         (Layout(pp=5), "pp", 5, (4, 3, 2), "--parallel.pp 4"),
         (Layout(cp=3), "cp", 3, (4, 2, 8), "--parallel.cp 4"),
         (Layout(ep=2), "ep", 2, (1,), "--parallel.ep 1"),
+        (Layout(dp=2, zero=4), "zero", 4, (3, 2, 1), "--parallel.zero 3"),
+        (Layout(dp=8, zero=2, shard_group=3), "shard_group", 3, (4, 2, 1), "--parallel.shard_group 4"),
+        (Layout(dp=2, shard_group=2), "shard_group", 2, (0,), "--parallel.shard_group 0"),
+        (
+            Layout(dp=2, zero=2, whole_gradients=True),
+            "whole_gradients", True, (False,), "--parallel.whole_gradients False",
+        ),
+        (Layout(dp=2, zero=1, keep_gathered=True), "keep_gathered", True, (False,), "--parallel.keep_gathered False"),
         (Layout(vpp=2), "vpp", 2, (1,), "--parallel.vpp 1"),
         (Layout(tp=2, expert_tp=4), "expert_tp", 4, (2, 1), "--parallel.expert_tp 2"),
         (Layout(cp=16, context_method="exchange"), "cp", 16, (8, 4, 2), "--parallel.cp 8"),

@@ -27,8 +27,10 @@ class CapturedStep:
         looks = [op.site for c in self.run.p.chunks for op in c.tape.ops if op.site.word == "split_sizes"]
         if looks:
             raise Bug("CAPTURE", "a step that looks at routed counts cannot be captured", where=str(looks[0]))
+        self.run.settle_parameters()
         with torch.cuda.graph(self.graph):
             walk(self.run.p, self.run)
+            self.run.settle_parameters()  # a graph ends with nothing under way
 
     def replay(self) -> None:
         self.graph.replay()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,14 +44,17 @@ class Run:
     registers: dict[tuple[Slot, int], Any] = field(default_factory=dict[tuple[Slot, int], Any])
     flights: dict[tuple[Slot, int], Flight] = field(default_factory=dict[tuple[Slot, int], Flight])
     reducing: dict[int, Flight | None] = field(default_factory=dict[int, "Flight | None"])
-    gathering: list[Flight] = field(default_factory=list[Flight])
+    gathering: dict[int, Flight] = field(default_factory=dict[int, Flight])
+    added: set[int] = field(default_factory=set[int])  # buckets whose shard has a sum of this step
     written: set[str] = field(default_factory=set[str])
     received: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     totals: torch.Tensor = field(init=False)  # squared gradient norm, the loss terms, ranks that were asked to stop
     stop: torch.Tensor = field(init=False)
+    waits: torch.cuda.Stream | None = field(init=False)
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
+        self.waits = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies,
                        agree=self._agree)  # fmt: skip
         if self.state.scaling is not None:
@@ -76,6 +80,7 @@ class Run:
         if self.state.history is not None:
             self.state.history.begin()
         self.written.clear()
+        self.added.clear()
         for tally in self.state.tallies.values():
             tally.zero_()
         self.comm.finish(self.comm.sum(self._ranks("dp"), self.counts))
@@ -127,6 +132,14 @@ class Run:
     def settle(self) -> None:
         self.comm.finish_sends()
 
+    def open(self, bucket: int) -> None:
+        """What lies there is of others: first writers overwrite it, and padding is cleared."""
+        flat = self.state.flats[bucket]
+        self.written.difference_update(q.name for q in flat.bucket.params)
+        last = flat.bucket.offsets[-1] + flat.bucket.params[-1].numel(self.p.mesh)
+        if last < flat.bucket.size:
+            flat.gradient[last:].zero_()
+
     def reduce(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
         if len(flat.bucket.holders) == 1:
@@ -134,9 +147,34 @@ class Run:
         wire = narrowed(flat.gradient, self.wire)
         if flat.bucket.shards > 1:  # in place: the rest of the buffer is of no use then
             own = wire[flat.shard.start : flat.shard.stop]
-            self.reducing[bucket] = self.comm.start("reduce_scatter", flat.bucket.holders, wire, own, {})
+            self.reducing[bucket] = self.comm.start("reduce_scatter", flat.bucket.sharers, wire, own, {})
         else:
-            self.reducing[bucket] = self.comm.sum(flat.bucket.holders, wire)
+            self.reducing[bucket] = self.comm.sum(flat.bucket.replicas, wire)
+
+    def land(self, bucket: int) -> None:
+        flat = self.state.flats[bucket]
+        self.comm.finish(self.reducing.pop(bucket))
+        landed = flat.landed(self.wire)
+        if bucket in self.added:
+            flat.own_gradient.add_(landed)
+        else:
+            flat.own_gradient.copy_(landed)
+        self.added.add(bucket)
+
+    def replicate(self, bucket: int) -> None:
+        flat = self.state.flats[bucket]
+        with self._beside():  # it waits for the sum over sharers, and no computation should wait with it
+            self.comm.finish(self.reducing.pop(bucket, None))
+            cut = flat.bucket.cut_gradients
+            wire = narrowed(flat.own_gradient, self.wire) if cut else flat.landed(self.wire)
+            self.reducing[bucket] = self.comm.sum(flat.bucket.replicas, wire)
+
+    def _beside(self) -> AbstractContextManager[None]:
+        """Waits for the wire that are put on the stream of waits, on a GPU, after all that has been computed."""
+        if self.waits is None:
+            return nullcontext()
+        self.waits.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.waits)
 
     def after(self, action: Compute | Woven | Exchange) -> None:
         if self.on_action is not None:
@@ -146,14 +184,17 @@ class Run:
         for bucket, flight in self.reducing.items():
             self.comm.finish(flight)
             flat = self.state.flats[bucket]
-            widened(flat.gradient, self.wire, flat.shard)
+            if flat.cut_gradient is None:
+                widened(flat.gradient, self.wire, flat.shard)
+            else:
+                widened(flat.cut_gradient, self.wire, range(len(flat.shard)))
         self.reducing.clear()
         self._sum_tallies()
         if (history := self.state.history) is not None:
             self.comm.finish(self.comm.largest(self._ranks("stage"), history.seen))
             history.end()
         for flat in self.state.flats:
-            if flat.bucket.shards > 1 or flat.bucket.holders[0] == self.p.rank:  # one rank counts each element
+            if flat.bucket.replicas[0] == self.p.rank:  # one rank counts each element
                 self.totals[0].add_(_squares(flat.own_gradient, self.totals.dtype))
         self.collect()
         if self.state.scaling is not None:
@@ -169,18 +210,20 @@ class Run:
 
     def gather(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
-        if flat.bucket.shards > 1:
-            flight = self.comm.start("all_gather", flat.bucket.holders, flat.own_parameter, flat.parameter, {})
-            self.gathering.append(flight)
+        self.gathering[bucket] = self.comm.start(
+            "all_gather", flat.bucket.sharers, flat.own_parameter, flat.parameter, {}
+        )
 
-    def land(self) -> None:
-        """Wait for what was gathered."""
-        for flight in self.gathering:
+    def need(self, bucket: int) -> None:
+        self.comm.finish(self.gathering.pop(bucket, None))
+
+    def settle_parameters(self) -> None:
+        """Wait for all that was gathered: before anything but a step reads parameters."""
+        for flight in self.gathering.values():
             self.comm.finish(flight)
         self.gathering.clear()
 
     def end(self) -> None:
-        self.land()
         if self.optimizer is not None:
             self.optimizer.end(self.p, self.state, self.totals[0])
 

@@ -30,6 +30,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
     ear = _Ear(p)
     run = Run(p, trainer.state, trainer.run.comm, ear.bodies(rank.device), Fresh(p.precision, rank.device))
     fixed = constants(p, rank.device)
+    trainer.run.settle_parameters()
     generator = torch.Generator().manual_seed(seed)
     text = list(prompt)
     for _ in range(tokens):

@@ -77,9 +77,8 @@ def slices(p: Program, pieces: Iterable[Piece], suffix: str = "") -> Iterator[Sl
     number = {q.name: i for i, q in enumerate(p.everything)}
     for piece in pieces:
         q, bucket = piece.param, bucket_of[piece.param.name]
-        # Where holders have no shards of their own, all have the same bytes: they take turns at writing them.
-        turn = bucket.holders[number[q.name] % len(bucket.holders)]
-        owner = bucket.shards > 1 or turn == p.rank
+        # Replicas of a shard have the same bytes: they take turns at writing them.
+        owner = bucket.replicas[number[q.name] % len(bucket.replicas)] == p.rank
         origin, at = q.offset(p.mesh, p.rank), 0
         for offset, size in rectangles(q.local_shape(p.mesh), piece.begin, piece.begin + len(piece.values)):
             there = tuple(o + i for o, i in zip(origin, offset, strict=True))
@@ -92,5 +91,6 @@ def after_load(run: Run) -> None:
     """Parameters follow their masters, on all holders. Called by every rank."""
     for b, flat in enumerate(run.state.flats):
         flat.follow()
-        run.gather(b)
-    run.land()
+        if flat.bucket.shards > 1 and flat.cut_parameter is None:
+            run.gather(b)
+    run.settle_parameters()

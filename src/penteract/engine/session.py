@@ -165,6 +165,7 @@ class Session:
         return row
 
     def _save(self, number: int) -> None:
+        self.trainer.run.settle_parameters()
         extra = {"step": number, "samples": self.samples, "layout": asdict(self.spec.layout), **promised(self.spec)}
         checkpoint.save(
             self.orders.folder / "checkpoints", number, state_slices(self.trainer.program, self.trainer.state), extra,
@@ -174,6 +175,7 @@ class Session:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _finish(self, table: LiveTable | None, compare: Comparison | None) -> dict[str, Any]:
+        self.trainer.run.settle_parameters()  # nothing is under way when a process ends
         text = self._text()
         result = self._result()
         if compare is not None:

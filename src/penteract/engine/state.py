@@ -18,6 +18,7 @@ from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 from penteract.spec.precision import BLOCK
 from penteract.step.program import Program
+from penteract.step.ring import Ring, gradient_ring, parameter_ring
 from penteract.step.update import is_sliced
 
 Kept = Literal["master", "mean", "square"]  # what the optimizer keeps
@@ -36,13 +37,16 @@ class Piece:
 class Flat:
     """One bucket's buffers: parameters and gradients of all of it, and of this rank's shard what the optimizer keeps.
 
-    `master`: the shard as the optimizer moves it; a view of `parameter` where that has no master.
+    Where they are cut, those of all of it lie in a ring that others use too, and the shard has buffers of its own.
+    `master`: the shard as the optimizer moves it; it is the parameters' shard itself where that has no master.
     """
 
     bucket: Bucket
     shard: range  # of the bucket's elements
     parameter: torch.Tensor  # [size]
     gradient: torch.Tensor  # [size]; once it is reduced, valid in the shard alone
+    cut_parameter: torch.Tensor | None  # [shard_size]
+    cut_gradient: torch.Tensor | None
     master: torch.Tensor  # [shard_size]
     mean: torch.Tensor  # AdamW's first moment
     square: torch.Tensor  # and second
@@ -52,18 +56,26 @@ class Flat:
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
-        """All that is kept between steps; one may be a view of another."""
-        return (self.parameter, self.gradient, self.master, self.mean, self.square, *self.scales.values())
+        """All that is there between steps; some are views of others."""
+        own = (self.own_parameter, self.own_gradient, self.master, self.mean, self.square, *self.scales.values())
+        return (*own, self.parameter, self.gradient)
 
     @property
     def own_parameter(self) -> torch.Tensor:
-        """The shard of `parameter`, a view."""
-        return self.parameter[self.shard.start : self.shard.stop]
+        """The shard of the parameters."""
+        return self._shard_of(self.parameter) if self.cut_parameter is None else self.cut_parameter
 
     @property
     def own_gradient(self) -> torch.Tensor:
-        """The shard of `gradient`, a view."""
-        return self.gradient[self.shard.start : self.shard.stop]
+        """The shard of the gradients."""
+        return self._shard_of(self.gradient) if self.cut_gradient is None else self.cut_gradient
+
+    def landed(self, wire: torch.dtype) -> torch.Tensor:
+        """Where a reduce-scatter in `wire`, no wider, leaves the shard's sum: a view of `gradient`."""
+        return self._shard_of(self.gradient.view(wire))
+
+    def _shard_of(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole[self.shard.start : self.shard.stop]
 
     def read(self, kind: Kept, part: slice, dtype: torch.dtype) -> torch.Tensor:
         """Elements of what the optimizer keeps as `dtype`: views where they are that already."""
@@ -87,17 +99,25 @@ class Flat:
 
 @dataclass(slots=True)
 class State:
+    """`parameters` and `gradients` are views into the flats: of what is cut, of no use but where it is whole."""
+
     flats: list[Flat]
-    parameters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # views into the flats
+    rings: list[torch.Tensor] = field(default_factory=list[torch.Tensor])  # places of what is whole for a while
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     scaling: LossScale | None = None
     history: History | None = None
 
-    def pieces(self, kind: Literal["gradient", "master", "mean", "square"]) -> Iterator[Piece]:
+    def resident(self) -> list[torch.Tensor]:
+        """All flat buffers; some are views of others."""
+        return [*(t for f in self.flats for t in f.buffers), *self.rings]
+
+    def pieces(self, kind: Literal["parameter", "gradient", "master", "mean", "square"]) -> Iterator[Piece]:
         """What this rank's shards hold of every parameter, as views; of some they hold nothing."""
-        return self.pieces_of([f.own_gradient if kind == "gradient" else getattr(f, kind) for f in self.flats])
+        name = {"gradient": "own_gradient", "parameter": "own_parameter"}.get(kind, kind)
+        return self.pieces_of([getattr(f, name) for f in self.flats])
 
     def pieces_of(self, shards: Iterable[torch.Tensor]) -> Iterator[Piece]:
         """The same of `shards`, one tensor a flat."""
@@ -113,20 +133,25 @@ def allocate(p: Program, device: torch.device) -> State:
     """Buffers for rank p.rank, not yet filled."""
     dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "master", "moment", "stat")}
     state = State([])
-    for b in p.buckets:
+    whole = _Places(parameter_ring(p.buckets, p.layout), dtype["parameter"], device)
+    sums = _Places(gradient_ring(p.buckets), dtype["gradient"], device)
+    state.rings += [*whole.places, *sums.places]
+    for i, b in enumerate(p.buckets):
         shard = b.shard(p.rank)
-        parameter = torch.zeros(b.size, dtype=dtype["parameter"], device=device)
-        gradient = torch.zeros(b.size, dtype=dtype["gradient"], device=device)
+        parameter, cut_parameter = whole.buffers(i, b, cut=b.cut_parameters)
+        gradient, cut_gradient = sums.buffers(i, b, cut=b.cut_gradients)
         mean, square = (torch.zeros(b.shard_size, dtype=dtype["moment"], device=device) for _ in range(2))
-        master = parameter[shard.start : shard.stop]
-        if p.precision.master:
-            master = torch.zeros(b.shard_size, dtype=dtype["master"], device=device)
         blocks = b.shard_size // BLOCK if p.precision.moments == "int8" else 0
         scales = {kind: torch.zeros(blocks, device=device) for kind in ("mean", "square") if blocks}
         places = tuple(_places(p, b)) if p.precision.stochastic else ()
-        state.flats.append(
-            Flat(b, shard, parameter, gradient, master, mean, square, scales, is_sliced(p.precision), places)
-        )
+        flat = Flat(
+            b, shard, parameter, gradient, cut_parameter, cut_gradient, mean, mean, square, scales,
+            is_sliced(p.precision), places,
+        )  # fmt: skip
+        flat.master = flat.own_parameter
+        if p.precision.master:
+            flat.master = torch.zeros(b.shard_size, dtype=dtype["master"], device=device)
+        state.flats.append(flat)
         for q, at in zip(b.params, b.offsets, strict=True):
             shape = q.local_shape(p.mesh)
             state.parameters[q.name] = parameter[at : at + q.numel(p.mesh)].view(shape)
@@ -151,6 +176,30 @@ def _places(p: Program, b: Bucket) -> Iterator[Place]:
             yield Place.of(q, p.mesh, p.rank, at=begin - shard.start, begin=begin - at, count=end - begin)
 
 
+@dataclass(slots=True)
+class _Places:
+    """A ring's places, and the buffers of buckets: in the ring where they are cut."""
+
+    ring: Ring
+    dtype: torch.dtype
+    device: torch.device
+    places: list[torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = [self._zeros(n) for n in self.ring.sizes if n]
+
+    def buffers(self, bucket: int, b: Bucket, *, cut: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """All of a bucket, and its shard where that is a buffer of its own."""
+        if not cut:
+            return self._zeros(b.size), None
+        place, at = self.ring.of(bucket)
+        there = sum(n > 0 for n in self.ring.sizes[:place])
+        return self.places[there][at : at + b.size], self._zeros(b.shard_size)
+
+    def _zeros(self, n: int) -> torch.Tensor:
+        return torch.zeros(n, dtype=self.dtype, device=self.device)
+
+
 def initialise(p: Program, state: State, seed: int) -> None:
     """Fill parameters: each a function of (seed, name) alone, so every layout starts from the same model."""
     fill(state, ((q, _piece(p, q, seed)) for q in p.params))
@@ -158,10 +207,12 @@ def initialise(p: Program, state: State, seed: int) -> None:
 
 def fill(state: State, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
     """Set parameters, and masters in full precision, from each one's whole local rectangle, one at a time."""
-    masters = {piece.param.name: piece for piece in state.pieces("master")}
+    masters, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in ("master", "parameter"))
+    cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
     for q, value in whole:
-        state.parameters[q.name].copy_(value)
-        if (mine := masters.get(q.name)) is not None:
+        if q.name not in cut:
+            state.parameters[q.name].copy_(value)
+        for mine in (some[q.name] for some in (own, masters) if q.name in some):
             mine.values.copy_(value.reshape(-1)[mine.begin : mine.begin + len(mine.values)])
 
 

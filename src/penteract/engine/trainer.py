@@ -104,6 +104,7 @@ class Trainer:
         size = self.spec.layout.global_batch_size
         batches = min(self.spec.train.validation_batches, max(1, len(samples) // size))
         total, tokens = 0.0, 0
+        self.run.settle_parameters()
         for b in range(batches):
             self.feed(self.judge, b * size, samples)
             walk_forward(self.judge.p, self.judge)
@@ -130,8 +131,8 @@ class Trainer:
         self.run.batches = []
         with Storages() as storages:
             outcome = self.step(number, samples, first)
-        flats = [t for f in self.state.flats for t in f.buffers]
-        return outcome, bytes_of([*flats, *self.fixed.values(), *self.run.memory.resident()]) + storages.peak
+        kept = [*self.state.resident(), *self.fixed.values(), *self.run.memory.resident()]
+        return outcome, bytes_of(kept) + storages.peak
 
     def _outcome(self, run: Run) -> Outcome:
         scaling = run.state.scaling

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TypeVar
 
-from penteract.estimate.pieces import ENDS, Kind, Piece, Recorder, Sight, Wire, sight
+from penteract.estimate.pieces import ENDS, Kind, Piece, Recorder, Sight, Wire, sight, waiting
 from penteract.estimate.pools import Pools
-from penteract.estimate.price import bucket_workspace, fed, held
+from penteract.estimate.price import bucket_workspace, fed, held, ringed
 from penteract.estimate.stages import Borders, Chain, StageSum, add_up, borders, shown
-from penteract.model.decoder import homes
+from penteract.model.decoder import homes, shared
 from penteract.ops.params import Param
 from penteract.ops.spec import Widths
-from penteract.parallel.data import Bucket, Pack, bucket_of, packs
+from penteract.parallel.data import NONE, Alike, Bucket, Pack, Unit, bucket_of, packs
 from penteract.parallel.pipeline import stage_layers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy, policy
+from penteract.step.ring import PLACES, places, ring_sizes
 from penteract.units import Bytes
 
 _Key = TypeVar("_Key")
@@ -86,6 +87,7 @@ class Composer:
     packed: dict[tuple[object, ...], tuple[tuple[Pack, int], ...]] = field(
         default_factory=dict[tuple[object, ...], tuple[tuple[Pack, int], ...]]
     )
+    late: dict[int, frozenset[str]] = field(default_factory=dict[int, frozenset[str]])  # by a piece's identity
     chains: dict[int, tuple[Chain, ...]] = field(default_factory=dict[int, tuple[Chain, ...]])
 
     def __post_init__(self) -> None:
@@ -126,7 +128,8 @@ class Composer:
         [(arena, routed)] = self.pools(layout, pp_rank, stages).activations(layout, (pp_rank,))
         work = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return RankPrice(
-            resident=held(made, self.policy) | {"data": data},
+            resident=held(made, self.policy) | ringed(*self.rings(layout, pp_rank), self.widths)
+            | {"data": data},
             arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
             flops=_total(layout, [flops for flops, _ in work]), seams=_total(layout, [wires for _, wires in work]),
         )  # fmt: skip
@@ -191,9 +194,41 @@ class Composer:
 
     def packs(self, layout: Layout, pp_rank: int) -> Iterator[Pack]:
         """The groups of parameters that fill the buckets of a rank."""
-        params = [p for _, some in self.placed(layout, pp_rank) for p in some]
-        where = homes(self.model, layout, {p.name: pp_rank for p in params})
-        return packs(reversed(params), where, Mesh(layout), self.widths["gradient"])
+        both = shared(self.model)
+        units = [Unit(some, self._late(kind, layout), both) for kind, some in self.placed(layout, pp_rank)]
+        where = homes(self.model, layout, {p.name: pp_rank for u in units for p in u.params})
+        return packs(units, where, Mesh(layout), self.widths["gradient"])
+
+    def _late(self, kind: Kind, layout: Layout) -> frozenset[str]:
+        if layout.zero < 2:
+            return frozenset()
+        piece = self.piece(kind, layout, sight(layout))
+        if id(piece) not in self.late:
+            self.late[id(piece)] = waiting(piece)
+        return self.late[id(piece)]
+
+    def rings(self, layout: Layout, pp_rank: int) -> tuple[int, int]:
+        """Elements of a rank's rings: of gathered parameters, and of gradients in one action."""
+        if layout.zero < 2:
+            return 0, 0
+        parameters, gradients = Counter[int](), Counter[int]()
+        for b in self.unit_buckets(layout, pp_rank):
+            parameters[b.unit] += b.size * b.cut_parameters
+            gradients[b.unit] += b.size * b.cut_gradients
+        n = places(layout, len(self.placed(layout, pp_rank)))
+        return sum(ring_sizes(parameters, n)), sum(ring_sizes(gradients, PLACES))
+
+    def unit_buckets(self, layout: Layout, pp_rank: int) -> Iterator[Bucket]:
+        """The buckets of a rank that are of one unit."""
+        mesh, known = Mesh(layout), dict[tuple[Alike, int], Bucket]()
+        rank = mesh.group("pp", 0)[pp_rank]
+        for pack in self.packs(layout, pp_rank):
+            if pack.unit == NONE:
+                continue
+            key = (pack.alike, pack.elements)
+            if key not in known:
+                known[key] = bucket_of(pack, mesh, rank, self.policy.grain)
+            yield replace(known[key], unit=pack.unit, params=pack.params)
 
     def buckets(self, layout: Layout, pp_rank: int) -> tuple[Bucket, ...]:
         """The buckets of a rank."""
@@ -210,13 +245,15 @@ class Composer:
             lay.ep,
             lay.expert_tp,
             lay.bucket_bytes,
+            max(1, lay.zero),
             (lay.pp, pp_rank) if self.shared(chains) else (),
         )
         if key not in self.packed:
             first: dict[tuple[object, int], Pack] = {}
             count = Counter[tuple[object, int]]()
             for pack in self.packs(layout, pp_rank):
-                size = ((pack.alike[0], len(pack.alike[1]), pack.alike[2]), pack.elements)
+                alike = pack.alike
+                size = ((alike.cut, len(alike.homes), alike.decay, alike.late, pack.unit == NONE), pack.elements)
                 first.setdefault(size, pack)
                 count[size] += 1
             self.packed[key] = tuple((pack, count[size]) for size, pack in first.items())

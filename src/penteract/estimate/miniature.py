@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from penteract.model.decoder import homes, part
+from penteract.model.decoder import homes, part, shared
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
 from penteract.ops.params import Homes, Param, holders
 from penteract.ops.symbols import Size, symbolic
-from penteract.parallel.data import Bucket, buckets
+from penteract.parallel.data import Bucket, Unit, buckets, shard_groups
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, Exchange, computes, stage_of
 from penteract.schedule.in_flight import action_lists
@@ -25,7 +25,9 @@ from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
 from penteract.spec.schedules import ScheduleName
-from penteract.step.program import Program
+from penteract.step.events import READS, Around, Event
+from penteract.step.program import Program, units_of
+from penteract.step.ring import Reads, gathers, places
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Owned:
     param: Param
     line: str
     times: int
+    gathers: int = 0  # in a step, of all of them; of what is cut
 
     @property
     def name(self) -> str:
@@ -58,6 +61,7 @@ class Miniature:
 
     `layout` is symbolic, while the program's mesh is plain: ranks are numbers.
     `alike[chunk][layer]`: how many layers the recorded one stands for. `buckets`: those of the whole step, plain.
+    `gathers`: how often a step gathers each of their units.
     """
 
     program: Program
@@ -65,16 +69,19 @@ class Miniature:
     owned: tuple[Owned, ...]
     alike: tuple[Mapping[int, int], ...]
     buckets: tuple[Bucket, ...]
+    gathers: Mapping[int, int]
 
     def times(self, chunk: int, layer: int) -> int:
         return self.alike[chunk].get(layer, 1)
 
     def once(self) -> Program:
         """Every action of one micro-batch, each bucket summed last."""
+        summed: tuple[Event, ...] = tuple([("reduce", b) for b in range(len(self.program.buckets))])
         p = self.program
         first = [t for a in p.actions if isinstance(a, Exchange) for t in a.transfers if t.micro == 0]
         walks = [Compute(kind, 0, c) for c, chunk in enumerate(p.chunks) for kind in chunk.actions]  # type: ignore[arg-type]
-        return replace(p, actions=(Exchange(tuple(first)), *walks))
+        actions = (Exchange(tuple(first)), *walks)
+        return replace(p, actions=actions, events={(len(actions), 0): Around(summed)})
 
     def warm_up(self) -> Program:
         """The whole schedule's actions until the first that goes back."""
@@ -103,14 +110,20 @@ def miniature(
     where = homes(m, layout, {o.param.name: at for o in owned})
     program = Short(
         model, mesh, rank, length, precision, chunks, tuple(o.param for o in owned), (), where,
-        tuple(_bucket(o.param, where, mesh, Mesh(cut), rank) for o in owned),
+        tuple(_bucket(o.param, where, mesh, Mesh(cut), rank, shared(m)) for o in owned),
         tuple(_actions(name, layout)[at]), {}, _routers(chunks, alike),
     )  # fmt: skip
-    whole = list(_whole(said, alike, stages, m))
+    units = [
+        [_plain_unit(u) for u in _units(do, some, layers, m)]
+        for do, some, layers in zip(said, alike, stages, strict=True)
+    ]
+    whole = [unit for some in units for unit in some]
     real = buckets(
-        reversed(whole), homes(m, layout, {q.name: at for q in whole}), mesh, rank, precision
+        _once(whole), homes(m, layout, {q.name: at for u in whole for q in u.params}), mesh, rank, precision
     )  # fmt: skip
-    return Miniature(program, cut, owned, alike, real)
+    reads = _reads(chunks, units, real)
+    turns = gathers(program.actions, reads, places(layout, len(whole))) if any(reads) else Counter[int]()
+    return Miniature(program, cut, tuple(_gathered(owned, real, turns)), alike, real, turns)
 
 
 def anonymous(name: str) -> str:
@@ -148,13 +161,22 @@ def _owned(said: list[Do], chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, 
                 seen.add(name)
 
 
-def _bucket(q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int) -> Bucket:
+def _bucket(q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: frozenset[str]) -> Bucket:
     """A parameter as a bucket of its own, summed last. Who holds it is a size too: what cuts it divides the stage."""
     members, size = holders(q, where[q.name], mesh, rank), q.numel(cut)
     count = cut.size("stage") // prod(s.pieces(cut) for s in q.shards) * len(where[q.name])
     assert count == len(members), q.name
-    shards = count if mesh.layout.zero and count > 1 else 1
-    return Bucket((q,), (0,), size, members, q.decay, across_stages=True, shards=shards)
+    lay, copies = mesh.layout, 1
+    sharers, replicas = shard_groups(members, lay, rank)
+    if lay.shard_group:
+        each = lay.shard_group if lay.shard_group >= lay.ep or not _by_experts(q) else cut.layout.ep
+        copies = cut.layout.dp * cut.layout.cp // each
+    shards = count // copies if lay.zero and len(sharers) > 1 else 1
+    cuts = lay.zero >= 2 and q.name not in both and len(where[q.name]) == 1 and shards > 1
+    return Bucket(
+        (q,), (0,), size, members, q.decay, across_stages=True, sharers=sharers, replicas=replicas, shards=shards,
+        cut_gradients=cuts and not lay.whole_gradients, cut_parameters=cuts and lay.zero == 3,
+    )  # fmt: skip
 
 
 def _routers(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) -> tuple[str, ...]:
@@ -167,22 +189,78 @@ def _routers(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) ->
     )  # fmt: skip
 
 
-def _whole(said: list[Do], alike: tuple[Mapping[int, int], ...], stages: list[range], m: ModelSpec) -> Iterator[Param]:
-    """The parameters of all layers with plain sizes, in the order of their first use."""
-    seen = set[str]()
-    for do, recorded, layers in zip(said, alike, stages, strict=True):
-        inside = {f"layers.{i}.": [q for n, q in do.params.items() if n.startswith(f"layers.{i}.")] for i in recorded}
-        like = {m.has_experts(i): f"layers.{i}." for i in recorded}
-        layered = [replace(q, name=q.name.replace(like[m.has_experts(i)], f"layers.{i}."))
-                   for i in layers for q in inside[like[m.has_experts(i)]]]  # fmt: skip
-        places = {q.name for some in inside.values() for q in some}
-        for q in do.params.values():
-            for each in layered if q.name in places else [q]:
-                if each.name not in seen:
-                    seen.add(each.name)
-                    yield _plain(each)
+def _by_experts(q: Param) -> bool:
+    return any(s.axis == "ep" for s in q.shards)
+
+
+def _units(do: Do, recorded: Mapping[int, int], layers: range, m: ModelSpec) -> Iterator[Unit]:
+    """The units of a chunk's layers, each like the one that was recorded for its kind, and of what is at its ends."""
+    told, first = list(units_of([do], m)), layers.start == 0
+    inside = dict(zip(sorted(recorded), told[first:], strict=False))
+    yield from told[:first]
+    for i in layers:
+        yield _as_layer(inside[_stand_in(i, recorded, layers, m)], i)
+    yield from told[first + len(inside) :]
+
+
+def _stand_in(layer: int, recorded: Mapping[int, int], layers: range, m: ModelSpec) -> int:
+    """The recorded layer that this one is like."""
+    return layer if layer == layers[-1] else next(i for i in recorded if m.has_experts(i) == m.has_experts(layer))
+
+
+def _as_layer(unit: Unit, layer: int) -> Unit:
+    def name(of: str) -> str:
+        return ".".join(["layers", str(layer), *of.split(".")[2:]])
+
+    return replace(
+        unit, params=tuple(replace(q, name=name(q.name)) for q in unit.params), late=frozenset(map(name, unit.late))
+    )
+
+
+def _once(units: list[Unit]) -> list[Unit]:
+    """What several units use counts for the first."""
+    seen, out = set[str](), list[Unit]()
+    for u in units:
+        out.append(replace(u, params=tuple(q for q in u.params if q.name not in seen)))
+        seen |= {q.name for q in u.params}
+    return out
+
+
+def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucket, ...]) -> list[Reads]:
+    """Which units each action of a chunk reads cut parameters of."""
+    cut = {q.name for b in real if b.cut_parameters for q in b.params}
+    out, number = list[Reads](), 0
+    for chunk, own in zip(chunks, units, strict=True):
+        found = dict[str, tuple[int, ...]]()
+        for action, instructions in chunk.actions.items():
+            calls = (i.call for i in instructions if i.call.phase in READS)
+            read = {anonymous(n) for c in calls for n in c.site.params}
+            using = [
+                number + k
+                for k, u in enumerate(own)
+                if any(q.name in cut and anonymous(q.name) in read for q in u.params)
+            ]
+            found[action] = tuple(using if action == "Fwd" else reversed(using))
+        out.append({action: some for action, some in found.items() if some})
+        number += len(own)
+    return out
+
+
+def _gathered(owned: tuple[Owned, ...], real: tuple[Bucket, ...], turns: Mapping[int, int]) -> Iterator[Owned]:
+    """With how often each is gathered, whichever layers it stands for."""
+    found = Counter[str]()
+    for b in real:
+        for q in b.params if b.cut_parameters else ():
+            found[q.name] += turns[b.unit]
+    named = {q.name for b in real for q in b.params}
+    for o in owned:
+        yield replace(o, gathers=found[o.param.name]) if o.param.name in named else o
 
 
 def _plain(q: Param) -> Param:
     shards = tuple(replace(s, parts=None if s.parts is None else int(s.parts)) for s in q.shards)
     return replace(q, shape=tuple(map(int, q.shape)), shards=shards)
+
+
+def _plain_unit(unit: Unit) -> Unit:
+    return replace(unit, params=tuple(_plain(q) for q in unit.params))

@@ -18,7 +18,7 @@ from penteract.estimate.load import Balanced, Load
 from penteract.estimate.outline import Outline, Saying, saying, sites_of
 from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
-from penteract.ops.bodies import body_of
+from penteract.ops.bodies import BODIES, body_of
 from penteract.ops.bodies.body import FLOAT
 from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.collectives import counted
@@ -31,6 +31,7 @@ from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
+from penteract.step.events import READS
 from penteract.step.places import Life, Span, aligned, lay_out
 from penteract.units import Bytes
 
@@ -254,6 +255,22 @@ class Recorder:
                 if n and mesh.size(axis) > 1:
                     wires["all_reduce", axis] += n * FLOAT
         return +flops, +wires
+
+
+def waiting(piece: Piece) -> frozenset[str]:
+    """The parameters whose gradients may wait."""
+    return frozenset(n for site in piece.sites if site.params and BODIES[site.word].deferrable for n in site.params)
+
+
+def read_by(piece: Piece) -> Mapping[str, frozenset[str]]:
+    """The parameters that each action reads."""
+    found = dict[str, frozenset[str]]()
+    for action, calls in piece.outline.calls.items():
+        jobs = (piece.outline.jobs[job] for job in {job for job, _, _ in calls})
+        found[action] = frozenset(
+            n for place, phase in jobs if phase in READS for n in piece.sites[place].params
+        )  # fmt: skip
+    return found
 
 
 def _most_at_once(registers: list[tuple[Life, Bytes]]) -> dict[str, Bytes]:

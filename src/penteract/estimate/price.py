@@ -20,6 +20,7 @@ from penteract.spec.precision import Policy
 from penteract.step import update
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot
+from penteract.step.ring import gradient_ring, parameter_ring
 from penteract.step.update import kept
 from penteract.step.walk import walk
 from penteract.units import Bytes, Flops
@@ -121,11 +122,21 @@ class Pricing:
     def reduce(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
         if b.shards > 1:
-            self._bucket_wire("reduce_scatter", b, Spec((b.size,), "reduce"), Spec((b.shard_size,), "reduce"))
-        elif len(b.holders) > 1:
-            self._bucket_wire("all_reduce", b, Spec((b.size,), "reduce"), Spec((b.size,), "reduce"))
+            whole, shard = Spec((b.size,), "reduce"), Spec((b.shard_size,), "reduce")
+            self._bucket_wire("reduce_scatter", b.sharers, whole, shard)
+        else:
+            self.replicate(bucket)
         if len(b.holders) > 1:
             self._note(update.wire_workspace(b.size, self.p.precision), None)
+
+    def replicate(self, bucket: int) -> None:
+        b = self.p.buckets[bucket]
+        if len(b.replicas) > 1:
+            self._bucket_wire("all_reduce", b.replicas, *[Spec((b.shard_size,), "reduce")] * 2)
+
+    def need(self, bucket: int) -> None: ...
+    def open(self, bucket: int) -> None: ...
+    def land(self, bucket: int) -> None: ...
 
     def after(self, action: Compute | Woven | Exchange) -> None:
         self.price.kept.append((str(action), self.now))
@@ -141,8 +152,8 @@ class Pricing:
 
     def gather(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
-        if b.shards > 1:
-            self._bucket_wire("all_gather", b, Spec((b.shard_size,), "parameter"), Spec((b.size,), "parameter"))
+        own, whole = Spec((b.shard_size,), "parameter"), Spec((b.size,), "parameter")
+        self._bucket_wire("all_gather", b.sharers, own, whole)
 
     def end(self) -> None:
         assert not self.alive, "registers outlive the step"
@@ -164,9 +175,9 @@ class Pricing:
         else:
             self.price.wires[kind, group] += amount
 
-    def _bucket_wire(self, kind: str, b: Bucket, x: Spec, y: Spec) -> None:
+    def _bucket_wire(self, kind: str, group: tuple[int, ...], x: Spec, y: Spec) -> None:
         wire = counted(kind, x, y)
-        self.price.wires[kind, b.holders] += wire.numel() * self.p.widths[wire.role]
+        self.price.wires[kind, group] += wire.numel() * self.p.widths[wire.role]
 
     def _hold(self, slot: Slot, register: int, amount: Bytes) -> None:
         self.alive[slot, register] = amount
@@ -200,19 +211,30 @@ def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
     data = fed(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(remembered, p.delayed))
-    return held(p.buckets, p.precision) | {"data": data}
+    rings = ringed(parameter_ring(p.buckets, p.layout).size, gradient_ring(p.buckets).size, p.widths)
+    return held(p.buckets, p.precision) | rings | {"data": data}
 
 
 def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
-    """Parameters and gradients are there for all of each bucket, padding included. What the optimizer keeps is there
-    for the rank's own shard: two moments, and a master copy where it does not move the parameters themselves."""
-    sizes, widths = [(b.size, b.shard_size) for b in buckets], p.widths
-    n, own = sum(size for size, _ in sizes), sum(own for _, own in sizes)
+    """Parameters and gradients are there for all of each bucket, padding included, or for the rank's own shard where
+    they are cut. What the optimizer keeps is there for the shard: two moments, and a master copy where it does not move
+    the parameters themselves."""
+    parameters = gradients = own = 0
+    for b in buckets:
+        parameters += b.shard_size if b.cut_parameters else b.size
+        gradients += b.shard_size if b.cut_gradients else b.size
+        own += b.shard_size
     return {
-        "parameters": n * widths["parameter"],
-        "gradients": n * widths["gradient"],
+        "parameters": parameters * p.widths["parameter"],
+        "gradients": gradients * p.widths["gradient"],
         "optimizer": kept(own, p),
     }
+
+
+def ringed(parameters: int, gradients: int, widths: Widths) -> dict[str, Bytes]:
+    """What ZeRO 2 and 3 have whole for a while, in elements of their rings: places stay from step to step."""
+    size = parameters * widths["parameter"] + gradients * widths["gradient"]
+    return {"ring": size} if size else {}
 
 
 def bucket_workspace(b: Bucket, p: Policy) -> Bytes:

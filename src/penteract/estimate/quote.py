@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
 
 from penteract.estimate.composed import Chains, Composer
 from penteract.estimate.ideal import PARTS, Forward, StepFlops
+from penteract.estimate.lane import beside_lane
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, Sight, sight
 from penteract.estimate.pipeline import Passes, critical_path, least
-from penteract.estimate.price import fed
+from penteract.estimate.price import fed, ringed
 from penteract.estimate.rates import Rates, Span
-from penteract.estimate.reduction import Reduction, Tail, reduction, turns
+from penteract.estimate.reduction import Reduction, Tail, ready, reduction, turns, used
 from penteract.estimate.stages import Chain
 from penteract.estimate.timing import Device, Part, Timed, time_piece
 from penteract.ops.tape import Site
-from penteract.parallel.data import Pack, bucket_of
+from penteract.parallel.data import bucket_of
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
@@ -33,7 +34,8 @@ _Shape = tuple[object, ...]  # what decides the passes of all pipeline ranks
 class Quote:
     """Memory by kind of the fullest pipeline rank, in bytes, and a lower bound of the step's time.
 
-    memory    parameters, gradients, optimizer, activations (kept and scratch), other (data, what a body allocates)
+    memory    parameters, gradients, optimizer, activations (kept and scratch), other (data, what a body
+              allocates, what ZeRO 2 and 3 have whole for a while)
     by_stage  all kinds together, of each pipeline rank
     """
 
@@ -81,6 +83,9 @@ class Quoter:
         default_factory=dict[Sight, dict[Chain, Mapping[str, Seconds]]]
     )
     _passes: dict[_Shape, tuple[Passes, ...]] = field(default_factory=dict[_Shape, tuple[Passes, ...]])
+    _laned: dict[_Shape, tuple[tuple[Passes, ...], tuple[Seconds, ...]]] = field(
+        default_factory=dict[_Shape, tuple[tuple[Passes, ...], tuple[Seconds, ...]]]
+    )
     _held: dict[_Shape, _Held] = field(default_factory=dict[_Shape, _Held])
     _reductions: dict[_Shape, Reduction] = field(default_factory=dict[_Shape, Reduction])
     _summed: dict[_Shape, list[Reduction]] = field(default_factory=dict[_Shape, list[Reduction]])
@@ -106,20 +111,20 @@ class Quoter:
         seen, deal = sight(layout), self.composer.deal(layout)
         there, sums = self._holding(layout, seen), self._sums(layout)
         beside = [
-            sum(s.held.values()) + data + max(workspace, s.largest)
+            sum(s.held.values()) + s.ring + data + max(workspace, s.largest)
             for s, data, workspace in zip(sums, there.data, there.workspace, strict=True)
         ]
         by_stage = tuple([a + beside[g] for a, g in zip(there.activations, deal.group, strict=True)])
         r = max(range(layout.pp), key=by_stage.__getitem__)
         g = deal.group[r]
-        other = there.data[g] + max(there.workspace[g], sums[g].largest)
+        other = there.data[g] + max(there.workspace[g], sums[g].largest) + sums[g].ring
         memory = {**sums[g].held, "activations": there.activations[r], "other": other}
         return Quote(layout, memory, by_stage[r], by_stage, self._least(layout, seen, sums))
 
     def time(self, quote: Quote) -> StepTime:
         """The step's time with the schedule played out."""
         lay, seen = quote.layout, sight(quote.layout)
-        passes = self._passes_of(lay, seen)
+        passes, _ = self._passes_of(lay, seen)
         ends = critical_path(lay, [passes[g] for g in self.composer.deal(lay).group], self._wire(lay))
         norm = self.rates.collective("all_reduce", Span.of(tuple(range(lay.world)), self.cluster.gpus_per_node), 16)
         tails = [self._tail(lay, seen, r, norm) for r in range(lay.pp)]
@@ -174,7 +179,7 @@ class Quoter:
     def _sums(self, layout: Layout) -> list[Reduction]:
         """Of each group of pipeline ranks with the same stages."""
         lay, node = layout, self.cluster.gpus_per_node
-        key = (lay.dp, lay.tp, lay.pp, lay.vpp, lay.cp, lay.ep, lay.expert_tp, lay.zero, lay.bucket_bytes)
+        key = (lay.dp, lay.tp, lay.pp, lay.vpp, lay.cp, lay.ep, lay.expert_tp, *_sharding(lay))
         if key not in self._summed:
             deal, each = self.composer.deal(lay), lay.world // lay.pp
             even = each % node == 0 or node % each == 0  # all stages lie on nodes alike
@@ -188,14 +193,15 @@ class Quoter:
         lay = layout
         edge = (lay.pp, r) if self.composer.shared(chains) else ()
         place = r * (lay.world // lay.pp) % self.cluster.gpus_per_node  # of the stage's first rank on its node
-        key = (chains, place, lay.dp, lay.tp, lay.cp, lay.ep, lay.expert_tp, lay.zero, lay.bucket_bytes, edge)
+        key = (chains, place, lay.dp, lay.tp, lay.cp, lay.ep, lay.expert_tp, *_sharding(lay), edge)
         if key not in self._reductions:
             mesh = Mesh(lay)
             rank = mesh.group("pp", 0)[r]
-            grain = self.composer.policy.grain
+            p = self.composer.policy
             packs = ((pack.at(r), n) for pack, n in self.composer.counted_packs(lay, r))
-            made = [(bucket_of(pack, mesh, rank, grain), n) for pack, n in packs]
-            self._reductions[key] = reduction(made, self.rates, self.composer.policy, self.cluster.gpus_per_node)
+            made = [(bucket_of(pack, mesh, rank, p.grain), n) for pack, n in packs]
+            ring = sum(ringed(*self.composer.rings(lay, r), p.widths).values())
+            self._reductions[key] = reduction(made, ring, self.rates, p, self.cluster.gpus_per_node)
         return self._reductions[key]
 
     # ---- time ------------------------------------------------------------------------------------------------
@@ -211,8 +217,28 @@ class Quoter:
             self._pieces[key] = time_piece(piece, device)
         return self._pieces[key]
 
-    def _passes_of(self, layout: Layout, seen: Sight) -> tuple[Passes, ...]:
-        """Of each group of pipeline ranks with the same stages."""
+    def _passes_of(self, layout: Layout, seen: Sight) -> tuple[tuple[Passes, ...], tuple[Seconds, ...]]:
+        """Of each group of pipeline ranks with the same stages, with what ZeRO does beside them; and seconds of all of
+        a micro-batch's passes by which that is slower."""
+        plain = self._plain_passes(layout, seen)
+        if layout.zero < 2:
+            return plain, (0.0,) * len(plain)
+        lay = layout
+        key = (seen, lay.dp, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.schedule, *_sharding(lay))
+        if key not in self._laned:
+            rates, node = self.rates, self.cluster.gpus_per_node
+            told = [
+                beside_lane(self.composer, lay, ranks[0], self._seconds(lay, seen), rates, node)
+                for ranks in self.composer.deal(lay).alike
+            ]
+            self._laned[key] = tuple(p for p, _ in told), tuple(late for _, late in told)
+        return self._laned[key]
+
+    def _seconds(self, layout: Layout, seen: Sight) -> Callable[[Kind], Mapping[str, Seconds]]:
+        """Of each action of a piece."""
+        return lambda kind: self._timed(kind, layout, seen).seconds
+
+    def _plain_passes(self, layout: Layout, seen: Sight) -> tuple[Passes, ...]:
         key = (seen, layout.pp, layout.vpp)
         if key not in self._passes:
             known, deal = self._chains.setdefault(seen, {}), self.composer.deal(layout)
@@ -233,8 +259,9 @@ class Quoter:
     def _least(self, layout: Layout, seen: Sight, sums: list[Reduction]) -> Seconds:
         lay = layout
         key = (seen, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.dp)
+        key = (*key, *_sharding(lay)) if lay.zero > 1 else key
         if key not in self._bounds:
-            deal, passes = self.composer.deal(lay), self._passes_of(lay, seen)
+            deal, (passes, _) = self.composer.deal(lay), self._passes_of(lay, seen)
             by_rank = least(lay.gradient_accumulation_steps, [passes[g] for g in deal.group], self._wire(lay))
             self._bounds[key] = [
                 (
@@ -266,6 +293,8 @@ class Quoter:
                 for told in self._timed(kind, layout, seen).parts.values():
                     for part, seconds in told.items():
                         parts[part] += layout.gradient_accumulation_steps * n * seconds
+        _, exposed = self._passes_of(layout, seen)
+        parts["data"] += layout.gradient_accumulation_steps * exposed[self.composer.deal(layout).group[r]]
         return parts
 
     def _tail(self, layout: Layout, seen: Sight, r: int, norm: Seconds) -> Tail:
@@ -276,20 +305,11 @@ class Quoter:
         made, mesh = self._reduction(layout, r, self.composer.chains_of(layout, r)), Mesh(layout)
         packs, rank = tuple(self.composer.packs(layout, r)), mesh.group("pp", 0)[r]
         told = turns(packs, mesh, rank, self.rates, self.composer.policy, gpus_per_node=self.cluster.gpus_per_node)
-        ready, end = self._ready(layout, seen, r, packs)
-        hidden, gathers = min(made.reduce, end), told.after_update()
-        data = told.after_backward(ready, end) + hidden * (self.rates.beside - 1)
+        placed, seconds = self.composer.placed(layout, r), self._seconds(layout, seen)
+        at, end = ready(placed, seconds, packs)
+        hidden, gathers = min(made.reduce, end), told.after_update(used(placed, seconds, packs), self.rates.beside)
+        data = told.after_backward(at, end) + hidden * (self.rates.beside - 1)
         return Tail(data, made.update + gathers + norm, gathers)
-
-    def _ready(self, layout: Layout, seen: Sight, r: int, packs: Iterable[Pack]) -> tuple[list[Seconds], Seconds]:
-        """When each pack's last gradient is written, from the start of the last backward, and when that ends."""
-        now, at = 0.0, dict[int, list[Seconds]]()  # by identity: equal layers share their parameters
-        for kind, params in reversed(self.composer.placed(layout, r)):
-            now += fsum(t for action, t in self._timed(kind, layout, seen).seconds.items() if action != "Fwd")
-            for p in params:
-                at.setdefault(id(p), []).append(now)
-        turn = {p: iter(times) for p, times in at.items()}  # packs take them in this order
-        return [max([next(turn[id(p)]) for p in pack.params]) for pack in packs], now
 
     def _limit(self, layout: Layout, parts: Mapping[Part, Seconds], seconds: Seconds) -> str:
         """The largest reason why a step is not at the device's peak."""
@@ -298,3 +318,9 @@ class Quoter:
         asked = self.model_flops(layout.global_batch_size * self.sequence_length).causal
         ideal = asked / layout.world / self.cluster.gpu.peak(policy(self.precision).products)
         return self._asked().limit(parts, seconds, ideal)
+
+
+def _sharding(layout: Layout) -> _Shape:
+    """What decides how buckets are cut."""
+    lay = layout
+    return (lay.zero, lay.shard_group, lay.whole_gradients, lay.keep_gathered, lay.bucket_bytes)

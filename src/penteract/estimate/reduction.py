@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import NamedTuple
 
+from penteract.estimate.pieces import Kind
 from penteract.estimate.price import bucket_workspace, held
 from penteract.estimate.rates import Rates, Span
 from penteract.ops.collectives import counted
+from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
-from penteract.parallel.data import Alike, Bucket, Pack, bucket_of
+from penteract.parallel.data import NONE, Alike, Bucket, Pack, bucket_of
 from penteract.spec.mesh import Mesh
 from penteract.spec.precision import Policy
 from penteract.step.update import touched
 from penteract.units import Bytes, Seconds
+
+Times = Callable[[Kind], Mapping[str, Seconds]]  # a piece -> seconds of each of its actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +34,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """All buckets of a rank. `held`: bytes that it keeps of them between steps, by kind."""
+    """All buckets of a rank. `held`: bytes that it keeps of them between steps, by kind; `ring`: where they are whole
+    for a while."""
 
     held: Mapping[str, Bytes]
+    ring: Bytes
     largest: Bytes  # what the update allocates
     reduce: Seconds  # of all of them, one after the other
     update: Seconds
@@ -43,14 +50,20 @@ class Turns:
 
     turns: tuple[Turn, ...]
 
-    def after_update(self) -> Seconds:
-        """Seconds by which the last gather ends after the last update: each starts when its bucket has been moved."""
-        now = wire = 0.0
-        for turn in self.turns:
+    def after_update(self, used: Sequence[Seconds], beside: float) -> Seconds:
+        """Seconds by which gathers delay the next step: each starts when its bucket has been moved, the last bucket
+        first, and must end before its first use; those that do make the forward above them `beside` times slower.
+
+        `used`: when the first use is, from the start of the next forward.
+        """
+        now, wire, ends = 0.0, 0.0, list[Seconds]()
+        for turn in reversed(self.turns):
             now += turn.update
             if turn.gather:
                 wire = max(wire, now) + turn.gather
-        return max(0.0, wire - now)
+            ends.append(wire if turn.gather else 0.0)
+        late = max(0.0, *(end - now - at for end, at in zip(reversed(ends), used, strict=True)))
+        return late + max(0.0, wire - now - late) * (beside - 1)
 
     def after_backward(self, ready: Sequence[Seconds], end: Seconds) -> Seconds:
         """Seconds by which the last sum ends after the last backward's `end`; `ready`: when each bucket may go."""
@@ -70,44 +83,73 @@ class Tail(NamedTuple):
     gathers: Seconds
 
 
-def reduction(counted: Iterable[tuple[Bucket, int]], rates: Rates, p: Policy, gpus_per_node: int) -> Reduction:
+def ready(
+    placed: Sequence[tuple[Kind, tuple[Param, ...]]], times: Times, packs: Iterable[Pack]
+) -> tuple[list[Seconds], Seconds]:
+    """When each pack's last gradient is written, from the start of the last backward, and when that ends."""
+    now, at = 0.0, dict[int, list[Seconds]]()  # by identity: equal layers share their parameters
+    for kind, params in reversed(placed):
+        now += fsum(t for action, t in times(kind).items() if action != "Fwd")
+        for p in params:
+            at.setdefault(id(p), []).append(now)
+    turn = {p: iter(moments) for p, moments in at.items()}  # packs take them in this order
+    return [max([next(turn[id(p)]) for p in pack.params]) for pack in packs], now
+
+
+def used(placed: Sequence[tuple[Kind, tuple[Param, ...]]], times: Times, packs: Iterable[Pack]) -> list[Seconds]:
+    """When each pack is first read, from the start of the first forward."""
+    now, at = 0.0, dict[int, list[Seconds]]()
+    for kind, params in placed:
+        for p in params:
+            at.setdefault(id(p), []).append(now)
+        now += times(kind)["Fwd"]
+    turn = {p: reversed(moments) for p, moments in at.items()}  # packs take them in the order of backward
+    return [min([next(turn[id(p)]) for p in pack.params]) for pack in packs]
+
+
+def reduction(
+    counted: Iterable[tuple[Bucket, int]], ring: Bytes, rates: Rates, p: Policy, gpus_per_node: int
+) -> Reduction:
     """Price the buckets of a rank; of equal ones there is one, and how many."""
     kept, largest, reduce, update = Counter[str](), 0, 0.0, 0.0
     for b, n in counted:
-        turn = turn_of(b, rates, p, Span.of(b.holders, gpus_per_node))
+        turn = turn_of(b, rates, p, gpus_per_node)
         for kind, size in held((b,), p).items():
             kept[kind] += n * size
         largest = max(largest, bucket_workspace(b, p))
         reduce, update = reduce + n * turn.reduce, update + n * turn.update
-    return Reduction(kept, largest, reduce, update)
+    return Reduction(kept, ring, largest, reduce, update)
 
 
 def turns(packs: Iterable[Pack], mesh: Mesh, rank: int, rates: Rates, p: Policy, *, gpus_per_node: int) -> Turns:
     """Price the buckets of a rank one by one: of those that are alike, the first."""
-    known: dict[tuple[Alike, int], Turn] = {}
+    known: dict[tuple[Alike, int, bool], Turn] = {}
     out: list[Turn] = []
     for pack in packs:
-        key = (pack.alike, pack.elements)
+        key = (pack.alike, pack.elements, pack.unit == NONE)
         if key not in known:
-            b = bucket_of(pack, mesh, rank, p.grain)
-            known[key] = turn_of(b, rates, p, Span.of(b.holders, gpus_per_node))
+            known[key] = turn_of(bucket_of(pack, mesh, rank, p.grain), rates, p, gpus_per_node)
         out.append(known[key])
     return Turns(tuple(out))
 
 
-def turn_of(b: Bucket, rates: Rates, p: Policy, span: Span) -> Turn:
-    widths = p.widths
-    whole, shard = Spec((b.size,), "reduce"), Spec((b.shard_size,), "reduce")
+def turn_of(b: Bucket, rates: Rates, p: Policy, gpus_per_node: int) -> Turn:
+    """What a bucket takes once a step; what is cut goes over wires beside the passes too (`lane.py`)."""
     add = gather = 0.0
     if b.shards > 1:
-        add = _seconds("reduce_scatter", whole, shard, rates, widths, span)
-        own, all_of_it = Spec((b.shard_size,), "parameter"), Spec((b.size,), "parameter")
-        gather = _seconds("all_gather", own, all_of_it, rates, widths, span)
-    elif len(b.holders) > 1:
-        add = _seconds("all_reduce", whole, whole, rates, widths, span)
+        if not b.cut_gradients:
+            add = on_wire("reduce_scatter", b, rates, p.widths, gpus_per_node)
+        if not b.cut_parameters:
+            gather = on_wire("all_gather", b, rates, p.widths, gpus_per_node)
+    if len(b.replicas) > 1:
+        add += on_wire("all_reduce", b, rates, p.widths, gpus_per_node)
     return Turn(add, rates.update(touched(b.shard_size, p)), gather)
 
 
-def _seconds(kind: str, x: Spec, y: Spec, rates: Rates, widths: Widths, span: Span) -> Seconds:
-    wire = counted(kind, x, y)
-    return rates.collective(kind, span, wire.numel() * widths[wire.role])
+def on_wire(kind: str, b: Bucket, rates: Rates, widths: Widths, gpus_per_node: int) -> Seconds:
+    """One collective on a bucket: over those who share it, or over the replicas of a shard."""
+    role = "parameter" if kind == "all_gather" else "reduce"
+    whole, shard = Spec((b.size,), role), Spec((b.shard_size,), role)
+    ends = {"all_gather": (shard, whole), "reduce_scatter": (whole, shard), "all_reduce": (shard, shard)}[kind]
+    wire, group = counted(kind, *ends), b.replicas if kind == "all_reduce" else b.sharers
+    return rates.collective(kind, Span.of(group, gpus_per_node), wire.numel() * widths[wire.role])

@@ -10,13 +10,15 @@ from typing import Any, Literal
 from penteract.ops.expression import LEGEND
 from penteract.units import Bytes, show_bytes, show_count
 
-Kind = Literal["parameters", "gradients", "optimizer", "data", "kept", "scratch", "workspace", "flops", "wires"]
+Kind = Literal["parameters", "gradients", "optimizer", "ring", "data", "kept", "scratch", "workspace", "flops", "wires"]
 
 KINDS: tuple[Kind, ...] = (
-    "parameters", "gradients", "optimizer", "data", "kept", "scratch", "workspace", "flops", "wires"
+    "parameters", "gradients", "optimizer", "ring", "data", "kept", "scratch", "workspace", "flops", "wires"
 )  # fmt: skip
 # What a plan sums them up as, where that has another name.
-PART_OF: Mapping[Kind, str] = {"kept": "activations", "scratch": "activations", "data": "other", "workspace": "other"}
+PART_OF: Mapping[Kind, str] = {
+    "kept": "activations", "scratch": "activations", "ring": "other", "data": "other", "workspace": "other"
+}  # fmt: skip
 _INDENT = 13
 
 

@@ -27,10 +27,12 @@ from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy, policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.program import Program, Slot
+from penteract.step.ring import gradient_ring, parameter_ring
 from penteract.step.walk import walk, walk_forward
 from penteract.units import Bytes
 
 _WALK = "step/walk.py"
+_RING = "step/ring.py"
 
 
 class _Said(NamedTuple):
@@ -63,6 +65,7 @@ def why(
     walk(small.once(), telling)
     telling.data()
     telling.padding()
+    telling.rings()
     telling.kept()
     return Why(tuple(telling.rows()), telling.numbers)
 
@@ -76,7 +79,11 @@ class _Silent:
     def free(self, slot: Slot, registers: tuple[int, ...]) -> None: ...
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None: ...
     def settle(self) -> None: ...
+    def need(self, bucket: int) -> None: ...
+    def open(self, bucket: int) -> None: ...
     def reduce(self, bucket: int) -> None: ...
+    def land(self, bucket: int) -> None: ...
+    def replicate(self, bucket: int) -> None: ...
     def after(self, action: Compute | Woven | Exchange) -> None: ...
     def gradients(self) -> None: ...
     def update(self, bucket: int) -> None: ...
@@ -166,10 +173,11 @@ class _Telling(_Silent):
         shape = _shape(Spec(owned.param.local_shape(Mesh(self.small.layout))))
         for kind, amount in held([b], self.p.precision).items():
             self.tell(_Said(kind, owned.name, shape, owned.line), amount, owned.times)  # type: ignore[arg-type]
-        self._bucket(Pricing.reduce, bucket, "gradients of")
-
-    def gather(self, bucket: int) -> None:
-        self._bucket(Pricing.gather, bucket, "moved")
+        self._bucket(Pricing.reduce, bucket, "gradients of", owned.times * (self.micros if b.cut_gradients else 1))
+        if b.shards > 1:
+            self._bucket(Pricing.replicate, bucket, "gradients of", owned.times)
+            of, times = ("used", owned.gathers) if b.cut_parameters else ("moved", owned.times)
+            self._bucket(Pricing.gather, bucket, of, times)
 
     def gradients(self) -> None:
         self._sums(Pricing.gradients, "norm, losses, routed counts" if self.p.balanced else "norm and losses")
@@ -193,7 +201,7 @@ class _Telling(_Silent):
         """What buckets hold and send beside their parameters; no formula, as it depends on how they are packed."""
         plain = replace(self.p, buckets=self.small.buckets)
         for i, b in enumerate(self.small.buckets):
-            if b.size == sum(q.numel(self.p.mesh) for q in b.params):
+            if b.shards == self.p.precision.grain == 1:
                 continue
             alone = [replace(b, params=(q,), offsets=(0,), size=q.numel(self.p.mesh)) for q in b.params]
             beside = self._of_bucket(plain, i)
@@ -202,10 +210,20 @@ class _Telling(_Silent):
             for (kind, what, ranks), amount in beside.items():
                 self.tell(_Said(kind, what, "padding", ranks=ranks), amount)
 
+    def rings(self) -> None:
+        """What is whole for a while, by the place that the largest unit needs."""
+        small, widths = self.small, self.p.widths
+        for what, ring, width in (
+            ("gathered parameters", parameter_ring(small.buckets, small.layout), widths["parameter"]),
+            ("gradients of one action", gradient_ring(small.buckets), widths["gradient"]),
+        ):
+            for n in ring.sizes:
+                self.tell(_Said("ring", what, "of the largest unit", _RING), n * width)
+
     def kept(self) -> None:
         """Registers alive after the last forward that comes before a backward."""
         alive = _Alive()
-        walk_forward(replace(self.small.warm_up(), reduce_after={}), alive)
+        walk_forward(replace(self.small.warm_up(), events={}), alive)
         flights = Counter((slot[0], r) for slot, r in alive.at_last)
         for (c, r), flight in sorted(flights.items()):
             chunk = self.p.chunks[c]
@@ -229,20 +247,24 @@ class _Telling(_Silent):
                 flight=said.flight, line=said.line, names=frozenset(expression.names()), ranks=said.ranks,
             )  # fmt: skip
 
-    def _bucket(self, question: Callable[[Pricing, int], None], bucket: int, of: str) -> None:
+    def _bucket(self, question: Callable[[Pricing, int], None], bucket: int, of: str, times: int) -> None:
         owned, pricing = self.small.owned[bucket], self.ask()
         question(pricing, bucket)
         for (kind, ranks), amount in pricing.price.wires.items():
-            self.tell(_Said("wires", kind, f"{of} {owned.name}", owned.line, ranks), amount, owned.times)
+            self.tell(_Said("wires", kind, f"{of} {owned.name}", owned.line, ranks), amount, times)
 
     def _of_bucket(self, p: Program, bucket: int) -> Counter[tuple[Kind, str, tuple[int, ...]]]:
         """All that a bucket takes, in plain numbers."""
-        pricing = Pricing(p, self.load)
-        pricing.reduce(bucket)
-        pricing.gather(bucket)
+        b = p.buckets[bucket]
+        asked = [(Pricing.reduce, int(self.micros) if b.cut_gradients else 1)]
+        if b.shards > 1:
+            asked += [(Pricing.replicate, 1), (Pricing.gather, self.small.gathers[b.unit] if b.cut_parameters else 1)]
         found = Counter[tuple[Kind, str, tuple[int, ...]]]()
-        found.update({(kind, kind, ()): n for kind, n in held([p.buckets[bucket]], p.precision).items()})  # type: ignore[misc]
-        found.update({("wires", kind, ranks): n for (kind, ranks), n in pricing.price.wires.items()})
+        found.update({(kind, kind, ()): n for kind, n in held([b], p.precision).items()})  # type: ignore[misc]
+        for question, times in asked:
+            pricing = Pricing(p, self.load)
+            question(pricing, bucket)
+            found.update({("wires", kind, ranks): n * times for (kind, ranks), n in pricing.price.wires.items()})
         return found
 
     def _sums(self, question: Callable[[Pricing], None], what: str) -> None:

@@ -69,6 +69,10 @@ def record(m: ModelSpec, mesh: Mesh, number: int, sequence_length: int, fp8: Fp8
 
 def homes(m: ModelSpec, layout: Layout, names: dict[str, int]) -> Homes:
     """parameter name -> pipeline ranks that hold it. `names`: the pipeline rank whose tape says it."""
-    ends = {0, (layout.stages - 1) % layout.pp}
-    shared = {"embedding.weight"} if m.tied or m.predict_ahead else set[str]()
-    return {n: tuple(sorted(ends)) if n in shared else (p,) for n, p in names.items()}
+    ends, both = {0, (layout.stages - 1) % layout.pp}, shared(m)
+    return {n: tuple(sorted(ends)) if n in both else (p,) for n, p in names.items()}
+
+
+def shared(m: ModelSpec) -> frozenset[str]:
+    """The parameters that the first and the last stage both use."""
+    return frozenset({"embedding.weight"}) if m.tied or m.predict_ahead else frozenset()

@@ -1,36 +1,64 @@
 """Data parallelism.
 
-Split      sequences; every rank of a group holds the same parameters. ZeRO stage 1 cuts what the optimizer keeps.
+Split      sequences; every rank of a group holds the same parameters. ZeRO cuts what they keep of them: stage 1 what
+           the optimizer keeps, stage 2 gradients too, stage 3 parameters too; HSDP cuts within groups of ranks.
 Seams      bucket   a flat buffer of gradients is summed over its holders as soon as its last writer has run, while
            backward goes on. No seam of the network reduces gradients.
-           shard    under ZeRO the sum is a reduce-scatter: each holder gets its own equal part of the bucket, keeps
-           optimizer state for that part alone, moves it, and an all-gather makes the parameters whole again.
+           shard    under ZeRO the sum is a reduce-scatter: each of the ranks that share the bucket gets its own equal
+           part, keeps optimizer state for that part alone, moves it, and an all-gather makes the parameters whole.
+           unit     from stage 2 on a bucket is of one unit (the embedding, a layer, the head): its gradients are
+           summed after every micro-batch, and under stage 3 its parameters are gathered one unit ahead of their use.
 Costs      every gradient once a step, hidden under the backward of earlier layers. ZeRO 1 puts no more on the wire: an
            all-reduce is both of its halves in one, and the second half is then in the parameters' own precision.
+           ZeRO 2 sums, and ZeRO 3 gathers too, for every micro-batch.
 Helps      always, until the batch is as large as it may be; hurts when there is too little work to hide the traffic.
-Papers     Li 2020 (2006.15704); Rajbhandari 2019 (1910.02054) §5.1
+Papers     Li 2020 (2006.15704); Rajbhandari 2019 (1910.02054) §5; Zhao 2023 (2304.11277) §3.2.2 for groups
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from penteract.ops.params import Homes, Param, holders
+from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.precision import Policy
 
 UNIT = 8  # elements: shards begin where a load of 16 bytes may, in bf16 too
+NONE = -1  # the unit of what belongs to no single one
 
 
-Alike = tuple[tuple[tuple[str, int], ...], tuple[int, ...], bool]  # how it is cut, its homes, whether it decays
+class Alike(NamedTuple):
+    """What parameters of one bucket have in common."""
+
+    cut: tuple[tuple[str, int], ...]
+    homes: tuple[int, ...]
+    decay: bool
+    late: bool = False  # its gradient may wait, so that zero-bubble writes it in another action
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Parameters that are used together, in the order of their first use: the embedding, a layer, the head.
+
+    `late`: those whose gradients may wait. `shared`: those that other units use too, so that they stay whole.
+    """
+
+    params: tuple[Param, ...]
+    late: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Parameters that live in one flat buffer. It is homogeneous: one group that must agree, one optimizer group.
 
-    `shards`: equal parts into which the optimizer cuts it, one a holder, in their order; 1: each holder has all of it.
+    sharers   the holders that share one copy of what is cut, in their order: a shard each
+    replicas  the holders with this rank's shard, one in each group of sharers
+    unit      the unit that it is a part of, counted on the rank in the order of forward
+
     The buffer may end in padding, zero from the start and zero after every update.
     """
 
@@ -40,7 +68,13 @@ class Bucket:
     holders: tuple[int, ...]
     decay: bool
     across_stages: bool  # a parameter with several homes: summed after the last backward, as stages differ in order
+    sharers: tuple[int, ...]
+    replicas: tuple[int, ...]
+    unit: int = NONE
     shards: int = 1
+    late: bool = False  # its gradients may wait
+    cut_gradients: bool = False  # between actions there is this rank's shard of them alone
+    cut_parameters: bool = False
 
     @property
     def shard_size(self) -> int:
@@ -48,8 +82,8 @@ class Bucket:
         return self.size // self.shards
 
     def shard(self, rank: int) -> range:
-        """The elements whose optimizer state `rank`, a holder, keeps."""
-        at = self.holders.index(rank) * self.shard_size if self.shards > 1 else 0
+        """The elements whose optimizer state `rank`, one of the sharers, keeps."""
+        at = self.sharers.index(rank) * self.shard_size if self.shards > 1 else 0
         return range(at, at + self.shard_size)
 
 
@@ -61,54 +95,103 @@ class Pack:
     params: tuple[Param, ...]
     offsets: tuple[int, ...]
     elements: int
+    unit: int = NONE
 
     def at(self, stage: int) -> Pack:
         """The same parameters of another pipeline rank, unless several share them."""
-        cut, where, decay = self.alike
-        return self if len(where) > 1 else replace(self, alike=(cut, (stage,), decay))
+        several = len(self.alike.homes) > 1
+        return self if several else replace(self, alike=self.alike._replace(homes=(stage,)))
 
 
-def packs(params: Iterable[Param], homes: Homes, mesh: Mesh, width: int) -> Iterator[Pack]:
-    """`params` in the order in which backward finishes them -> groups of about layout.bucket_bytes.
+def packs(units: Sequence[Unit], homes: Homes, mesh: Mesh, width: int) -> Iterator[Pack]:
+    """The units of a rank in the order of forward -> groups of about layout.bucket_bytes, as backward finishes them.
 
-    Those with several homes come last, in the order of their names: stages hold them among different others, and must
-    pack them alike and talk about them in one order. `width`: bytes of one gradient element.
+    Those of what is cut from ZeRO 2 on are of one unit; what a unit needs together under ZeRO 3 is in one, however
+    large. Parameters with several homes come last, in the order of their names: stages hold them among different
+    others, and must pack them alike and talk about them in one order. `width`: bytes of one gradient element.
     """
-    limit = mesh.layout.bucket_bytes // width
-    open_: dict[Alike, tuple[list[Param], list[int]]] = {}  # with where each ends
-    known: dict[int, tuple[Alike, int]] = {}  # by identity: layers that are alike may share their parameters
+    lay, limit = mesh.layout, mesh.layout.bucket_bytes // width
+    packing = _Packing(homes, mesh)
+    whole = list[Param]()
+    for number, unit in reversed(list(enumerate(units))):
+        own = list[Param]()
+        for p in reversed(unit.params):
+            cut = lay.zero >= 2 and p.name not in unit.shared and len(homes[p.name]) == 1
+            (own if cut else whole).append(p)
+        yield from packing.groups(own, limit if lay.zero == 2 else None, number, unit.late)
+    yield from packing.groups(sorted(whole, key=lambda q: q.name if len(homes[q.name]) > 1 else ""), limit)
 
-    def close(key: Alike) -> Pack:
-        group, ends = open_.pop(key)
-        return Pack(key, tuple(group), (0, *ends[:-1]), ends[-1])
 
-    for p in sorted(params, key=lambda q: q.name if len(homes[q.name]) > 1 else ""):
-        if id(p) not in known:
-            known[id(p)] = (p.cut(mesh), homes[p.name], p.decay), p.numel(mesh)
-        key, n = known[id(p)]
-        if key in open_:
-            group, ends = open_[key]
-            group.append(p)
-            ends.append(ends[-1] + n)
-        else:
-            open_[key] = group, ends = [p], [n]
-        if ends[-1] >= limit:
+@dataclass(slots=True)
+class _Packing:
+    homes: Homes
+    mesh: Mesh
+    known: dict[tuple[int, bool], tuple[Alike, int]] = field(
+        default_factory=dict[tuple[int, bool], tuple[Alike, int]]
+    )  # by identity: layers that are alike may share their parameters
+
+    def groups(
+        self, params: Iterable[Param], limit: int | None, unit: int = NONE, late: frozenset[str] = frozenset()
+    ) -> Iterator[Pack]:
+        """`limit`: elements that fill a group; None: nothing does."""
+        open_: dict[Alike, tuple[list[Param], list[int]]] = {}  # with where each ends
+
+        def close(key: Alike) -> Pack:
+            group, ends = open_.pop(key)
+            return Pack(key, tuple(group), (0, *ends[:-1]), ends[-1], unit)
+
+        for p in params:
+            waits = p.name in late
+            if (id(p), waits) not in self.known:
+                alike = Alike(p.cut(self.mesh), self.homes[p.name], p.decay, waits)
+                self.known[id(p), waits] = alike, p.numel(self.mesh)
+            key, n = self.known[id(p), waits]
+            if key in open_:
+                group, ends = open_[key]
+                group.append(p)
+                ends.append(ends[-1] + n)
+            else:
+                open_[key] = group, ends = [p], [n]
+            if limit is not None and ends[-1] >= limit:
+                yield close(key)
+        for key in list(open_):
             yield close(key)
-    for key in list(open_):
-        yield close(key)
+
+
+def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of the holders of a piece -> those that share a copy of it with `rank`, and those that have the same shard.
+
+    Under ZeRO 0 each has all of it. A group of sharers is `shard_group` neighbours in (dp, cp) read as one number.
+    """
+    lay = layout
+    if not lay.zero:
+        return (rank,), members
+    if not lay.shard_group:
+        return members, (rank,)
+    groups: dict[int, list[int]] = {}
+    for r in members:
+        groups.setdefault(r // lay.tp % (lay.dp * lay.cp) // lay.shard_group, []).append(r)
+    own = next(g for g in groups.values() if rank in g)
+    at = own.index(rank)
+    return tuple(own), tuple(sorted(g[at] for g in groups.values()))
 
 
 def bucket_of(pack: Pack, mesh: Mesh, rank: int, grain: int = 1) -> Bucket:
     """The flat buffer of a pack on one rank. `grain`: elements that no shard ends within."""
-    _, where, decay = pack.alike
+    lay, where = mesh.layout, pack.alike.homes
     members = holders(pack.params[0], where, mesh, rank)
-    shards = len(members) if mesh.layout.zero else 1
+    sharers, replicas = shard_groups(members, lay, rank)
+    shards = len(sharers)
     each = shards * (max(UNIT, grain) if shards > 1 else grain)
     size = -(-pack.elements // each) * each
-    return Bucket(pack.params, pack.offsets, size, members, decay, len(where) > 1, shards)
+    cut = pack.unit != NONE and shards > 1
+    return Bucket(
+        pack.params, pack.offsets, size, members, pack.alike.decay, len(where) > 1, sharers, replicas, pack.unit,
+        shards, pack.alike.late, cut_gradients=cut and not lay.whole_gradients, cut_parameters=cut and lay.zero == 3,
+    )  # fmt: skip
 
 
-def buckets(params: Iterable[Param], homes: Homes, mesh: Mesh, rank: int, policy: Policy) -> tuple[Bucket, ...]:
+def buckets(units: Sequence[Unit], homes: Homes, mesh: Mesh, rank: int, policy: Policy) -> tuple[Bucket, ...]:
     """The flat buckets of a rank, in the order in which they fill."""
-    told = packs(params, homes, mesh, policy.widths["gradient"])
+    told = packs(units, homes, mesh, policy.widths["gradient"])
     return tuple(bucket_of(pack, mesh, rank, policy.grain) for pack in told)

@@ -9,9 +9,9 @@ from dataclasses import replace
 from penteract.errors import BadInput
 from penteract.estimate.quote import Quote, Quoter
 from penteract.plan.ask import Ask, Values
-from penteract.plan.space import Space
+from penteract.plan.space import SEARCHED_STAGES, Space
 from penteract.spec.hardware import Cluster, cluster
-from penteract.spec.layout import ZERO_STAGES, Layout
+from penteract.spec.layout import Layout
 
 Make = Callable[[Ask], Quoter]  # a question's prices
 
@@ -39,7 +39,7 @@ def _frugal(ask: Ask, make: Make) -> Quote | None:
     What a rank holds between steps is the same for every context degree, so a stage too large for one is for all.
     """
     least: Mapping[str, Values] = {
-        "micro_batch_size": (1,), "recompute": ("full",), "zero": (ZERO_STAGES[-1],), "schedule": ("1f1b",),
+        "micro_batch_size": (1,), "recompute": ("full",), "zero": (SEARCHED_STAGES[-1],), "schedule": ("1f1b",),
         "context_method": (Layout().context_method,),
     }  # fmt: skip
     families = Space(replace(ask, pins={**least, **ask.pins})).families(Counter())

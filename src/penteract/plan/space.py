@@ -22,6 +22,7 @@ from penteract.spec.layout import (
     Schedule,
 )
 
+SEARCHED_STAGES = ZERO_STAGES[:2]  # of ZeRO, where none is asked for
 Family = tuple[Layout, ...]  # alike in all but the micro-batch, which grows
 
 
@@ -40,7 +41,7 @@ class Space:
                        number of layers that the longest chunk can have: more chunks of that length only wait more
     ep, expert_tp      for a model with experts: divisors of dp·cp; whole experts, or split over tp
     context_method     all, where cp > 1
-    zero               all stages; 0 alone where no two ranks share parameters (dp·cp = 1)
+    zero               0 and 1; 0 alone where no two ranks share parameters (dp·cp = 1)
     recompute          none, full
     attention          the fastest kernel that the rest allows, on GPUs in bf16
     micro_batch_size   the divisors of a replica's share of the batch
@@ -96,7 +97,7 @@ class Space:
 
     def memories(self, rows: int, cp: int, method: ContextMethod) -> list[tuple[int, tuple[str, ...], AttentionBody]]:
         """(zero, remake, attention) where `rows` = dp·cp ranks share parameters and `cp` of them sequences."""
-        stages = self._values("zero", ZERO_STAGES if rows > 1 else ZERO_STAGES[:1])
+        stages = self._values("zero", SEARCHED_STAGES if rows > 1 else SEARCHED_STAGES[:1])
         remakes = [RECOMPUTE[name] for name in self._values("recompute", tuple(RECOMPUTE))]
         return list(product(stages, remakes, self._values("attention", (self.ask.attention(cp, method),))))
 

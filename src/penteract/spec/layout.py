@@ -11,7 +11,7 @@ AttentionBody = Literal["reference", "flash", "cudnn"]
 LossBody = Literal["reference", "chunked"]
 
 SCHEDULES: tuple[Schedule, ...] = ("afab", "1f1b", "interleaved", "zb_h1")
-ZERO_STAGES = (0, 1)
+ZERO_STAGES = (0, 1, 2, 3)
 ATTENTION_BODIES: tuple[AttentionBody, ...] = ("reference", "flash", "cudnn")
 LOSS_BODIES: tuple[LossBody, ...] = ("reference", "chunked")
 CONTEXT_METHODS: tuple[ContextMethod, ...] = ("gather", "ring", "exchange")
@@ -23,6 +23,12 @@ class Layout:
 
     dp·tp·pp·cp = world; `ep` folds over dp·cp. `vpp` is the number of chunks a pipeline rank holds.
     `remake` names the words whose results are dropped after forward and computed again in backward.
+
+    zero             what is cut over the ranks that hold the same parameters: 1 what the optimizer keeps, 2 gradients
+                     too, 3 parameters too, which are then gathered where they are used
+    shard_group      places of dp·cp, neighbours, that share one copy of what is cut (HSDP); 0: all of them
+    whole_gradients  of ZeRO 3: gradients of micro-batches add up in whole buffers, summed over ranks once a step
+    keep_gathered    of ZeRO 3: parameters stay gathered from their first use to the end of the step
     """
 
     dp: int = 1
@@ -36,7 +42,10 @@ class Layout:
     context_method: ContextMethod = "gather"
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1
-    zero: int = 0  # 1: optimizer state is cut over the ranks that hold the same parameters
+    zero: int = 0
+    shard_group: int = 0
+    whole_gradients: bool = False
+    keep_gathered: bool = False
     remake: tuple[str, ...] = ("enter",)
     attention: AttentionBody = "reference"  # which body of the word: plain torch, or a fused kernel of a GPU
     loss: LossBody = "reference"  # chunked: logits of some tokens at a time, all of it in backward

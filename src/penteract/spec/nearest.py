@@ -18,7 +18,7 @@ _MOST = 2**48  # of any size, as in run files
 _FURTHER = 16  # values tried past the first that would do, to need no second change
 _ROUNDS = 24
 _PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": "1f1b", "cp": 1, "pp": 1, "tp": 1, "micro_batch_size": 1,
-          "zero": 0}  # fmt: skip
+          "zero": 0, "shard_group": 0, "whole_gradients": False, "keep_gathered": False}  # fmt: skip
 
 
 def allowed_values(case: Case, axis: str, settle: Settle) -> tuple[Any, ...]:
@@ -94,10 +94,12 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
         return _others(SCHEDULES, found)
     if axis == "context_method":
         return _others(CONTEXT_METHODS, found)
-    if axis == "qk_norm":
+    if axis in ("qk_norm", "whole_gradients", "keep_gathered"):
         return iter([not found])
     if axis == "zero":
-        return iter(ZERO_STAGES)
+        return iter(sorted(ZERO_STAGES, key=lambda stage: abs(stage - found)))
+    if axis == "shard_group":
+        return (n for n in (*_divisors(lay.dp * lay.cp, found), 0) if n != found)
     if axis == "attention":
         return iter([v for v in reversed(ATTENTION_BODIES) if v != found])  # the fastest first
     if axis == "dp" and case.world is not None:
@@ -115,6 +117,11 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
         return _multiples(found, lay.dp * micro * rounds, _MOST)
     others = (v for v in _DEGREES if v != found)
     return iter(sorted(others, key=lambda v: abs(math.log(v / max(1, found)))))
+
+
+def _divisors(n: int, near: int) -> list[int]:
+    """Those of n that are worth a try, the nearest first."""
+    return sorted((d for d in _DEGREES if d < n and n % d == 0), key=lambda d: abs(math.log(d / max(1, near))))
 
 
 def _others(values: Sequence[str], found: str) -> Iterator[str]:

@@ -22,7 +22,7 @@ def breaches(case: Case) -> list[Breach]:
     if basic:
         return basic
     found: list[Breach] = []
-    for rule in (_model, _world, _tensor, _context, _pipeline, _experts, _batch):
+    for rule in (_model, _world, _tensor, _context, _pipeline, _experts, _shards, _batch):
         found.extend(rule(case))
     found.extend(kernel_breaches(case.model, case.layout))
     return found
@@ -38,6 +38,8 @@ def _counts(case: Case) -> Iterator[Breach]:
         yield "global_batch_size", "global_batch_size is less than 1"
     if case.layout.zero not in ZERO_STAGES:
         yield "zero", "no such stage of ZeRO here"
+    if case.layout.shard_group < 0:
+        yield "shard_group", "shard_group is less than 0"
     if case.layout.schedule not in SCHEDULES:
         yield "schedule", "no such schedule"
     if case.layout.context_method not in CONTEXT_METHODS:
@@ -159,6 +161,19 @@ def _experts(case: Case) -> Iterator[Breach]:
         yield "expert_tp", f"experts are whole (1) or split over all of tp = {lay.tp}"
     elif moe and moe.ffn_size % lay.expert_tp:
         yield "expert_tp", f"expert_tp = {lay.expert_tp} does not divide an expert's ffn_size = {moe.ffn_size}"
+
+
+def _shards(case: Case) -> Iterator[Breach]:
+    lay, group = case.layout, case.layout.shard_group
+    if group and not lay.zero:
+        yield "shard_group", "nothing is cut under ZeRO 0 that a group could share"
+    elif group and (lay.dp * lay.cp) % group:
+        yield "shard_group", f"shard_group = {group} does not divide dp·cp = {lay.dp * lay.cp}"
+    elif group and group % lay.ep and lay.ep % group:
+        yield "shard_group", f"shard_group = {group} and ep = {lay.ep}: neither is a multiple of the other"
+    for axis in ("whole_gradients", "keep_gathered"):
+        if case.get(axis) and lay.zero != 3:
+            yield axis, f"{axis} is a choice of ZeRO 3 alone, not of ZeRO {lay.zero}"
 
 
 def _batch(case: Case) -> Iterator[Breach]:

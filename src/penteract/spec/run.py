@@ -136,7 +136,8 @@ class Precision:
             found = getattr(self, name)
             if found != "auto" and (found == "none") == (recipe is not None):
                 raise BadInput("PRECISION", "recipes of FP8 have this, and they alone", where=f"precision.{name}",
-                               found=f"{found} in {self.dtype}", allowed=left, fix=f"--precision.{name} auto")  # fmt: skip
+                               found=f"{found} in {self.dtype}", allowed=left,
+                               fix=f"--precision.{name} auto")  # fmt: skip
         if recipe is None:
             return None
         changes: dict[str, Any] = {k: v for k, v in said.items() if v != "auto"}

@@ -24,6 +24,9 @@ class Parallel:
     schedule: Schedule = "1f1b"
     context_method: ContextMethod = "gather"
     zero: int = 0
+    shard_group: int = 0
+    whole_gradients: bool = False
+    keep_gathered: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

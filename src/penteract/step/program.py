@@ -1,21 +1,22 @@
-"""One rank's training step, written out: chunks, actions, buckets, and when each bucket's last writer has run."""
+"""One rank's training step, written out: chunks, actions, buckets, and what happens to each bucket when."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import groupby
 
 from penteract.errors import BadInput
-from penteract.model.decoder import homes, record
+from penteract.model.decoder import homes, record, shared
 from penteract.ops.bodies import BODIES
 from penteract.ops.bodies.fp8 import check_sizes, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.params import Homes, Param
 from penteract.ops.spec import Widths
-from penteract.ops.tape import Site
-from penteract.parallel.data import Bucket, buckets
+from penteract.ops.tape import Op, Site
+from penteract.parallel.data import Bucket, Unit, buckets
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven, stage_of
 from penteract.schedule.generate import generate
 from penteract.schedule.transfers import with_transfers
@@ -24,6 +25,7 @@ from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy, policy
 from penteract.spec.schedules import ScheduleName
+from penteract.step.events import At, Events, events
 
 SEAMS = (
     "enter",
@@ -43,7 +45,8 @@ Slot = tuple[int, int]  # (chunk, micro-batch): what one pass keeps lives in its
 class Program:
     """All that rank `rank` does in a step.
 
-    `reduce_after[(action, position)]`: buckets whose last gradient has then been written.
+    `events[(action, position)]`: what happens to buckets around an instruction; those after the last action are at
+    (number of actions, 0).
     """
 
     model: ModelSpec
@@ -57,7 +60,7 @@ class Program:
     homes: Homes
     buckets: tuple[Bucket, ...]
     actions: tuple[Compute | Woven | Exchange, ...]
-    reduce_after: Mapping[tuple[int, int], tuple[int, ...]]
+    events: Events
 
     @property
     def layout(self) -> Layout:
@@ -122,8 +125,7 @@ def compile_step(
 ) -> Program:
     """The step of `rank`. `training=False`: forward passes alone, for validation and sampling, of the next token."""
     mesh, precision = Mesh(layout), policy(precision)
-    if not training:
-        model = replace(model, predict_ahead=0)
+    whole, model = model, model if training else replace(model, predict_ahead=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
     said = [record(model, mesh, s, sequence_length, precision.fp8) for s in range(layout.stages)]
@@ -133,18 +135,21 @@ def compile_step(
         for c in range(layout.vpp)
     }
     chunks = tuple(lowered[c] for c in range(layout.vpp))
-    where = {n: s % layout.pp for s, do in enumerate(said) for n in do.params}
-    all_homes = homes(model, layout, where)
-    mine = _backward_order([said[stage_of(pp_rank, c, layout.pp)] for c in range(layout.vpp)])
-    made = buckets(mine, all_homes, mesh, rank, precision)
+    # Passes forward alone run on the state of training: it has the same buckets, whatever they leave out.
+    trained = said if whole is model else [record(whole, mesh, s, sequence_length) for s in range(layout.stages)]
+    where = {n: s % layout.pp for s, do in enumerate(trained) for n in do.params}
+    all_homes = homes(whole, layout, where)
+    units = units_of([trained[stage_of(pp_rank, c, layout.pp)] for c in range(layout.vpp)], whole)
+    mine = tuple(p for unit in units for p in unit.params)[::-1]
+    made = buckets(units, all_homes, mesh, rank, precision)
     actions = tuple(_actions(layout, name, training)[pp_rank])
-    everything = tuple({n: q for do in said for n, q in do.params.items()}.values())
+    everything = tuple({n: q for do in trained for n, q in do.params.items()}.values())
     program = Program(
         model, mesh, rank, sequence_length, precision, chunks, mine, everything, all_homes, made, actions, {}
     )
     if training:
         check_sizes((op.site for c in chunks for op in c.tape.ops), pieces=2 if layout.cp > 1 else 1)
-    return _with_reductions(program) if training else program
+    return replace(program, events=events(made, layout, _numbered(program), (len(actions), 0)))
 
 
 def _check_words(layout: Layout) -> None:
@@ -158,10 +163,37 @@ def _check_words(layout: Layout) -> None:
                            fix=f"--memory.recompute {near[0] if near else 'none'}")  # fmt: skip
 
 
-def _backward_order(said: list[Do]) -> tuple[Param, ...]:
-    """Parameters in about the order in which backward finishes their gradients."""
-    forward = {n: p for do in said for n, p in do.params.items()}
-    return tuple(reversed(forward.values()))
+def units_of(said: Sequence[Do], m: ModelSpec) -> tuple[Unit, ...]:
+    """The units of a rank's chunks in the order of forward: what is before its layers, each layer, what is after."""
+    both, seen, out = shared(m), set[str](), list[Unit]()
+    for do in said:
+        for ops in _runs(do.tape.ops, m.layers):
+            late = {n for op in ops if op.program is None and op.site.params and BODIES[op.site.word].deferrable
+                    for n in op.site.params}  # fmt: skip
+            names = [n for n in dict.fromkeys(n for op in ops for n in op.site.params) if n not in seen]
+            seen.update(names)
+            out.append(Unit(tuple(do.params[n] for n in names), frozenset(late), both))
+    return tuple(out)
+
+
+def _runs(ops: Sequence[Op], layers: int) -> Iterator[list[Op]]:
+    """Ops before the first layer, of each layer, and after the last; what is predicted ahead is after it."""
+    inside = [0 <= op.site.layer < layers for op in ops]
+    first, last = inside.index(True), len(inside) - inside[::-1].index(True)
+    if first:
+        yield list(ops[:first])
+    for _, run in groupby(ops[first:last], key=lambda op: op.site.layer):
+        yield list(run)
+    if last < len(ops):
+        yield list(ops[last:])
+
+
+def _numbered(p: Program) -> Iterator[tuple[At, Instruction]]:
+    """Every instruction of the step, where it is."""
+    for a, action in enumerate(p.actions):
+        if not isinstance(action, Exchange):
+            for position, (_, instruction) in enumerate(p.instructions(action)):
+                yield (a, position), instruction
 
 
 def _actions(layout: Layout, name: ScheduleName, training: bool) -> list[ActionList]:
@@ -170,21 +202,3 @@ def _actions(layout: Layout, name: ScheduleName, training: bool) -> list[ActionL
     if not training:
         lists = [[Compute("Fwd", m, c) for c in range(layout.vpp) for m in range(n)] for _ in range(layout.pp)]
     return with_transfers(lists, layout.pp, layout.vpp)
-
-
-def _with_reductions(p: Program) -> Program:
-    """Find each bucket's last writer in the order of the walk."""
-    bucket_of = {q.name: b for b, bucket in enumerate(p.buckets) for q in bucket.params}
-    last: dict[int, tuple[int, int]] = {}
-    for a, action in enumerate(p.actions):
-        if isinstance(action, Exchange):
-            continue
-        for position, (_, instruction) in enumerate(p.instructions(action)):
-            if instruction.call.phase == "weight_gradient":
-                last |= {bucket_of[n]: (a, position) for n in instruction.call.site.params}
-    after: dict[tuple[int, int], list[int]] = {}
-    for b, at in last.items():
-        if not p.buckets[b].across_stages:
-            after.setdefault(at, []).append(b)
-    reduce_after = {at: tuple(sorted(bs)) for at, bs in after.items()}
-    return replace(p, reduce_after=reduce_after)

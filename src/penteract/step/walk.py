@@ -6,7 +6,10 @@ from typing import Protocol
 
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.step.events import Around, Event
 from penteract.step.program import Program, Slot
+
+_QUIET = Around()
 
 
 class Reading(Protocol):
@@ -25,8 +28,20 @@ class Reading(Protocol):
     def settle(self) -> None:
         """Wait until what was sent has left."""
 
+    def need(self, bucket: int) -> None:
+        """Wait until a bucket's parameters are whole."""
+
+    def open(self, bucket: int) -> None:
+        """Give gradients of a bucket, that are whole in one action alone, their place."""
+
     def reduce(self, bucket: int) -> None:
-        """Put the sum of a bucket's gradients over its holders on the wire: all of it, or to each its own shard."""
+        """Put the sum of a bucket's gradients on the wire: to each who shares it its own shard, or all of it."""
+
+    def land(self, bucket: int) -> None:
+        """Wait for a sum of gradients that are cut, and add it to the shard's."""
+
+    def replicate(self, bucket: int) -> None:
+        """Put the sum of a shard's gradients over its replicas on the wire."""
 
     def after(self, action: Compute | Woven | Exchange) -> None: ...
 
@@ -37,22 +52,20 @@ class Reading(Protocol):
         """Clip, and move a bucket's parameters: those of this rank's shard."""
 
     def gather(self, bucket: int) -> None:
-        """Put the moved shards on the wire, to all holders; nothing where each has moved the whole bucket."""
+        """Put shards of parameters on the wire, to all who share the bucket."""
 
     def end(self) -> None:
-        """Wait until parameters are whole again; move the routers' biases."""
+        """Move the routers' biases. What was gathered last is waited for at its next use."""
 
 
 def walk(p: Program, reading: Reading) -> None:
     """One optimizer step of `p.rank`."""
     _actions(p, reading)
-    for b, bucket in enumerate(p.buckets):
-        if bucket.across_stages:
-            reading.reduce(b)
     reading.gradients()
-    for b in range(len(p.buckets)):
+    for b, bucket in reversed(list(enumerate(p.buckets))):  # what the next step uses first
         reading.update(b)
-        reading.gather(b)  # under the updates of the buckets that follow
+        if bucket.shards > 1 and not bucket.cut_parameters:
+            reading.gather(b)  # under the updates of the buckets that follow, and the next step's first actions
     reading.end()
 
 
@@ -70,12 +83,31 @@ def _actions(p: Program, reading: Reading) -> None:
             sent = _exchange(p, action, reading)
         else:
             for position, (slot, instruction) in enumerate(p.instructions(action)):
+                around = p.events.get((a, position), _QUIET)
+                _ask(reading, around.before)
                 reading.call(slot, instruction.call)
                 reading.free(slot, instruction.frees)
-                for b in p.reduce_after.get((a, position), ()):
-                    reading.reduce(b)
+                _ask(reading, around.after)
         reading.after(action)
     _settle(reading, sent)
+    _ask(reading, p.events.get((len(p.actions), 0), _QUIET).before)
+
+
+def _ask(reading: Reading, events: tuple[Event, ...]) -> None:
+    for question, bucket in events:
+        match question:
+            case "gather":
+                reading.gather(bucket)
+            case "need":
+                reading.need(bucket)
+            case "open":
+                reading.open(bucket)
+            case "reduce":
+                reading.reduce(bucket)
+            case "land":
+                reading.land(bucket)
+            case "replicate":
+                reading.replicate(bucket)
 
 
 def _settle(reading: Reading, sent: list[tuple[Slot, int]]) -> None:

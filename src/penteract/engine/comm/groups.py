@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from penteract.ops.params import holders
+from penteract.parallel.data import shard_groups
 from penteract.spec.mesh import Mesh
 from penteract.step.program import Program
 
@@ -53,5 +54,7 @@ def needed(p: Program) -> set[Ranks]:
     # A group of holders is decided by what is cut and where it lives: one look at each kind is enough.
     kinds = {(q.cut(mesh), p.homes[q.name]): q for q in p.everything}
     for (_, home), q in kinds.items():
-        wanted |= {holders(q, home, mesh, r) for r in world if mesh.coordinates(r)["pp"] in home}
+        for r in world:
+            if mesh.coordinates(r)["pp"] in home:
+                wanted |= {*shard_groups(holders(q, home, mesh, r), p.layout, r)}
     return wanted

@@ -1,0 +1,152 @@
+"""What ZeRO 2 and 3 put on the wires beside a pass: gathers of the units that come next, sums of those that were last.
+
+While a unit computes, the lane of its data ranks carries what `step/events.py` puts there: the next unit's gather, and
+the reduce-scatter of the gradients that the last one wrote. The unit takes as long as the slower of both. A pass is
+taken for one of many, so that its ends lie beside passes like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+from math import fsum
+from typing import NamedTuple
+
+from penteract.estimate.composed import Composer
+from penteract.estimate.pieces import Kind, read_by, sight
+from penteract.estimate.pipeline import Passes
+from penteract.estimate.rates import Rates
+from penteract.estimate.reduction import Times, on_wire
+from penteract.parallel.data import Bucket
+from penteract.schedule.in_flight import action_lists, steady
+from penteract.spec.layout import Layout, Schedule
+from penteract.step.ring import Reads, gathers, places
+from penteract.units import Seconds
+
+_GATHERED = ("Fwd", "Bwd", "Inp")
+
+
+@dataclass(slots=True)
+class UnitLane:
+    """One unit of a rank: seconds of its gather, and of its sums by the action that writes them."""
+
+    kind: Kind
+    cut: frozenset[str]  # parameters
+    gather: Seconds
+    sums: Mapping[str, Seconds]
+
+
+class Passing(NamedTuple):
+    """A pass of one chunk, by action: its seconds, and those of them by which its lane is slower than its work."""
+
+    seconds: Mapping[str, Seconds]
+    exposed: Mapping[str, Seconds]
+
+
+def unit_lanes(
+    kinds: Sequence[Kind], buckets: Iterator[Bucket], seconds: Callable[[str, Bucket], Seconds], *, split: bool
+) -> list[UnitLane]:
+    """Of each unit of a rank. `seconds`: of a collective on a bucket; `split`: input and weight gradients apart."""
+    out = [UnitLane(kind, frozenset(), 0.0, {}) for kind in kinds]
+    for b in buckets:
+        lane = out[b.unit]
+        if b.cut_parameters:
+            lane.cut |= {q.name for q in b.params}
+            lane.gather += seconds("all_gather", b)
+        if b.cut_gradients:
+            action = ("Wgt" if b.late else "Inp") if split else "Bwd"
+            lane.sums = {**lane.sums, action: lane.sums.get(action, 0.0) + seconds("reduce_scatter", b)}
+    return out
+
+
+def unit_reads(
+    chunks: Sequence[Sequence[UnitLane]], read: Callable[[Kind], Mapping[str, frozenset[str]]]
+) -> tuple[Reads, ...]:
+    """Which units the actions of each chunk read. `read`: parameters that an action reads, of a kind of piece."""
+    out, number = list[Reads](), 0
+    for own in chunks:
+        by_action = dict[str, list[int]]()
+        for i, lane in enumerate(own, number):
+            for action, names in read(lane.kind).items() if lane.cut else ():
+                if names & lane.cut:
+                    by_action.setdefault(action, []).append(i)
+        out.append({a: tuple(some if a == "Fwd" else reversed(some)) for a, some in by_action.items()})
+        number += len(own)
+    return tuple(out)
+
+
+def gather_shares(layout: Layout, rank: int, reads: Sequence[Reads], units: int) -> dict[int, float]:
+    """Of each unit, how many of its readings ask for a gather; `rank`: of the pipeline."""
+    lay, n = layout, places(layout, units)
+    asked = tuple(tuple(sorted(r.items())) for r in reads)
+    found = _counts(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, (rank, n, asked))
+    uses = dict[int, int]()
+    for r in reads:
+        for some in r.values():
+            for unit in some:
+                uses[unit] = uses.get(unit, 0) + lay.gradient_accumulation_steps
+    return {unit: found.get(unit, 0) / count for unit, count in uses.items()}
+
+
+_Asked = tuple[int, int, tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]]  # rank, places, reads of its chunks
+
+
+@cache
+def _counts(schedule: Schedule, pp: int, vpp: int, micros: int, asked: _Asked) -> Mapping[int, int]:
+    """Gathers of a step. A long schedule repeats itself, so it is foretold from two shorter ones."""
+    enough, turn = 2 * steady(pp, vpp), 2 * (pp if vpp > 1 else 1)
+    if micros <= enough + 2 * turn:
+        return count_gathers(schedule, pp, vpp, micros, asked)
+    first = enough + (micros - enough) % turn
+    few, more = (count_gathers(schedule, pp, vpp, m, asked) for m in (first, first + turn))
+    return {u: few[u] + (n - few[u]) * (micros - first) // turn for u, n in more.items()}
+
+
+def count_gathers(schedule: Schedule, pp: int, vpp: int, micros: int, asked: _Asked) -> Mapping[int, int]:
+    """Gathers of a step, of each unit, counted through."""
+    rank, n, reads = asked
+    return gathers(action_lists(schedule, pp, vpp, micros)[rank], [dict(r) for r in reads], n)
+
+
+def passing(units: Sequence[UnitLane], times: Times, gathers: Sequence[Seconds], beside: float) -> Passing:
+    """A pass through a chunk's `units`. `gathers`: seconds of each unit's, at every reading; `beside`: how much slower
+    a computation is while its lane is busy."""
+    seconds, exposed = dict[str, Seconds](), dict[str, Seconds]()
+    for action in times(units[0].kind):
+        order = range(len(units)) if action == "Fwd" else range(len(units))[::-1]
+        work = [times(units[i].kind)[action] for i in order]
+        fetch = [gathers[i] if action in _GATHERED else 0.0 for i in order]
+        sums = [units[i].sums.get(action, 0.0) for i in order]
+        total = 0.0
+        for k, own in enumerate(work):
+            wire = fetch[(k + 1) % len(work)] + sums[k - 1]
+            total += max(own + min(own, wire) * (beside - 1), wire)
+        seconds[action] = total
+        exposed[action] = total - sum(work)
+    return Passing(seconds, exposed)
+
+
+def beside_lane(
+    composer: Composer, layout: Layout, rank: int, times: Times, rates: Rates, gpus_per_node: int
+) -> tuple[Passes, Seconds]:
+    """The passes of a pipeline rank, and seconds of all of a micro-batch's by which lanes make them slower."""
+    lay, known = layout, dict[tuple[object, ...], Seconds]()
+
+    def seconds(kind: str, b: Bucket) -> Seconds:
+        key = (kind, b.size, b.sharers[0], b.sharers[-1], b.shards)
+        if key not in known:
+            known[key] = on_wire(kind, b, rates, composer.widths, gpus_per_node)
+        return known[key]
+
+    kinds = [kind for kind, _ in composer.placed(lay, rank)]
+    lanes = unit_lanes(kinds, composer.unit_buckets(lay, rank), seconds, split=lay.schedule == "zb_h1")
+    ends = list(accumulate((sum(n for _, n in chain) for chain in composer.chains_of(lay, rank)), initial=0))
+    chunks = [lanes[a:b] for a, b in pairwise(ends)]
+    seen = sight(lay)
+    reads = unit_reads(chunks, lambda kind: read_by(composer.piece(kind, lay, seen)))
+    share = gather_shares(lay, rank, reads, len(lanes))
+    fetch = [share.get(i, 0.0) * lane.gather for i, lane in enumerate(lanes)]
+    out = [passing(own, times, fetch[a:], rates.beside) for own, a in zip(chunks, ends, strict=False)]
+    return tuple(p.seconds for p in out), fsum(fsum(p.exposed.values()) for p in out)

@@ -1,0 +1,100 @@
+"""What a rank has whole only for a while (ZeRO 2 and 3): a ring of places, and who lies in which of them.
+
+Units take turns at the places by their number, so that neighbours never share one: while a unit computes, the next one
+is gathered into the other place, and the last one's gradients leave from there. Addresses repeat from step to step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from penteract.parallel.data import NONE, Bucket
+from penteract.schedule.actions import Compute, Exchange, Woven
+from penteract.spec.layout import Layout
+
+PLACES = 2
+Reads = Mapping[str, tuple[int, ...]]  # action of a chunk -> the units whose cut parameters it reads, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """`sizes`: elements of each place. `at`: bucket -> its place, and where it begins there."""
+
+    sizes: tuple[int, ...] = ()
+    at: Mapping[int, tuple[int, int]] | None = None
+
+    @property
+    def size(self) -> int:
+        """In elements."""
+        return sum(self.sizes)
+
+    def of(self, bucket: int) -> tuple[int, int]:
+        """Where a bucket lies: its place, and the first element there."""
+        assert self.at is not None
+        return self.at[bucket]
+
+
+def places(layout: Layout, units: int) -> int:
+    """In how many places the units of a rank are gathered: one each where they stay to the end of the step."""
+    return units if layout.keep_gathered else PLACES
+
+
+def count_units(buckets: Sequence[Bucket]) -> int:
+    """How many units a rank's buckets are parts of, numbered from 0; some may have no bucket of their own."""
+    return max((b.unit for b in buckets), default=NONE) + 1
+
+
+def parameter_ring(buckets: Sequence[Bucket], layout: Layout) -> Ring:
+    """Where parameters are gathered."""
+    return _ring(buckets, [b.cut_parameters for b in buckets], places(layout, count_units(buckets)))
+
+
+def gradient_ring(buckets: Sequence[Bucket]) -> Ring:
+    """Where gradients of one action add up until they are summed over ranks."""
+    return _ring(buckets, [b.cut_gradients for b in buckets], PLACES)
+
+
+def _ring(buckets: Sequence[Bucket], takes_part: Sequence[bool], n: int) -> Ring:
+    filled: dict[int, int] = {}  # elements of each unit
+    at: dict[int, tuple[int, int]] = {}
+    for i, b in enumerate(buckets):
+        if takes_part[i]:
+            at[i] = b.unit % n, filled.get(b.unit, 0)
+            filled[b.unit] = filled.get(b.unit, 0) + b.size
+    return Ring(ring_sizes(filled, n), at)
+
+
+def ring_sizes(filled: Mapping[int, int], n: int) -> tuple[int, ...]:
+    """Each of `n` places is as large as the largest unit that lies there. `filled`: elements by unit."""
+    return tuple(max((size for u, size in filled.items() if u % n == place), default=0) for place in range(n))
+
+
+def fetches(order: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
+    """For each turn of units in the order in which a step reads them: those whose gather starts with it.
+
+    A unit is gathered one turn ahead, or with its own turn where the one before lies in its place. What still lies in
+    its place is not gathered again.
+    """
+    there: dict[int, int] = {}
+    for i, now in enumerate(order):
+        started = list[int]()
+        for unit in order[i : i + 2]:
+            free = unit == now or unit % n != now % n
+            if free and there.get(unit % n) != unit:
+                there[unit % n] = unit
+                started.append(unit)
+        yield tuple(started)
+
+
+def gathers(actions: Iterable[Compute | Woven | Exchange], reads: Sequence[Reads], n: int) -> Counter[int]:
+    """How often a step gathers each unit into a ring of `n` places. `reads`: of each chunk."""
+    order = list[int]()
+    for action in actions:
+        assert not isinstance(action, Woven), "two woven actions take turns within units"
+        if isinstance(action, Compute):
+            for unit in reads[action.chunk].get(action.kind, ()):
+                if not order or order[-1] != unit:
+                    order.append(unit)
+    return Counter(unit for started in fetches(order, n) for unit in started)

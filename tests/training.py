@@ -1,0 +1,61 @@
+"""Several optimizer steps of one rank, in float64, and the parameters that they end with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from layouts import CPU, Case
+from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.groups import Groups
+from penteract.engine.feed import constants, micro_batch, samples_of, target_count
+from penteract.engine.memory import Fresh
+from penteract.engine.optimizer import AdamW
+from penteract.engine.run import Run
+from penteract.engine.state import allocate, initialise
+from penteract.spec.run import Optimizer
+from penteract.step.program import Program
+from penteract.step.walk import walk
+from samples import sample
+
+OPTIMIZER = Optimizer(learning_rate=1e-2, weight_decay=0.1, clip_norm=0.5)
+
+
+def trainer(case: Case, p: Program, groups: Groups) -> Run:
+    """One rank with AdamW in float64."""
+    state = allocate(p, CPU)
+    initialise(p, state, 0)
+    optimizer = AdamW(OPTIMIZER, CPU)
+    optimizer.rate.fill_(OPTIMIZER.learning_rate)
+    return Run(p, state, Comm(groups, p.rank), REFERENCE, Fresh("fp64", CPU), optimizer)
+
+
+def train(run: Run, steps: int) -> Iterator[float]:
+    """-> the loss of each step"""
+    p = run.p
+    for step in range(steps):
+        assert run.optimizer is not None
+        run.optimizer.step.fill_(step + 1)
+        first = step * p.layout.global_batch_size
+        mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, first)]
+        run.batches = [constants(p, CPU) | micro_batch(p, samples, CPU) for samples in mine]
+        run.counts.fill_(sum(target_count(samples) for samples in mine))
+        walk(p, run)
+        yield run.totals[1].item()
+
+
+def whole(run: Run) -> dict[str, torch.Tensor]:
+    """This rank's parameters, gathered where they are cut; padding is no parameter and stays zero."""
+    run.settle_parameters()
+    out = dict[str, torch.Tensor]()
+    for flat in run.state.flats:
+        b, buffer = flat.bucket, flat.parameter
+        if b.cut_parameters:
+            buffer = torch.full_like(flat.parameter, float("nan"))
+            run.comm.finish(run.comm.start("all_gather", b.sharers, flat.own_parameter, buffer, {}))
+        for q, at in zip(b.params, b.offsets, strict=True):
+            out[q.name] = buffer[at : at + q.numel(run.p.mesh)].view(q.local_shape(run.p.mesh))
+        assert not buffer[b.offsets[-1] + b.params[-1].numel(run.p.mesh) :].any()
+    return out
