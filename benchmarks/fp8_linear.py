@@ -40,7 +40,7 @@ from penteract.spec.mesh import Mesh
 from penteract.spec.precision import RECIPES
 
 DEVICE = torch.device("cuda")
-TOLERANCE = 1e-2
+TOLERANCE = {"forward": 2e-2, "input_gradient": 5e-3, "weight_gradient": 5e-3}
 LINEARS = {"q, o": (4096, 4096), "k, v": (1024, 4096), "gate, up": (14336, 4096), "down": (4096, 14336)}  # Llama 3 8B
 SMALL = {"whole blocks, odd count": (384, 640), "tall": (2048, 128)}
 PHASES = ("forward", "input_gradient", "weight_gradient")
@@ -108,7 +108,7 @@ def correct(fp8: Fp8) -> list[dict[str, Any]]:
             about = (phase, [(tokens, 1, width)], real.site.weights, real.site.attrs, RECIPES["bf16"].widths)
             error = ((got - want).abs().max() / want.abs().max()).item()
             rows.append({
-                "linear": name, "phase": phase, "error": error, "held": error < TOLERANCE,
+                "linear": name, "phase": phase, "error": error, "held": error < TOLERANCE[phase],
                 "declared": body_of(real.site, Layout()).workspace(*about), "allocated": allocated,
             })  # fmt: skip
         rows += codes(fp8, name, real)

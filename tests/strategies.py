@@ -33,6 +33,13 @@ REMAKES: tuple[tuple[str, ...], ...] = (
     ("router", "sort_by_expert", "combine"),
     ("enter", "gather", "split", "unfold_heads"),
 )
+OFFLOADS: tuple[tuple[str, ...], ...] = (
+    ("anchors",),
+    ("*",),
+    ("attention", "swiglu", "linear"),
+    ("anchors", "enter", "gather", "rms_norm"),
+    ("rope", "router", "dispatch", "split", "to_heads"),
+)
 SCALINGS = (
     RopeScaling(factor=8.0, original_positions=32),
     RopeScaling(kind="yarn", factor=40.0, original_positions=200, attention_factor=1.3, softmax_factor=0.7),
@@ -68,7 +75,7 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         context_method=method,
         micro_batch_size=draw(st.integers(1, 2)),
         gradient_accumulation_steps=steps,
-        remake=draw(st.sampled_from(REMAKES)),
+        **draw(remakes()),
         bucket_bytes=draw(st.sampled_from(BUCKETS)),
         **draw(shards(dp * cp, ep)),
         loss=draw(st.sampled_from(LOSS_BODIES)),
@@ -97,6 +104,18 @@ def shards(draw: DrawFn, rows: int, ep: int) -> dict[str, Any]:
         "whole_gradients": zero == 3 and draw(st.booleans()),
         "keep_gathered": zero == 3 and draw(st.booleans()),
     }
+
+
+@st.composite
+def remakes(draw: DrawFn) -> dict[str, Any]:
+    """What is remade, in all layers or in some of them."""
+    said: dict[str, Any] = {"remake": draw(st.sampled_from(REMAKES))}
+    if draw(st.booleans()):
+        said["remake_else"] = draw(st.sampled_from(REMAKES))
+        said["remake_every"], said["remake_first"] = draw(st.sampled_from([(2, 0), (1, 1), (1, 2), (3, 0), (2, 3)]))
+    if draw(st.booleans()):
+        said["offload"], said["offload_every"] = draw(st.sampled_from(OFFLOADS)), draw(st.sampled_from([1, 1, 2, 3]))
+    return said
 
 
 @st.composite

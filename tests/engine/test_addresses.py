@@ -29,9 +29,12 @@ class Watched:
         return made
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "afab", "zb_h1"])
-def test_addresses_repeat_from_step_to_step(schedule: str) -> None:
-    spec = resolve(None, "tiny", [*SMALL, f"parallel.schedule={schedule}"]).run
+OFFLOADED = ("memory.recompute=full", "memory.offload=anchors")
+
+
+@pytest.mark.parametrize(("schedule", "more"), [("1f1b", ()), ("afab", ()), ("zb_h1", ()), ("afab", OFFLOADED)])
+def test_addresses_repeat_from_step_to_step(schedule: str, more: tuple[str, ...]) -> None:
+    spec = resolve(None, "tiny", [*SMALL, f"parallel.schedule={schedule}", *more]).run
     trainer = Trainer.build(spec, Rank(0, 1, torch.device("cpu"), None))
     samples, _ = open_samples(spec.data, open_tokenizer("bytes"), spec.sequence_length, 0)
     trainer.run.memory = watched = Watched(trainer.run.memory)  # type: ignore[assignment]

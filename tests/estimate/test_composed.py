@@ -34,6 +34,7 @@ def test_equals_the_walk_of_every_rank(case: Case, deeper: int, longer: int, pre
         assert summed.resident == walked.resident
         assert summed.arena == walked.arena
         assert summed.workspace == walked.workspace
+        assert summed.host == walked.host
         assert summed.flops == +walked.flops
         assert walked.routed <= summed.routed
         assert _on_wires(summed.seams, mesh, program.rank) == +walked.seams

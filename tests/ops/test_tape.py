@@ -9,7 +9,7 @@ from penteract.model.decoder import record
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
 from penteract.ops.params import Param, Shard, holders
-from penteract.spec.layout import Layout
+from penteract.spec.layout import Edit, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.step.program import compile_step
@@ -36,7 +36,7 @@ def test_every_site_knows_the_line_that_said_it() -> None:
 
 def test_remaking_by_name_adds_that_word_to_the_backward_alone() -> None:
     tape = record(MODEL, Mesh(Layout()), 0, 16).tape
-    plain, remade = lower(tape), lower(tape, ("swiglu",))
+    plain, remade = lower(tape), lower(tape, Edit(("swiglu",)))
     assert words(plain, "Bwd", "forward").count("swiglu") == 0
     assert words(remade, "Bwd", "forward").count("swiglu") == MODEL.layers
     assert words(remade, "Fwd", "forward") == words(plain, "Fwd", "forward")
@@ -44,14 +44,14 @@ def test_remaking_by_name_adds_that_word_to_the_backward_alone() -> None:
 
 def test_weight_gradients_are_the_same_set_wherever_they_run() -> None:
     tape = record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape
-    fused, split = lower(tape, ("enter",)), lower(tape, ("enter",), split=True)
+    fused, split = lower(tape, Edit(("enter",))), lower(tape, Edit(("enter",)), split=True)
     late = words(split, "Wgt", "weight_gradient")
     assert late and set(late) == {"linear", "embedding"}
     assert sorted(words(fused, "Bwd", "weight_gradient")) == sorted(words(split, "Inp", "weight_gradient") + late)
 
 
 def test_weight_gradients_run_beside_the_collective_of_their_input() -> None:
-    calls = [i.call for i in lower(record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape, ("enter",)).actions["Bwd"]]
+    calls = [i.call for i in lower(record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape, Edit(("enter",))).actions["Bwd"]]
     said = [(c.site.word, c.phase) for c in calls]
     at = said.index(("reduce_scatter", "start"))
     between = said[at : said.index(("reduce_scatter", "finish"))]
@@ -60,7 +60,7 @@ def test_weight_gradients_run_beside_the_collective_of_their_input() -> None:
 
 @pytest.mark.parametrize("remake", [(), ("enter",), ("*",)])
 def test_every_register_is_freed_once_after_its_last_use(remake: tuple[str, ...]) -> None:
-    chunk = lower(record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape, remake)
+    chunk = lower(record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape, Edit(remake))
     instructions = [*chunk.actions["Fwd"], *chunk.actions["Bwd"]]
     freed: set[int] = set()
     for i in instructions:

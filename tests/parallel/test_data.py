@@ -53,7 +53,7 @@ def test_groups_are_neighbours_in_dp_and_cp() -> None:
     mesh = Mesh(Layout(dp=4, cp=2, ep=2, tp=2, zero=3, shard_group=4))
     dense, experts = Param("a", (6, 5)), Param("b", (4, 6, 5), (Shard(0, "ep"),))
     units = [Unit((dense,)), Unit((experts,))]
-    b, a = buckets(units, {"a": (0,), "b": (0,)}, mesh, 5, 4)
+    b, a = buckets(units, {"a": (0,), "b": (0,)}, mesh, 5, RECIPES["fp32"])
     assert a.sharers == tuple(range(8)) and a.replicas == (5, 13)
     assert b.sharers == (0, 1, 4, 5) and b.replicas == (5, 13)
     assert (a.unit, b.unit, a.cut_parameters, b.cut_gradients) == (0, 1, True, True)

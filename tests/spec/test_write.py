@@ -38,6 +38,8 @@ def toml(value: object) -> str:
 def test_a_written_run_loads_to_the_same_run(
     tmp_path_factory: pytest.TempPathFactory, name: str, changes: dict[str, object]
 ) -> None:
+    if name == "tiny-latent":  # its latents are normalised, and no head after them
+        changes = {key: value for key, value in changes.items() if key != "model.qk_norm"}
     words = [
         f"{key}={toml(value)}" for key, value in changes.items() if not isinstance(value, list) or "'" not in str(value)
     ]

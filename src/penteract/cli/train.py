@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from penteract.cli.budget import settle_budget
 from penteract.cli.folders import find_run
 from penteract.cli.weights import check_resumable, check_weights, find_weights, words_of
 from penteract.cli.world import launched
@@ -76,6 +77,9 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         words = [*words_of(weights, run, preset, words), *words]
         preset = "" if run is None and preset is None else preset
     resolved = resolve(run, preset, words, place.world if place else None)
+    resolved, chosen = settle_budget(resolved)
+    if chosen and not json and (place is None or place.rank == 0):
+        print(f"Recomputation {chosen.text()}")
     beside = find_run(compare, resolved.run.out, flag="--compare", needs="metrics.jsonl") if compare else None
     _check_paths(resolved)
     if weights:

@@ -53,6 +53,7 @@ class Arena:
     precision: str | Policy
     device: torch.device
     shared: torch.Tensor | None = None  # the block of another arena, idle while this one is in use
+    pinned: bool = False  # page-locked, for copies beside compute
     block: torch.Tensor = field(init=False)
     next: int = 0
 
@@ -60,7 +61,7 @@ class Arena:
         if self.shared is not None and self.shared.numel() >= self.plan.size:
             self.block = self.shared
         else:
-            self.block = torch.empty(self.plan.size, dtype=torch.uint8, device=self.device)
+            self.block = torch.empty(self.plan.size, dtype=torch.uint8, device=self.device, pin_memory=self.pinned)
 
     def begin(self) -> None:
         self.next = 0

@@ -11,14 +11,17 @@ import torch
 
 from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.comm.comm import Comm, Flight
+from penteract.engine.copies import Copies
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.memory import Memory
+from penteract.engine.memory import Arena, Memory
 from penteract.engine.optimizer import AdamW
 from penteract.engine.state import State
 from penteract.engine.wire import narrowed, widened
+from penteract.ops.offload import COPIES
 from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot
 
 Batch = Mapping[str, torch.Tensor]  # one micro-batch's data by name
@@ -51,6 +54,8 @@ class Run:
     totals: torch.Tensor = field(init=False)  # squared gradient norm, the loss terms, ranks that were asked to stop
     stop: torch.Tensor = field(init=False)
     waits: torch.cuda.Stream | None = field(init=False)
+    copies: Copies = field(init=False)
+    host: Arena | None = None  # where what is offloaded lies
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
@@ -64,6 +69,10 @@ class Run:
         self.totals = torch.zeros(2 + len(self.p.losses), dtype=stat, device=device)
         self.stop = torch.zeros((), dtype=stat, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
+        self.copies = Copies(device)
+        if any(c.copies for c in self.p.chunks):
+            plan = plan_arena(self.p, host=True)
+            self.host = Arena(plan, self.p.precision, torch.device("cpu"), pinned=device.type == "cuda")
         for i, name in enumerate(self.p.losses):
             self.env.scale[name] = torch.ones((), dtype=stat, device=device)
             self.env.losses[name] = self.totals[1 + i]
@@ -73,6 +82,8 @@ class Run:
     def begin(self) -> None:
         """Loss terms are sums over the step's whole batch, so their scales are known before the first forward."""
         self.memory.begin()
+        if self.host is not None:
+            self.host.begin()
         self.totals.zero_()
         self.totals[-1].copy_(self.stop)
         if self.state.scaling is not None:
@@ -247,7 +258,15 @@ class Run:
 
     def _make(self, slot: Slot, registers: tuple[int, ...]) -> list[Any]:
         specs = self.p.chunks[slot[0]].specs
-        return [None if specs[r].role == "host" else self.memory.new(self._known(specs[r], slot)) for r in registers]
+        return [self._new(self._known(specs[r], slot)) for r in registers]
+
+    def _new(self, spec: Spec) -> torch.Tensor | None:
+        if spec.role == "host":
+            return None
+        if spec.pinned:
+            assert self.host is not None
+            return self.host.new(spec)
+        return self.memory.new(spec)
 
     def _known(self, spec: Spec, slot: Slot) -> Spec:
         """Sizes that routing decided, as numbers."""
@@ -260,6 +279,10 @@ class Run:
     def _start(self, slot: Slot, call: Call) -> None:
         site = call.site
         x, *beside = self._read(slot, call.ins)
+        if site.word in COPIES:
+            (y,) = self._make(slot, call.outs)
+            self.registers[slot, call.outs[0]], self.flights[slot, call.outs[0]] = y, self.copies.start(x, y)
+            return
         ranks = self._ranks(str(site.attrs["axis"]))
         if site.word == "all_to_all_v":
             splits = beside[0]

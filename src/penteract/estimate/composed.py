@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TypeVar
 
-from penteract.estimate.pieces import ENDS, Kind, Piece, Recorder, Sight, Wire, sight, waiting
+from penteract.estimate.pieces import EMBEDDING, ENDS, HEAD, Kind, Piece, Recorder, Sight, Wire, sight, waiting
 from penteract.estimate.pools import Pools
 from penteract.estimate.price import bucket_workspace, fed, held, ringed
 from penteract.estimate.stages import Borders, Chain, StageSum, add_up, borders, shown
@@ -30,6 +30,7 @@ from penteract.units import Bytes
 
 _Key = TypeVar("_Key")
 Chains = tuple[Chain, ...]  # of a pipeline rank, one a chunk
+_Cut = tuple[int, int, tuple[object, ...]]  # pp, vpp, and the edits where layers differ in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class RankPrice:
     workspace: Bytes
     flops: Counter[str]
     seams: Counter[tuple[str, str]]  # collective, axis
+    host: Bytes  # beside the device
 
     @property
     def allocated(self) -> Bytes:
@@ -83,12 +85,12 @@ class Composer:
     sums: dict[Sight, dict[Chain, StageSum]] = field(default_factory=dict[Sight, dict[Chain, StageSum]])
     borders: dict[tuple[Chain, Sight], Borders] = field(default_factory=dict[tuple[Chain, Sight], Borders])
     pooled: dict[tuple[Sight, Chains], Pools] = field(default_factory=dict[tuple[Sight, Chains], Pools])
-    dealt: dict[tuple[int, int], Deal] = field(default_factory=dict[tuple[int, int], Deal])
+    dealt: dict[_Cut, Deal] = field(default_factory=dict[_Cut, Deal])
     packed: dict[tuple[object, ...], tuple[tuple[Pack, int], ...]] = field(
         default_factory=dict[tuple[object, ...], tuple[tuple[Pack, int], ...]]
     )
     late: dict[int, frozenset[str]] = field(default_factory=dict[int, frozenset[str]])  # by a piece's identity
-    chains: dict[int, tuple[Chain, ...]] = field(default_factory=dict[int, tuple[Chain, ...]])
+    chains: dict[_Cut, tuple[Chain, ...]] = field(default_factory=dict[_Cut, tuple[Chain, ...]])
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(self.model, self.sequence_length, self.policy)
@@ -107,17 +109,19 @@ class Composer:
             self.pieces[key] = self.recorder.record(kind, layout)
         return self.pieces[key]
 
-    def stage_chains(self, stages: int) -> tuple[Chain, ...]:
+    def stage_chains(self, layout: Layout) -> tuple[Chain, ...]:
         """The chain of each stage."""
-        if stages not in self.chains:
+        stages = layout.stages
+        key = (stages, 1, () if layout.uniform else layout.edits)
+        if key not in self.chains:
             cut = stage_layers(self.model.layers, stages)
-            self.chains[stages] = tuple(
-                ((("embedding", 1),) if s == 0 else ())
-                + self.recorder.kinds(layers)
-                + ((("head", 1),) if s == stages - 1 else ())
+            self.chains[key] = tuple(
+                (((EMBEDDING, 1),) if s == 0 else ())
+                + self.recorder.kinds(layers, layout)
+                + (((HEAD, 1),) if s == stages - 1 else ())
                 for s, layers in enumerate(cut)
             )
-        return self.chains[stages]
+        return self.chains[key]
 
     def rank(self, layout: Layout, pp_rank: int) -> RankPrice:
         """Price the ranks of pipeline coordinate `pp_rank`."""
@@ -125,13 +129,15 @@ class Composer:
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         beside = max(bucket_workspace(b, self.policy) for b in made)
         data = fed(inputs, layout.gradient_accumulation_steps, self.widths) + sum(s.remembered for s in stages)
-        [(arena, routed)] = self.pools(layout, pp_rank, stages).activations(layout, (pp_rank,))
+        pools = self.pools(layout, pp_rank, stages)
+        [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))
         work = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return RankPrice(
             resident=held(made, self.policy) | ringed(*self.rings(layout, pp_rank), self.widths)
             | {"data": data},
             arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
             flops=_total(layout, [flops for flops, _ in work]), seams=_total(layout, [wires for _, wires in work]),
+            host=host,
         )  # fmt: skip
 
     def _work(self, chain: Chain, layout: Layout) -> Iterator[tuple[Counter[str], Counter[Wire]]]:
@@ -170,10 +176,10 @@ class Composer:
 
     def deal(self, layout: Layout) -> Deal:
         """The chains of each pipeline rank, one a chunk."""
-        pp, vpp = layout.pp, layout.vpp
-        if (pp, vpp) not in self.dealt:
-            self.dealt[pp, vpp] = Deal.of(self.stage_chains(pp * vpp), pp)
-        return self.dealt[pp, vpp]
+        key = (layout.pp, layout.vpp, () if layout.uniform else layout.edits)
+        if key not in self.dealt:
+            self.dealt[key] = Deal.of(self.stage_chains(layout), layout.pp)
+        return self.dealt[key]
 
     def placed(self, layout: Layout, pp_rank: int) -> list[tuple[Kind, tuple[Param, ...]]]:
         """The pieces of a rank, one by one in the order of forward, with the parameters that each is first to use.

@@ -12,12 +12,14 @@ from penteract.ops.bodies import BODIES
 from penteract.spec.layout import Layout
 from penteract.units import Flops, Seconds
 
-PARTS = ("compute", "attention", "pointwise", "tensor", "context", "expert", "launch", "pipeline", "data", "update")
+PARTS = ("compute", "attention", "pointwise", "tensor", "context", "expert", "launch", "pipeline", "data", "update",
+         "host")  # fmt: skip
 _REASONS: Mapping[str, str] = {
     "compute": "matrix products below the peak", "attention": "attention below the peak",
     "pointwise": "pointwise words: device memory", "tensor": "waiting for tensor ranks",
     "context": "waiting for context ranks", "expert": "waiting for expert ranks", "launch": "launching kernels",
     "pipeline": "the pipeline's bubble and sends", "data": "summing gradients", "update": "the optimizer",
+    "host": "waiting for copies to and from the host",
 }  # fmt: skip
 
 
@@ -40,7 +42,7 @@ class Forward:
     def of(composer: Composer) -> Forward:
         lone, forward, scores = Layout(attention="flash"), 0, 0
         load = Balanced.of(composer.model, lone, composer.sequence_length)
-        for kind, n in composer.stage_chains(1)[0]:
+        for kind, n in composer.stage_chains(lone)[0]:
             for op in composer.recorder.tape(kind, lone).ops:
                 body = BODIES.get(op.site.word)
                 if op.program is None and body is not None:

@@ -26,7 +26,7 @@ from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.events import READS, Around, Event
-from penteract.step.program import Program, units_of
+from penteract.step.program import Program, layer_edits, units_of
 from penteract.step.ring import Reads, gathers, places
 
 
@@ -100,12 +100,15 @@ def miniature(
     model, cut, length = symbolic(m, layout, sequence_length)
     stages = [stage_layers(m.layers, layout.stages)[stage_of(at, c, layout.pp)] for c in range(layout.vpp)]
     scaled = scaled_layers(precision.fp8, m.layers, m.predict_ahead)
-    alike = tuple(_alike(m, layers, scaled) for layers in stages)
+    alike = tuple(_alike(m, layout, layers, scaled) for layers in stages)
     said = [
         _record(Do(Mesh(cut), scaled), model, length, sorted(some), ends=(layers.start == 0, layers.stop == m.layers))
         for layers, some in zip(stages, alike, strict=True)
     ]
-    chunks = tuple(lower(do.tape, layout.remake, split=name == "zb_h1") for do in said)
+    chunks = tuple(
+        lower(do.tape, layout.edit(-1), layer_edits(layout, layers), split=name == "zb_h1")
+        for do, layers in zip(said, stages, strict=True)
+    )
     owned = tuple(_owned(said, chunks, alike))
     where = homes(m, layout, {o.param.name: at for o in owned})
     program = Short(
@@ -132,9 +135,11 @@ def anonymous(name: str) -> str:
     return ".".join([words[0], "*", *words[2:]]) if words[0] == "layers" else name
 
 
-def _alike(m: ModelSpec, layers: range, scaled: Collection[int]) -> dict[int, int]:
+def _alike(m: ModelSpec, layout: Layout, layers: range, scaled: Collection[int]) -> dict[int, int]:
     """The layers to record, and how many each stands for: one of each kind, and the last, as what follows it may
-    keep something else of it."""
+    keep something else of it. Where layers differ in their edit, each is recorded."""
+    if not layout.uniform:
+        return dict.fromkeys(layers, 1)
     first: dict[tuple[bool, bool], int] = {}
     found = Counter[int]()
     for layer in layers[:-1]:

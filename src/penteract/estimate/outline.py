@@ -5,14 +5,16 @@ Most layouts differ in sizes alone, so a search lowers few tapes of the many tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penteract.estimate.sized import Sized
 from penteract.ops.bodies import BODIES
 from penteract.ops.lower import Chunk, lower, sum_of
+from penteract.ops.offload import Copy, as_copy, copy_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, Op, Phase, Site, Tape
+from penteract.spec.layout import Edit
 from penteract.step.places import Life, lives
 
 Saying = tuple[object, ...]
@@ -21,7 +23,7 @@ Doing = tuple[int, tuple[int, ...], tuple[int, ...]]  # a call: its job, its reg
 
 def saying(tape: Tape) -> Saying:
     """All of a tape that lowering looks at: tapes with the same differ in sizes, and in who talks over which axis."""
-    values = (*tape.inputs.items(), tape.entry, tape.exit, frozenset(tape.anchors), tuple(tape.flows))
+    values = (*tape.inputs.items(), tape.entry, tape.exit, frozenset(tape.anchors.items()), tuple(tape.flows))
     return (*values, *map(_said, tape.ops))
 
 
@@ -74,11 +76,12 @@ class Outline:
     calls: Mapping[str, tuple[Doing, ...]]
     made: Mapping[int, tuple[int, int]]
     lives: Mapping[int, Life]
+    copies: tuple[tuple[Copy, int, int], ...]  # word, the value that is copied, its layer: sites beyond the tape's
 
     @staticmethod
-    def of(tape: Tape, remake: Iterable[str], *, split: bool) -> Outline:
-        chunk = lower(tape, remake, split=split)
-        places = {site: i for i, site in enumerate(sites_of(tape, chunk.sums))}
+    def of(tape: Tape, edit: Edit, *, split: bool) -> Outline:
+        chunk = lower(tape, edit, split=split)
+        places = {site: i for i, site in enumerate((*sites_of(tape, chunk.sums), *chunk.copies))}
         jobs: dict[tuple[int, Phase], int] = {}
 
         def doing(call: Call) -> Doing:
@@ -86,11 +89,18 @@ class Outline:
 
         calls = {name: tuple([doing(i.call) for i in told]) for name, told in chunk.actions.items()}
         made = {r: (job, k) for some in calls.values() for job, _, outs in some for k, r in enumerate(outs)}
-        return Outline(chunk, tuple(jobs), calls, made, lives(chunk))
+        copies: tuple[tuple[Copy, int, int], ...] = tuple(
+            [(as_copy(site.word), v, site.layer) for site, v in chunk.copies.items()]
+        )
+        return Outline(chunk, tuple(jobs), calls, made, lives(chunk), copies)
 
-    def specs(self, shapes: Sized) -> dict[int, Spec]:
-        """Of every register that lives, for a tape that says this."""
-        told = [results(shapes.sites[site], phase) for site, phase in self.jobs]
+    def copied(self, shapes: Sized) -> Iterator[Site]:
+        """The sites of copies, for a tape that says this."""
+        return (copy_of(word, shapes.specs[value], layer, "") for word, value, layer in self.copies)
+
+    def specs(self, shapes: Sized, sites: Sequence[Site]) -> dict[int, Spec]:
+        """Of every register that lives, for a tape that says this. `sites`: those of `shapes`, then those of copies."""
+        told = [results(sites[site], phase) for site, phase in self.jobs]
         specs = dict(enumerate(shapes.specs))
         specs |= {r: told[job][k] for r, (job, k) in self.made.items()}
         if shapes.exit is not None and self.chunk.exit_gradient is not None:

@@ -23,11 +23,12 @@ from penteract.ops.bodies.body import FLOAT
 from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.collectives import counted
 from penteract.ops.do import Do
+from penteract.ops.offload import ANCHORS, COPIES
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site, Tape
 from penteract.spec.fp8 import Fp8, scaled_layers
-from penteract.spec.layout import Layout
+from penteract.spec.layout import Edit, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
@@ -35,15 +36,24 @@ from penteract.step.events import READS
 from penteract.step.places import Life, Span, aligned, lay_out
 from penteract.units import Bytes
 
-Kind = str  # "embedding", "head", or the kind of a layer: "dense", "experts"
-ENDS: tuple[Kind, ...] = ("embedding", "head")
 Sight = tuple[object, ...]  # all of a layout that a piece sees
 Wire = tuple[str, str]  # collective, axis
 
 
+class Kind(NamedTuple):
+    """The embedding, the head, or a kind of layer: "dense" or "experts", and the first place of a stage that has its
+    edit."""
+
+    name: str
+    place: int = -1
+
+
+EMBEDDING, HEAD = ENDS = (Kind("embedding"), Kind("head"))
+
+
 def sight(layout: Layout) -> Sight:
     """Two layouts with the same sight show a piece the same."""
-    return (*tape_sight(layout), layout.remake, layout.schedule == "zb_h1")
+    return (*tape_sight(layout), *layout.edits, layout.schedule == "zb_h1")
 
 
 def tape_sight(layout: Layout) -> Sight:
@@ -64,6 +74,7 @@ class Piece:
     `crossing`  scratch by action that crosses between layers inside of the piece: (from, to, bytes)
     `scratch`   of one layer, by action
     `routed`    bytes kept whose size is routed, by span; `routed_scratch`: the most at once beside them, by action
+    `ring`      bytes on their way to or from the host, by action; `host`: bytes kept there, by span
     """
 
     outline: Outline
@@ -80,6 +91,8 @@ class Piece:
     workspace: Bytes
     routed: Mapping[Span, Bytes]
     routed_scratch: Mapping[str, Bytes]
+    ring: Mapping[str, Bytes]
+    host: Mapping[Span, Bytes]
 
 
 class _Recorded(NamedTuple):
@@ -124,40 +137,44 @@ class Recorder:
     def widths(self) -> Widths:
         return self.precision.widths
 
-    def kinds(self, layers: range) -> tuple[tuple[Kind, int], ...]:
-        """The kinds of these layers in order, runs of the same counted."""
+    def kinds(self, layers: range, layout: Layout) -> tuple[tuple[Kind, int], ...]:
+        """The kinds of a stage's layers in order, runs of the same counted."""
         runs: list[tuple[Kind, int]] = []
-        for i in layers:
-            kind = self._kind(i)
+        for place, i in enumerate(layers):
+            kind = Kind(self._name(i), layout.like(place))
             if runs and runs[-1][0] == kind:
                 runs[-1] = (kind, runs[-1][1] + 1)
             else:
                 runs.append((kind, 1))
         return tuple(runs)
 
-    def _kind(self, layer: int) -> Kind:
-        """Layers of one kind show the same."""
-        kind = "experts" if self.model.has_experts(layer) else "dense"
-        return kind if layer in self.scaled or not self.scaled else f"{kind}, no fp8"
+    def _name(self, layer: int) -> str:
+        """Of the kind of a layer: "dense" or "experts", and whether it is one of those that stay out of FP8."""
+        name = "experts" if self.model.has_experts(layer) else "dense"
+        return name if layer in self.scaled or not self.scaled else f"{name}, no fp8"
 
     def sight_of(self, kind: Kind, layout: Layout, seen: Sight) -> Sight:
         """What a piece sees of `seen`, all that a layout shows. At the ends there is no attention, and no layer to
         remake as a whole, unless the head predicts further ahead, with blocks of its own."""
         lay = layout
-        if kind not in ENDS or (kind == "head" and self.model.predict_ahead):
+        if kind not in ENDS or (kind == HEAD and self.model.predict_ahead):
             return seen
         remade = tuple(word for word in lay.remake if word != "*")
-        loss = (lay.loss, lay.loss_chunk) if kind == "head" else ()
+        loss = (lay.loss, lay.loss_chunk) if kind == HEAD else ()
         return (lay.tp, lay.cp, lay.micro_batch_size, remade, lay.schedule == "zb_h1", *loss)
 
     def record(self, kind: Kind, layout: Layout) -> Piece:
         """A piece as a layout shows it."""
         told, split = self._told(kind, layout), layout.schedule == "zb_h1"
         recorded = told.recorded
-        remake = tuple(word for word in layout.remake if word in recorded.words)
-        key = (recorded.saying, remake, split)
+        remake, offload = layout.edit(kind.place)
+        edit = Edit(
+            tuple([word for word in remake if word in recorded.words]),
+            tuple([word for word in offload if word in recorded.words or word == ANCHORS]),
+        )
+        key = (recorded.saying, edit, split)
         if key not in self.outlines:
-            self.outlines[key] = Outline.of(recorded.tape, remake, split=split)
+            self.outlines[key] = Outline.of(recorded.tape, edit, split=split)
         return self._measure(self.outlines[key], told, layout)
 
     def tape(self, kind: Kind, layout: Layout) -> Tape:
@@ -166,15 +183,15 @@ class Recorder:
 
     def _told(self, kind: Kind, layout: Layout) -> _Told:
         """The tape of a piece, at the layout's micro-batch size."""
-        key = (kind, *tape_sight(layout))
+        key = (kind.name, *tape_sight(layout))
         if key not in self.told:
-            chunked = kind == "head" and layout.loss == "chunked"  # the micro-batch's size decides how many chunks
+            chunked = kind == HEAD and layout.loss == "chunked"  # the micro-batch's size decides how many chunks
             recorded = self._recorded(kind, layout if chunked else replace(layout, micro_batch_size=OPEN))
             self.told[key] = _Told(recorded, sized(recorded.tape, recorded.sites, layout.micro_batch_size), {})
         return self.told[key]
 
     def _recorded(self, kind: Kind, layout: Layout) -> _Recorded:
-        key = (kind, *tape_sight(layout))
+        key = (kind.name, *tape_sight(layout))
         if key not in self.tapes:
             do = self._say(kind, layout)
             words = {op.site.word for op in do.tape.ops} | {"*"}
@@ -184,36 +201,41 @@ class Recorder:
     def _say(self, kind: Kind, layout: Layout) -> Do:
         do = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")), self.scaled)
         layers = () if kind in ENDS else (self._layer(kind),)
-        part(do, self.model, layers, self.sequence_length, first=kind == "embedding", last=kind == "head")
+        part(do, self.model, layers, self.sequence_length, first=kind == EMBEDDING, last=kind == HEAD)
         return do
 
     def _layer(self, kind: Kind) -> int:
-        return next(i for i in range(self.model.layers) if self._kind(i) == kind)
+        return next(i for i in range(self.model.layers) if self._name(i) == kind.name)
 
     def _measure(self, outline: Outline, told: _Told, layout: Layout) -> Piece:
         load, widths = Balanced.of(self.model, layout, self.sequence_length), self.widths
-        chunk, alive, specs = outline.chunk, outline.lives, outline.specs(told.shapes)
+        sites = [*told.shapes.sites, *outline.copied(told.shapes)] if outline.copies else told.shapes.sites
+        chunk, alive, specs = outline.chunk, outline.lives, outline.specs(told.shapes, sites)
         for spec in {*specs.values()} - told.sizes.keys():
             told.sizes[spec] = bytes_of(spec, widths, load), aligned(spec, widths)
         every = {r: told.sizes[spec] for r, spec in specs.items()}
-        sizes = {r: n for r in alive if (n := every[r][1])}
-        found = lay_out(chunk.actions, alive, sizes)
+        sizes = {r: n for r in alive if not specs[r].pinned and (n := every[r][1])}
+        found = lay_out(chunk.actions, alive, sizes, chunk.turns)
         ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
         slots, routed, scratch = dict(found.slots), Counter[Span](), list[tuple[Life, Bytes]]()
         crossing: dict[str, list[tuple[tuple[int, int], tuple[int, int], Bytes]]] = {}
         for r, life in alive.items():
             (name, run, _), (last, last_run, _) = life
             if r in sizes:
-                if name == last and run != last_run:
+                if name == last and run != last_run and r not in chunk.turns:
                     crossing.setdefault(name, []).append((life.born[1:], life.dies[1:], sizes[r]))
             elif name == last:
                 scratch.append((life, every[r][0]))
             else:
                 routed[life.span] += every[r][0]
+        host = Counter[Span]()
+        for r in alive if outline.copies else ():
+            if specs[r].pinned:
+                host[alive[r].span] += every[r][1]
         for r in {r for r in ends if r is not None}:
             slots[alive[r].span] -= sizes.get(r, 0)
         return Piece(
-            outline=outline, sites=told.shapes.sites, bytes={r: n for r, (n, _) in every.items()},
+            outline=outline, sites=sites, bytes={r: n for r, (n, _) in every.items()},
             params=told.recorded.params, inputs=told.shapes.inputs, remembered=sum(map(remembered, told.shapes.sites)),
             slots={span: n for span, n in slots.items() if n},
             borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
@@ -222,6 +244,7 @@ class Recorder:
             scratch={name: s.layer for name, s in found.scratch.items()},
             workspace=self._workspace(outline, told, layout, load),
             routed=+routed, routed_scratch=_most_at_once(scratch),
+            ring={name: s.ring for name, s in found.scratch.items() if s.ring}, host=host,
         )  # fmt: skip
 
     def _workspace(self, outline: Outline, told: _Told, layout: Layout, load: Load) -> Bytes:
@@ -244,6 +267,8 @@ class Recorder:
         for job, _, _ in chain.from_iterable(piece.outline.calls.values()):
             place, phase = piece.outline.jobs[job]
             site = piece.sites[place]
+            if phase == "start" and site.word in COPIES:
+                continue
             if phase == "start":
                 spec = counted(site.word, site.ins[0], site.outs[0])
                 wires[site.word, str(site.attrs["axis"])] += bytes_of(spec, self.widths, load)
@@ -293,5 +318,7 @@ def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:
 
 
 def bytes_of(spec: Spec, widths: Widths, load: Load) -> Bytes:
-    """Bytes of a register."""
+    """Bytes of a register on the device."""
+    if spec.pinned:
+        return 0
     return prod([d if isinstance(d, int) else load.received(d.layer, 0) for d in spec.shape]) * widths[spec.role]

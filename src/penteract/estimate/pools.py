@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penteract.estimate.stages import StageSum
@@ -26,28 +26,28 @@ class Pools:
     slots: tuple[tuple[Bytes, Members], ...]
     routed_scratch: Bytes
     routed: tuple[tuple[Bytes, Members], ...]
+    host: tuple[tuple[Bytes, Members], ...]
 
     @staticmethod
     def of(stages: Sequence[StageSum]) -> Pools:
         """Of a rank's chunks. Equal stages are one object. A lone chunk has nobody to share with."""
         if len(stages) == 1:
             [s] = stages
-            slots, routed = ([(n, ((0, span),)) for span, n in own.items()] for own in (s.slots, s.routed))
-            return Pools(s.scratch, tuple(slots), s.routed_scratch, tuple(routed))
+            slots, routed, host = (
+                tuple([(n, ((0, span),)) for span, n in own.items()]) for own in (s.slots, s.routed, s.host)
+            )
+            return Pools(s.scratch, slots, s.routed_scratch, routed, host)
         chunks: dict[int, list[int]] = {}  # of equal stages, by identity
         for c, s in enumerate(stages):
             chunks.setdefault(id(s), []).append(c)
         places = list(chunks.values())
         kinds = [stages[own[0]] for own in places]
-        pool, block = share_slots([s.slots for s in kinds])
-        members: dict[Pool, list[tuple[int, Span]]] = {}
-        for (kind, span), shared in pool.items():
-            members.setdefault(shared, []).extend([(c, span) for c in places[kind]])
         return Pools(
             scratch=max([s.scratch for s in kinds]),
-            slots=tuple([(block[shared], tuple(some)) for shared, some in members.items()]),
+            slots=_shared([s.slots for s in kinds], places),
             routed_scratch=max([s.routed_scratch for s in kinds]),
             routed=tuple([(size, ((c, span),)) for c, s in enumerate(stages) for span, size in s.routed.items()]),
+            host=_shared([s.host for s in kinds], places),
         )
 
     def activations(self, layout: Layout, ranks: Sequence[int]) -> Iterable[tuple[Bytes, Bytes]]:
@@ -58,6 +58,19 @@ class Pools:
             _held(self.routed_scratch, self.routed, layout, ranks),
             strict=True,
         )
+
+    def pinned(self, layout: Layout, ranks: Sequence[int]) -> list[Bytes]:
+        """Bytes on the host."""
+        return _held(0, self.host, layout, ranks)
+
+
+def _shared(slots: Sequence[Mapping[Span, Bytes]], places: Sequence[list[int]]) -> tuple[tuple[Bytes, Members], ...]:
+    """Of kinds of stages, and the chunks of each: bytes of the pools' slots, and who takes them."""
+    pool, block = share_slots(slots)
+    members: dict[Pool, list[tuple[int, Span]]] = {}
+    for (kind, span), shared in pool.items():
+        members.setdefault(shared, []).extend([(c, span) for c in places[kind]])
+    return tuple([(block[shared], tuple(some)) for shared, some in members.items()])
 
 
 def _held(always: Bytes, slots: Iterable[tuple[Bytes, Members]], layout: Layout, ranks: Sequence[int]) -> list[Bytes]:

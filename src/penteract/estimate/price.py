@@ -12,6 +12,7 @@ from penteract.ops.bodies import body_of
 from penteract.ops.bodies.body import FLOAT
 from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.collectives import counted
+from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
 from penteract.parallel.data import Bucket
@@ -35,6 +36,7 @@ class Price:
     `wires`     bytes on every wire; `seams`: those of them that the network's own collectives put there
     `resident`  bytes by kind that stay from step to step; `peak` is the most alive at once beside them
     `kept`      bytes alive after each action, in the order of the walk
+    `host`      the pinned block on the host; `copied`: bytes to and from it. None of them on the device
     `routed`    the most that registers of routed size take, outside the arena; modelled where the load is
     `arena`     the block in which registers get fixed places; `workspace` what one body allocates beside it at most
     """
@@ -48,6 +50,8 @@ class Price:
     arena: Bytes = 0
     workspace: Bytes = 0
     routed: Bytes = 0
+    host: Bytes = 0
+    copied: Counter[str] = field(default_factory=Counter[str])
     peak_at: str = ""
 
     @property
@@ -87,6 +91,9 @@ class Pricing:
             return
         for r in call.outs:
             self._hold(slot, r, self._bytes(specs[r], slot))
+        if site.word in COPIES:
+            self.price.copied[site.word] += self._bytes(site.ins[0]._replace(pinned=False), slot)
+            return
         if call.phase == "start":
             wire = counted(site.word, site.ins[0], site.outs[0])
             group, amount = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank), self._bytes(wire, slot)
@@ -164,6 +171,8 @@ class Pricing:
         return size(dim, lambda layer: self.load.received(layer, slot[1]))  # type: ignore[arg-type]
 
     def _bytes(self, spec: Spec, slot: Slot) -> Bytes:
+        if spec.pinned:
+            return 0
         return spec.numel(lambda layer: self.load.received(layer, slot[1])) * self.p.widths[spec.role]
 
     def _wire(self, kind: str, group: tuple[int, ...], amount: Bytes) -> None:
@@ -204,6 +213,8 @@ def price(p: Program, load: Load | None = None) -> Price:
     walk(p, reading)
     reading.price.resident = resident(p)
     reading.price.arena = plan_arena(p).size
+    if any(c.copies for c in p.chunks):
+        reading.price.host = plan_arena(p, host=True).size
     return reading.price
 
 

@@ -10,6 +10,7 @@ from math import fsum
 from penteract.estimate.composed import Chains, Composer
 from penteract.estimate.ideal import PARTS, Forward, StepFlops
 from penteract.estimate.lane import beside_lane
+from penteract.estimate.link import waits
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, Sight, sight
 from penteract.estimate.pipeline import Passes, critical_path, least
@@ -37,6 +38,7 @@ class Quote:
     memory    parameters, gradients, optimizer, activations (kept and scratch), other (data, what a body
               allocates, what ZeRO 2 and 3 have whole for a while)
     by_stage  all kinds together, of each pipeline rank
+    host      bytes on the host, of the rank that keeps most there
     """
 
     layout: Layout
@@ -44,6 +46,7 @@ class Quote:
     allocated: Bytes
     by_stage: tuple[Bytes, ...]
     at_least: Seconds
+    host: Bytes = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class _Held:
     activations: tuple[Bytes, ...]
     data: tuple[Bytes, ...]
     workspace: tuple[Bytes, ...]
+    host: Bytes
 
 
 @dataclass(slots=True)
@@ -119,7 +123,7 @@ class Quoter:
         g = deal.group[r]
         other = there.data[g] + max(there.workspace[g], sums[g].largest) + sums[g].ring
         memory = {**sums[g].held, "activations": there.activations[r], "other": other}
-        return Quote(layout, memory, by_stage[r], by_stage, self._least(layout, seen, sums))
+        return Quote(layout, memory, by_stage[r], by_stage, self._least(layout, seen, sums), there.host)
 
     def time(self, quote: Quote) -> StepTime:
         """The step's time with the schedule played out."""
@@ -137,7 +141,7 @@ class Quoter:
         parts["update"] += update - gathers
         parts["data"] += data + gathers
         parts["pipeline"] += seconds - fsum(parts.values())
-        told = {name: parts[name] for name in PARTS}
+        told = {name: parts[name] for name in PARTS if name != "host" or lay.offload}
         return StepTime(seconds, told, self._limit(lay, told, seconds))
 
     def model_flops(self, tokens: int) -> StepFlops:
@@ -155,7 +159,7 @@ class Quoter:
         def forward(lay: Layout) -> Flops:
             return sum(self.composer.rank(lay, r).flops["forward"] for r in range(lay.pp)) * (lay.world // lay.pp)
 
-        return forward(layout) - forward(replace(layout, remake=()))
+        return forward(layout) - forward(replace(layout, remake=(), remake_else=()))
 
     # ---- memory ----------------------------------------------------------------------------------------------
 
@@ -163,17 +167,18 @@ class Quoter:
         lay = layout
         key = (seen, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
         if key not in self._held:
-            activations, data, workspace = [0] * lay.pp, list[Bytes](), list[Bytes]()
+            activations, data, workspace, host = [0] * lay.pp, list[Bytes](), list[Bytes](), 0
             for ranks in self.composer.deal(lay).alike:
                 stages = self.composer.stages(lay, ranks[0])
                 pools = self.composer.pools(lay, ranks[0], stages)
                 for r, (arena, routed) in zip(ranks, pools.activations(lay, ranks), strict=True):
                     activations[r] = arena + routed
+                host = max(host, *pools.pinned(lay, ranks)) if lay.offload else 0
                 inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
                 beside = sum([s.remembered for s in stages])
                 data.append(fed(inputs, lay.gradient_accumulation_steps, self.composer.widths) + beside)
                 workspace.append(max([s.workspace for s in stages]))
-            self._held[key] = _Held(tuple(activations), tuple(data), tuple(workspace))
+            self._held[key] = _Held(tuple(activations), tuple(data), tuple(workspace), host)
         return self._held[key]
 
     def _sums(self, layout: Layout) -> list[Reduction]:
@@ -209,13 +214,14 @@ class Quoter:
     def _timed(self, kind: Kind, layout: Layout, seen: Sight) -> Timed:
         key = (kind, self.composer.recorder.sight_of(kind, layout, seen))
         if key not in self._pieces:
-            load = Balanced.of(self.model, layout, self.sequence_length)
-            piece, known = self.composer.piece(kind, layout, seen), self.composer.recorder.workspaces
-            device = Device(
-                self.rates, self.composer.widths, Mesh(layout), self.cluster.gpus_per_node, load, known, self._costs
-            )
-            self._pieces[key] = time_piece(piece, device)
+            self._pieces[key] = time_piece(self.composer.piece(kind, layout, seen), self.device(layout))
         return self._pieces[key]
+
+    def device(self, layout: Layout) -> Device:
+        """What a pass runs on."""
+        load, known = Balanced.of(self.model, layout, self.sequence_length), self.composer.recorder.workspaces
+        node = self.cluster.gpus_per_node
+        return Device(self.rates, self.composer.widths, Mesh(layout), node, load, known, self._costs)
 
     def _passes_of(self, layout: Layout, seen: Sight) -> tuple[tuple[Passes, ...], tuple[Seconds, ...]]:
         """Of each group of pipeline ranks with the same stages, with what ZeRO does beside them; and seconds of all of
@@ -254,7 +260,15 @@ class Quoter:
         for kind, n in chain:
             for action, seconds in self._timed(kind, layout, seen).seconds.items():
                 total[action] = total.get(action, 0.0) + n * seconds
+        for action, seconds in self._waits(chain, layout, seen).items():
+            total[action] += seconds
         return total
+
+    def _waits(self, chain: Chain, layout: Layout, seen: Sight) -> dict[str, Seconds]:
+        """What a pass waits for copies to and from the host, by action."""
+        if not layout.offload:
+            return {}
+        return waits([timed for kind, n in chain for timed in [self._timed(kind, layout, seen)] * n])
 
     def _least(self, layout: Layout, seen: Sight, sums: list[Reduction]) -> Seconds:
         lay = layout
@@ -289,6 +303,8 @@ class Quoter:
         """Of all passes of rank r."""
         parts = defaultdict[Part, Seconds](float)
         for chain in self.composer.chains_of(layout, r):
+            if waits := self._waits(chain, layout, seen):
+                parts["host"] += layout.gradient_accumulation_steps * fsum(waits.values())
             for kind, n in chain:
                 for told in self._timed(kind, layout, seen).parts.values():
                     for part, seconds in told.items():

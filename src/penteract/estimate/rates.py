@@ -13,7 +13,7 @@ from penteract.estimate.curve import Curve
 from penteract.estimate.gemm import Gemm
 from penteract.estimate.wires import Span, Wires
 from penteract.ops.bodies.body import Product
-from penteract.spec.hardware import Cluster, Curves, fabric, reference
+from penteract.spec.hardware import Cluster, Curves, Gpu, fabric, reference
 from penteract.spec.precision import BYTES
 from penteract.units import Bytes, Flops, Seconds
 
@@ -37,6 +37,7 @@ class Rates:
 
     fused      by head size, the largest first
     updating   s/byte
+    copying    s/byte of a copy to or from pinned memory of the host
     launch     seconds the host needs for each call of a body in an eager step
     beside     how much longer compute takes while a collective is on the wire, at least 1
     basis      for each question, "measured: …" or "modelled: …"
@@ -49,6 +50,7 @@ class Rates:
     pointwise: Curve
     wires: Wires
     updating: float
+    copying: Mapping[str, float]
     launch: Seconds
     beside: float
     basis: Mapping[str, str]
@@ -78,6 +80,7 @@ class Rates:
             pointwise=Curve.of((size, us * 1e-6) for size, us in known.moved).stretched(1 / hbm),
             wires=Wires.of(known, inside, between),
             updating=1e-9 / (memory["adamw"] * hbm),
+            copying=MappingProxyType(_copying(cluster, known, device)),
             launch=known.launch_us * 1e-6,
             beside=max(1.0, fsum(factor for _, factor in known.beside) / len(known.beside)),
             basis=MappingProxyType(_basis(cluster, known, precision)),
@@ -119,9 +122,20 @@ class Rates:
         """From one rank to another, of another node if `across`."""
         return self.wires.send(amount, across=across)
 
+    def copy(self, word: str, amount: Bytes) -> Seconds:
+        """`to_host` or `from_host`, all devices of a node at once."""
+        return amount * self.copying[word]
+
     def update(self, amount: Bytes) -> Seconds:
         """The optimizer reads and writes `amount` bytes: AdamW, 28 a parameter with everything in fp32."""
         return self.pointwise.floor + amount * self.updating
+
+
+def _copying(cluster: Cluster, known: Curves, device: Gpu) -> dict[str, float]:
+    """As measured, with all devices of a node at once unless there is one; elsewhere, by the standard of the link."""
+    memory, slower = dict(known.memory), known.gpu.host_link / device.host_link
+    busy = "one" if min(cluster.gpus, cluster.gpus_per_node) == 1 else "all"
+    return {word: slower * 1e-9 / memory[f"{way}_{busy}"] for word, way in (("to_host", "d2h"), ("from_host", "h2d"))}
 
 
 def _fused(known: Curves, slower: float) -> tuple[tuple[int, Fused], ...]:
@@ -151,6 +165,7 @@ def _basis(cluster: Cluster, known: Curves, precision: str) -> dict[str, str]:
         "collective": wires,
         "send": wires,
         "update": f"{told}; fused AdamW",
+        "copy": f"{told}; pinned memory, all devices of a node at once",
         "launch": f"{known.launch_basis}: a body called in an eager step, {known.about}",
         "beside": f"{told}; products of 8192³ beside gathers and scatters, mean of both",
     }

@@ -33,6 +33,7 @@ class StageSum:
     workspace: Bytes
     routed: Mapping[Span, Bytes]
     routed_scratch: Bytes
+    host: Mapping[Span, Bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ def shown(chain: Chain) -> Chain:
 
 def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
     """The sum of a chain of pieces, first to last. `borders`: those of what it shows."""
-    slots, scratch, routed = dict(borders.slots), dict[str, Bytes](), dict[Span, Bytes]()
+    slots, scratch, routed, host = dict(borders.slots), dict[str, Bytes](), dict[Span, Bytes](), Counter[Span]()
+    rings: dict[str, tuple[int, Bytes]] = {}  # by action: pieces that have some, bytes of the largest
     for piece, n in chain:
         for span, amount in piece.slots.items():
             slots[span] = slots.get(span, 0) + n * amount
@@ -58,12 +60,19 @@ def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
             routed[span] = routed.get(span, 0) + n * amount
         for name, amount in piece.scratch.items():
             scratch[name] = max(scratch.get(name, 0), amount)
+        for name, amount in piece.ring.items():
+            count, most = rings.get(name, (0, 0))
+            rings[name] = count + n, max(most, amount)
+        for span, amount in piece.host.items():
+            host[span] += n * amount
         if n > _ENOUGH:
             for span, _, _ in _shared(piece, piece):
                 if span[0] != span[1]:
                     slots[span] = slots.get(span, 0) + (n - _ENOUGH) * piece.stream
     for name, amount in borders.scratch.items():
         scratch[name] = scratch.get(name, 0) + amount
+    for name, (count, most) in rings.items():
+        scratch[name] += min(2, count) * most
     return StageSum(
         inputs={name: spec for piece, _ in chain for name, spec in piece.inputs.items()},
         remembered=sum([n * piece.remembered for piece, n in chain]),
@@ -71,6 +80,7 @@ def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
         scratch=max(scratch.values()),
         workspace=max(piece.workspace for piece, _ in chain), routed=routed,
         routed_scratch=max((n for piece, _ in chain for n in piece.routed_scratch.values()), default=0),
+        host=host,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from penteract.ops.bodies import body_of
 from penteract.ops.bodies.body import FLOAT, Product
 from penteract.ops.bodies.fp8 import ScaledLinear
 from penteract.ops.collectives import counted
+from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.spec.mesh import Mesh
@@ -63,7 +64,7 @@ class Device:
         return bytes_of(spec, self.widths, self.load)
 
 
-_Cost = tuple[str, Seconds]  # of a call: its part, or the axis of a collective's wire; and how long it takes
+_Cost = tuple[str, Seconds]  # of a call: its part, its copy's word, or its collective's axis; and how long it takes
 
 
 @dataclass(slots=True)
@@ -74,10 +75,11 @@ class _Clock:
     device: Device
     piece: Piece
     known: list[_Cost | None]
-    agreed: dict[int, tuple[str, Seconds]]
+    agreed: dict[int, tuple[str, Seconds]] = field(default_factory=dict[int, tuple[str, Seconds]])
     now: Seconds = 0.0
     parts: dict[Part, Seconds] = field(default_factory=lambda: defaultdict[Part, Seconds](float))
     free: dict[str, Seconds] = field(default_factory=dict[str, Seconds])  # when each axis's wire is
+    copies: Seconds = 0.0  # to or from the host: who waits for them is known of a whole stage (`link.py`)
     lands: dict[int, Seconds] = field(default_factory=dict[int, Seconds])  # register -> when its collective is done
 
     def play(self, calls: Iterable[Doing]) -> None:
@@ -85,7 +87,9 @@ class _Clock:
         for job, ins, outs in calls:
             name, took = known[job] or self._ask(job, (*ins, *outs))
             phase = jobs[job][1]
-            if phase == "start":
+            if name in COPIES:
+                self.copies += took if phase == "start" else 0.0
+            elif phase == "start":
                 self.free[name] = lands[outs[0]] = max(self.now, self.free.get(name, 0.0)) + took
             elif phase == "finish":
                 self._wait(name, lands.pop(ins[-1]))
@@ -122,7 +126,7 @@ class _Clock:
         cost = costs.get((site, phase))
         if cost is None:
             collective = phase in ("start", "finish")
-            cost = costs[site, phase] = self._wire(site) if collective else self._cost(site, phase, registers)
+            cost = costs[site, phase] = self._wire(site) if collective else self.cost(site, phase, registers)
         self.known[job] = cost
         self._ask_agreement(job, site, phase)
         return cost
@@ -136,10 +140,13 @@ class _Clock:
                 self.agreed[job] = (axis, took)
 
     def _wire(self, site: Site) -> _Cost:
+        if site.word in COPIES:
+            amount = self.device.bytes_of(site.ins[0]._replace(pinned=False))
+            return site.word, self.device.rates.copy(site.word, amount)
         axis, spec = str(site.attrs["axis"]), counted(site.word, site.ins[0], site.outs[0])
         return axis, self.device.rates.collective(site.word, self.device.span(axis), self.device.bytes_of(spec))
 
-    def _cost(self, site: Site, phase: Phase, registers: tuple[int, ...]) -> _Cost:
+    def cost(self, site: Site, phase: Phase, registers: tuple[int, ...]) -> _Cost:
         """Products at the speed of their shape, and all other bytes at that of memory.
 
         A body reads what it is given and writes what it makes; what it needs beside them it writes and reads once.
@@ -175,11 +182,26 @@ class _Clock:
         return fsum(map(rates.scaled, products)) + rates.moved(passes)
 
 
+def seconds_alone(piece: Piece, device: Device) -> dict[int, Seconds]:
+    """Of each call of a forward, by the place of its site: as if nothing else ran, collectives too."""
+    clock, found = _Clock(device, piece, []), dict[int, Seconds]()
+    for job, ins, outs in piece.outline.calls["Fwd"]:
+        place, phase = piece.outline.jobs[job]
+        site = piece.sites[place]
+        if phase == "forward":
+            found[place] = clock.cost(site, phase, (*ins, *outs))[1]
+        elif phase == "start" and site.word not in COPIES:
+            amount = device.bytes_of(counted(site.word, site.ins[0], site.outs[0]))
+            found[place] = device.rates.collective(site.word, device.span(str(site.attrs["axis"])), amount)
+    return found
+
+
 class Timed(NamedTuple):
-    """A pass through a piece by action: seconds of its parts, and of all of them."""
+    """A pass through a piece by action: seconds of its parts, and of all of them; those of its copies beside them."""
 
     parts: Mapping[str, Mapping[Part, Seconds]]
     seconds: Mapping[str, Seconds]
+    copies: Mapping[str, Seconds]
 
 
 def time_piece(piece: Piece, device: Device) -> Timed:
@@ -187,6 +209,7 @@ def time_piece(piece: Piece, device: Device) -> Timed:
     parts: dict[str, Mapping[Part, Seconds]] = {}
     known: list[_Cost | None] = [None] * len(piece.outline.jobs)
     agreed: dict[int, tuple[str, Seconds]] = {}
+    copies: dict[str, Seconds] = {}
     for name, calls in piece.outline.calls.items():
         clock = _Clock(device, piece, known, agreed)
         clock.play(calls)
@@ -194,4 +217,6 @@ def time_piece(piece: Piece, device: Device) -> Timed:
         if waiting > 0:
             clock.parts["launch"] += waiting
         parts[name] = clock.parts
-    return Timed(parts, {name: fsum(told.values()) for name, told in parts.items()})
+        if clock.copies:
+            copies[name] = clock.copies
+    return Timed(parts, {name: fsum(told.values()) for name, told in parts.items()}, copies)

@@ -212,9 +212,9 @@ class Do:
         """x through the layers `which`. A layer's input is what full remaking keeps."""
         for i in which:
             self.layer = i
-            self.tape.anchors.add(x.id)
+            self.tape.anchors[x.id] = i
             x = block(i, x)
-        self.tape.anchors.add(x.id)
+        self.tape.anchors[x.id] = -1
         self.layer = -1
         return x
 

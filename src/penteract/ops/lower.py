@@ -6,17 +6,19 @@ All of this happens once, before any reading: price and run walk the same instru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penteract.errors import Bug
 from penteract.ops.bodies import BODIES
 from penteract.ops.frees import Instruction, place_frees
+from penteract.ops.offload import Offload
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, Op, Phase, Site, Tape
+from penteract.spec.layout import PLAIN, Edit
 
 # Said once whatever is remade: they count, or look at the host.
-_ONCE = frozenset({"loss", "tally", "split_sizes"})
+ONCE = frozenset({"loss", "tally", "split_sizes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Chunk:
     freed_by_send: frozenset[int]
     inputs: Mapping[int, str]  # registers that are data, by name
     sums: Mapping[Site, Site]  # the site of a fork, that of its gradients' sum
+    turns: Mapping[int, int]  # registers on their way to or from the host: which turn of the ring, in their action
+    copies: Mapping[Site, int]  # the site of a copy to or from the host, the value of the tape that it copies
 
 
 @dataclass(slots=True)
@@ -44,7 +48,7 @@ class _WeightGradient:
 @dataclass(slots=True)
 class _Lowering:
     tape: Tape
-    remake: frozenset[str]
+    remake: Callable[[int], Collection[str]]  # the words of a layer; of -1, of what is no layer
     split: bool
     training: bool
     specs: list[Spec] = field(init=False)
@@ -56,7 +60,7 @@ class _Lowering:
     tails: dict[int, list[Call]] = field(default_factory=dict)  # of a remade seam under way: from its first finish on
     waiting: dict[Op, list[_WeightGradient]] = field(default_factory=dict)  # for a seam's collective to overlap with
     deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
-    anchors: set[int] = field(default_factory=set[int])
+    anchors: dict[int, int] = field(default_factory=dict[int, int])  # registers, and the layer whose input each is
     sums: dict[Site, Site] = field(default_factory=dict[Site, Site])
 
     def __post_init__(self) -> None:
@@ -91,7 +95,7 @@ class _Lowering:
                 self.producer[r] = op
             if not (self.training and op.ends):
                 self.out.extend(self._forward_calls(op))
-        self.anchors = {self.root(v) for v in self.tape.anchors}
+        self.anchors = {self.root(v): layer for v, layer in self.tape.anchors.items()}
         return self._take()
 
     def _forward_calls(self, op: Op) -> list[Call]:
@@ -108,9 +112,10 @@ class _Lowering:
     def dropped(self, r: int) -> bool:
         """Whether register r is not kept but made again."""
         op = self.producer.get(r)
-        if op is None or r in self.anchors or op.site.word in _ONCE:
+        if op is None or r in self.anchors or op.site.word in ONCE:
             return False
-        return op.site.word in self.remake or ("*" in self.remake and op.site.layer >= 0)
+        words = self.remake(op.site.layer)
+        return op.site.word in words or ("*" in words and op.site.layer >= 0)
 
     def require(self, v: int) -> int:
         """The register that holds v now, remaking it if it was dropped."""
@@ -251,18 +256,24 @@ def _named(op: Op, name: str) -> int:
     return {"in": op.ins, "out": op.outs, "extra": op.extras}[kind][index]
 
 
-def lower(tape: Tape, remake: Iterable[str] = (), *, split: bool = False, training: bool = True) -> Chunk:
-    """A tape with its edits applied.
+def lower(
+    tape: Tape, edit: Edit = PLAIN, edits: Mapping[int, Edit] | None = None, *, split: bool = False,
+    training: bool = True,
+) -> Chunk:  # fmt: skip
+    """A tape with its edits applied: those of `edits` in its layers, `edit` in what it does not name.
 
-    `remake`: words whose results are dropped and made again; "*" is every word of a layer.
+    Of words to remake, results are dropped and made again; "*" is every word of a layer. Of words to offload, what is
+    kept is kept on the host (`offload.py`).
     `split`: weight gradients that may wait get an action of their own (`Wgt`). `training=False`: forward alone.
     """
-    low = _Lowering(tape, frozenset(remake), split, training)
+    sets = {layer: frozenset(told.remake) for layer, told in (edits or {}).items()}
+    rest = frozenset(edit.remake)
+    low = _Lowering(tape, lambda layer: sets.get(layer, rest), split, training)
     lists = {"Fwd": low.forward()}
     exit_ = None if tape.exit is None else low.root(tape.exit)
     if not training:
         actions, by_send = place_frees(lists, tape, exit_, None)
-        return Chunk(tape, tuple(low.specs), actions, tape.entry, exit_, None, None, by_send, _inputs(tape), {})
+        return Chunk(tape, tuple(low.specs), actions, tape.entry, exit_, None, None, by_send, _inputs(tape), {}, {}, {})
     exit_gradient = None
     if tape.exit is not None:
         exit_gradient = low.gradient[tape.exit] = low.new(tape.specs[tape.exit])
@@ -272,11 +283,16 @@ def lower(tape: Tape, remake: Iterable[str] = (), *, split: bool = False, traini
         lists["Bwd"] = low.backward()
     if low.waiting or low.tails:
         raise Bug("LOWER", "a weight gradient or a gather was left behind")
+    leaves = {layer: frozenset(told.offload) for layer, told in (edits or {}).items()}
+    others = frozenset(edit.offload)
+    away = Offload(tape, lambda layer: leaves.get(layer, others), low.producer, low.anchors, low.specs)
+    if others or any(leaves.values()):
+        lists = away.apply(lists)
     entry_gradient = None if tape.entry is None else low.gradient.get(tape.entry)
     actions, by_send = place_frees(lists, tape, exit_, entry_gradient)
     return Chunk(
         tape, tuple(low.specs), actions, tape.entry, exit_, entry_gradient, exit_gradient, by_send, _inputs(tape),
-        low.sums,
+        low.sums, away.turns, away.copies,
     )  # fmt: skip
 
 

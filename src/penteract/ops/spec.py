@@ -19,10 +19,14 @@ Dim = int | Received
 
 
 class Spec(NamedTuple):
-    """Shape and role of a value. `[R, D]` with R = Received(3) is known once a load is given."""
+    """Shape and role of a value. `[R, D]` with R = Received(3) is known once a load is given.
+
+    `pinned`: in the host's memory, page-locked, and so without bytes on the device.
+    """
 
     shape: tuple[Dim, ...]
     role: Role = "compute"
+    pinned: bool = False
 
     def numel(self, received: Callable[[int], int] | None = None) -> int:
         """Elements; `received(layer)` gives the sizes that routing decides."""

@@ -21,10 +21,10 @@ from penteract.spec.layout import (
 )
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import RECIPES, Policy
+from penteract.spec.recompute import WHOLE, Budget, name_of, words_of
 from penteract.units import parse_count
 
-# What each recomputation makes a layout remake. "none" still gathers tokens again, which costs no memory to speak of.
-RECOMPUTE: Mapping[str, tuple[str, ...]] = {"none": Layout().remake, "full": ("*",)}
+RECOMPUTE = WHOLE  # what each recomputation makes a layout remake
 
 # Left to what is not a tensor of ours: the CUDA context (1 to 2 GB), communicators (about 0.5 GB each, and a layout
 # opens up to five kinds), libraries' workspaces. Registers lie in one planned block, so it need not cover
@@ -36,11 +36,17 @@ _LONG = {"micro_batch_size": "mbs", "context_method": "method"}
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "context_method": CONTEXT_METHODS,
-    "recompute": tuple(RECOMPUTE),
     "attention": ATTENTION_BODIES,
 }
 AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "context_method", "micro_batch_size", "zero",
-        "recompute", "attention")  # fmt: skip
+        "recompute", "attention", "recompute_every", "recompute_first", "recompute_else", "offload",
+        "offload_every")  # fmt: skip
+# Those that say what is remade and offloaded, as fields of a layout; all but the first are left out where they say
+# nothing, and are not searched: they are pinned, or are those of the one layout that is priced.
+EDITS: Mapping[str, str] = {
+    "recompute": "remake", "recompute_every": "remake_every", "recompute_first": "remake_first",
+    "recompute_else": "remake_else", "offload": "offload", "offload_every": "offload_every",
+}  # fmt: skip
 
 Values = tuple[Any, ...]
 
@@ -80,12 +86,52 @@ class Ask:
 
 def recompute_of(layout: Layout) -> str:
     """The layout's recomputation by name."""
-    return next((name for name, remake in RECOMPUTE.items() if remake == layout.remake), ", ".join(layout.remake))
+    return _joined(layout.remake)
+
+
+def _joined(words: tuple[str, ...]) -> str:
+    """`full`, or words as `--layout` reads them."""
+    name = name_of(words)
+    return name if isinstance(name, str) else "+".join(name) or "nothing"
+
+
+def edits_of(axes: Mapping[str, Any]) -> dict[str, Any]:
+    """What these axes say of remaking and offloading, as fields of a layout."""
+    return {its: _words(axes[name]) for name, its in EDITS.items() if name in axes}
+
+
+def _words(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return () if value == "nothing" else words_of(value if value in WHOLE else value.split("+"))
+
+
+def budget_of(recompute: str) -> Budget | None:
+    """`budget:0.8` (of the activations of none) or `budget:70GiB` (of all tensors)."""
+    kind, colon, text = recompute.partition(":")
+    if kind != "budget":
+        return None
+    number = text.removesuffix("GiB")
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if not colon or not (0 < value <= (1 if number == text else 1e6)):
+        raise BadInput("BUDGET", "not a budget", where="recompute", found=recompute,
+                       allowed="budget:0.8 (up to 1, of the activations of none) or budget:70GiB (of all tensors)",
+                       fix="recompute=budget:0.8")  # fmt: skip
+    return Budget(value) if number == text else Budget(allocated=int(value * 2**30))
 
 
 def as_axes(layout: Layout) -> dict[str, Any]:
     """A layout as the planner's axes and the accumulation steps: what JSON shows, and what `--layout` takes back."""
-    named = {name: recompute_of(layout) if name == "recompute" else getattr(layout, name) for name in AXES}
+    plain = Layout()
+    named = {name: getattr(layout, name) for name in AXES if name not in EDITS} | {"recompute": recompute_of(layout)}
+    for name, its in EDITS.items():
+        value = getattr(layout, its)
+        if value != getattr(plain, its):
+            named[name] = value if isinstance(value, int) else _joined(value)
+    named = {name: named[name] for name in AXES if name in named}
     return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}
 
 
@@ -95,8 +141,8 @@ def as_text(layout: Layout) -> str:
     always = ("dp", "micro_batch_size")
     return ",".join(
         f"{_LONG.get(name, name)}={axes[name]}"
-        for name in AXES
-        if name in always or (axes[name] != plain[name] and name != "attention")
+        for name in axes
+        if name in always or (name in AXES and axes[name] != plain.get(name) and name != "attention")
     )
 
 
@@ -147,7 +193,9 @@ def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
         if axis in found:
             raise BadInput("AXIS", "an axis is given twice", where=flag, found=part, fix=f"keep one {name.strip()}=…")
         # Smaller first, as the search needs it; words in the order in which they are known.
-        known = list(_WORDS.get(axis, ()))
+        known = [*_WORDS.get(axis, ())]
+        if axis == "recompute":
+            known = [*RECOMPUTE, *(w for w in words if w not in RECOMPUTE)]
         found[axis] = tuple(
             sorted({_value(axis, word, flag) for word in words}, key=lambda v: known.index(v) if known else v)
         )
@@ -155,6 +203,8 @@ def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
 
 
 def _value(axis: str, word: str, flag: str) -> Any:
+    if axis in ("recompute", "recompute_else", "offload"):
+        return word
     if axis in _WORDS:
         if word in _WORDS[axis]:
             return word
@@ -168,6 +218,6 @@ def _value(axis: str, word: str, flag: str) -> Any:
         allowed = ", ".join(map(str, ZERO_STAGES))
         fix = f"{flag} zero={ZERO_STAGES[-1]}"
         raise BadInput("AXIS", "no such stage of ZeRO here", where=flag, found=word, allowed=allowed, fix=fix)
-    if not (value >= 0 if axis == "zero" else 1 <= value <= 2**20):
+    if not (value >= 0 if axis in ("zero", "recompute_first") else 1 <= value <= 2**20):
         raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word, allowed="1 or more", fix=f"{axis}=1")
     return value

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penteract.errors import BadInput
+from penteract.estimate.budget import within
 from penteract.estimate.quote import Quote, Quoter
-from penteract.plan.ask import AXES, RECOMPUTE, Ask, Values, as_text
+from penteract.plan.ask import AXES, EDITS, Ask, Values, as_text, budget_of, edits_of
 from penteract.plan.grow import Make, larger_cluster
 from penteract.plan.legality import CROSSES, crosses_node
 from penteract.plan.search import Search, Timed, price_all
@@ -20,6 +21,7 @@ from penteract.spec.layout import Layout
 from penteract.spec.legal import problems
 from penteract.spec.nearest import repair
 from penteract.spec.settle import Settle
+from penteract.step.program import check_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
     check_step(ask)
     layout = exact(ask, axes)
     prices = make(ask)
+    if budget := budget_of(str(axes.get("recompute", ("",))[0])):
+        layout = within(prices, layout, budget).layout
     quote = prices.quote(layout)
     search = Search(prices, [quote])
     best = search.best(1)
@@ -131,8 +135,9 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
     """The one layout of these axes, checked."""
     given: dict[str, Any] = {name: values[0] for name, values in axes.items()}
     given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("context_method", "gather")))
-    if "recompute" in given:
-        given["remake"] = RECOMPUTE[given.pop("recompute")]
+    if budget_of(str(given.get("recompute", ""))):
+        del given["recompute"]
+    given = {name: value for name, value in given.items() if name not in EDITS} | edits_of(given)
     settle = Settle(open=frozenset({"dp"} - given.keys()))
     case = settle(
         Case(
@@ -141,6 +146,7 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
         ).counted()
     )  # fmt: skip
     _check(case, settle, "--layout")
+    check_words(case.layout)
     c, tp = ask.cluster, case.layout.tp
     if not ask.tp_across_nodes and crosses_node(tp, c.gpus, c.gpus_per_node):
         allowed = ", ".join(str(n) for n in divisors(c.gpus_per_node) if c.gpus % n == 0)

@@ -9,7 +9,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any, cast
 
-from penteract.plan.ask import RECOMPUTE, Ask, Values
+from penteract.errors import BadInput
+from penteract.plan.ask import EDITS, RECOMPUTE, Ask, Values, budget_of, edits_of
 from penteract.plan.legality import CROSSES, Legality, crosses_node
 from penteract.spec.kernels import kernel_breaches
 from penteract.spec.layout import (
@@ -21,6 +22,7 @@ from penteract.spec.layout import (
     Layout,
     Schedule,
 )
+from penteract.step.program import check_words
 
 SEARCHED_STAGES = ZERO_STAGES[:2]  # of ZeRO, where none is asked for
 Family = tuple[Layout, ...]  # alike in all but the micro-batch, which grows
@@ -98,7 +100,7 @@ class Space:
     def memories(self, rows: int, cp: int, method: ContextMethod) -> list[tuple[int, tuple[str, ...], AttentionBody]]:
         """(zero, remake, attention) where `rows` = dp·cp ranks share parameters and `cp` of them sequences."""
         stages = self._values("zero", SEARCHED_STAGES if rows > 1 else SEARCHED_STAGES[:1])
-        remakes = [RECOMPUTE[name] for name in self._values("recompute", tuple(RECOMPUTE))]
+        remakes = [edits_of({"recompute": name})["remake"] for name in self._values("recompute", tuple(RECOMPUTE))]
         return list(product(stages, remakes, self._values("attention", (self.ask.attention(cp, method),))))
 
     def micro_batches(self, dp: int) -> tuple[int, ...]:
@@ -138,10 +140,24 @@ class Space:
                             continue
                         yield tuple(
                             Layout(dp=dp, tp=tp, pp=pp, cp=cp, **cast("Any", fixed), micro_batch_size=size,
-                                   gradient_accumulation_steps=steps, zero=zero, remake=remake,
-                                   attention=attention)
+                                   gradient_accumulation_steps=steps, zero=zero, attention=attention,
+                                   **cast("Any", self._edits | {"remake": remake}))
                             for size, steps in sizes
                         )  # fmt: skip
+
+    @cached_property
+    def _edits(self) -> dict[str, Any]:
+        """What is pinned of remaking and offloading, one value each."""
+        pinned = {name: values for name, values in self.ask.pins.items() if name in EDITS}
+        for name, values in pinned.items():
+            several = len(values) > 1 and name != "recompute"
+            if several or any(budget_of(str(v)) for v in values):
+                what = "a budget is solved for one layout" if not several else "this axis is held at one value"
+                raise BadInput("AXIS", what, where="--fix", found=f"{name}={'/'.join(map(str, values))}",
+                               fix=f"--layout …,{name}={next(iter(values))}")  # fmt: skip
+        edits = edits_of({name: next(iter(values)) for name, values in pinned.items()})
+        check_words(Layout(**edits))
+        return edits
 
     def _sizes(
         self, legality: Legality, mesh: tuple[int, int, int, int], fixed: dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penteract.model.count import parameters
-from penteract.plan.ask import as_text
+from penteract.plan.ask import EDITS, as_axes, as_text
 from penteract.plan.plan import Plan
 from penteract.plan.report import MEMORY, Budget, utilisation
 from penteract.plan.search import TOO_LARGE, Timed
@@ -90,10 +90,19 @@ def details(plan: Plan, timed: Timed) -> str:
         [
             f"Memory of {as_text(timed.layout)}: {show_bytes(timed.quote.allocated)}",
             _bars(kinds, show_bytes) + stages,
+            *_edited(timed),
             f"Step: {timed.time.seconds:.3g} s; {timed.time.limited_by}",
             _bars(dict(sorted(timed.time.parts.items(), key=lambda item: -item[1])), lambda s: f"{s:.3g} s") + rates,
         ]
     )
+
+
+def _edited(timed: Timed) -> list[str]:
+    """What is remade and offloaded, where that is not the plain."""
+    lay, host = timed.layout, timed.quote.host
+    words = {name: value for name, value in as_axes(lay).items() if name in EDITS and value != "none"}
+    lines = ["Remade: " + ", ".join(f"{name} {value}" for name, value in words.items())] if words else []
+    return lines + ([f"On the host: {show_bytes(host)} of {' '.join(lay.offload)}"] if host else [])
 
 
 def nothing_fits(plan: Plan) -> str:

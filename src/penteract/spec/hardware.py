@@ -27,6 +27,7 @@ class Gpu:
     memory_gib          what the driver offers, GiB
     bf16 … fp64         peak dense TFLOP/s of matrix products; 0: it has none. fp32 is full single precision
     hbm                 GB/s of device memory
+    host_link           GB/s of the link to the host, one way
     multiprocessors     streaming multiprocessors or compute units
     """
 
@@ -39,6 +40,7 @@ class Gpu:
     fp64: float
     hbm: float
     multiprocessors: int
+    host_link: float = 63.0  # PCIe 5.0 x16
     source: str = ""
 
     def peak(self, dtype: str) -> float:

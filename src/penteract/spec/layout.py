@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Schedule = Literal["afab", "1f1b", "interleaved", "zb_h1"]
 ContextMethod = Literal["gather", "ring", "exchange"]
@@ -17,12 +17,27 @@ LOSS_BODIES: tuple[LossBody, ...] = ("reference", "chunked")
 CONTEXT_METHODS: tuple[ContextMethod, ...] = ("gather", "ring", "exchange")
 
 
+class Edit(NamedTuple):
+    """What becomes of a layer's results from its forward to its backward: the words whose are made again, and those
+    whose are kept on the host."""
+
+    remake: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+
+
+PLAIN = Edit()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
     """One way to split a training step over `world` ranks.
 
     dp·tp·pp·cp = world; `ep` folds over dp·cp. `vpp` is the number of chunks a pipeline rank holds.
-    `remake` names the words whose results are dropped after forward and computed again in backward.
+    `remake` names the words whose results are dropped after forward and computed again in backward: in every
+    `remake_every`-th layer of a stage, the first of them always, or in the first `remake_first` layers (0: in all);
+    `remake_else` are those of the other layers.
+    `offload` names what is kept on the host instead, in every `offload_every`-th layer of a stage: "anchors" are the
+    layers' inputs, all that full recomputation keeps; "*" is all that is kept.
 
     zero             what is cut over the ranks that hold the same parameters: 1 what the optimizer keeps, 2 gradients
                      too, 3 parameters too, which are then gathered where they are used
@@ -47,6 +62,11 @@ class Layout:
     whole_gradients: bool = False
     keep_gathered: bool = False
     remake: tuple[str, ...] = ("enter",)
+    remake_every: int = 1
+    remake_first: int = 0
+    remake_else: tuple[str, ...] = ("enter",)
+    offload: tuple[str, ...] = ()
+    offload_every: int = 1
     attention: AttentionBody = "reference"  # which body of the word: plain torch, or a fused kernel of a GPU
     loss: LossBody = "reference"  # chunked: logits of some tokens at a time, all of it in backward
     loss_chunk: int = 0  # those tokens; 0: as many as a moderate block of logits has
@@ -64,3 +84,28 @@ class Layout:
     @property
     def stages(self) -> int:
         return self.pp * self.vpp
+
+    @property
+    def uniform(self) -> bool:
+        """Whether one edit is that of all layers."""
+        return self.remake_every == 1 and not self.remake_first and not (self.offload and self.offload_every > 1)
+
+    @property
+    def edits(self) -> tuple[object, ...]:
+        """All that decides `edit`."""
+        if self.uniform:
+            return self.remake, self.offload
+        return (
+            self.remake, self.offload, self.remake_every, self.remake_first, self.remake_else, self.offload_every
+        )  # fmt: skip
+
+    def edit(self, place: int) -> Edit:
+        """Of the layer at `place` in its stage, from 0; of what is no layer, at -1."""
+        chosen = place < 0 or (place % self.remake_every == 0 and not 0 < self.remake_first <= place)
+        leaves = place >= 0 and place % self.offload_every == 0
+        return Edit(self.remake if chosen else self.remake_else, self.offload if leaves else ())
+
+    def like(self, place: int) -> int:
+        """The first place of a stage whose layer has the same edit."""
+        edit = self.edit(place)
+        return next(i for i in range(place + 1) if self.edit(i) == edit)

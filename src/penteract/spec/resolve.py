@@ -16,6 +16,7 @@ from penteract.spec.legal import check_legal
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.presets import preset as find_preset
 from penteract.spec.read import Setting, Settings, read_overrides, read_toml
+from penteract.spec.recompute import NONE, Budget, words_of
 from penteract.spec.run import Checkpoint, Data, LearningRate, Optimizer, Precision, RunSpec, Training
 from penteract.spec.settle import Settle
 
@@ -31,6 +32,7 @@ class Resolved:
 
     run: RunSpec
     origins: Mapping[str, str]
+    budget: Budget | None = None  # to be solved with prices: until then the layout remakes nothing
 
 
 def resolve(
@@ -112,7 +114,24 @@ def _build(settings: Settings, layers: list[Settings], largest: int, world: int 
         out=settings["output.folder"].value,
     )  # fmt: skip
     _check_words(run, settings)
-    return Resolved(run=run, origins={k: settings[k].origin for k in settings})
+    return Resolved(run=run, origins={k: settings[k].origin for k in settings}, budget=_budget(settings))
+
+
+def _budget(settings: Settings) -> Budget | None:
+    """What `recompute = "budget"` asks for. BadInput where it says nothing, or a budget is given without it."""
+    asked = settings["memory.recompute"]
+    given = {k: settings[k] for k in ("memory.budget", "memory.budget_gib") if settings[k].value}
+    if asked.value == "budget" and len(given) == 1:
+        return Budget(settings["memory.budget"].value, int(settings["memory.budget_gib"].value * 2**30))
+    if asked.value != "budget" and not given:
+        return None
+    what = "a budget is given twice" if len(given) == 2 else "a budget without a bound"
+    if asked.value != "budget":
+        what = "a budget that nothing asks for"
+    where = ", ".join(f"{k} ({s.origin})" for k, s in given.items()) or f"memory.recompute ({asked.origin})"
+    raise BadInput("BUDGET", what, where=where, found=", ".join(str(s.value) for s in given.values()) or "none",
+                   allowed='memory.recompute "budget" with one of memory.budget and memory.budget_gib',
+                   fix="--memory.recompute budget --memory.budget 0.8")  # fmt: skip
 
 
 def _section(settings: Settings, section: str) -> dict[str, Any]:
@@ -194,7 +213,11 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
     total, length = batch["global_batch_size"], batch["sequence_length"]
     layout = Layout(
         **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
-        remake=_remake(memory["recompute"]), **_section(settings, "kernels"),
+        remake=NONE if memory["recompute"] == "budget" else words_of(memory["recompute"]),
+        remake_every=memory["recompute_every"], remake_first=memory["recompute_first"],
+        remake_else=words_of(memory["recompute_else"]),
+        offload=() if memory["offload"] == "none" else words_of(memory["offload"]),
+        offload_every=memory["offload_every"], **_section(settings, "kernels"),
     )  # fmt: skip
     case = settle(
         Case(model=model, layout=layout, sequence_length=length, global_batch_size=total, world=world).counted()
@@ -205,13 +228,6 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
         origins={k: s.origin for k, s in settings.items()},
     )  # fmt: skip
     return case.layout
-
-
-def _remake(recompute: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The words whose results are not kept. Gathering tokens again is so cheap in memory that "none" still does it."""
-    if isinstance(recompute, tuple):
-        return recompute
-    return ("*",) if recompute == "full" else ("enter",)
 
 
 def _write_derived(settings: Settings, case: Case, settle: Settle) -> None:

@@ -32,6 +32,11 @@ def _counts(case: Case) -> Iterator[Breach]:
     for axis in _COUNTS:
         if case.get(axis) < 1:
             yield axis, f"{axis} is less than 1"
+    for axis in ("remake_every", "offload_every"):
+        if case.get(axis) < 1:
+            yield axis, f"{axis} is less than 1"
+    if case.layout.remake_first < 0:
+        yield "remake_first", "remake_first is less than 0"
     if case.layout.bucket_bytes < 0:
         yield "bucket_bytes", "bucket_bytes is less than 0"
     if case.global_batch_size is not None and case.global_batch_size < 1:

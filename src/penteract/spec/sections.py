@@ -43,7 +43,14 @@ class Batch:
 class Memory:
     """What is remade in backward, and how gradients are gathered into buckets."""
 
-    recompute: Literal["none", "full"] | tuple[str, ...] = "none"
+    recompute: Literal["none", "full", "budget"] | tuple[str, ...] = "none"
+    budget: float = 0.0
+    budget_gib: float = 0.0
+    recompute_every: int = 1
+    recompute_first: int = 0
+    recompute_else: Literal["none", "full"] | tuple[str, ...] = "none"
+    offload: Literal["none"] | tuple[str, ...] = "none"
+    offload_every: int = 1
     bucket_bytes: int = 25 * 2**20
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from penteract.spec.keys import SECTIONS, Key, keys
+from penteract.spec.recompute import name_of
 from penteract.spec.resolve import Resolved
 from penteract.spec.run import RunSpec
 
@@ -76,7 +77,15 @@ def _sections(run: RunSpec) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             "micro_batch_size": lay.micro_batch_size,
             "global_batch_size": lay.global_batch_size,
         },
-        "memory": {"recompute": _recompute(lay.remake), "bucket_bytes": lay.bucket_bytes},
+        "memory": {
+            "recompute": name_of(lay.remake),
+            "recompute_every": lay.remake_every,
+            "recompute_first": lay.remake_first,
+            "recompute_else": name_of(lay.remake_else),
+            "offload": lay.offload or "none",
+            "offload_every": lay.offload_every,
+            "bucket_bytes": lay.bucket_bytes,
+        },
         "kernels": {"attention": lay.attention, "loss": lay.loss, "loss_chunk": lay.loss_chunk},
         "optimizer": run.optimizer,
         "learning_rate": run.schedule,
@@ -93,12 +102,6 @@ def _sections(run: RunSpec) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             continue
         named = {f.name: getattr(part, f.name) for f in fields(part)} if is_dataclass(part) else part
         yield section, [(name, value) for name, value in named.items() if f"{section}.{name}" in keys()]
-
-
-def _recompute(remake: tuple[str, ...]) -> str | tuple[str, ...]:
-    if remake == ("enter",):
-        return "none"
-    return "full" if remake == ("*",) else remake
 
 
 def toml_value(value: Any) -> str:

@@ -33,6 +33,7 @@ class _Planning:
     """The reading that plans: a register takes its micro-batch's slot, the lowest that is free."""
 
     p: Program
+    host: bool
     of: tuple[Places, ...]  # by chunk
     pool: Mapping[tuple[int, Span], Pool]  # of a chunk's span
     told: list[tuple[Pool, int, Bytes] | None] = field(default_factory=list["tuple[Pool, int, Bytes] | None"])
@@ -73,7 +74,8 @@ class _Planning:
     def end(self) -> None: ...
 
     def _new(self, slot: Slot, register: int) -> None:
-        if self.p.chunks[slot[0]].specs[register].role == "host":
+        spec = self.p.chunks[slot[0]].specs[register]
+        if spec.role == "host" or spec.pinned != self.host:
             return
         if register not in self.of[slot[0]].at:
             self.told.append(None)
@@ -126,11 +128,11 @@ def share_slots(slots: Sequence[Mapping[Span, Bytes]]) -> tuple[dict[tuple[int, 
     return pool, size
 
 
-def plan_arena(p: Program, *, training: bool = True) -> ArenaPlan:
-    """Walk the step once and give every register its place."""
-    of = tuple(places(c, p.widths) for c in p.chunks)
+def plan_arena(p: Program, *, training: bool = True, host: bool = False) -> ArenaPlan:
+    """Walk the step once and give every register its place: those on the device, or those on the host."""
+    of = tuple(places(c, p.widths, host=host) for c in p.chunks)
     pool, block = share_slots([one.slots for one in of])
-    planning = _Planning(p, of, pool)
+    planning = _Planning(p, host, of, pool)
     (walk if training else walk_forward)(p, planning)
     bases, size = scratch_bases(planning.of, any(isinstance(a, Woven) for a in p.actions))
     begin: dict[Pool, Bytes] = {}

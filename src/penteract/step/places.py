@@ -41,14 +41,16 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """What an action takes beside the slots: `border` for what crosses between layers, `layer` for one layer."""
+    """What an action takes beside the slots: `border` for what crosses between layers, `layer` for one layer, `ring`
+    for what is on its way to or from the host."""
 
     border: Bytes = 0
     layer: Bytes = 0
+    ring: Bytes = 0
 
     @property
     def size(self) -> Bytes:
-        return self.border + self.layer
+        return self.border + self.layer + self.ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +101,28 @@ def lives(chunk: Chunk) -> dict[int, Life]:
     return {r: Life(at, dies[r]) for r, at in born.items() if r in dies}
 
 
-def places(chunk: Chunk, widths: Widths) -> Places:
-    """Give every register of a chunk its place."""
-    alive = lives(chunk)
-    return lay_out(chunk.actions, alive, {r: n for r in alive if (n := aligned(chunk.specs[r], widths))})
+def places(chunk: Chunk, widths: Widths, *, host: bool = False) -> Places:
+    """Give every register of a chunk its place on the device, or on the host."""
+    alive, specs = lives(chunk), chunk.specs
+    sizes = {r: n for r in alive if specs[r].pinned == host and (n := aligned(specs[r], widths))}
+    return lay_out(chunk.actions, alive, sizes, chunk.turns)
 
 
-def lay_out(actions: Iterable[str], alive: Mapping[int, Life], sizes: Mapping[int, Bytes]) -> Places:
-    """Give every register that has a size its place."""
+def lay_out(
+    actions: Iterable[str], alive: Mapping[int, Life], sizes: Mapping[int, Bytes], turns: Mapping[int, int]
+) -> Places:
+    """Give every register that has a size its place. Those with a turn take turns at two places."""
     at: dict[int, tuple[Span, Bytes]] = {}
     slots: dict[Span, Bytes] = {}
     inside: dict[str, dict[int, dict[int, _Need]]] = {name: {} for name in actions}  # scratch of one run
     across: dict[str, dict[int, _Need]] = {name: {} for name in inside}  # scratch that crosses runs
+    ring: dict[str, dict[int, Bytes]] = {name: {} for name in inside}  # bytes of each turn
     for r, n in sizes.items():
         (name, run, i), (last, last_run, j) = alive[r]
-        if name != last:
+        if r in turns:
+            begin = ring[name].get(turns[r], 0)
+            at[r], ring[name][turns[r]] = ((name, name), begin), begin + n
+        elif name != last:
             begin = slots.get((name, last), 0)
             at[r], slots[name, last] = ((name, last), begin), begin + n
         elif run == last_run:
@@ -130,5 +139,9 @@ def lay_out(actions: Iterable[str], alive: Mapping[int, Life], sizes: Mapping[in
             size, where = first_fit(registers.values())
             at |= {r: (span, border + offset) for r, offset in zip(registers, where, strict=True)}
             layer = max(layer, size)
-        scratch[name] = Scratch(border, layer)
+        place = max(ring[name].values(), default=0)
+        for r in turns:
+            if r in sizes and alive[r].born[0] == name:
+                at[r] = (span, border + layer + turns[r] % 2 * place + at[r][1])
+        scratch[name] = Scratch(border, layer, place * min(2, len(ring[name])))
     return Places(slots, scratch, at, alive, sizes)

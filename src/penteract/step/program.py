@@ -13,14 +13,16 @@ from penteract.ops.bodies import BODIES
 from penteract.ops.bodies.fp8 import check_sizes, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
+from penteract.ops.offload import ANCHORS
 from penteract.ops.params import Homes, Param
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Op, Site
 from penteract.parallel.data import Bucket, Unit, buckets
+from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven, stage_of
 from penteract.schedule.generate import generate
 from penteract.schedule.transfers import with_transfers
-from penteract.spec.layout import Layout
+from penteract.spec.layout import Edit, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy, policy
@@ -129,17 +131,18 @@ def compile_step(
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
     said = [record(model, mesh, s, sequence_length, precision.fp8) for s in range(layout.stages)]
-    _check_words(layout)
-    lowered = {
-        c: lower(said[stage_of(pp_rank, c, layout.pp)].tape, layout.remake, split=name == "zb_h1", training=training)
-        for c in range(layout.vpp)
-    }
-    chunks = tuple(lowered[c] for c in range(layout.vpp))
+    check_words(layout)
+    cut = stage_layers(model.layers, layout.stages)
+    own = [stage_of(pp_rank, c, layout.pp) for c in range(layout.vpp)]
+    chunks = tuple(
+        lower(said[s].tape, layout.edit(-1), layer_edits(layout, cut[s]), split=name == "zb_h1", training=training)
+        for s in own
+    )
     # Passes forward alone run on the state of training: it has the same buckets, whatever they leave out.
     trained = said if whole is model else [record(whole, mesh, s, sequence_length) for s in range(layout.stages)]
     where = {n: s % layout.pp for s, do in enumerate(trained) for n in do.params}
     all_homes = homes(whole, layout, where)
-    units = units_of([trained[stage_of(pp_rank, c, layout.pp)] for c in range(layout.vpp)], whole)
+    units = units_of([trained[s] for s in own], whole)
     mine = tuple(p for unit in units for p in unit.params)[::-1]
     made = buckets(units, all_homes, mesh, rank, precision)
     actions = tuple(_actions(layout, name, training)[pp_rank])
@@ -152,15 +155,25 @@ def compile_step(
     return replace(program, events=events(made, layout, _numbered(program), (len(actions), 0)))
 
 
-def _check_words(layout: Layout) -> None:
-    """Words to remake exist."""
-    known = {*BODIES, "*", *SEAMS}
-    for word in layout.remake:
-        if word not in known:
-            near = get_close_matches(word, sorted(known), 3)
-            raise BadInput("WORD", "no word of the program has this name", where="memory.recompute", found=word[:60],
-                           allowed=", ".join(near or sorted(known - {"*"})),
-                           fix=f"--memory.recompute {near[0] if near else 'none'}")  # fmt: skip
+def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
+    """The edit of each layer of a stage."""
+    return {layer: layout.edit(place) for place, layer in enumerate(layers)}
+
+
+def check_words(layout: Layout) -> None:
+    """Words to remake and to offload exist."""
+    words = {*BODIES, "*", *SEAMS}
+    for key, known, named in (
+        ("memory.recompute", words, layout.remake),
+        ("memory.recompute_else", words, layout.remake_else),
+        ("memory.offload", words | {ANCHORS}, layout.offload),
+    ):
+        for word in named:
+            if word not in known:
+                near = get_close_matches(word, sorted(known), 3)
+                raise BadInput("WORD", "no word of the program has this name", where=key, found=word[:60],
+                               allowed=", ".join(near or sorted(known - {"*"})),
+                               fix=f"--{key} {near[0] if near else 'none'}")  # fmt: skip
 
 
 def units_of(said: Sequence[Do], m: ModelSpec) -> tuple[Unit, ...]:

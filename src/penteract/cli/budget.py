@@ -1,0 +1,27 @@
+"""`memory.recompute = "budget"`: solved with prices before the engine, which knows none, sees the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penteract.estimate.budget import Chosen, within
+from penteract.estimate.quote import Quoter
+from penteract.spec.hardware import Cluster, reference
+from penteract.spec.resolve import Resolved
+
+
+def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:
+    """The run with its recomputation written out, and what was chosen; as it is where it asks for no budget.
+
+    Which GPUs will run it is not known here: work and bytes moved weigh as on the reference node.
+    """
+    run, budget = resolved.run, resolved.budget
+    if budget is None:
+        return resolved, None
+    known = reference()
+    node = Cluster(name="reference", gpus=run.layout.world, gpu=known.gpu, inside=known.inside, curves=known)
+    chosen = within(Quoter(run.model, node, run.sequence_length, run.precision.dtype), run.layout, budget)
+    said = f"budget {budget.fraction:g}" if budget.fraction else f"budget {budget.allocated / 2**30:g} GiB"
+    names = ("recompute", "recompute_every", "recompute_first", "recompute_else")
+    origins = dict(resolved.origins) | {f"memory.{name}": f"derived: {said}" for name in names}
+    return Resolved(run=replace(run, layout=chosen.layout), origins=origins), chosen
