@@ -130,6 +130,7 @@ def measure(rank: Rank, asked: argparse.Namespace, case: Case) -> dict[str, Any]
         marks[n - 1].record()
         losses.append(made.step(n, samples, (n - 1) * lay.global_batch_size).loss)
     marks[asked.steps].record()
+    made.run.settle_parameters()  # what is still on the wire would keep its buffers
     torch.cuda.synchronize()
     took = [a.elapsed_time(b) for a, b in zip(marks[WARM:-1], marks[WARM + 1 :], strict=True)]
     free, total = torch.cuda.mem_get_info()

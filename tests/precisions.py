@@ -11,6 +11,7 @@ from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.rank import Rank
 from penteract.engine.state import State
 from penteract.engine.trainer import Outcome, Trainer
+from penteract.spec.fp8 import usual
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import RECIPES, Policy
@@ -20,6 +21,10 @@ SMALL = ModelSpec(
     layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=96, vocab_size=264, initial_std=0.05
 )
 POLICIES = {name: p for name, p in RECIPES.items() if name not in ("fp64", "fp32")} | {
+    "fp8_blockwise": replace(RECIPES["fp8_blockwise"], fp8=replace(usual("blockwise"), block=16)),
+    "fp8_rowwise, powers of two, last layer in bf16": replace(
+        RECIPES["fp8_rowwise"], fp8=replace(usual("rowwise"), powers=True, last=1)
+    ),
     "bf16, moments in 8 bits": replace(RECIPES["bf16"], moments="int8"),
     "bf16, moments in 16 bits": replace(RECIPES["bf16"], moments="bf16"),
     "bf16, sums in 16 bits": replace(RECIPES["bf16"], reduce="bf16"),

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from penteract.errors import BadInput
+from penteract.spec.fp8 import Fp8
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
 from penteract.spec.precision import RECIPES, Policy, policy
 from penteract.spec.resolve import resolve
 from penteract.spec.run import Precision
 from penteract.spec.write import to_toml
+from penteract.step.program import compile_step
 
 
 def test_widths_are_those_of_the_dtypes() -> None:
@@ -43,6 +47,35 @@ def test_parts_of_a_recipe_are_changed() -> None:
     assert narrow.reduce == "bf16"  # auto: as gradients accumulate
 
 
+def test_parts_of_fp8_are_changed() -> None:
+    words = ["dtype=fp8_delayed", "fp8_bf16_layers=[1, 2]", "fp8_gradient=e4m3", "fp8_history=4", "moments=bf16"]
+    got = resolve(overrides=[f"--precision.{w}" for w in words]).run.precision.policy
+    fp8 = Fp8(kind="delayed", gradient="e4m3", first=1, last=2, history=4)
+    assert got == replace(RECIPES["bf16"], moments="bf16", fp8=fp8) == Precision.of(got).policy
+    assert str(fp8) == "delayed, e4m3 and e4m3, first 1 and last 2 layers in bf16"
+
+
+def test_layers_in_fp8_are_those_between_the_ends() -> None:
+    assert sorted(Fp8(kind="rowwise", first=1, last=2).layers(6, ahead=1)) == [1, 2, 3]
+    assert sorted(Fp8(kind="rowwise", first=1).layers(3, ahead=2)) == [1, 2, 3, 4]
+    with pytest.raises(BadInput, match="fewer than the 3 layers"):
+        Fp8(kind="rowwise", first=1, last=2).layers(3)
+
+
+def test_sizes_that_are_no_whole_units_are_refused_by_name() -> None:
+    small = ModelSpec(layers=1, hidden_size=32, heads=2, kv_heads=1, head_size=16, ffn_size=96, vocab_size=64)
+    layout = Layout(tp=2, micro_batch_size=2)
+    compile_step(replace(small, heads=4, kv_heads=2), layout, 32, precision="fp8_rowwise")
+    with pytest.raises(BadInput) as error:
+        compile_step(replace(small, head_size=24, heads=4), layout, 32, precision="fp8_rowwise")
+    assert "layers.0.attention.k.weight · found 24 features out / allowed multiples of 16" in str(error.value)
+    assert "--precision.dtype bf16" in str(error.value)
+    with pytest.raises(BadInput) as error:
+        compile_step(replace(small, heads=4, kv_heads=2), layout, 32, precision="fp8_blockwise")
+    assert "multiples of 128" in str(error.value)
+    assert "--precision.dtype fp8_tensorwise" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -54,6 +87,10 @@ def test_parts_of_a_recipe_are_changed() -> None:
         (["dtype=bf16", "loss_scale=8"], "precision.loss_scale · found 8 in bf16"),
         (["dtype=fp16", "loss_scale=0"], "precision.loss_scale · found 0 in fp16"),
         (["dtype=fp8"], "precision.dtype"),
+        (["dtype=bf16", "fp8_block=64"], "precision.fp8_block · found 64 in bf16 / allowed none"),
+        (["dtype=fp8_rowwise", "fp8_history=none"], "precision.fp8_history · found none in fp8_rowwise"),
+        (["dtype=fp8_blockwise", "fp8_block=40"], "precision.fp8_block · found 40 / allowed multiples of 16"),
+        (["dtype=fp8_rowwise", "fp8_gradient=e3m4"], "precision.fp8_gradient"),
     ],
     ids=str,
 )

@@ -16,6 +16,8 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )  # fmt: skip
 
+FORMATS: Mapping[str, torch.dtype] = MappingProxyType({"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2})
+
 
 def dtype_of(role: Role, precision: str | Policy) -> torch.dtype:
     """The torch dtype of a role."""

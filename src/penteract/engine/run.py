@@ -60,9 +60,12 @@ class Run:
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
         self.waits = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies)
+        self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies,
+                       agree=self._agree)  # fmt: skip
         if self.state.scaling is not None:
             self.env.loss_scale = self.state.scaling.used
+        if (history := self.state.history) is not None:
+            self.env.past, self.env.seen = history.by_name(history.past), history.by_name(history.seen)
         self.totals = torch.zeros(2 + len(self.p.losses), dtype=stat, device=device)
         self.stop = torch.zeros((), dtype=stat, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
@@ -85,6 +88,8 @@ class Run:
         self.totals[-1].copy_(self.stop)
         if self.state.scaling is not None:
             self.state.scaling.begin()
+        if self.state.history is not None:
+            self.state.history.begin()
         self.written.clear()
         self.added.clear()
         for tally in self.state.tallies.values():
@@ -196,6 +201,9 @@ class Run:
                 widened(flat.cut_gradient, self.wire, range(len(flat.shard)))
         self.reducing.clear()
         self._sum_tallies()
+        if (history := self.state.history) is not None:
+            self.comm.finish(self.comm.largest(self._ranks("stage"), history.seen))
+            history.end()
         for flat in self.state.flats:
             if flat.bucket.replicas[0] == self.p.rank:  # one rank counts each element
                 self.totals[0].add_(_squares(flat.own_gradient, self.totals.dtype))
@@ -239,6 +247,10 @@ class Run:
 
     def _ranks(self, axis: str) -> tuple[int, ...]:
         return self.p.mesh.group(axis, self.p.rank)
+
+    def _agree(self, axis: str, x: torch.Tensor) -> None:
+        """The largest over an axis, asked for by a body."""
+        self.comm.finish(self.comm.largest(self._ranks(axis), x))
 
     def _read(self, slot: Slot, registers: tuple[int, ...]) -> list[Any]:
         names = self.p.chunks[slot[0]].inputs

@@ -28,7 +28,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
         spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.policy, training=False
     )
     ear = _Ear(p)
-    run = Run(p, trainer.state, trainer.run.comm, ear.bodies(), Fresh(p.precision, rank.device))
+    run = Run(p, trainer.state, trainer.run.comm, ear.bodies(rank.device), Fresh(p.precision, rank.device))
     fixed = constants(p, rank.device)
     trainer.run.settle_parameters()
     generator = torch.Generator().manual_seed(seed)
@@ -56,9 +56,9 @@ class _Ear:
         own = token_indices(self.p.sequence_length, self.p.layout.cp, self._me["cp"])
         self.row, self.heard = own.index(at) if at in own else -1, None
 
-    def bodies(self) -> dict[str, TorchBody]:
+    def bodies(self, device: torch.device) -> dict[str, TorchBody]:
         """The layout's bodies, with this ear at the logits."""
-        all_of_them = bodies(self.p.layout)
+        all_of_them = bodies(self.p.layout, device)
 
         def row_max(env: Env, site: Site, ins: list[Any], weights: list[Any], outs: list[Any]) -> None:
             count = ins[0].shape[0]

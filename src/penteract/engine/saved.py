@@ -63,6 +63,10 @@ def _slices(p: Program, state: State, logical: Logical) -> Iterator[Slice]:
     if state.scaling is not None:
         values = state.scaling.values
         yield Slice("loss_scale", tuple(values.shape), (0,), values, p.rank == 0)
+    if state.history is not None:
+        for i, name in enumerate(state.history.names):
+            largest = state.history.steps[:, i]
+            yield Slice(f"{name}/largest", tuple(largest.shape), (0, 0), largest, first)
     for name, bias in state.biases.items():
         yield Slice(f"{name}/bias", tuple(bias.shape), (0,), bias, first)
 

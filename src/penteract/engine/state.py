@@ -12,6 +12,7 @@ import torch
 from penteract.engine import moments
 from penteract.engine.chance import Place
 from penteract.engine.dtypes import dtype_of
+from penteract.engine.history import History
 from penteract.engine.scaling import LossScale
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
@@ -107,6 +108,7 @@ class State:
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     scaling: LossScale | None = None
+    history: History | None = None
 
     def resident(self) -> list[torch.Tensor]:
         """All flat buffers; some are views of others."""
@@ -156,6 +158,8 @@ def allocate(p: Program, device: torch.device) -> State:
             state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
     if p.precision.loss_scale:
         state.scaling = LossScale(p.precision.loss_scale, p.precision.growth_every, device)
+    if sites := p.delayed:
+        state.history = History([s.params[0] for s in sites], sites[0].attrs["fp8"].history, device)
     experts = p.model.moe.experts if p.model.moe else 0
     for name in p.balanced:
         state.biases[name] = torch.zeros(experts, dtype=dtype["stat"], device=device)

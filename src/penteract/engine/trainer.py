@@ -79,14 +79,14 @@ class Trainer:
         like = torch.zeros(border, dtype=dtype_of("compute", precision), device=rank.device)
         comm.connect(program.mesh.group("pp", rank.number), like)
         adamw = AdamW(spec.optimizer, rank.device, spec.train.seed, state.scaling)
-        run = Run(program, state, comm, bodies(spec.layout), memory, adamw)
+        run = Run(program, state, comm, bodies(spec.layout, rank.device), memory, adamw)
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision, training=False
         )
         beside = Arena(
             plan_arena(forward, training=False), precision, rank.device, memory.block
         )  # idle when this one is not
-        judge = Run(forward, state, comm, bodies(spec.layout), beside)
+        judge = Run(forward, state, comm, bodies(spec.layout, rank.device), beside)
         return Trainer(spec, rank, program, state, run, judge, constants(program, rank.device))
 
     def step(self, number: int, samples: Samples, first: int) -> Outcome:

@@ -93,7 +93,7 @@ class Composer:
     chains: dict[_Cut, tuple[Chain, ...]] = field(default_factory=dict[_Cut, tuple[Chain, ...]])
 
     def __post_init__(self) -> None:
-        self.recorder = Recorder(self.model, self.sequence_length, self.widths)
+        self.recorder = Recorder(self.model, self.sequence_length, self.policy)
 
     @property
     def policy(self) -> Policy:
@@ -128,12 +128,13 @@ class Composer:
         stages, made = self.stages(layout, pp_rank), self.buckets(layout, pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         beside = max(bucket_workspace(b, self.policy) for b in made)
+        data = fed(inputs, layout.gradient_accumulation_steps, self.widths) + sum(s.remembered for s in stages)
         pools = self.pools(layout, pp_rank, stages)
         [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))
         work = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return RankPrice(
             resident=held(made, self.policy) | ringed(*self.rings(layout, pp_rank), self.widths)
-            | {"data": fed(inputs, layout.gradient_accumulation_steps, self.widths)},
+            | {"data": data},
             arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
             flops=_total(layout, [flops for flops, _ in work]), seams=_total(layout, [wires for _, wires in work]),
             host=host,

@@ -6,7 +6,7 @@ What it holds and asks for is what the whole step does, so many times over: `ali
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,6 +19,7 @@ from penteract.parallel.data import Bucket, Unit, buckets, shard_groups
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, Exchange, computes, stage_of
 from penteract.schedule.in_flight import action_lists
+from penteract.spec.fp8 import scaled_layers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
@@ -98,9 +99,10 @@ def miniature(
     at = mesh.coordinates(rank)["pp"]
     model, cut, length = symbolic(m, layout, sequence_length)
     stages = [stage_layers(m.layers, layout.stages)[stage_of(at, c, layout.pp)] for c in range(layout.vpp)]
-    alike = tuple(_alike(m, layout, layers) for layers in stages)
+    scaled = scaled_layers(precision.fp8, m.layers, m.predict_ahead)
+    alike = tuple(_alike(m, layout, layers, scaled) for layers in stages)
     said = [
-        _record(model, cut, length, sorted(some), first=layers.start == 0, last=layers.stop == m.layers)
+        _record(Do(Mesh(cut), scaled), model, length, sorted(some), ends=(layers.start == 0, layers.stop == m.layers))
         for layers, some in zip(stages, alike, strict=True)
     ]
     chunks = tuple(
@@ -133,21 +135,20 @@ def anonymous(name: str) -> str:
     return ".".join([words[0], "*", *words[2:]]) if words[0] == "layers" else name
 
 
-def _alike(m: ModelSpec, layout: Layout, layers: range) -> dict[int, int]:
+def _alike(m: ModelSpec, layout: Layout, layers: range, scaled: Collection[int]) -> dict[int, int]:
     """The layers to record, and how many each stands for: one of each kind, and the last, as what follows it may
     keep something else of it. Where layers differ in their edit, each is recorded."""
     if not layout.uniform:
         return dict.fromkeys(layers, 1)
-    first: dict[bool, int] = {}
+    first: dict[tuple[bool, bool], int] = {}
     found = Counter[int]()
     for layer in layers[:-1]:
-        found[first.setdefault(m.has_experts(layer), layer)] += 1
+        found[first.setdefault((m.has_experts(layer), layer in scaled), layer)] += 1
     return {**found, layers[-1]: 1}
 
 
-def _record(m: ModelSpec, layout: Layout, length: Size, layers: list[int], *, first: bool, last: bool) -> Do:
-    do = Do(Mesh(layout))
-    part(do, m, layers, length, first=first, last=last)
+def _record(do: Do, m: ModelSpec, length: Size, layers: list[int], ends: tuple[bool, bool]) -> Do:
+    part(do, m, layers, length, first=ends[0], last=ends[1])
     return do
 
 

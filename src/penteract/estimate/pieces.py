@@ -19,15 +19,19 @@ from penteract.estimate.outline import Outline, Saying, saying, sites_of
 from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
 from penteract.ops.bodies import BODIES, body_of
+from penteract.ops.bodies.body import FLOAT
+from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.collectives import counted
 from penteract.ops.do import Do
 from penteract.ops.offload import ANCHORS, COPIES
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site, Tape
+from penteract.spec.fp8 import Fp8, scaled_layers
 from penteract.spec.layout import Edit, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy
 from penteract.step.events import READS
 from penteract.step.places import Life, Span, aligned, lay_out
 from penteract.units import Bytes
@@ -63,6 +67,7 @@ def tape_sight(layout: Layout) -> Sight:
 class Piece:
     """What one pass of a micro-batch through a piece takes on a rank.
 
+    `remembered` bytes that its linears keep between steps
     `slots`     bytes kept, by span; without the registers at its borders
     `borders`   the life of what it receives and hands on: value, value, gradient of the second, gradient of the first
     `stream`    bytes of a register at a border
@@ -77,6 +82,7 @@ class Piece:
     bytes: Mapping[int, Bytes]  # of every register
     params: tuple[Param, ...]
     inputs: Mapping[str, Spec]
+    remembered: Bytes
     slots: Mapping[Span, Bytes]
     borders: tuple[Life | None, Life | None, Life | None, Life | None]
     stream: Bytes
@@ -117,22 +123,35 @@ class Recorder:
 
     model: ModelSpec
     sequence_length: int
-    widths: Widths
+    precision: Policy
     tapes: dict[tuple[object, ...], _Recorded] = field(default_factory=dict[tuple[object, ...], "_Recorded"])
     told: dict[tuple[object, ...], _Told] = field(default_factory=dict[tuple[object, ...], "_Told"])
     outlines: dict[tuple[object, ...], Outline] = field(default_factory=dict[tuple[object, ...], Outline])
     workspaces: dict[tuple[Site, str], Bytes] = field(default_factory=dict[tuple[Site, str], Bytes])  # of a call
+    scaled: Mapping[int, Fp8] = field(init=False)  # the recipe of each layer whose linears are in FP8
+
+    def __post_init__(self) -> None:
+        self.scaled = scaled_layers(self.precision.fp8, self.model.layers, self.model.predict_ahead)
+
+    @property
+    def widths(self) -> Widths:
+        return self.precision.widths
 
     def kinds(self, layers: range, layout: Layout) -> tuple[tuple[Kind, int], ...]:
         """The kinds of a stage's layers in order, runs of the same counted."""
         runs: list[tuple[Kind, int]] = []
         for place, i in enumerate(layers):
-            kind = Kind("experts" if self.model.has_experts(i) else "dense", layout.like(place))
+            kind = Kind(self._name(i), layout.like(place))
             if runs and runs[-1][0] == kind:
                 runs[-1] = (kind, runs[-1][1] + 1)
             else:
                 runs.append((kind, 1))
         return tuple(runs)
+
+    def _name(self, layer: int) -> str:
+        """Of the kind of a layer: "dense" or "experts", and whether it is one of those that stay out of FP8."""
+        name = "experts" if self.model.has_experts(layer) else "dense"
+        return name if layer in self.scaled or not self.scaled else f"{name}, no fp8"
 
     def sight_of(self, kind: Kind, layout: Layout, seen: Sight) -> Sight:
         """What a piece sees of `seen`, all that a layout shows. At the ends there is no attention, and no layer to
@@ -180,13 +199,13 @@ class Recorder:
         return self.tapes[key]
 
     def _say(self, kind: Kind, layout: Layout) -> Do:
-        do = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")))
+        do = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")), self.scaled)
         layers = () if kind in ENDS else (self._layer(kind),)
         part(do, self.model, layers, self.sequence_length, first=kind == EMBEDDING, last=kind == HEAD)
         return do
 
     def _layer(self, kind: Kind) -> int:
-        return next(i for i in range(self.model.layers) if self.model.has_experts(i) == (kind.name == "experts"))
+        return next(i for i in range(self.model.layers) if self._name(i) == kind.name)
 
     def _measure(self, outline: Outline, told: _Told, layout: Layout) -> Piece:
         load, widths = Balanced.of(self.model, layout, self.sequence_length), self.widths
@@ -217,7 +236,7 @@ class Recorder:
             slots[alive[r].span] -= sizes.get(r, 0)
         return Piece(
             outline=outline, sites=sites, bytes={r: n for r, (n, _) in every.items()},
-            params=told.recorded.params, inputs=told.shapes.inputs,
+            params=told.recorded.params, inputs=told.shapes.inputs, remembered=sum(map(remembered, told.shapes.sites)),
             slots={span: n for span, n in slots.items() if n},
             borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
             stream=next((sizes[r] for r in ends if r is not None), 0),
@@ -236,7 +255,7 @@ class Recorder:
                 continue
             site = told.shapes.sites[place]
             if (site, phase) not in known:
-                body = body_of(site.word, layout)
+                body = body_of(site, layout)
                 known[site, phase] = body.workspace(phase, shapes(site, load), site.weights, site.attrs, self.widths)
             most = max(most, known[site, phase])
         return most
@@ -244,6 +263,7 @@ class Recorder:
     def work(self, piece: Piece, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
         """FLOPs by phase, and bytes on wires."""
         load, flops, wires = Balanced.of(self.model, layout, self.sequence_length), Counter[str](), Counter[Wire]()
+        mesh = Mesh(layout)
         for job, _, _ in chain.from_iterable(piece.outline.calls.values()):
             place, phase = piece.outline.jobs[job]
             site = piece.sites[place]
@@ -253,8 +273,12 @@ class Recorder:
                 spec = counted(site.word, site.ins[0], site.outs[0])
                 wires[site.word, str(site.attrs["axis"])] += bytes_of(spec, self.widths, load)
             elif phase != "finish":
-                body = body_of(site.word, layout)
-                flops[phase] += body.flops(phase, shapes(site, load), site.weights, site.attrs)
+                body = body_of(site, layout)
+                about = (phase, shapes(site, load), site.weights, site.attrs)
+                flops[phase] += body.flops(*about)
+                axis, n = body.agreed(*about)
+                if n and mesh.size(axis) > 1:
+                    wires["all_reduce", axis] += n * FLOAT
         return +flops, +wires
 
 

@@ -9,6 +9,8 @@ from math import prod
 
 from penteract.estimate.load import Balanced, Load
 from penteract.ops.bodies import body_of
+from penteract.ops.bodies.body import FLOAT
+from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.collectives import counted
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths, size
@@ -99,8 +101,12 @@ class Pricing:
             self._wire(site.word, group, amount)
             return
         ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
-        body = body_of(site.word, self.p.layout)
+        body = body_of(site, self.p.layout)
         self.price.flops[call.phase] += body.flops(call.phase, ins, site.weights, site.attrs)
+        axis, n = body.agreed(call.phase, ins, site.weights, site.attrs)
+        if n and self.p.mesh.size(axis) > 1:
+            self.price.seams["all_reduce", self.p.mesh.group(axis, self.p.rank)] += n * FLOAT
+            self._reduce_over(axis, n * FLOAT)
         self._note(body.workspace(call.phase, ins, site.weights, site.attrs, self.p.widths), site)
 
     def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
@@ -145,6 +151,7 @@ class Pricing:
     def gradients(self) -> None:
         if self.p.balanced and self.p.model.moe is not None:
             self._reduce_over("stage", len(self.p.balanced) * self.p.model.moe.experts * self.p.widths["index"])
+        self._reduce_over("stage", len(self.p.delayed) * 3 * FLOAT)
         self._reduce_over("world", (2 + len(self.p.losses)) * self.p.widths["stat"])
 
     def update(self, bucket: int) -> None:
@@ -214,8 +221,9 @@ def price(p: Program, load: Load | None = None) -> Price:
 def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
+    data = fed(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(remembered, p.delayed))
     rings = ringed(parameter_ring(p.buckets, p.layout).size, gradient_ring(p.buckets).size, p.widths)
-    return held(p.buckets, p.precision) | rings | {"data": fed(seen, p.layout.gradient_accumulation_steps, p.widths)}
+    return held(p.buckets, p.precision) | rings | {"data": data}
 
 
 def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:

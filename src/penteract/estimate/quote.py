@@ -101,7 +101,7 @@ class Quoter:
     def __post_init__(self) -> None:
         self.precision = policy(self.precision)
         self.composer = Composer(self.model, self.sequence_length, self.precision)
-        self.rates = Rates.of(self.cluster, self.precision.products)
+        self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
 
     @property
     def basis(self) -> Mapping[str, str]:
@@ -175,7 +175,8 @@ class Quoter:
                     activations[r] = arena + routed
                 host = max(host, *pools.pinned(lay, ranks)) if lay.offload else 0
                 inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
-                data.append(fed(inputs, lay.gradient_accumulation_steps, self.composer.widths))
+                beside = sum([s.remembered for s in stages])
+                data.append(fed(inputs, lay.gradient_accumulation_steps, self.composer.widths) + beside)
                 workspace.append(max([s.workspace for s in stages]))
             self._held[key] = _Held(tuple(activations), tuple(data), tuple(workspace), host)
         return self._held[key]

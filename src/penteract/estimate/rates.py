@@ -44,6 +44,7 @@ class Rates:
     """
 
     gemm: Gemm
+    codes: Gemm | None  # of products of FP8 codes
     flash: tuple[float, float]  # its share of cuDNN's rate, forward and backward
     fused: tuple[tuple[int, Fused], ...]
     pointwise: Curve
@@ -55,8 +56,9 @@ class Rates:
     basis: Mapping[str, str]
 
     @staticmethod
-    def of(cluster: Cluster, precision: str) -> Rates:
-        """BadInput when the cluster names no device, or the device has no products in `precision`."""
+    def of(cluster: Cluster, precision: str, *, fp8: bool = False) -> Rates:
+        """BadInput when the cluster names no device, or the device has no products in `precision`, or none of FP8 codes
+        where there are some."""
         device = cluster.gpu
         if device is None:
             raise BadInput("CLUSTER", "how long it takes needs a device", found=cluster.name,
@@ -69,8 +71,10 @@ class Rates:
         width = BYTES.get(precision, 1)
         inside, between = cluster.inside or known.inside, cluster.between or fabric("infiniband-ndr")
         soft = "bf16" if precision == "fp8" else precision  # attention stays in bf16 where linears are fp8
+        speed = memory["copy"] * hbm * 1e9
         return Rates(
-            gemm=Gemm.of(shapes[dtype], (known.gpu, dtype), (device, precision), memory["copy"] * hbm * 1e9, width),
+            gemm=Gemm.of(shapes[dtype], (known.gpu, dtype), (device, precision), speed, width),
+            codes=Gemm.of(shapes["fp8"], (known.gpu, "fp8"), (device, "fp8"), speed, 1) if fp8 else None,
             flash=known.flash,
             fused=_fused(known, known.gpu.peak("bf16") / device.peak(soft)),
             pointwise=Curve.of((size, us * 1e-6) for size, us in known.moved).stretched(1 / hbm),
@@ -85,6 +89,11 @@ class Rates:
     def product(self, p: Product) -> Seconds:
         """One batch of matrix products, as one kernel."""
         return self.gemm(p)
+
+    def scaled(self, p: Product) -> Seconds:
+        """The same of FP8 codes."""
+        assert self.codes is not None
+        return self.codes(p)
 
     def attention(
         self, products_flops: Flops, *, backward: bool, causal: bool, head_size: int = 128, flash: bool = False

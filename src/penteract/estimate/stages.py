@@ -27,6 +27,7 @@ class StageSum:
     """What one pass of a micro-batch through a stage holds on a rank. As `Piece`, with the stage's borders inside."""
 
     inputs: Mapping[str, Spec]
+    remembered: Bytes
     slots: Mapping[Span, Bytes]
     scratch: Bytes  # of the action that takes most
     workspace: Bytes
@@ -74,6 +75,7 @@ def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
         scratch[name] += min(2, count) * most
     return StageSum(
         inputs={name: spec for piece, _ in chain for name, spec in piece.inputs.items()},
+        remembered=sum([n * piece.remembered for piece, n in chain]),
         slots=slots,
         scratch=max(scratch.values()),
         workspace=max(piece.workspace for piece, _ in chain), routed=routed,

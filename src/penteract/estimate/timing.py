@@ -17,6 +17,8 @@ from penteract.estimate.outline import Doing
 from penteract.estimate.pieces import Piece, bytes_of, shapes
 from penteract.estimate.rates import Rates, Span
 from penteract.ops.bodies import body_of
+from penteract.ops.bodies.body import FLOAT, Product
+from penteract.ops.bodies.fp8 import ScaledLinear
 from penteract.ops.collectives import counted
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths
@@ -67,11 +69,13 @@ _Cost = tuple[str, Seconds]  # of a call: its part, its copy's word, or its coll
 
 @dataclass(slots=True)
 class _Clock:
-    """One pass under way. `known`: what the calls of each job cost, as far as they were met."""
+    """One pass under way. `known`: what the calls of each job cost, as far as they were met; `agreed`: and what it
+    takes to ask other ranks first."""
 
     device: Device
     piece: Piece
     known: list[_Cost | None]
+    agreed: dict[int, tuple[str, Seconds]] = field(default_factory=dict[int, tuple[str, Seconds]])
     now: Seconds = 0.0
     parts: dict[Part, Seconds] = field(default_factory=lambda: defaultdict[Part, Seconds](float))
     free: dict[str, Seconds] = field(default_factory=dict[str, Seconds])  # when each axis's wire is
@@ -90,6 +94,8 @@ class _Clock:
             elif phase == "finish":
                 self._wait(name, lands.pop(ins[-1]))
             else:
+                if job in self.agreed:
+                    self._agree(*self.agreed[job])
                 if lands:
                     self._beside(took)
                 parts[name] += took
@@ -100,6 +106,11 @@ class _Clock:
         if late > 0:
             self.parts[DIMENSION[axis]] += late
             self.now += late
+
+    def _agree(self, axis: str, took: Seconds) -> None:
+        """A body asks the ranks of an axis, and waits for what they answer."""
+        self.parts["tensor" if axis == "sequence" else DIMENSION[axis]] += took
+        self.now += took
 
     def _beside(self, took: Seconds) -> None:
         """Compute is slower while the wire that is busy longest is."""
@@ -117,7 +128,16 @@ class _Clock:
             collective = phase in ("start", "finish")
             cost = costs[site, phase] = self._wire(site) if collective else self.cost(site, phase, registers)
         self.known[job] = cost
+        self._ask_agreement(job, site, phase)
         return cost
+
+    def _ask_agreement(self, job: int, site: Site, phase: Phase) -> None:
+        if phase not in ("start", "finish"):
+            body, ins = body_of(site, self.device.mesh.layout), shapes(site, self.device.load)
+            axis, n = body.agreed(phase, ins, site.weights, site.attrs)
+            if n and self.device.mesh.size(axis) > 1:
+                took = self.device.rates.collective("all_reduce", self.device.span(axis), n * FLOAT)
+                self.agreed[job] = (axis, took)
 
     def _wire(self, site: Site) -> _Cost:
         if site.word in COPIES:
@@ -132,12 +152,14 @@ class _Clock:
         A body reads what it is given and writes what it makes; what it needs beside them it writes and reads once.
         """
         rates, layout = self.device.rates, self.device.mesh.layout
-        body, ins = body_of(site.word, layout), shapes(site, self.device.load)
+        body, ins = body_of(site, layout), shapes(site, self.device.load)
         if site.word == "attention" and layout.attention != "reference":
             flops, head = body.flops(phase, ins, site.weights, site.attrs), int(site.attrs["head_size"])
             backward, flash = phase != "forward", layout.attention == "flash"
             return "attention", rates.attention(flops, backward=backward, causal=True, head_size=head, flash=flash)
         products = body.products(phase, ins, site.weights, site.attrs)
+        if isinstance(body, ScaledLinear):
+            return "compute", self._scaled(body, site, phase, ins, products)
         beside = 2 * self.device.workspaces[site, phase]
         if phase == "weight_gradient":
             beside += 2 * sum(map(prod, site.weights)) * self.device.widths["gradient"]  # added to what is there
@@ -148,6 +170,16 @@ class _Clock:
         moved = sum([self.piece.bytes[r] for r in registers])
         moved += sum([self.piece.bytes[registers[i]] for i in body.overwrites])
         return "pointwise", rates.moved(moved + beside)
+
+    def _scaled(
+        self, body: ScaledLinear, site: Site, phase: Phase, ins: list[tuple[int, ...]], products: tuple[Product, ...]
+    ) -> Seconds:
+        """Products of codes, and the passes that make codes. A weight gradient is made beside its bucket."""
+        rates, widths = self.device.rates, self.device.widths
+        passes = body.passes(phase, ins, site.weights, widths)
+        if phase == "weight_gradient":
+            passes += 2 * prod(site.weights[0]) * (widths["gradient"] + widths["compute"])
+        return fsum(map(rates.scaled, products)) + rates.moved(passes)
 
 
 def seconds_alone(piece: Piece, device: Device) -> dict[int, Seconds]:
@@ -176,9 +208,10 @@ def time_piece(piece: Piece, device: Device) -> Timed:
     """Play a piece's calls. Where the host needs longer to launch them, that is what counts."""
     parts: dict[str, Mapping[Part, Seconds]] = {}
     known: list[_Cost | None] = [None] * len(piece.outline.jobs)
+    agreed: dict[int, tuple[str, Seconds]] = {}
     copies: dict[str, Seconds] = {}
     for name, calls in piece.outline.calls.items():
-        clock = _Clock(device, piece, known)
+        clock = _Clock(device, piece, known, agreed)
         clock.play(calls)
         waiting = len(calls) * device.rates.launch - clock.now
         if waiting > 0:

@@ -15,6 +15,7 @@ from penteract.estimate.load import Balanced, Load
 from penteract.estimate.miniature import Miniature, miniature
 from penteract.estimate.price import Pricing, fed, held
 from penteract.estimate.row import KINDS, Kind, Row, Why
+from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.expression import Expression
 from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values
@@ -190,6 +191,11 @@ class _Telling(_Silent):
                 if not any(name in earlier.tape.inputs for earlier in self.p.chunks[:c]):
                     amount = fed({name: chunk.specs[r]}, self.micros, self.p.widths)
                     self.tell(_Said("data", name, _shape(chunk.specs[r]), self._touched(c, r)), amount)
+
+        for c, chunk in enumerate(self.p.chunks):
+            for site in (op.site for op in chunk.tape.ops):
+                if amount := self.small.times(c, site.layer) * remembered(site):
+                    self.tell(_Said("data", "largest values", "x, w and g of past steps", site.line), amount)
 
     def padding(self) -> None:
         """What buckets hold and send beside their parameters; no formula, as it depends on how they are packed."""

@@ -10,7 +10,7 @@ A value through which a gradient flows has exactly one consumer; `fork` says tha
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import PurePath
@@ -22,6 +22,7 @@ from penteract.ops.bodies import BODIES
 from penteract.ops.params import Param
 from penteract.ops.spec import Dim, Role, Spec
 from penteract.ops.tape import Call, Op, SeamProgram, Site, Tape
+from penteract.spec.fp8 import Fp8
 from penteract.spec.mesh import Mesh
 
 
@@ -170,10 +171,14 @@ def _ids(values: Sequence[Value]) -> tuple[int, ...]:
 
 
 class Do:
-    """Records one chunk of the network for one layout onto a tape."""
+    """Records one chunk of the network for one layout onto a tape.
 
-    def __init__(self, mesh: Mesh) -> None:
+    `scaled`: the recipe of the linears of each layer that are in FP8.
+    """
+
+    def __init__(self, mesh: Mesh, scaled: Mapping[int, Fp8] | None = None) -> None:
         self.mesh = mesh
+        self.scaled = scaled or {}
         self.layout = mesh.layout
         self.tape = Tape()
         self.layer = -1
@@ -274,8 +279,12 @@ class Do:
         return self.say("embedding", ids, params=(w,), axis=axis)[0]
 
     def linear(self, x: Value, w: Param, bias: Param | None = None) -> Value:
-        """x [.., D], w [F, D] -> [.., F]"""
-        return self.say("linear", x, params=(w,) if bias is None else (w, bias))[0]
+        """x [.., D], w [F, D] -> [.., F]. In FP8 where the layer's linears are: `cut` says which dim of w tp cuts."""
+        attrs: dict[str, Any] = {}
+        if self.layer in self.scaled:
+            cut = [s.dim for s in w.shards if s.pieces(self.mesh) > 1]
+            attrs = {"fp8": self.scaled[self.layer], "cut": cut[0] if cut else None}
+        return self.say("linear", x, params=(w,) if bias is None else (w, bias), **attrs)[0]
 
     def add_bias(self, x: Value, b: Param) -> Value:
         """x [.., D] + b [D]: the bias of a linear whose output was partial, added once after the region."""

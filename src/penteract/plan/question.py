@@ -43,6 +43,8 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     precision = policy(precision, where="--precision", fix="--precision bf16")
     if c.gpu is not None:
         c.gpu.peak(precision.products)  # refuses a precision that the device does not have
+        if precision.fp8:
+            c.gpu.peak("fp8")
     return Ask(
         model=m, cluster=c, sequence_length=length, global_batch_size=parse_batch(str(batch), length),
         precision=precision, headroom=headroom, tp_across_nodes=tp_across_nodes, pins=pins or {},

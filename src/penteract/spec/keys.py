@@ -155,6 +155,11 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "precision.moments": ("of the optimizer's averages; int8: codes with a scale for 256 of them", 0, 0),
     "precision.loss_scale": ("of the first step, in fp16; it adapts", 0, 2.0**60),
     "precision.loss_scale_growth_every": ("steps without overflow after which it doubles", 0, _HUGE),
+    "precision.fp8_bf16_layers": ("layers at both ends whose linears are not in FP8; the head never is", 0, 10_000),
+    "precision.fp8_gradient": ("format of gradients in FP8", 0, 0),
+    "precision.fp8_round_scales": ("scales are powers of two", 0, 0),
+    "precision.fp8_history": ("steps whose largest values make scales, in fp8_delayed", 1, 10_000),
+    "precision.fp8_block": ("elements that share a scale, in fp8_blockwise; kernels take 128", 16, 2**16),
     "output.folder": ("holds one folder a run", 0, 0),
 }
 

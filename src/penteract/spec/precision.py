@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from penteract.errors import BadInput
+from penteract.spec.fp8 import KINDS, Fp8, usual
 
 # compute: activations; stat: statistics kept beside them (1/rms, log-sum-exp), and what updates are computed in;
 # index: token and expert numbers; host: a value in host memory as plain Python (split sizes), no bytes on the device;
@@ -33,6 +34,7 @@ class Policy:
     stochastic   parameters without master are rounded up or down by chance, so that small updates are not lost
     loss_scale   of the first step: the loss is multiplied by it, so that small gradients are not rounded to zero; 0: no
     growth_every steps without an overflow after which the scale doubles
+    fp8          how the products of layers' linears are of codes of 8 bits; None: they are not
 
     Raises BadInput where roles do not go together.
     """
@@ -46,6 +48,7 @@ class Policy:
     stochastic: bool = False
     loss_scale: float = 0.0
     growth_every: int = 0
+    fp8: Fp8 | None = None
 
     def __post_init__(self) -> None:
         for role, fits in self._fitting().items():
@@ -60,6 +63,9 @@ class Policy:
             raise BadInput("PRECISION", "a loss is scaled in fp16, and there alone", where="precision.loss_scale",
                            found=f"{self.loss_scale:g} in {self.compute}", allowed="more than 0 in fp16, 0 otherwise",
                            fix="--precision.loss_scale auto")  # fmt: skip
+        if self.fp8 and self.compute == "fp16":
+            raise BadInput("PRECISION", "FP8 has scales of its own", where="precision.compute", found=self.compute,
+                           allowed="bf16, fp32, fp64", fix=f"--precision.dtype fp8_{self.fp8.kind}")  # fmt: skip
 
     def _fitting(self) -> Mapping[str, tuple[object, ...]]:
         """What each role may be, the usual first."""
@@ -82,7 +88,10 @@ class Policy:
 
     @property
     def products(self) -> str:
-        """The dtype whose peak rate products have: that of fp16 is that of bf16, on every device."""
+        """The dtype whose peak rate products have: that of fp16 is that of bf16, on every device.
+
+        Of FP8 it is that of the rest: attention, the head and routers stay there, and so does what MFU is a share of.
+        """
         return "bf16" if self.compute == "fp16" else self.compute
 
     @property
@@ -136,6 +145,7 @@ RECIPES: Mapping[str, Policy] = MappingProxyType(
         "bf16": _mastered("bf16"),
         "bf16_pure": replace(_plain("bf16"), stochastic=True),
         "fp16": _mastered("fp16", loss_scale=2.0**16, growth_every=2000),
+        **{f"fp8_{kind}": replace(_mastered("bf16"), fp8=usual(kind)) for kind in KINDS},
     }
 )
 

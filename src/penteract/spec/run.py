@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from penteract.errors import BadInput
+from penteract.spec.fp8 import Fp8
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import RECIPES, Policy
@@ -68,11 +70,16 @@ class Checkpoint:
     keep: int = 2  # the newest; 0: all
 
 
+_FP8 = ("fp8_bf16_layers", "fp8_gradient", "fp8_round_scales", "fp8_history", "fp8_block")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
     """A recipe by name, and where it is changed; "auto" is what the recipe has."""
 
-    dtype: Literal["fp32", "bf16", "bf16_pure", "fp16", "fp64"] = "fp32"
+    dtype: Literal[
+        "fp32", "bf16", "bf16_pure", "fp16", "fp64", "fp8_tensorwise", "fp8_delayed", "fp8_rowwise", "fp8_blockwise"
+    ] = "fp32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gradient: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
     reduce: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
@@ -80,15 +87,28 @@ class Precision:
     moments: Literal["auto", "fp64", "fp32", "bf16", "int8"] = "auto"
     loss_scale: float | Literal["auto"] = "auto"
     loss_scale_growth_every: int | Literal["auto"] = "auto"
+    fp8_bf16_layers: tuple[int, int] | Literal["auto", "none"] = "auto"  # first and last
+    fp8_gradient: Literal["auto", "none", "e4m3", "e5m2"] = "auto"
+    fp8_round_scales: bool | Literal["auto", "none"] = "auto"
+    fp8_history: int | Literal["auto", "none"] = "auto"
+    fp8_block: int | Literal["auto", "none"] = "auto"
 
     @staticmethod
     def of(policy: Policy) -> Precision:
         """The section that means `policy`, nothing left open. KeyError where no recipe is near it."""
         dtype = "bf16_pure" if policy.compute == "bf16" and not policy.master else policy.compute
+        if (fp8 := policy.fp8) is not None:
+            dtype = {"bf16": f"fp8_{fp8.kind}"}[dtype]
         said: Any = {
             "dtype": dtype, "gradient": policy.gradient, "reduce": policy.reduce, "master": policy.master or "none",
             "moments": policy.moments, "loss_scale": policy.loss_scale, "loss_scale_growth_every": policy.growth_every,
         }  # fmt: skip
+        said |= dict.fromkeys(_FP8, "none")
+        if fp8 is not None:
+            said |= {
+                "fp8_bf16_layers": (fp8.first, fp8.last), "fp8_gradient": fp8.gradient, "fp8_round_scales": fp8.powers,
+                "fp8_history": fp8.history, "fp8_block": fp8.block,
+            }  # fmt: skip
         return Precision(**said)
 
     @property
@@ -103,7 +123,27 @@ class Precision:
         if self.gradient != "auto" and self.reduce == "auto":
             changes["reduce"] = self.gradient
         bare = not changes.get("master", recipe.master)
-        return replace(recipe, **changes, stochastic=bare and recipe.parameter == "bf16")
+        stochastic = bare and recipe.parameter == "bf16"
+        return replace(recipe, **changes, stochastic=stochastic, fp8=self._fp8(recipe.fp8))
+
+    def _fp8(self, recipe: Fp8 | None) -> Fp8 | None:
+        said = {
+            "layers": self.fp8_bf16_layers, "gradient": self.fp8_gradient, "powers": self.fp8_round_scales,
+            "history": self.fp8_history, "block": self.fp8_block,
+        }  # fmt: skip
+        left = "auto" if recipe else "none"
+        for name in _FP8:
+            found = getattr(self, name)
+            if found != "auto" and (found == "none") == (recipe is not None):
+                raise BadInput("PRECISION", "recipes of FP8 have this, and they alone", where=f"precision.{name}",
+                               found=f"{found} in {self.dtype}", allowed=left,
+                               fix=f"--precision.{name} auto")  # fmt: skip
+        if recipe is None:
+            return None
+        changes: dict[str, Any] = {k: v for k, v in said.items() if v != "auto"}
+        if (layers := changes.pop("layers", None)) is not None:
+            changes["first"], changes["last"] = layers
+        return replace(recipe, **changes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

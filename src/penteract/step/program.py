@@ -10,12 +10,13 @@ from itertools import groupby
 from penteract.errors import BadInput
 from penteract.model.decoder import homes, record, shared
 from penteract.ops.bodies import BODIES
+from penteract.ops.bodies.fp8 import check_sizes, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.offload import ANCHORS
 from penteract.ops.params import Homes, Param
 from penteract.ops.spec import Widths
-from penteract.ops.tape import Op
+from penteract.ops.tape import Op, Site
 from penteract.parallel.data import Bucket, Unit, buckets
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven, stage_of
@@ -89,6 +90,11 @@ class Program:
         said = (op.site for c in self.chunks for op in c.tape.ops if op.site.word == "tally")
         return tuple(str(s.attrs["name"]) for s in said)
 
+    @property
+    def delayed(self) -> tuple[Site, ...]:
+        """Linears of this rank whose scales are made of past steps."""
+        return tuple(op.site for c in self.chunks for op in c.tape.ops if remembered(op.site))
+
     def instructions(self, action: Compute | Woven) -> Iterator[tuple[Slot, Instruction]]:
         """An action's instructions in order; two woven passes take turns."""
         match action:
@@ -124,7 +130,7 @@ def compile_step(
     whole, model = model, model if training else replace(model, predict_ahead=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
-    said = [record(model, mesh, s, sequence_length) for s in range(layout.stages)]
+    said = [record(model, mesh, s, sequence_length, precision.fp8) for s in range(layout.stages)]
     check_words(layout)
     cut = stage_layers(model.layers, layout.stages)
     own = [stage_of(pp_rank, c, layout.pp) for c in range(layout.vpp)]
@@ -144,6 +150,8 @@ def compile_step(
     program = Program(
         model, mesh, rank, sequence_length, precision, chunks, mine, everything, all_homes, made, actions, {}
     )
+    if training:
+        check_sizes((op.site for c in chunks for op in c.tape.ops), pieces=2 if layout.cp > 1 else 1)
     return replace(program, events=events(made, layout, _numbered(program), (len(actions), 0)))
 
 

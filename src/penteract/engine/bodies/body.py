@@ -14,9 +14,16 @@ from penteract.spec.mesh import Mesh
 Tensors = list[Any]  # tensors; a host value where the spec's role is "host"
 
 
+def _alone(axis: str, x: torch.Tensor) -> None:
+    """Of one rank."""
+
+
 @dataclass(slots=True)
 class Env:
-    """Where a body runs, and the step's device values: all that may change between steps is a tensor here."""
+    """Where a body runs, and the step's device values: all that may change between steps is a tensor here.
+
+    `agree(axis, x)`: the largest of each number of x over an axis's ranks, in place.
+    """
 
     mesh: Mesh
     rank: int
@@ -26,6 +33,9 @@ class Env:
     losses: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # sums of this step
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of routers, [X]
     tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # choices of this step, [X]
+    agree: Callable[[str, torch.Tensor], None] = _alone
+    past: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of scaled linears, [3]: the
+    seen: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # largest of x, w, g
 
     def index(self, axis: str) -> int:
         """This rank's place along an axis."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
 import torch
 
 from penteract.engine.bodies import cudnn, flash, reference
 from penteract.engine.bodies.body import TorchBody
+from penteract.engine.bodies.dense import DENSE
+from penteract.engine.bodies.fp8 import by_recipe, emulated, real, scaled
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
 from penteract.ops.bodies.flash import most_documents, piece
@@ -15,21 +18,25 @@ from penteract.spec import case as spec_case
 from penteract.spec.kernels import kernel_breaches
 from penteract.spec.layout import Layout
 from penteract.spec.nearest import allowed_values
+from penteract.spec.precision import Policy
 from penteract.spec.settle import Settle
 from penteract.step.program import Program
 
+log = logging.getLogger(__name__)
 KEY = spec_case.AXES["attention"]
 PLAIN = f"--{KEY} reference"
 
 
-def bodies(layout: Layout) -> dict[str, TorchBody]:
+def bodies(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
     """The body of every word under a layout."""
     kernels: Mapping[str, dict[str, TorchBody]] = {"reference": {}, "flash": flash.FLASH, "cudnn": cudnn.CUDNN}
-    return reference.REFERENCE | kernels[layout.attention]
+    linear = by_recipe(DENSE["linear"], scaled(real if device.type == "cuda" else emulated))
+    return reference.REFERENCE | {"linear": linear} | kernels[layout.attention]
 
 
 def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
     """Refuse a program that its kernels cannot run. `packed`: documents share sequences."""
+    _check_fp8(p.precision, device, first=p.rank == 0)
     kernel = p.layout.attention
     if kernel == "reference":
         return
@@ -46,6 +53,35 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
     if kernel == "cudnn" and packed:
         raise _refusal(kernel, "takes whole sequences", "documents that share them", "data.pack_documents false",
                        f"--data.pack_documents false, or --{KEY} flash")  # fmt: skip
+
+
+def _check_fp8(policy: Policy, device: torch.device, *, first: bool) -> None:
+    """GPUs multiply codes in units of their own; on a CPU they are emulated, and it is said."""
+    fp8 = policy.fp8
+    if fp8 is None:
+        return
+    if device.type != "cuda":
+        if first:
+            log.warning("FP8 is emulated on this device: its codes and scales are those of a GPU, its speed is not")
+        return
+    least = (9, 0) if fp8.kind in ("rowwise", "blockwise") else (8, 9)
+    version = torch.cuda.get_device_capability(device)
+    if version < least or (fp8.kind == "blockwise" and version[0] != 9):
+        raise BadInput("FP8", f"this GPU has no units for {fp8.kind} FP8", where="precision.dtype",
+                       found=f"{torch.cuda.get_device_name(device)}, compute capability {version[0]}.{version[1]}",
+                       allowed="9.0" if fp8.kind == "blockwise" else f"{least[0]}.{least[1]} or more",
+                       fix="--precision.dtype bf16" + (", or fp8_tensorwise" if version >= (8, 9) else ""))  # fmt: skip
+    if fp8.kind == "blockwise" and tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2])) < (12, 9):
+        raise BadInput("FP8", "this torch has no products of FP8 blocks", where="precision.dtype",
+                       found=f"CUDA {torch.version.cuda}", allowed="12.9 or more",
+                       fix="--precision.dtype fp8_tensorwise")  # fmt: skip
+    if fp8.kind == "blockwise" and (fp8.block != 128 or "e5m2" in (fp8.operand, fp8.gradient)):
+        raise BadInput("FP8", "kernels take blocks of 128 in e4m3", where="precision.fp8_block",
+                       found=f"{fp8.block}, {fp8.operand} and {fp8.gradient}", allowed="128, e4m3",
+                       fix="--precision.fp8_block 128 --precision.fp8_gradient e4m3")  # fmt: skip
+    if policy.compute != "bf16":
+        raise BadInput("FP8", "on a GPU, what is not in FP8 is bf16", where="precision.dtype", found=policy.name,
+                       allowed="a recipe of FP8", fix=f"--precision.dtype fp8_{fp8.kind}")  # fmt: skip
 
 
 def check_documents(p: Program, samples: Iterable[Sample]) -> None:

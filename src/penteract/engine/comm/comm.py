@@ -63,6 +63,12 @@ class Comm:
             return None
         return Flight([dist.all_reduce(x, group=self.groups[ranks], async_op=True)], (x,))
 
+    def largest(self, ranks: Ranks, x: torch.Tensor) -> Flight | None:
+        """The largest of each number of x over `ranks`, in place."""
+        if len(ranks) == 1:
+            return None
+        return Flight([dist.all_reduce(x, dist.ReduceOp.MAX, group=self.groups[ranks], async_op=True)], (x,))
+
     def finish(self, flight: Flight | None, y: torch.Tensor | None = None) -> None:
         """Wait (on a GPU: let the stream wait), and put what landed in its order into y."""
         if flight is None:

@@ -6,17 +6,21 @@ from penteract.ops.bodies.attention import ATTENTION
 from penteract.ops.bodies.body import Body
 from penteract.ops.bodies.dense import DENSE
 from penteract.ops.bodies.experts import EXPERTS
+from penteract.ops.bodies.fp8 import scaled_linear
 from penteract.ops.bodies.kernels import fused
 from penteract.ops.bodies.loss import LOSS
+from penteract.ops.tape import Site
 from penteract.spec.layout import Layout
 
 BODIES: dict[str, Body] = DENSE | ATTENTION | LOSS | EXPERTS
 
 
-def body_of(word: str, layout: Layout) -> Body:
-    """The body that computes `word` under a layout. All bodies of a word keep the same; they differ in what they
-    allocate and how fast they are."""
-    return fused(layout).get(word) or BODIES[word]
+def body_of(site: Site, layout: Layout) -> Body:
+    """The body that computes a word where it is said, under a layout. All bodies of a word keep the same; they differ
+    in what they allocate and how fast they are."""
+    if (fp8 := site.attrs.get("fp8")) is not None:
+        return scaled_linear(fp8)
+    return fused(layout).get(site.word) or BODIES[site.word]
 
 
 __all__ = ["BODIES", "Body", "body_of"]

@@ -16,6 +16,7 @@ Shape = tuple[int, ...]
 Attrs = Mapping[str, Any]
 
 BOOL = 1  # bytes of an element of a mask
+FLOAT = 4  # bytes of a scale
 
 
 class Product(NamedTuple):
@@ -61,6 +62,14 @@ class Body:
 
     def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
         return sum(2 * p.times * p.m * p.n * p.k for p in self.products(phase, ins, weights, attrs))
+
+    def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
+        """(axis, n): a body that asks the ranks of an axis for the largest of n fp32 numbers before it computes."""
+        return "", 0
+
+    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> int:
+        """Bytes that a body with products reads and writes before them."""
+        return 0
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

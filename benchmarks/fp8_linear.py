@@ -1,0 +1,208 @@
+"""One GPU: products of FP8 codes against their emulation on the same codes, and what they and quantising take.
+
+    python benchmarks/fp8_linear.py --out FOLDER [--commit HASH] [--only tensorwise,rowwise,...] [--tokens 8192]
+
+Writes FOLDER/fp8_linear.json after every recipe; one that fails leaves its traceback there and the rest goes on.
+
+Held: each of a linear's three products, by the GPU's units, is within `TOLERANCE` of the emulation's on the same codes
+and scales, by the largest difference over the largest value. Results are rounded to bf16, by 2^-9, and the units may
+keep sums of a forward pass in fewer bits; a wrong scale or layout is off by much more. And codes made on the GPU are,
+bit for bit, those made on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
+
+import torch
+
+from penteract.engine.bodies import fp8 as body
+from penteract.engine.bodies.body import Env
+from penteract.engine.bodies.dense import DENSE
+from penteract.ops.bodies import body_of
+from penteract.ops.spec import Spec
+from penteract.ops.tape import Site
+from penteract.spec.fp8 import KINDS, Fp8, usual
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.precision import RECIPES
+
+DEVICE = torch.device("cuda")
+TOLERANCE = {"forward": 2e-2, "input_gradient": 5e-3, "weight_gradient": 5e-3}
+LINEARS = {"q, o": (4096, 4096), "k, v": (1024, 4096), "gate, up": (14336, 4096), "down": (4096, 14336)}  # Llama 3 8B
+SMALL = {"whole blocks, odd count": (384, 640), "tall": (2048, 128)}
+PHASES = ("forward", "input_gradient", "weight_gradient")
+
+
+class Linear:
+    """One linear's tensors in bf16, with features of unlike sizes, and a body to run its phases with."""
+
+    def __init__(self, tokens: int, out: int, width: int, fp8: Fp8 | None, device: torch.device = DEVICE) -> None:
+        generator = torch.Generator().manual_seed(out + width)
+
+        def draw(*shape: int) -> torch.Tensor:
+            sizes = torch.exp(torch.randn(shape[-1], generator=generator))
+            return (torch.randn(*shape, generator=generator) * sizes).bfloat16().to(device)
+
+        self.x, self.w, self.g = draw(tokens, 1, width), draw(out, width), draw(tokens, 1, out).mul_(1e-3)
+        attrs: dict[str, Any] = {"fp8": fp8, "cut": None} if fp8 else {}
+        specs = (Spec((tokens, 1, width)),), (Spec((tokens, 1, out)),)
+        self.site = Site("linear", *specs, ("w",), ((out, width),), attrs)
+        self.env = Env(Mesh(Layout()), 0, torch.float32)
+        self.env.past, self.env.seen = ({"w": torch.zeros(3, device=device)} for _ in range(2))
+        self.y, self.dx = torch.empty_like(self.g), torch.empty_like(self.x)
+        self.dw = torch.empty(out, width, device=device)
+
+    def phases(self, made: Any) -> dict[str, Callable[[], Any]]:
+        return {
+            "forward": lambda: made.forward(self.env, self.site, [self.x], [self.w], [self.y]),
+            "input_gradient": lambda: made.input_gradient(self.env, self.site, [self.g], [self.w], [self.dx]),
+            "weight_gradient": lambda: made.weight_gradient(self.env, self.site, [self.x, self.g], [self.dw], False),
+        }
+
+    def results(self) -> dict[str, torch.Tensor]:
+        return dict(zip(PHASES, (self.y, self.dx, self.dw), strict=True))
+
+
+def seconds(f: Callable[[], Any], times: int = 10) -> float:
+    """Median of `times`, each between events, after two that do not count."""
+    took: list[float] = []
+    for i in range(times + 2):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        f()
+        end.record()
+        end.synchronize()
+        took += [begin.elapsed_time(end) * 1e-3] * (i >= 2)
+    return median(took)
+
+
+def correct(fp8: Fp8) -> list[dict[str, Any]]:
+    """Real products against emulated ones on the same codes, codes against those of a CPU, workspace as declared."""
+    rows: list[dict[str, Any]] = []
+    for name, (out, width) in (SMALL | {"gate, up": LINEARS["gate, up"]}).items():
+        tokens = 1024
+        real, twin = (Linear(tokens, out, width, fp8) for _ in range(2))
+        emulated = twin.phases(body.scaled(body.emulated))
+        for phase, run in real.phases(body.scaled(body.real)).items():
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            run()
+            torch.cuda.synchronize()
+            allocated = torch.cuda.max_memory_allocated() - before
+            emulated[phase]()
+            got, want = (x.results()[phase].double() for x in (real, twin))
+            about = (phase, [(tokens, 1, width)], real.site.weights, real.site.attrs, RECIPES["bf16"].widths)
+            error = ((got - want).abs().max() / want.abs().max()).item()
+            rows.append({
+                "linear": name, "phase": phase, "error": error, "held": error < TOLERANCE[phase],
+                "declared": body_of(real.site, Layout()).workspace(*about), "allocated": allocated,
+            })  # fmt: skip
+        rows += codes(fp8, name, real)
+        del real, twin, emulated, run
+        gc.collect()
+    return rows
+
+
+def codes(fp8: Fp8, name: str, linear: Linear) -> list[dict[str, Any]]:
+    """Of the weight and of the gradient, as the input gradient wants them."""
+    if fp8.kind == "delayed":
+        return []
+    looks = {"w": (linear.w.t(), fp8.operand, True), "g": (linear.g.view(-1, linear.g.shape[-1]), fp8.gradient, False)}
+    rows: list[dict[str, Any]] = []
+    for what, (x, form, square) in looks.items():
+        made: list[body.Operand] = []
+        for rows_of in (x, x.cpu()):
+            look = body.Look(1, rows_of, form, square)
+            scale = torch.zeros(body._count(fp8, look), device=rows_of.device)
+            body._put_largest(fp8, look, scale)
+            made.append(body._quantised(fp8, look, scale))
+        same = [torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*made, strict=True)]
+        rows.append({"linear": name, "phase": f"codes and scales of {what}", "held": all(same)})
+    return rows
+
+
+def speed(fp8: Fp8 | None, tokens: int) -> list[dict[str, Any]]:
+    """Seconds of whole phases; of FP8, of products alone beside them, so that the rest is quantising."""
+    rows: list[dict[str, Any]] = []
+    for name, (out, width) in LINEARS.items():
+        linear, flops = Linear(tokens, out, width, fp8), 2 * tokens * out * width
+        kept: list[tuple[Any, ...]] = []
+
+        def product(*about: Any, kept: list[tuple[Any, ...]] = kept) -> None:
+            kept[:] = [about]
+            body.real(*about)
+
+        for phase, run in linear.phases(body.scaled(product) if fp8 else DENSE["linear"]).items():
+            row: dict[str, Any] = {"linear": name, "phase": phase, "seconds": seconds(run)}
+            if fp8:
+                row["product_seconds"] = seconds(partial(body.real, *kept[0]))
+                row["quantising_seconds"] = row["seconds"] - row["product_seconds"]
+                shapes = ([(tokens, 1, width)], linear.site.weights)
+                row["declared_bytes"] = body_of(linear.site, Layout()).passes(phase, *shapes, RECIPES["bf16"].widths)
+            row["product_tflops"] = flops / row.get("product_seconds", row["seconds"]) * 1e-12
+            rows.append(row)
+        kept.clear()
+        del linear, run
+        gc.collect()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--only", default="bf16," + ",".join(KINDS))
+    parser.add_argument("--tokens", type=int, default=8192)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    torch.set_grad_enabled(False)
+    found: dict[str, Any] = {
+        "commit": given.commit, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "cuda": torch.version.cuda, "tokens": given.tokens, "tolerance": TOLERANCE, "recipes": {},
+    }  # fmt: skip
+    for name in given.only.split(","):
+        fp8, told = None if name == "bf16" else usual(name), dict[str, Any]()
+        begun = time.perf_counter()
+        for part in ("correct", "speed"):
+            try:
+                told[part] = speed(fp8, given.tokens) if part == "speed" else correct(fp8) if fp8 else []
+            except Exception:
+                told[part] = {"failed": traceback.format_exc()}
+                print(name, part, told[part]["failed"], file=sys.stderr, flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+        told["took"] = time.perf_counter() - begun
+        found["recipes"][name] = told
+        (given.out / "fp8_linear.json").write_text(json.dumps(found, indent=1))
+        print(_line(name, told), flush=True)
+
+
+def _line(name: str, told: dict[str, Any]) -> str:
+    parts = [name]
+    if isinstance(told["correct"], list) and told["correct"]:
+        worst = max(row.get("error", 0.0) for row in told["correct"])
+        parts.append(f"worst error {worst:.1e}, {sum(not row['held'] for row in told['correct'])} not held")
+    if isinstance(told["speed"], list):
+        whole = sum(row["seconds"] for row in told["speed"])
+        parts.append(f"all phases of all linears {whole * 1e3:.2f} ms")
+        if name != "bf16":
+            parts.append(f"products {sum(row['product_seconds'] for row in told['speed']) * 1e3:.2f} ms")
+    return " · ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

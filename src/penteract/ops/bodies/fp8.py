@@ -1,0 +1,131 @@
+"""Declaration of linears whose products are of FP8 codes: what `linear` keeps, and codes and scales beside it.
+
+A product out [m, n] = a [m, k] · b [n, k]ᵀ takes two operands, each with codes that lie along k. Both are quantised
+anew in every phase: of x and g along features in one phase, along tokens in the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from math import prod
+
+from penteract.errors import BadInput
+from penteract.ops.bodies.body import FLOAT, Attrs, Shape
+from penteract.ops.bodies.dense import Linear
+from penteract.ops.spec import Widths
+from penteract.ops.tape import Site
+from penteract.spec.fp8 import UNIT, Fp8
+from penteract.units import Bytes
+
+CODE = 1  # bytes of a code
+ALIGNED = 4  # scales: kernels want those of an operand to begin at a multiple of 16 bytes
+CHUNK = 2**22  # elements that are scaled at a time, in fp32: few enough to stay in a GPU's cache
+
+Sizes = tuple[int, int, int]
+
+
+def sizes(phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> Sizes:
+    """(m, n, k) of a phase's product; x [T, D], w [F, D], g [T, F]."""
+    t, d, f = prod(ins[0][:-1]), ins[0][-1], weights[0][0]
+    return {"forward": (t, f, d), "input_gradient": (t, d, f), "weight_gradient": (f, d, t)}[phase]
+
+
+class ScaledLinear(Linear):
+    """`linear` in FP8."""
+
+    def __init__(self, fp8: Fp8) -> None:
+        self.fp8 = fp8
+
+    def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
+        """How many the two operands have, the first with what fills it up to ALIGNED. A weight in blocks is the second
+        operand but for its own gradient."""
+        (m, n, k), block = sizes(phase, ins, weights), self.fp8.block
+        match self.fp8.kind:
+            case "tensorwise" | "delayed":
+                return aligned(1), 1
+            case "rowwise":
+                return aligned(m), n
+            case "blockwise":
+                square = phase != "weight_gradient"
+                return aligned(m * (k // block)), (n // block if square else n) * (k // block)
+
+    def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
+        """A row that tp cuts is one of a weight's second dim, or of the gradient where it is the first. Tokens are cut
+        over cp, and over tp too where the weight is whole."""
+        both = sum(self.scales(phase, ins, weights))
+        match self.fp8.kind:
+            case "tensorwise":
+                return "sequence", both
+            case "rowwise" if phase == "weight_gradient":
+                return ("sequence" if attrs["cut"] is None else "cp"), both
+            case "rowwise" if attrs["cut"] == (1 if phase == "forward" else 0):
+                return "tp", both
+            case _:
+                return "", 0
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Bytes:
+        """Scales and codes of both operands, and beside them what is scaled at the time, or the product."""
+        (m, n, k), scales = sizes(phase, ins, weights), FLOAT * sum(self.scales(phase, ins, weights))
+        a, b = m * k * CODE, n * k * CODE
+        first = a + self._chunk(m, k, square=False)
+        second = a + b + self._chunk(n, k, square=phase != "weight_gradient")
+        product = a + b + (m * n * widths["compute"] if phase == "weight_gradient" else 0)
+        bias = sum(prod(w) for w in weights[1:]) * widths["gradient"] if phase == "weight_gradient" else 0
+        return max(scales + max(first, second, product), bias)
+
+    def _chunk(self, rows: int, k: int, *, square: bool) -> Bytes:
+        return min(rows, rows_at_once(self.fp8, k, square=square)) * k * FLOAT
+
+    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
+        """Each operand is read for its largest value and again for its codes, which are written. With delayed scales
+        the largest values are looked at once: of x and w in forward, of g as it comes."""
+        m, n, k = sizes(phase, ins, weights)
+        new = {"forward": m + n, "input_gradient": m, "weight_gradient": 0}[phase]
+        looks = new if self.fp8.kind == "delayed" else m + n
+        return (looks + m + n) * k * widths["compute"] + (m + n) * k * CODE
+
+
+def aligned(scales: int) -> int:
+    return -(-scales // ALIGNED) * ALIGNED
+
+
+def rows_at_once(fp8: Fp8, k: int, *, square: bool) -> int:
+    """Rows of k elements that are scaled at a time: whole blocks."""
+    unit = fp8.block if square and fp8.kind == "blockwise" else 1
+    return max(1, CHUNK // (k * unit)) * unit
+
+
+def check_sizes(sites: Iterable[Site], pieces: int) -> None:
+    """Refuse a linear whose sizes are not whole units of its recipe: blocks never straddle what ranks hold.
+
+    `pieces`: runs of a sequence's tokens that a rank holds.
+    """
+    for site in sites:
+        fp8: Fp8 | None = site.attrs.get("fp8")
+        if fp8 is None:
+            continue
+        t, f, d = sizes("forward", [s.shape for s in site.ins], site.weights)  # type: ignore[arg-type]
+        run = fp8.unit * (pieces if fp8.kind == "blockwise" else 1)
+        found = (("tokens of a micro-batch on a rank", t, run), ("features in", d, fp8.unit),
+                 ("features out", f, fp8.unit))  # fmt: skip
+        for what, n, unit in found:
+            if n % unit:
+                other = "bf16" if any(size % UNIT for size in (t, d, f)) else "fp8_tensorwise"
+                raise BadInput("FP8", f"{fp8.kind} FP8 takes sizes in whole units", where=site.params[0],
+                               found=f"{n} {what}", allowed=f"multiples of {unit}",
+                               fix=f"--precision.dtype {other}, or fewer ranks that cut it")  # fmt: skip
+
+
+def remembered(site: Site) -> Bytes:
+    """What is kept between steps for a linear: of x, w and g the largest of each step, of all of them, and of now."""
+    fp8: Fp8 | None = site.attrs.get("fp8")
+    return 3 * (fp8.history + 2) * FLOAT if fp8 and fp8.kind == "delayed" else 0
+
+
+@cache
+def scaled_linear(fp8: Fp8) -> ScaledLinear:
+    """The declaration for a recipe."""
+    return ScaledLinear(fp8)

@@ -1,0 +1,102 @@
+"""FP8 linears: how their operands are scaled, in which formats, and which linears stay as the rest of the policy is.
+
+Micikevicius 2022 (2209.05433) for the formats; DeepSeek-V3 2024 (2412.19437) §3.3 for blocks; Peng 2023 (2310.18313).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from penteract.errors import BadInput
+
+Kind = Literal["tensorwise", "delayed", "rowwise", "blockwise"]
+Format = Literal["e4m3", "e5m2"]
+
+KINDS: tuple[Kind, ...] = ("tensorwise", "delayed", "rowwise", "blockwise")
+LARGEST: Mapping[Format, float] = {"e4m3": 448.0, "e5m2": 57344.0}
+UNIT = 16  # sizes of a product are multiples of it
+
+# Whose largest absolute value makes a scale, so that results hang on the micro-batch and not on the layout.
+GROUPS: Mapping[Kind, str] = {
+    "tensorwise": "the ranks that hold one micro-batch (cp and tp)",
+    "delayed": "all ranks of a pipeline stage, over the last steps",
+    "rowwise": "a whole row: the ranks that it is cut over",
+    "blockwise": "a block, which lies on one rank",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fp8:
+    """A recipe. A linear's three products (y = x·wᵀ, of g the gradients g·w and gᵀ·x) are of codes of 8 bits.
+
+    kind      tensorwise  one scale a tensor, of this micro-batch
+              delayed     one scale a tensor, of the largest in the last `history` steps
+              rowwise     one scale for each row along which a product sums, so two for each tensor
+              blockwise   one for `block` such elements; of weights for a square of them
+    operand, gradient   formats of activations and weights, and of their gradients
+    first, last         layers whose linears are not in FP8; the head and routers never are
+    powers              scales are rounded up to powers of two
+
+    Raises BadInput where they do not go together.
+    """
+
+    kind: Kind
+    operand: Format = "e4m3"
+    gradient: Format = "e5m2"
+    first: int = 0
+    last: int = 0
+    powers: bool = False
+    history: int = 16
+    block: int = 128
+
+    def __post_init__(self) -> None:
+        known = {"kind": KINDS, "operand": tuple(LARGEST), "gradient": tuple(LARGEST)}
+        for name, allowed in known.items():
+            if getattr(self, name) not in allowed:
+                raise _refusal(name, getattr(self, name), ", ".join(allowed), allowed[0])
+        if min(self.first, self.last) < 0:
+            raise _refusal("bf16_layers", (self.first, self.last), "0 or more of each", "[1, 1]")
+        if self.block < UNIT or self.block % UNIT:
+            raise _refusal("block", self.block, f"multiples of {UNIT}", "128")
+        if self.history < 1:
+            raise _refusal("history", self.history, "1 or more", "16")
+
+    @property
+    def unit(self) -> int:
+        """Of what a product's three sizes are multiples."""
+        return self.block if self.kind == "blockwise" else UNIT
+
+    def layers(self, layers: int, ahead: int = 0) -> Mapping[int, Fp8]:
+        """The layers, of so many, whose linears are in FP8; those that predict ahead are as the last.
+
+        BadInput where there are none.
+        """
+        scaled = range(self.first, layers - self.last)
+        if not scaled:
+            raise _refusal("bf16_layers", (self.first, self.last), f"fewer than the {layers} layers", "[1, 1]")
+        beyond = () if self.last else range(layers, layers + ahead)
+        return dict.fromkeys((*scaled, *beyond), self)
+
+    def __str__(self) -> str:
+        kept = f", first {self.first} and last {self.last} layers in bf16" if self.first or self.last else ""
+        known = usual(self.kind)
+        same = (self.operand, self.gradient) == (known.operand, known.gradient)
+        formats = "" if same else f", {self.operand} and {self.gradient}"
+        return f"{self.kind}{formats}{kept}{', powers of two' if self.powers else ''}"
+
+
+def usual(kind: Kind) -> Fp8:
+    """The recipe of a kind. Blocks are small enough for gradients to do without the wider range (DeepSeek-V3 2024)."""
+    return Fp8(kind=kind, gradient="e4m3" if kind == "blockwise" else "e5m2")
+
+
+def scaled_layers(fp8: Fp8 | None, layers: int, ahead: int = 0) -> Mapping[int, Fp8]:
+    """Layer -> the recipe of its linears; those that are not in FP8 are left out."""
+    return fp8.layers(layers, ahead) if fp8 else {}
+
+
+def _refusal(name: str, found: object, allowed: str, fix: str) -> BadInput:
+    return BadInput("PRECISION", "no such recipe of FP8", where=f"precision.fp8_{name}", found=found, allowed=allowed,
+                    fix=f"--precision.fp8_{name} {fix}")  # fmt: skip

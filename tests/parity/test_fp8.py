@@ -1,0 +1,158 @@
+"""Each recipe of FP8 on a layout is the same in one process: the same scales, so the same codes; and its price.
+
+In float64 beside the codes, so that what is left is rounding of the last bits: a scale of another group shows at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from layouts import Case, Subject, _prepare, _step
+from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.run import Run
+from penteract.engine.storages import bytes_of
+from penteract.estimate.composed import Composer
+from penteract.estimate.price import price, resident
+from penteract.spec.fp8 import Fp8, usual
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
+from penteract.spec.precision import RECIPES
+from penteract.step.program import compile_step
+from penteract.step.walk import walk
+from pool import Pool
+from tolerances import PARITY
+
+DENSE = ModelSpec(
+    layers=3, hidden_size=32, heads=2, kv_heads=2, head_size=32, ffn_size=64, vocab_size=64, initial_std=0.1
+)
+LATENT = replace(
+    DENSE, layers=2, head_size=32, latent=LatentSpec(kv_rank=16, plain_size=16, rope_size=16, value_size=16)
+)
+EXPERTS = replace(DENSE, moe=MoESpec(experts=4, top_k=2, ffn_size=32, shared_ffn_size=32, dense_layers=(0,)))
+RECIPE = {
+    "tensorwise": usual("tensorwise"),
+    "delayed": replace(usual("delayed"), history=3),
+    "rowwise": usual("rowwise"),
+    "blockwise": replace(usual("blockwise"), block=16, powers=True),
+    "first and last layer in bf16": Fp8(kind="rowwise", first=1, last=1),
+}
+PLACES = [
+    (DENSE, Layout(dp=2, tp=2, zero=3, bucket_bytes=2**12)),
+    (DENSE, Layout(tp=2, cp=2, gradient_accumulation_steps=2, remake=("enter", "linear"))),
+    (DENSE, Layout(pp=3, gradient_accumulation_steps=3, schedule="zb_h1")),
+    (LATENT, Layout(tp=2, cp=2, context_method="ring")),
+    (EXPERTS, Layout(dp=2, cp=2, ep=2)),
+]
+
+
+def length(model: ModelSpec) -> int:
+    """Latents are made of tokens that are cut over tp too: there are enough for blocks of them."""
+    return 128 if model.latent else 64
+
+
+def on_its_own(case: Case) -> Case:
+    """One process that takes the same micro-batches one after the other."""
+    lay = case.layout
+    micros = lay.dp * lay.gradient_accumulation_steps
+    return replace(case, layout=Layout(micro_batch_size=lay.micro_batch_size, gradient_accumulation_steps=micros))
+
+
+def remember(run: Run, past: dict[str, list[float]]) -> None:
+    """A past for delayed scales, the same everywhere."""
+    if run.state.history is not None:
+        for i, name in enumerate(run.state.history.names):
+            run.state.history.steps[1, i] = run.state.history.steps.new_tensor(past[name])
+
+
+def held(rank: int, groups: Groups, case: Case, past: dict[str, list[float]]) -> list[str] | None:
+    """What is wrong on this rank; None beyond the layout's."""
+    p = case.compile(rank % case.layout.world)
+    groups.make(needed(p))
+    if rank >= case.layout.world:
+        return None
+    with ExitStack() as patches:
+        subject = Subject(p, p, dict(REFERENCE), patches)
+        begin = Run.begin
+
+        def reminded(run: Run) -> None:
+            remember(run, past)
+            begin(run)
+
+        Run.begin = reminded  # type: ignore[method-assign]
+        try:
+            run, verdict = _step(subject, groups)
+            one = _prepare(on_its_own(case).compile(0), Groups(), dict(REFERENCE))
+            walk(one.p, one)
+        finally:
+            Run.begin = begin  # type: ignore[method-assign]
+    wrong = [f"{kind}: {what}" for kind, what in verdict.differences]
+    if (history := run.state.history) is not None and one.state.history is not None:
+        kept = bytes_of([history.steps, history.past, history.seen])
+        there = resident(p)["data"] - resident(replace_recipe(p.rank, case))["data"]
+        if kept != there:
+            wrong.append(f"history: priced {there}, allocated {kept}")
+        whole = dict(zip(one.state.history.names, one.state.history.steps[0].tolist(), strict=True))
+        wrong += [
+            f"{n}: saw {x.tolist()}, one process {whole[n]}"
+            for n, x in zip(history.names, history.steps[0], strict=True)
+            if max(abs(a / b - 1) for a, b in zip(x.tolist(), whole[n], strict=True)) > 1e-6
+        ]
+    for piece in run.state.pieces("gradient"):
+        whole_gradient = one.state.gradients[piece.param.name]
+        part = whole_gradient
+        for dim, (at, n) in enumerate(
+            zip(piece.param.offset(p.mesh, p.rank), piece.param.local_shape(p.mesh), strict=True)
+        ):
+            part = part.narrow(dim, at, n)
+        part = part.reshape(-1)[piece.begin : piece.begin + len(piece.values)]
+        error = ((piece.values - part).abs().max() / whole_gradient.abs().max()).item()
+        if not error < PARITY:
+            wrong.append(f"{piece.param.name} is off by {error:.1e}")
+    if not abs(run.totals[1] / one.totals[1] - 1) < PARITY:
+        wrong.append(f"loss {run.totals[1]}, of one process {one.totals[1]}")
+    return wrong
+
+
+def replace_recipe(rank: int, case: Case):
+    """The same step without FP8."""
+    return replace(case, precision=RECIPES["fp64"]).compile(rank)
+
+
+def names(model: ModelSpec) -> dict[str, list[float]]:
+    """Largest values of some past, of each linear: other than those of now, but near them."""
+    p = compile_step(model, Layout(), 64, precision=replace(RECIPES["fp64"], fp8=RECIPE["delayed"]))
+    return {s.params[0]: [3.0 + i % 3, 0.3, 1e-3 * (1 + i % 5)] for i, s in enumerate(p.delayed)}
+
+
+@pytest.mark.parametrize("name", RECIPE)
+@pytest.mark.parametrize(("model", "layout"), PLACES, ids=str)
+def test_a_layout_is_one_process(pool: Pool, name: str, model: ModelSpec, layout: Layout) -> None:
+    if model.layers < 3 and name.startswith("first"):
+        return
+    policy = replace(RECIPES["fp64"], fp8=RECIPE[name])
+    told = pool.run(held, Case(model, layout, length(model), precision=policy), names(model))
+    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some or []] == []
+
+
+@pytest.mark.parametrize("name", RECIPE)
+@pytest.mark.parametrize(("model", "layout"), PLACES, ids=str)
+def test_a_price_without_a_walk_is_that_of_the_walk(name: str, model: ModelSpec, layout: Layout) -> None:
+    model = replace(model, layers=4)
+    policy = replace(RECIPES["bf16"], fp8=RECIPE[name])
+    composer, mesh = Composer(model, length(model), policy), Mesh(layout)
+    for pp_rank in range(layout.pp):
+        program = compile_step(model, layout, length(model), rank=mesh.group("pp", 0)[pp_rank], precision=policy)
+        walked, summed = price(program), composer.rank(layout, pp_rank)
+        assert summed.resident == walked.resident
+        assert (summed.arena, summed.workspace) == (walked.arena, walked.workspace)
+        assert summed.flops == +walked.flops
+        wires = Counter[tuple[str, tuple[int, ...]]]()
+        for (kind, axis), n in summed.seams.items():
+            wires[kind, mesh.group(axis, program.rank)] += n
+        assert +wires == +walked.seams
