@@ -80,5 +80,5 @@ def pick_device(wanted: str, local: int) -> torch.device:
         raise BadInput("DEVICE", "more ranks than GPUs on this host", where="precision.device",
                        found=f"local rank {local}", allowed=f"0 to {torch.cuda.device_count() - 1}",
                        fix="fewer ranks on this host, or --precision.device cpu")  # fmt: skip
-    torch.cuda.setpick_device(local)
+    torch.cuda.set_device(local)
     return torch.device("cuda", local)

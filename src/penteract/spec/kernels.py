@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from penteract.spec.layout import AttentionBody, ContextMethod, Layout
 from penteract.spec.model import ModelSpec
 
+KERNEL_DTYPES = ("bf16", "fp16")  # that fused attention computes in
 # Fastest first. cuDNN's takes whole sequences; the flash kernel takes documents that share them, and windows.
 _ABLE: Mapping[AttentionBody, tuple[ContextMethod, ...]] = {"cudnn": ("exchange",), "flash": ("gather", "exchange")}
 _WIDEST: Mapping[AttentionBody, int] = {"cudnn": 128, "flash": 256}
@@ -31,7 +32,7 @@ def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str
 
 
 def fastest_attention(model: ModelSpec, cp: int, method: ContextMethod) -> AttentionBody:
-    """The fastest body that these may have on a GPU in bf16."""
+    """The fastest body that these may have on a GPU in 16 bits."""
     for kernel in _ABLE:
         if not any(kernel_breaches(model, Layout(cp=cp, context_method=method, attention=kernel))):
             return kernel

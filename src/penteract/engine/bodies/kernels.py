@@ -14,7 +14,7 @@ from penteract.engine.feed import Sample
 from penteract.errors import BadInput
 from penteract.ops.bodies.flash import most_documents, piece
 from penteract.spec import case as spec_case
-from penteract.spec.kernels import kernel_breaches
+from penteract.spec.kernels import KERNEL_DTYPES, kernel_breaches
 from penteract.spec.layout import Layout
 from penteract.spec.nearest import allowed_values
 from penteract.spec.precision import Policy
@@ -41,8 +41,9 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
         return
     if device.type != "cuda":
         raise _refusal(kernel, "is a GPU's", device.type, "cuda")
-    if p.precision.compute != "bf16":
-        raise _refusal(kernel, "computes in bf16", p.precision.compute, "bf16", f"--precision.dtype bf16, or {PLAIN}")
+    if p.precision.compute not in KERNEL_DTYPES:
+        able = ", ".join(KERNEL_DTYPES)
+        raise _refusal(kernel, "computes in 16 bits", p.precision.compute, able, f"--precision.dtype bf16, or {PLAIN}")
     case = spec_case.Case(model=p.model, layout=p.layout, sequence_length=p.sequence_length)
     for axis, what in kernel_breaches(p.model, p.layout):
         able = allowed_values(case, axis, Settle())

@@ -1,0 +1,205 @@
+"""What makes a model fit, each option once against a common base on one node: predicted bytes and time beside measured.
+
+    torchrun --nproc-per-node 4 benchmarks/memory_options.py --model llama-3.1-8b --gpus 4xH200 --out FOLDER
+    torchrun --nproc-per-node 4 benchmarks/memory_options.py --model llama-3.1-70b --cases large --out FOLDER
+
+Weights are drawn on the devices, the text is the one that every machine has. A step's time is from a CUDA event to the
+next; the first `WARM` warm up. What was allocated is the allocator's peak over all of the steps, on each rank. A case
+whose loss is not finite, or does not fall, says so, and its times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+import torch
+import torch.distributed as dist
+
+from penteract.engine import trainer as engine
+from penteract.engine.data import open_samples, open_tokenizer
+from penteract.engine.rank import Rank, join
+from penteract.engine.state import State, fill
+from penteract.estimate.quote import Quoter
+from penteract.spec.catalog import model as find_model
+from penteract.spec.hardware import cluster
+from penteract.spec.layout import Layout
+from penteract.spec.run import Data, LearningRate, Optimizer, Precision, RunSpec
+from penteract.step.program import Program
+from penteract.units import gib
+
+WARM = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """What differs from the base: of the layout, the precision and the optimizer."""
+
+    name: str
+    layout: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    precision: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    optimizer: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+FULL = {"remake": ("*",)}
+FP8 = [Case(name, precision={"dtype": name}) for name in ("fp8_tensorwise", "fp8_delayed", "fp8_rowwise", "fp8_blockwise")]  # fmt: skip
+CASES: Mapping[str, list[Case]] = {
+    "options": [
+        Case("base: ZeRO 1, bf16, nothing remade, chunked loss"),
+        Case("loss of all logits at once", {"loss": "reference"}),
+        Case("ZeRO 2", {"zero": 2}),
+        Case("ZeRO 3", {"zero": 3}),
+        Case("ZeRO 3, parameters kept gathered", {"zero": 3, "keep_gathered": True}),
+        Case("ZeRO 3, gradients summed once", {"zero": 3, "whole_gradients": True}),
+        Case("HSDP: ZeRO 3 in groups of 2", {"zero": 3, "shard_group": 2}),
+        Case("full recomputation", FULL),
+        Case("every second layer recomputed", {**FULL, "remake_every": 2}),
+        Case("activations and norms recomputed", {"remake": ("enter", "swiglu", "rms_norm")}),
+        Case("full recomputation, inputs of layers on the host", {**FULL, "offload": ("anchors",)}),
+        Case("bf16 alone, rounded by chance", precision={"dtype": "bf16_pure"}),
+        Case("moments in 8 bits", precision={"moments": "int8"}),
+        Case("gradients summed in bf16", precision={"reduce": "bf16"}),
+        Case("fp16", precision={"dtype": "fp16"}),
+        *FP8,
+        Case("optimizer on the host", {"offload_optimizer": True}),
+        Case("Muon", optimizer={"kind": "muon"}),
+    ],
+    "large": [
+        Case("ZeRO 3, bf16 parameters, gradients and 8-bit moments (6 bytes a parameter), full recomputation",
+             {"zero": 3, **FULL}, {"dtype": "bf16_pure", "moments": "int8"}),
+        Case("the same with tp = 2", {"zero": 3, **FULL, "tp": 2}, {"dtype": "bf16_pure", "moments": "int8"}),
+    ],
+}  # fmt: skip
+
+
+def drawn_on_device(p: Program, state: State, seed: int) -> None:
+    """Weights by name and by the place of a piece, drawn where they are kept."""
+
+    def drawn(name: str, shape: tuple[int, ...], scale: float) -> torch.Tensor:
+        at = p.mesh.coordinates(p.rank)
+        digest = hashlib.sha256(f"{seed}/{name}/{at['tp']}/{at['ep']}".encode()).digest()
+        generator = torch.Generator(device="cuda").manual_seed(int.from_bytes(digest[:7], "little"))
+        return torch.empty(shape, device="cuda", dtype=torch.bfloat16).normal_(0, scale, generator=generator)
+
+    fill(state, (
+        (q, torch.full(q.local_shape(p.mesh), q.fill, device="cuda") if q.scale is None
+         else drawn(q.name, q.local_shape(p.mesh), q.scale))
+        for q in p.params
+    ))  # fmt: skip
+
+
+def as_run(asked: argparse.Namespace, case: Case, world: int) -> RunSpec:
+    changes = dict(case.layout)
+    dp = world // changes.get("tp", 1)
+    base = Layout(dp=dp, zero=1, attention="cudnn", loss="chunked", gradient_accumulation_steps=asked.sequences // dp)
+    return RunSpec(
+        model=find_model(asked.model), layout=replace(base, **changes), sequence_length=asked.seq,
+        optimizer=Optimizer(learning_rate=asked.rate, **case.optimizer), schedule=LearningRate(warmup_steps=2),
+        data=Data(pack_documents=False), precision=Precision(**{"dtype": "bf16", **case.precision}),
+    )  # fmt: skip
+
+
+def measure(rank: Rank, asked: argparse.Namespace, case: Case) -> dict[str, Any]:
+    run = as_run(asked, case, rank.world)
+    lay = run.layout
+    quoter = Quoter(run.model, cluster(asked.gpus), sequence_length=asked.seq, precision=run.precision.policy)
+    quote = quoter.quote(lay)
+    planned, by_stage = quoter.time(quote).seconds, [gib(b) for b in quote.by_stage]
+    samples, _ = open_samples(run.data, open_tokenizer(run.tokenizer), run.sequence_length, 0)
+    made = engine.Trainer.build(run, rank)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    marks, losses = [torch.cuda.Event(enable_timing=True) for _ in range(asked.steps + 1)], []
+    for n in range(1, asked.steps + 1):
+        marks[n - 1].record()
+        losses.append(made.step(n, samples, (n - 1) * lay.global_batch_size).loss)
+    marks[asked.steps].record()
+    made.run.settle_parameters()  # what is still on the wire would keep its buffers
+    torch.cuda.synchronize()
+    took = [a.elapsed_time(b) for a, b in zip(marks[WARM:-1], marks[WARM + 1 :], strict=True)]
+    free, total = torch.cuda.mem_get_info()
+    mine = {
+        "allocated_gib": gib(torch.cuda.max_memory_allocated()), "reserved_gib": gib(torch.cuda.max_memory_reserved()),
+        "device_gib": gib(total - free),
+    }  # fmt: skip
+    every: list[Any] = [None] * rank.world
+    dist.all_gather_object(every, mine)
+    predicted = [by_stage[r // (rank.world // lay.pp)] for r in range(rank.world)]
+    return {
+        "case": case.name, "layout": {**case.layout, **case.precision, **case.optimizer},
+        "predicted": {"allocated_gib": predicted, "step_ms": 1e3 * planned},
+        "measured": {key: [one[key] for one in every] for key in mine},
+        "step_ms": took, "median_ms": median(took), "losses": losses,
+        "allocated_over_predicted": max(e["allocated_gib"] / p for e, p in zip(every, predicted, strict=True)),
+        "time_over_predicted": median(took) / (1e3 * planned),
+        "falls": all(map(isfinite, losses)) and losses[-1] < losses[0],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="llama-3.1-8b")
+    parser.add_argument("--gpus", default="4xH200")
+    parser.add_argument("--seq", type=int, default=8192)
+    parser.add_argument("--sequences", type=int, default=8, help="of a step")
+    parser.add_argument("--steps", type=int, default=13)
+    parser.add_argument("--rate", type=float, default=3e-4)
+    parser.add_argument("--cases", default="options", choices=list(CASES))
+    parser.add_argument("--only", default="", help="numbers of cases, from 0: 0,3,7")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no case begins later than this")
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    begun = time.monotonic()
+    torch.set_grad_enabled(False)
+    engine.initialise = drawn_on_device
+    rank = join(os.environ, "cuda")
+    git = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    record: dict[str, Any] = {
+        "case": f"memory: {asked.cases}", "model": asked.model, "gpus": asked.gpus, "sequence_length": asked.seq,
+        "sequences_a_step": asked.sequences, "commit": asked.commit or git, "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "date": time.strftime("%Y-%m-%d"), "rows": [],
+    }  # fmt: skip
+    chosen = [int(n) for n in asked.only.split(",")] if asked.only else range(len(CASES[asked.cases]))
+    for case in (CASES[asked.cases][n] for n in chosen):
+        late = [time.monotonic() - begun > asked.seconds]
+        dist.broadcast_object_list(late, src=0)
+        if late[0]:
+            break
+        try:
+            record["rows"].append(measure(rank, asked, case))
+        except Exception:
+            record["rows"].append({"case": case.name, "failed": traceback.format_exc()[-1500:]})
+        gc.collect()
+        torch.cuda.empty_cache()
+        dist.barrier()
+        if rank.number == 0:
+            last = record["rows"][-1]
+            shown = ("case", "median_ms", "time_over_predicted", "allocated_over_predicted", "falls", "failed")
+            print(round(time.monotonic() - begun), json.dumps({k: last[k] for k in shown if k in last}), flush=True)
+            asked.out.mkdir(parents=True, exist_ok=True)
+            (asked.out / f"memory_{asked.cases}.json").write_text(json.dumps(record, indent=1) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
