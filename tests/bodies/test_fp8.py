@@ -17,9 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from bodies.fp8 import nearest, rounded, values
 from penteract.engine.bodies import fp8 as engine
 from penteract.engine.bodies.body import Env
+from penteract.engine.bodies.kernels import _check_fp8
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.storages import Storages
+from penteract.errors import BadInput
 from penteract.ops.bodies import body_of
 from penteract.ops.bodies import fp8 as declared
 from penteract.ops.bodies.dense import Linear
@@ -28,7 +30,7 @@ from penteract.ops.tape import Site
 from penteract.spec.fp8 import KINDS, Fp8, usual
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
-from penteract.spec.precision import RECIPES
+from penteract.spec.precision import RECIPES, Policy
 
 T, D, F = (8, 4), 48, 64  # tokens and sequences, features in and out
 RECIPE = {k: replace(usual(k), block=16) for k in KINDS}
@@ -280,6 +282,54 @@ def test_ranks_are_asked_for_what_is_declared(kind: str, cut: int | None) -> Non
         call()
         axis, n = body.agreed(phase, [(*T, D)], trial.site.weights, trial.site.attrs)
         assert asked == ([(axis, n)] if axis else [])
+
+
+# ---- devices -----------------------------------------------------------------------------------------------------
+
+
+def _refused(monkeypatch: pytest.MonkeyPatch, policy: Policy, version: tuple[int, int], cuda: str) -> str:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: version)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    try:
+        _check_fp8(policy, torch.device("cuda"), first=True)
+    except BadInput as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "cuda", "said"),
+    [
+        ("tensorwise", (8, 0), "12.9", "no units for tensorwise FP8 · precision.dtype · found some GPU, compute"),
+        ("tensorwise", (8, 9), "12.6", ""),
+        ("rowwise", (8, 9), "12.9", "fix: --precision.dtype bf16, or fp8_tensorwise"),
+        ("rowwise", (9, 0), "12.6", ""),
+        ("blockwise", (9, 0), "12.8", "found CUDA 12.8 / allowed 12.9 or more · fix: --precision.dtype fp8_tensorwise"),
+        ("blockwise", (9, 0), "13.0", ""),
+        ("blockwise", (10, 0), "13.0", "allowed 9.0"),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_cannot_is_refused_with_what_can(
+    monkeypatch: pytest.MonkeyPatch, kind: str, version: tuple[int, int], cuda: str, said: str
+) -> None:
+    told = _refused(monkeypatch, RECIPES[f"fp8_{kind}"], version, cuda)
+    assert said in told
+    assert bool(said) == bool(told)
+
+
+def test_a_gpu_takes_blocks_of_its_own_and_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(RECIPES["fp8_blockwise"], fp8=RECIPE["blockwise"])
+    assert "found 16, e4m3 and e4m3 / allowed 128, e4m3" in _refused(monkeypatch, small, (9, 0), "13.0")
+    wide = replace(RECIPES["fp32"], fp8=RECIPE["rowwise"])
+    assert "fix: --precision.dtype fp8_rowwise" in _refused(monkeypatch, wide, (9, 0), "13.0")
+
+
+def test_a_cpu_says_once_that_it_emulates(caplog: pytest.LogCaptureFixture) -> None:
+    for first in (True, False):
+        _check_fp8(RECIPES["fp8_rowwise"], torch.device("cpu"), first=first)
+    _check_fp8(RECIPES["bf16"], torch.device("cpu"), first=True)
+    assert [r.message.split(":")[0] for r in caplog.records] == ["FP8 is emulated on this device"]
 
 
 def test_a_site_without_a_recipe_is_not_in_fp8() -> None:

@@ -153,7 +153,7 @@ def test_codes_are_read_as_they_were_written(signed: bool) -> None:
 # ---- checkpoints -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrote", ["bf16", "bf16_pure", "fp16", "bf16, moments in 8 bits"])
+@pytest.mark.parametrize("wrote", ["bf16", "bf16_pure", "fp16", "bf16, moments in 8 bits", "fp8_delayed"])
 def test_a_precision_reads_its_own_bit_for_bit(wrote: str, tmp_path: Path) -> None:
     run, again = Small(POLICIES[wrote]), Small(POLICIES[wrote])
     for n in (1, 2):
@@ -165,6 +165,9 @@ def test_a_precision_reads_its_own_bit_for_bit(wrote: str, tmp_path: Path) -> No
     assert not differ(kept(run.state), kept(again.state))
     if run.state.scaling is not None and again.state.scaling is not None:
         assert torch.equal(run.state.scaling.values, again.state.scaling.values)
+    if run.state.history is not None and again.state.history is not None:
+        assert run.state.history.steps[:2].all()
+        assert torch.equal(run.state.history.steps, again.state.history.steps)
     assert run.step(3) == again.step(3)
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from estimate.test_why import check_sums
 from layouts import Case, Subject, _prepare, _step
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.groups import Groups, needed
@@ -18,6 +19,7 @@ from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
 from penteract.estimate.composed import Composer
 from penteract.estimate.price import price, resident
+from penteract.estimate.why import why
 from penteract.spec.fp8 import Fp8, usual
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
@@ -43,7 +45,7 @@ RECIPE = {
     "first and last layer in bf16": Fp8(kind="rowwise", first=1, last=1),
 }
 PLACES = [
-    (DENSE, Layout(dp=2, tp=2, zero=3, bucket_bytes=2**12)),
+    (DENSE, Layout(dp=2, tp=2, zero=2, bucket_bytes=2**12)),
     (DENSE, Layout(tp=2, cp=2, gradient_accumulation_steps=2, remake=("enter", "linear"))),
     (DENSE, Layout(pp=3, gradient_accumulation_steps=3, schedule="zb_h1")),
     (LATENT, Layout(tp=2, cp=2, context_method="ring")),
@@ -131,13 +133,31 @@ def names(model: ModelSpec) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("name", RECIPE)
-@pytest.mark.parametrize(("model", "layout"), PLACES, ids=str)
+@pytest.mark.parametrize(("model", "layout"), [*PLACES, (DENSE, Layout(dp=2, zero=3))], ids=str)
 def test_a_layout_is_one_process(pool: Pool, name: str, model: ModelSpec, layout: Layout) -> None:
     if model.layers < 3 and name.startswith("first"):
         return
     policy = replace(RECIPES["fp64"], fp8=RECIPE[name])
     told = pool.run(held, Case(model, layout, length(model), precision=policy), names(model))
     assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some or []] == []
+
+
+def alone(rank: int, groups: Groups, case: Case) -> list[str] | None:
+    """`held`, where every rank makes scales of what it has itself."""
+    agree = Run._agree
+    Run._agree = lambda run, axis, x: None  # type: ignore[method-assign]
+    try:
+        told = held(rank, groups, case, {})
+    finally:
+        Run._agree = agree  # type: ignore[method-assign]
+    return told and [w for w in told if "wires" not in w]
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "rowwise"])
+def test_scales_of_another_group_are_seen(pool: Pool, name: str) -> None:
+    policy = replace(RECIPES["fp64"], fp8=RECIPE[name])
+    told = pool.run(alone, Case(DENSE, Layout(tp=2, cp=2), 64, precision=policy))
+    assert any("is off by" in w for some in told for w in some or [])
 
 
 @pytest.mark.parametrize("name", RECIPE)
@@ -152,6 +172,7 @@ def test_a_price_without_a_walk_is_that_of_the_walk(name: str, model: ModelSpec,
         assert summed.resident == walked.resident
         assert (summed.arena, summed.workspace) == (walked.arena, walked.workspace)
         assert summed.flops == +walked.flops
+        check_sums(why(model, layout, length(model), policy, program.rank), program)
         wires = Counter[tuple[str, tuple[int, ...]]]()
         for (kind, axis), n in summed.seams.items():
             wires[kind, mesh.group(axis, program.rank)] += n

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from penteract.model.decoder import homes, part, shared
+from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
 from penteract.ops.params import Homes, Param, holders
 from penteract.ops.symbols import Size, symbolic
+from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, Unit, buckets, shard_groups
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, Exchange, computes, stage_of
@@ -32,9 +34,14 @@ from penteract.step.ring import Reads, gathers, places
 
 @dataclass(frozen=True, slots=True)
 class Short(Program):
-    """A program of a few layers that has the routers of all."""
+    """A program of a few layers that has the routers of all, and the linears that remember."""
 
     routers: tuple[str, ...] = ()
+    linears: tuple[Site, ...] = ()
+
+    @property
+    def delayed(self) -> tuple[Site, ...]:
+        return self.linears
 
     @property
     def balanced(self) -> tuple[str, ...]:
@@ -114,7 +121,7 @@ def miniature(
     program = Short(
         model, mesh, rank, length, precision, chunks, tuple(o.param for o in owned), (), where,
         tuple(_bucket(o.param, where, mesh, Mesh(cut), rank, shared(m)) for o in owned),
-        tuple(_actions(name, layout)[at]), {}, _routers(chunks, alike),
+        tuple(_actions(name, layout)[at]), {}, _routers(chunks, alike), _linears(chunks, alike),
     )  # fmt: skip
     units = [
         [_plain_unit(u) for u in _units(do, some, layers, m)]
@@ -181,6 +188,16 @@ def _bucket(q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: froz
     return Bucket(
         (q,), (0,), size, members, q.decay, across_stages=True, sharers=sharers, replicas=replicas, shards=shards,
         cut_gradients=cuts and not lay.whole_gradients, cut_parameters=cuts and lay.zero == 3,
+    )  # fmt: skip
+
+
+def _linears(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) -> tuple[Site, ...]:
+    """The linears whose scales are made of past steps, of all layers."""
+    return tuple(
+        op.site
+        for chunk, times in zip(chunks, alike, strict=True)
+        for op in chunk.tape.ops if remembered(op.site)
+        for _ in range(times.get(op.site.layer, 1))
     )  # fmt: skip
 
 

@@ -155,7 +155,8 @@ class _Telling(_Silent):
             said = _Said("flops", site.word, phase.replace("_", " ") + again, site.line)
             self.tell(said, amount * self.micros, times)
         for (kind, ranks), amount in pricing.price.wires.items():
-            over = f"{self.seams.get(site, '')} over {site.attrs['axis']}{again}"
+            asked = "scales" if call.phase != "start" else f"{self.seams.get(site, '')} over {site.attrs['axis']}"
+            over = f"{asked}{again}"
             self.tell(_Said("wires", kind, over, site.line, ranks), amount * self.micros, times)
 
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:

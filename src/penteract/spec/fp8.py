@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from penteract.errors import BadInput
@@ -15,7 +16,7 @@ Kind = Literal["tensorwise", "delayed", "rowwise", "blockwise"]
 Format = Literal["e4m3", "e5m2"]
 
 KINDS: tuple[Kind, ...] = ("tensorwise", "delayed", "rowwise", "blockwise")
-LARGEST: Mapping[Format, float] = {"e4m3": 448.0, "e5m2": 57344.0}
+LARGEST: Mapping[Format, float] = MappingProxyType({"e4m3": 448.0, "e5m2": 57344.0})
 UNIT = 16  # sizes of a product are multiples of it
 
 # Whose largest absolute value makes a scale, so that results hang on the micro-batch and not on the layout.
