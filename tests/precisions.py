@@ -64,7 +64,7 @@ class Small:
 
 def kept(state: State) -> list[torch.Tensor]:
     """Copies of all that an update may move, as bits."""
-    tensors = [t for f in state.flats for t in (f.parameter, f.master, f.mean, f.square, *f.scales.values())]
+    tensors = [t for f in state.flats for t in (f.parameter, f.master, *f.averages.values(), *f.scales.values())]
     return [t.clone().view(torch.uint8) for t in [*tensors, *state.biases.values()]]
 
 

@@ -53,7 +53,7 @@ def test_what_stays_is_what_is_allocated(layout: Layout, precision: str | Policy
         assert kept["parameters"] == bound
         assert kept["gradients"] == bytes_of(f.gradient for f in flats)
         optimizer = (
-            bytes_of(t for f in flats for t in (f.parameter, f.master, f.mean, f.square, *f.scales.values())) - bound
+            bytes_of(t for f in flats for t in (f.parameter, f.master, *f.averages.values(), *f.scales.values())) - bound
         )
         assert kept["optimizer"] == optimizer
 

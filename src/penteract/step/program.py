@@ -22,6 +22,7 @@ from penteract.schedule.transfers import with_transfers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy, policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.events import At, Events, events
@@ -114,6 +115,7 @@ def compile_step(
     *,
     rank: int = 0,
     precision: str | Policy = "fp32",
+    movers: Movers = PLAIN,
     schedule: ScheduleName | None = None,
     training: bool = True,
 ) -> Program:
@@ -135,7 +137,7 @@ def compile_step(
     all_homes = homes(whole, layout, where)
     units = units_of([trained[stage_of(pp_rank, c, layout.pp)] for c in range(layout.vpp)], whole)
     mine = tuple(p for unit in units for p in unit.params)[::-1]
-    made = buckets(units, all_homes, mesh, rank, precision)
+    made = buckets(units, all_homes, mesh, rank, precision, movers=movers)
     actions = tuple(_actions(layout, name, training)[pp_rank])
     everything = tuple({n: q for do in trained for n, q in do.params.items()}.values())
     program = Program(
