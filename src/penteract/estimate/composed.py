@@ -261,7 +261,8 @@ class Composer:
             count = Counter[tuple[object, int]]()
             for pack in self.packs(layout, pp_rank):
                 alike = pack.alike
-                size = ((alike.cut, len(alike.homes), alike.decay, alike.late, pack.unit == NONE, pack.shapes), pack.elements)
+                several = len(alike.homes)
+                size = ((alike.cut, several, alike.decay, alike.late, pack.unit == NONE, pack.shapes), pack.elements)
                 first.setdefault(size, pack)
                 count[size] += 1
             self.packed[key] = tuple((pack, count[size]) for size, pack in first.items())

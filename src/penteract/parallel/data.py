@@ -111,7 +111,7 @@ class Pack:
 
     @property
     def shapes(self) -> tuple[object, ...]:
-        """What decides the work on its matrices, beside how they are cut; nothing where each element is moved by itself."""
+        """What decides the work on its matrices, beside how they are cut; nothing where elements are moved alone."""
         return tuple((p.shape, p.shards) for p in self.params) if self.alike.mover.by_matrix else ()
 
     def at(self, stage: int) -> Pack:
@@ -120,9 +120,7 @@ class Pack:
         return self if several else replace(self, alike=self.alike._replace(homes=(stage,)))
 
 
-def packs(
-    units: Sequence[Unit], homes: Homes, mesh: Mesh, width: int, movers: Movers = PLAIN
-) -> Iterator[Pack]:
+def packs(units: Sequence[Unit], homes: Homes, mesh: Mesh, width: int, movers: Movers = PLAIN) -> Iterator[Pack]:
     """The units of a rank in the order of forward -> groups of about layout.bucket_bytes, as backward finishes them.
 
     Those of what is cut from ZeRO 2 on are of one unit; what a unit needs together under ZeRO 3 is in one, however

@@ -70,13 +70,10 @@ def matrices(params: Sequence[Param], offsets: Sequence[int], mesh: Mesh) -> Ite
     """Those of parameters that are cut alike, in their order. The last two dims are a matrix's."""
     for q, at in zip(params, offsets, strict=True):
         shape, first = q.local_shape(mesh), len(q.shape) - 2
-        cut = next((s for s in q.shards if s.axis == "tp" and s.pieces(mesh) > 1), None)
-        rows, columns = shape[first:]
+        cuts = ((s.dim - first, s.pieces(mesh)) for s in q.shards if s.axis == "tp" and s.pieces(mesh) > 1)
+        (rows, columns), cut = shape[first:], next(cuts, (-1, 1))
         for i in range(prod(shape[:first])):
-            begin = at + i * rows * columns
-            yield Matrix(begin, (rows, columns), cut.dim - first, cut.pieces(mesh)) if cut else Matrix(
-                begin, (rows, columns)
-            )
+            yield Matrix(at + i * rows * columns, (rows, columns), *cut)
 
 
 def peers(params: Sequence[Param], mesh: Mesh, rank: int) -> tuple[int, ...]:

@@ -20,7 +20,9 @@ from penteract.spec.layout import (
     Layout,
 )
 from penteract.spec.model import ModelSpec
+from penteract.spec.movers import MoverName, Movers
 from penteract.spec.precision import RECIPES, Policy
+from penteract.spec.run import Optimizer
 from penteract.units import parse_count
 
 # What each recomputation makes a layout remake. "none" still gathers tokens again, which costs no memory to speak of.
@@ -57,9 +59,15 @@ class Ask:
     sequence_length: int
     global_batch_size: int
     precision: Policy = RECIPES["bf16"]
+    optimizer: MoverName = "adamw"
     headroom: float = HEADROOM
     tp_across_nodes: bool = False
     pins: Mapping[str, Values] = field(default_factory=dict[str, Values])
+
+    @property
+    def movers(self) -> Movers:
+        """What moves which parameters."""
+        return Optimizer(kind=self.optimizer).movers
 
     @property
     def tokens(self) -> int:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 MoverName = Literal["adamw", "muon"]
+MOVERS: tuple[MoverName, ...] = ("adamw", "muon")
 Average = Literal["mean", "square", "momentum"]
 
 _AVERAGES: Mapping[MoverName, tuple[Average, ...]] = MappingProxyType(

@@ -55,8 +55,7 @@ def flops(b: Bucket, some: tuple[Matrix, ...]) -> Flops:
 
 
 def workspace(b: Bucket, p: Policy) -> Bytes:
-    """At the worst moment: the bucket in the dtype of products, and beside it a slice's widened copies, or what a matrix
-    takes."""
+    """At the worst moment: the bucket in the dtype of products, and a slice's widened copies or a matrix's room."""
     wide, narrow = p.widths["stat"], BYTES[p.products]
     gradient, average, master, product = (
         wide * (d != p.stat) for d in (p.gradient, p.moments, p.dtype("master"), p.products)

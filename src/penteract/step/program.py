@@ -108,7 +108,7 @@ def _take_turns(*walks: Iterator[tuple[Slot, Instruction]]) -> Iterator[tuple[Sl
                 yield item
 
 
-def compile_step(
+def compile_step(  # noqa: PLR0913 (a step has many sides)
     model: ModelSpec,
     layout: Layout,
     sequence_length: int,

@@ -1,4 +1,4 @@
-"""What an optimizer keeps of a shard; what AdamW allocates while it moves it, reads and writes: bytes, for either price.
+"""What an optimizer keeps of a shard, and what AdamW allocates, reads and writes: bytes, the same for either price.
 
 Roles narrower than the update's own dtype are widened a slice at a time, so what that takes has a bound.
 """
