@@ -41,12 +41,13 @@ class Small:
     model: ModelSpec = SMALL
     steps: int = 30
     layout: Layout = field(default_factory=lambda: Layout(micro_batch_size=4))
+    optimizer: Optimizer = field(default_factory=lambda: Optimizer(learning_rate=3e-3))
 
     def __post_init__(self) -> None:
         torch.set_grad_enabled(False)
         self.spec = RunSpec(
             model=self.model, layout=self.layout, sequence_length=64, precision=Precision.of(self.policy),
-            optimizer=Optimizer(learning_rate=3e-3), train=Training(steps=self.steps),
+            optimizer=self.optimizer, train=Training(steps=self.steps),
         )  # fmt: skip
         self.samples = _text()
         self.trainer = Trainer.build(self.spec, Rank(0, 1, torch.device("cpu"), None))  # type: ignore[arg-type]
