@@ -1,4 +1,4 @@
-"""Muon in one process: orthogonal by the SVD, a step as torch's own Muon makes it, what it allocates, what it learns."""
+"""Muon in one process: orthogonal by the SVD, a step as torch makes it, what it allocates, what it learns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_singular_values_come_near_one_and_vectors_stay(shape: tuple[int, int], 
     room = torch.empty(2 * short * short, dtype=dtype)
     made = orthogonal(x, torch.empty_like(x), room, 5).double()
     inside = u.mT @ made @ v.mT
-    assert 0.65 < inside.diag().min() and inside.diag().max() < 1.25
+    assert inside.diag().min() > 0.65 and inside.diag().max() < 1.25
     assert (inside - inside.diag().diag()).abs().max() < (1e-12 if dtype == torch.float64 else 0.06)
 
 
@@ -76,7 +76,7 @@ def test_a_step_is_the_one_of_torch(nesterov: bool) -> None:
                 theirs[piece.param.name].grad = piece.values.view(piece.param.shape).clone()
         for flat in matrices:
             ours.update(flat, torch.ones((), dtype=torch.float64))
-        with patch.object(torch.Tensor, "bfloat16", torch.Tensor.double):
+        with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
             oracle.step()
     for piece in run.state.pieces("master"):
         n = piece.param.name
@@ -107,16 +107,14 @@ def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) 
 
 
 def test_it_learns_as_fast_as_adamw_at_the_same_rate() -> None:
-    ends = {
-        kind: small(RECIPES["fp32"], replace(MUON, kind=kind), steps=60).losses()[-1] for kind in ("adamw", "muon")
-    }
+    ends = {kind: small(RECIPES["fp32"], replace(MUON, kind=kind), steps=60).losses()[-1] for kind in ("adamw", "muon")}
     assert ends["muon"] <= ends["adamw"]
 
 
 @pytest.mark.parametrize("name", ["bf16, moments in 8 bits", "bf16_pure"])
 def test_a_precision_stays_near_fp32(name: str) -> None:
     exact, near = (small(policy, steps=10).losses() for policy in (RECIPES["fp32"], POLICIES[name]))
-    assert exact[-1] < exact[0] - 0.5 and abs(near[-1] / exact[-1] - 1) < DRIFT[30]
+    assert exact[-1] < exact[0] - 0.3 and abs(near[-1] / exact[-1] - 1) < DRIFT[30]
 
 
 def test_an_overflow_moves_nothing() -> None:
