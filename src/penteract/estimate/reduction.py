@@ -156,7 +156,7 @@ def moving(b: Bucket, rates: Rates, p: Policy, gpus_per_node: int) -> Seconds:
 
     def seconds(hand: tuple[Matrix, ...]) -> Seconds:
         sent = (rates.collective(w.kind, Span.of(w.group, gpus_per_node), w.amount) for w in muon.wires(b, hand, p))
-        made = Counter(product for m in hand for product in m.products)
+        made = Counter(product for m in hand for product in muon.products(m))
         steps = b.mover.steps
         return fsum((*sent, *(steps * n * rates.product(Product(1, *one)) for one, n in made.items())))
 

@@ -5,7 +5,7 @@ Split      of a bucket whose elements are cut, the matrices are dealt: the large
 Seams      none: an update gathers the bucket, its ranks' matrices one by one over tp, and sums what each has made of
            its own, zeros elsewhere.
 Costs      twice the bucket in the dtype of products, and each matrix once over tp; every tensor rank computes alike.
-Helps      where a matrix takes many FLOPs; over more ranks than a bucket has matrices, some have none.
+Helps      where a matrix is much work; over more ranks than a bucket has matrices, some have none.
 Papers     Jordan 2024 (kellerjordan.github.io/posts/muon); Liu 2025 (2502.16982) §2.3
 """
 
@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from penteract.ops.params import Param
 from penteract.spec.mesh import Mesh
-from penteract.units import Flops
 
 
 class Matrix(NamedTuple):
@@ -47,23 +46,10 @@ class Matrix(NamedTuple):
         return range(self.at, self.at + prod(self.local))
 
     @property
-    def room(self) -> int:
-        """Elements allocated while it is made orthogonal: two products of its short side, its next iterate, and all of
-        it where it is cut."""
+    def work(self) -> int:
+        """Multiply-adds of its product with its own transpose: what it weighs when matrices are dealt."""
         rows, columns = self.shape
-        short = min(rows, columns)
-        return 2 * short * short + rows * columns * (1 if self.cut < 0 else 2)
-
-    @property
-    def products(self) -> tuple[tuple[int, int, int], ...]:
-        """Those of one step of Newton-Schulz, each [m, k]·[k, n] as (m, n, k): X·Xᵀ, its square, that times X."""
-        short, long = sorted(self.shape)
-        return (short, short, long), (short, short, short), (short, long, short)
-
-    @property
-    def flops(self) -> Flops:
-        """Of one step of Newton-Schulz."""
-        return sum(2 * prod(p) for p in self.products)
+        return rows * columns * min(rows, columns)
 
 
 def matrices(params: Sequence[Param], offsets: Sequence[int], mesh: Mesh) -> Iterator[Matrix]:
@@ -85,12 +71,12 @@ def peers(params: Sequence[Param], mesh: Mesh, rank: int) -> tuple[int, ...]:
 
 
 def deal(some: Sequence[Matrix], ranks: int) -> tuple[tuple[Matrix, ...], ...]:
-    """Whose matrix each is: the most FLOPs first, to the rank with the fewest so far. Each rank's, as they lie."""
+    """Whose matrix each is: the most work first, to the rank with the least so far. Each rank's, as they lie."""
     hands: list[list[Matrix]] = [[] for _ in range(ranks)]
     least = [(0, i) for i in range(ranks)]
     heapify(least)
-    for m in sorted(some, key=lambda m: (-m.flops, m.at)):
+    for m in sorted(some, key=lambda m: (-m.work, m.at)):
         load, i = least[0]
         hands[i].append(m)
-        heapreplace(least, (load + m.flops, i))
+        heapreplace(least, (load + m.work, i))
     return tuple(tuple(sorted(hand)) for hand in hands)

@@ -6,6 +6,7 @@ A bucket's momentum is gathered in the dtype of products, its matrices are dealt
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import NamedTuple
 
 from penteract.parallel.data import Bucket
@@ -31,9 +32,20 @@ def own(b: Bucket, rank: int) -> tuple[Matrix, ...]:
     return deal(b.matrices, len(b.team))[b.team.index(rank)]
 
 
+def products(m: Matrix) -> tuple[tuple[int, int, int], ...]:
+    """Those of one step of Newton-Schulz, each [m, k]·[k, n] as (m, n, k): X·Xᵀ, its square, that times X."""
+    short, long = sorted(m.shape)
+    return (short, short, long), (short, short, short), (short, long, short)
+
+
 def room(b: Bucket) -> int:
-    """Elements that a rank allocates beside the gathered bucket, whichever matrices it has."""
-    return max((m.room for m in b.matrices), default=0)
+    """Elements that a rank allocates beside the gathered bucket, whichever matrices it has: of the largest two products
+    of its short side, the next iterate, and all of it where it is cut."""
+
+    def one(m: Matrix) -> int:
+        return 2 * min(m.shape) ** 2 + prod(m.shape) * (1 if m.cut < 0 else 2)
+
+    return max((one(m) for m in b.matrices), default=0)
 
 
 def wires(b: Bucket, some: tuple[Matrix, ...], p: Policy) -> Iterator[Wire]:
@@ -42,7 +54,7 @@ def wires(b: Bucket, some: tuple[Matrix, ...], p: Policy) -> Iterator[Wire]:
     if b.shards > 1:
         yield Wire("all_gather", b.sharers, b.size * width)
     if len(b.peers) > 1:
-        yield from (Wire("all_gather", b.peers, m.shape[0] * m.shape[1] * width) for m in some)
+        yield from (Wire("all_gather", b.peers, prod(m.shape) * width) for m in some)
     if b.shards > 1:
         yield Wire("reduce_scatter", b.sharers, b.size * width)
     elif len(b.replicas) > 1:
@@ -51,7 +63,7 @@ def wires(b: Bucket, some: tuple[Matrix, ...], p: Policy) -> Iterator[Wire]:
 
 def flops(b: Bucket, some: tuple[Matrix, ...]) -> Flops:
     """Of a rank's matrices."""
-    return b.mover.steps * sum(m.flops for m in some)
+    return b.mover.steps * sum(2 * prod(p) for m in some for p in products(m))
 
 
 def workspace(b: Bucket, p: Policy) -> Bytes:
