@@ -28,6 +28,7 @@ from penteract.estimate.load import Recorded
 from penteract.estimate.price import Price, price
 from penteract.spec.layout import Layout
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
+from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.arena import plan_arena
@@ -52,14 +53,16 @@ class Case:
     sequence_length: int = 16
     schedule: ScheduleName | None = None
     precision: str | Policy = "fp64"
+    movers: Movers = PLAIN
 
     def __repr__(self) -> str:
         return _said(self)
 
     def compile(self, rank: int) -> Program:
         return compile_step(
-            self.model, self.layout, self.sequence_length, rank=rank, precision=self.precision, schedule=self.schedule
-        )
+            self.model, self.layout, self.sequence_length, rank=rank, precision=self.precision, movers=self.movers,
+            schedule=self.schedule,
+        )  # fmt: skip
 
 
 def _said(value: Any) -> str:

@@ -46,12 +46,13 @@ class Small:
     model: ModelSpec = SMALL
     steps: int = 30
     layout: Layout = field(default_factory=lambda: Layout(micro_batch_size=4))
+    optimizer: Optimizer = field(default_factory=lambda: Optimizer(learning_rate=3e-3))
 
     def __post_init__(self) -> None:
         torch.set_grad_enabled(False)
         self.spec = RunSpec(
             model=self.model, layout=self.layout, sequence_length=64, precision=Precision.of(self.policy),
-            optimizer=Optimizer(learning_rate=3e-3), train=Training(steps=self.steps),
+            optimizer=self.optimizer, train=Training(steps=self.steps),
         )  # fmt: skip
         self.samples = _text()
         self.trainer = Trainer.build(self.spec, Rank(0, 1, torch.device("cpu"), None))  # type: ignore[arg-type]
@@ -69,7 +70,7 @@ class Small:
 
 def kept(state: State) -> list[torch.Tensor]:
     """Copies of all that an update may move, as bits."""
-    tensors = [t for f in state.flats for t in (f.parameter, f.master, f.mean, f.square, *f.scales.values())]
+    tensors = [t for f in state.flats for t in (f.parameter, f.master, *f.averages.values(), *f.scales.values())]
     return [t.clone().view(torch.uint8) for t in [*tensors, *state.biases.values()]]
 
 

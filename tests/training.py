@@ -12,6 +12,7 @@ from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.memory import Fresh
+from penteract.engine.muon import Muon
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
@@ -24,12 +25,14 @@ OPTIMIZER = Optimizer(learning_rate=1e-2, weight_decay=0.1, clip_norm=0.5)
 
 
 def trainer(case: Case, p: Program, groups: Groups) -> Run:
-    """One rank with AdamW in float64."""
+    """One rank in float64, with AdamW, or Muon where the case has it move matrices."""
     state = allocate(p, CPU)
     initialise(p, state, 0)
-    optimizer = AdamW(OPTIMIZER, CPU)
+    comm = Comm(groups, p.rank)
+    muon = case.movers.matrices.by_matrix
+    optimizer = Muon(OPTIMIZER, CPU, comm=comm, policy=p.precision) if muon else AdamW(OPTIMIZER, CPU)
     optimizer.rate.fill_(OPTIMIZER.learning_rate)
-    return Run(p, state, Comm(groups, p.rank), REFERENCE, Fresh("fp64", CPU), optimizer)
+    return Run(p, state, comm, REFERENCE, Fresh(p.precision, CPU), optimizer)
 
 
 def train(run: Run, steps: int) -> Iterator[float]:

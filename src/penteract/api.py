@@ -28,6 +28,7 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     fix: str | None = None,
     tp_across_nodes: bool = False,
     precision: str | Policy = "bf16",
+    optimizer: str = "adamw",
     headroom: float = HEADROOM,
     number: int = 1,
 ) -> Plan:
@@ -41,8 +42,8 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     """
     pins = parse_axes(fix, flag="--fix", several=True) if fix else {}
     ask = question(
-        model, gpus, sequence_length=sequence_length, batch=batch, precision=precision, headroom=headroom,
-        tp_across_nodes=tp_across_nodes, pins=pins,
+        model, gpus, sequence_length=sequence_length, batch=batch, precision=precision, optimizer=optimizer,
+        headroom=headroom, tp_across_nodes=tp_across_nodes, pins=pins,
     )  # fmt: skip
     with uncollected():
         if layout is not None:

@@ -13,23 +13,26 @@ from penteract.estimate.composed import Composer
 from penteract.estimate.price import price
 from penteract.schedule.in_flight import _most, most_in_flight, steady
 from penteract.spec.mesh import Mesh
+from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.spec.precision import RECIPES, Policy
 from penteract.step.program import compile_step
 from strategies import cases
 
 NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
+MOVERS = [PLAIN, Movers(matrices=Mover("muon", 3))]
 PRECISIONS = [RECIPES["bf16"], RECIPES["fp64"], RECIPES["bf16_pure"], NARROW]
 
 
-@given(cases(), st.integers(0, 5), st.integers(1, 3), st.sampled_from(PRECISIONS))
-def test_equals_the_walk_of_every_rank(case: Case, deeper: int, longer: int, precision: Policy) -> None:
+@given(cases(), st.integers(0, 5), st.integers(1, 3), st.sampled_from(PRECISIONS), st.sampled_from(MOVERS))
+def test_equals_the_walk_of_every_rank(case: Case, deeper: int, longer: int, precision: Policy, movers: Movers) -> None:
     if case.schedule:  # woven is a program's order, not a layout's
         return
     model = replace(case.model, layers=case.model.layers + deeper)
     lay = replace(case.layout, gradient_accumulation_steps=case.layout.gradient_accumulation_steps * longer)
-    composer, mesh = Composer(model, case.sequence_length, precision), Mesh(lay)
+    composer, mesh = Composer(model, case.sequence_length, precision, movers), Mesh(lay)
     for pp_rank in range(lay.pp):
-        program = compile_step(model, lay, case.sequence_length, rank=mesh.group("pp", 0)[pp_rank], precision=precision)
+        rank = mesh.group("pp", 0)[pp_rank]
+        program = compile_step(model, lay, case.sequence_length, rank=rank, precision=precision, movers=movers)
         walked, summed = price(program), composer.rank(lay, pp_rank)
         assert summed.resident == walked.resident
         assert summed.arena == walked.arena

@@ -26,6 +26,7 @@ from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.spec.precision import RECIPES, Policy
 from penteract.step.program import Program, compile_step
 from strategies import cases
@@ -36,7 +37,9 @@ EXPERTS = replace(
 )
 NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
 RESIDENT = ("parameters", "gradients", "optimizer", "ring", "data")
-PHASES = {"forward": "forward", "input gradient": "input_gradient", "weight gradient": "weight_gradient"}
+MOVERS = [PLAIN, Movers(matrices=Mover("muon", 5))]
+PHASES = {"forward": "forward", "input gradient": "input_gradient", "weight gradient": "weight_gradient",
+          "update": "update"}  # fmt: skip
 
 
 def kept_before_going_back(p: Program, priced: Price) -> int:
@@ -65,15 +68,21 @@ def check_sums(told: Why, p: Program) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(case=cases(), precision=st.sampled_from(["fp32", "bf16", NARROW]), of=st.integers(0, 7))
-def test_rows_add_up_to_the_price(case: Case, precision: str | Policy, of: int) -> None:
+@given(
+    case=cases(),
+    precision=st.sampled_from(["fp32", "bf16", NARROW]),
+    of=st.integers(0, 7),
+    movers=st.sampled_from(MOVERS),
+)
+def test_rows_add_up_to_the_price(case: Case, precision: str | Policy, of: int, movers: Movers) -> None:
     if case.schedule == "woven" and case.layout.zero == 3:  # two passes take turns at gathered units
         return
     rank = of % case.layout.world
-    told = why(case.model, case.layout, case.sequence_length, precision, rank, schedule=case.schedule)
+    told = why(case.model, case.layout, case.sequence_length, precision, rank, schedule=case.schedule, movers=movers)
     p = compile_step(
-        case.model, case.layout, case.sequence_length, rank=rank, precision=precision, schedule=case.schedule
-    )
+        case.model, case.layout, case.sequence_length, rank=rank, precision=precision, movers=movers,
+        schedule=case.schedule,
+    )  # fmt: skip
     check_sums(told, p)
     numbers = values(case.model, case.layout, case.sequence_length)
     for row in told.rows:

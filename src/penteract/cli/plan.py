@@ -59,6 +59,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     tokens: Annotated[str | None, Parameter(help="Of a whole training (15T): days and GPU-hours.")] = None,
     usd_per_gpu_hour: Annotated[float | None, Parameter(help="With --tokens: the cost.")] = None,
     precision: Annotated[str, Parameter(help="Of what is computed.")] = "bf16",
+    optimizer: Annotated[str, Parameter(help="adamw, or muon for matrices between hidden states.")] = "adamw",
     headroom: Annotated[float, Parameter(help="Share of a GPU's memory that tensors are kept out of.")] = HEADROOM,
     out: Annotated[Path | None, Parameter(help="Write a run file of the best, or of --why.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print one JSON object, schema 1.")] = False,
@@ -80,7 +81,8 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         raise BadInput("FILE", "it exists already", where="--out", found=out, fix="choose another name, or remove it")
     found = ask_plan(
         model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
-        tp_across_nodes=tp_across_nodes, precision=precision, headroom=headroom, number=why or 1,
+        tp_across_nodes=tp_across_nodes, precision=precision, optimizer=optimizer, headroom=headroom,
+        number=why or 1,
     )  # fmt: skip
     chosen = found.number(why or 1) if found.layouts or why or out else None
     money = budget(found, chosen, whole, usd_per_gpu_hour) if chosen and whole else None
@@ -158,7 +160,8 @@ def _by_line(found: Plan, chosen: Timed) -> str:
     stage = max(range(len(chosen.quote.by_stage)), key=lambda i: chosen.quote.by_stage[i])
     rank = Mesh(chosen.layout).group("pp", 0)[stage]
     ask = found.ask
-    told, memory = why_text(ask.model, chosen.layout, ask.sequence_length, ask.precision, rank), chosen.quote.memory
+    told = why_text(ask.model, chosen.layout, ask.sequence_length, ask.precision, rank, movers=ask.movers)
+    memory = chosen.quote.memory
     return told.whole(memory["activations"], memory["other"]).text()
 
 

@@ -130,7 +130,8 @@ def _check_paths(resolved: Resolved) -> None:
 
 def _predicted(run: RunSpec) -> int:
     """Bytes that rank 0 will allocate: both readings meet here alone."""
-    return price(compile_step(run.model, run.layout, run.sequence_length, precision=run.precision.policy)).allocated
+    said = {"precision": run.precision.policy, "movers": run.optimizer.movers}
+    return price(compile_step(run.model, run.layout, run.sequence_length, **said)).allocated
 
 
 def _drawing(run: RunSpec) -> str:

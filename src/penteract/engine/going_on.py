@@ -14,20 +14,24 @@ from penteract.spec.keys import keys
 from penteract.spec.run import RunSpec
 from penteract.spec.write import toml_value
 
-_KEYS = {"seed": "training.seed", "sequence_length": "batch.sequence_length", "model": "model"}
+_KEYS = {"seed": "training.seed", "sequence_length": "batch.sequence_length", "model": "model",
+         "optimizer": "optimizer.kind"}  # fmt: skip
 _LAST = "model.name"  # told of where nothing else differs
 
 
 def promised(spec: RunSpec) -> dict[str, Any]:
     """For a checkpoint's `extra`, as JSON has it."""
-    kept = {"seed": spec.train.seed, "sequence_length": spec.sequence_length, "model": asdict(spec.model)}
+    kept = {
+        "seed": spec.train.seed, "sequence_length": spec.sequence_length, "model": asdict(spec.model),
+        "optimizer": spec.optimizer.kind,
+    }  # fmt: skip
     return json.loads(json.dumps(kept))
 
 
 def check_going_on(folder: Path, spec: RunSpec) -> None:
     """Raise BadInput unless a run of `spec` may go on from the newest checkpoint of the run in `folder`."""
     extra = checkpoint.extra(checkpoint.latest(folder / "checkpoints"))
-    then, now = (dict(_leaves(kept)) for kept in (extra, promised(spec)))
+    then, now = (dict(_leaves({"optimizer": "adamw", **kept})) for kept in (extra, promised(spec)))
     other = sorted((key for key in then | now if then.get(key) != now.get(key)), key=lambda key: key == _LAST)
     if other:
         key, more = other[0], f" (and {len(other) - 1} more values)" * (len(other) > 1)

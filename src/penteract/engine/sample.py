@@ -25,8 +25,9 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
     """Go on from `prompt`. Every rank returns the same ids."""
     spec, rank = sampling_layout(trainer.spec), trainer.rank
     p = compile_step(
-        spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.policy, training=False
-    )
+        spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.policy,
+        movers=spec.optimizer.movers, training=False,
+    )  # fmt: skip
     ear = _Ear(p)
     run = Run(p, trainer.state, trainer.run.comm, ear.bodies(rank.device), Fresh(p.precision, rank.device))
     fixed = constants(p, rank.device)

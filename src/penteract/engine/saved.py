@@ -22,14 +22,16 @@ from penteract.engine.run import Run
 from penteract.engine.state import Flat, Kept, Piece, State
 from penteract.step.program import Program
 
-Logical = dict[Kept, list[torch.Tensor]]  # of each flat
+Logical = dict[Kept, list[torch.Tensor | None]]  # of each flat, where its mover keeps it
 
 # Suffix of a parameter's other tensors -> the buffer that shards have of it.
-KINDS: Mapping[str, Kept] = MappingProxyType({"": "master", "/mean": "mean", "/square": "square"})
+KINDS: Mapping[str, Kept] = MappingProxyType(
+    {"": "master", "/mean": "mean", "/square": "square", "/momentum": "momentum"}
+)
 
 
 def state_slices(p: Program, state: State) -> Iterator[Slice]:
-    """Parameters and both moments as rectangles of global tensors, and routers' biases: views where they are kept in
+    """Parameters and averages as rectangles of global tensors, and routers' biases: views where they are kept in
     the dtype that they are saved in, and copies on the CPU otherwise."""
     yield from _slices(p, state, _logical(p, state))
 
@@ -40,8 +42,8 @@ def load_state(at: Path, p: Program, state: State) -> dict[str, Any]:
     extra = checkpoint.load(at, list(_slices(p, state, logical)))
     for kind, wide in logical.items():
         for flat, values in zip(state.flats, wide, strict=True):
-            kept = getattr(flat, kind)
-            if kept.dtype != values.dtype:
+            kept = flat.kept(kind)
+            if kept is not None and values is not None and kept.dtype != values.dtype:
                 flat.write(kind, slice(0, len(kept)), values.to(kept.device))
     return extra
 
@@ -49,9 +51,9 @@ def load_state(at: Path, p: Program, state: State) -> dict[str, Any]:
 def _logical(p: Program, state: State) -> Logical:
     dtype = dtype_of("stat", p.precision)
 
-    def numbers(flat: Flat, kind: Kept) -> torch.Tensor:
-        kept = getattr(flat, kind)
-        return kept if kept.dtype == dtype else flat.read(kind, slice(0, len(kept)), dtype).cpu()
+    def numbers(flat: Flat, kind: Kept) -> torch.Tensor | None:
+        kept = flat.kept(kind)
+        return kept if kept is None or kept.dtype == dtype else flat.read(kind, slice(0, len(kept)), dtype).cpu()
 
     return {kind: [numbers(flat, kind) for flat in state.flats] for kind in KINDS.values()}
 

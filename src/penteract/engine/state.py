@@ -16,12 +16,13 @@ from penteract.engine.history import History
 from penteract.engine.scaling import LossScale
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
+from penteract.spec.movers import Average
 from penteract.spec.precision import BLOCK
 from penteract.step.program import Program
 from penteract.step.ring import Ring, gradient_ring, parameter_ring
 from penteract.step.update import is_sliced
 
-Kept = Literal["master", "mean", "square"]  # what the optimizer keeps
+Kept = Literal["master"] | Average  # what the optimizer keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +49,15 @@ class Flat:
     cut_parameter: torch.Tensor | None  # [shard_size]
     cut_gradient: torch.Tensor | None
     master: torch.Tensor  # [shard_size]
-    mean: torch.Tensor  # AdamW's first moment
-    square: torch.Tensor  # and second
-    scales: dict[str, torch.Tensor]  # of both, [shard_size / 256], where they are codes
+    averages: dict[Average, torch.Tensor]  # that its mover keeps
+    scales: dict[Average, torch.Tensor]  # of them, [shard_size / 256], where they are codes
     sliced: bool  # what is narrower than the update is widened by slices
     places: tuple[Place, ...] = ()  # of parameters that are rounded by chance
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """All that is there between steps; some are views of others."""
-        own = (self.own_parameter, self.own_gradient, self.master, self.mean, self.square, *self.scales.values())
+        own = (self.own_parameter, self.own_gradient, self.master, *self.averages.values(), *self.scales.values())
         return (*own, self.parameter, self.gradient)
 
     @property
@@ -77,19 +77,27 @@ class Flat:
     def _shard_of(self, whole: torch.Tensor) -> torch.Tensor:
         return whole[self.shard.start : self.shard.stop]
 
+    def kept(self, kind: Kept) -> torch.Tensor | None:
+        """All of what the optimizer keeps of a kind; None where its mover keeps no such."""
+        return self.master if kind == "master" else self.averages.get(kind)
+
     def read(self, kind: Kept, part: slice, dtype: torch.dtype) -> torch.Tensor:
         """Elements of what the optimizer keeps as `dtype`: views where they are that already."""
-        kept, scales = getattr(self, kind)[part], self._scales(kind, part)
-        return moments.read(kept, scales, dtype, signed=kind == "mean")
+        kept, scales = self._part(kind, part)
+        return moments.read(kept, scales, dtype, signed=kind != "square")
 
     def write(self, kind: Kept, part: slice, values: torch.Tensor) -> None:
         """Put them back, rounded; `values` may be lost."""
-        kept, scales = getattr(self, kind)[part], self._scales(kind, part)
-        moments.write(kept, scales, values, signed=kind == "mean")
+        kept, scales = self._part(kind, part)
+        moments.write(kept, scales, values, signed=kind != "square")
 
-    def _scales(self, kind: str, part: slice) -> torch.Tensor | None:
+    def _part(self, kind: Kept, part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Elements as they are kept, and the scales of their blocks."""
+        if kind == "master":
+            return self.master[part], None
         scales = self.scales.get(kind)
-        return None if scales is None else scales[part.start // BLOCK : part.stop // BLOCK]
+        blocks = slice(part.start // BLOCK, part.stop // BLOCK)
+        return self.averages[kind][part], None if scales is None else scales[blocks]
 
     def follow(self) -> None:
         """The shard's parameters are its masters, rounded."""
@@ -114,15 +122,20 @@ class State:
         """All flat buffers; some are views of others."""
         return [*(t for f in self.flats for t in f.buffers), *self.rings]
 
-    def pieces(self, kind: Literal["parameter", "gradient", "master", "mean", "square"]) -> Iterator[Piece]:
+    def pieces(self, kind: Literal["parameter", "gradient"] | Kept) -> Iterator[Piece]:
         """What this rank's shards hold of every parameter, as views; of some they hold nothing."""
-        name = {"gradient": "own_gradient", "parameter": "own_parameter"}.get(kind, kind)
-        return self.pieces_of([getattr(f, name) for f in self.flats])
+        match kind:
+            case "parameter":
+                return self.pieces_of([f.own_parameter for f in self.flats])
+            case "gradient":
+                return self.pieces_of([f.own_gradient for f in self.flats])
+            case _:
+                return self.pieces_of([f.kept(kind) for f in self.flats])
 
-    def pieces_of(self, shards: Iterable[torch.Tensor]) -> Iterator[Piece]:
-        """The same of `shards`, one tensor a flat."""
+    def pieces_of(self, shards: Iterable[torch.Tensor | None]) -> Iterator[Piece]:
+        """The same of `shards`, one tensor a flat, or none."""
         for flat, own in zip(self.flats, shards, strict=True):
-            for q, at in zip(flat.bucket.params, flat.bucket.offsets, strict=True):
+            for q, at in zip(flat.bucket.params, flat.bucket.offsets, strict=True) if own is not None else ():
                 begin = max(at, flat.shard.start)
                 end = min(at + self.parameters[q.name].numel(), flat.shard.stop)
                 if begin < end:
@@ -140,12 +153,12 @@ def allocate(p: Program, device: torch.device) -> State:
         shard = b.shard(p.rank)
         parameter, cut_parameter = whole.buffers(i, b, cut=b.cut_parameters)
         gradient, cut_gradient = sums.buffers(i, b, cut=b.cut_gradients)
-        mean, square = (torch.zeros(b.shard_size, dtype=dtype["moment"], device=device) for _ in range(2))
-        blocks = b.shard_size // BLOCK if p.precision.moments == "int8" else 0
-        scales = {kind: torch.zeros(blocks, device=device) for kind in ("mean", "square") if blocks}
+        blocks, names = b.shard_size // BLOCK if p.precision.moments == "int8" else 0, b.mover.averages
+        averages = {k: torch.zeros(b.shard_size, dtype=dtype["moment"], device=device) for k in names}
+        scales = {k: torch.zeros(blocks, device=device) for k in names if blocks}
         places = tuple(_places(p, b)) if p.precision.stochastic else ()
         flat = Flat(
-            b, shard, parameter, gradient, cut_parameter, cut_gradient, mean, mean, square, scales,
+            b, shard, parameter, gradient, cut_parameter, cut_gradient, parameter, averages, scales,
             is_sliced(p.precision), places,
         )  # fmt: skip
         flat.master = flat.own_parameter

@@ -16,6 +16,7 @@ from penteract.engine.data import Samples
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.memory import Arena
+from penteract.engine.muon import Muon
 from penteract.engine.optimizer import AdamW
 from penteract.engine.rank import Rank
 from penteract.engine.run import Run
@@ -62,7 +63,10 @@ class Trainer:
     def build(spec: RunSpec, rank: Rank, init: Path | None = None) -> Trainer:
         """Compile, allocate, initialise: from the weights at `init`, or by the seed."""
         precision = spec.precision.policy
-        program = compile_step(spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision)
+        program = compile_step(
+            spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
+            movers=spec.optimizer.movers,
+        )  # fmt: skip
         check_kernels(program, rank.device, packed=spec.data.pack_documents)
         groups = Groups()
         if rank.world > 1:
@@ -78,11 +82,12 @@ class Trainer:
         border = (spec.sequence_length // lay.cp // lay.tp, lay.micro_batch_size, spec.model.hidden_size)
         like = torch.zeros(border, dtype=dtype_of("compute", precision), device=rank.device)
         comm.connect(program.mesh.group("pp", rank.number), like)
-        adamw = AdamW(spec.optimizer, rank.device, spec.train.seed, state.scaling)
-        run = Run(program, state, comm, bodies(spec.layout, rank.device), memory, adamw)
+        optimizer = _optimizer(spec, rank, state, comm)
+        run = Run(program, state, comm, bodies(spec.layout, rank.device), memory, optimizer)
         forward = compile_step(
-            spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision, training=False
-        )
+            spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
+            movers=spec.optimizer.movers, training=False,
+        )  # fmt: skip
         beside = Arena(
             plan_arena(forward, training=False), precision, rank.device, memory.block
         )  # idle when this one is not
@@ -141,6 +146,11 @@ class Trainer:
         terms = dict(zip(run.p.losses, losses, strict=True))
         scale = numbers[-1] if scaling is not None else 0.0
         return Outcome(terms.pop("cross_entropy"), terms, norm**0.5, stop > 0, scale)
+
+
+def _optimizer(spec: RunSpec, rank: Rank, state: State, comm: Comm) -> AdamW:
+    said = (spec.optimizer, rank.device, spec.train.seed, state.scaling)
+    return Muon(*said, comm=comm, policy=spec.precision.policy) if spec.optimizer.kind == "muon" else AdamW(*said)
 
 
 def sampling_layout(spec: RunSpec) -> RunSpec:

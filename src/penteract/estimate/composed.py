@@ -24,9 +24,11 @@ from penteract.parallel.pipeline import stage_layers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy, policy
+from penteract.step import muon
 from penteract.step.ring import PLACES, places, ring_sizes
-from penteract.units import Bytes
+from penteract.units import Bytes, Flops
 
 _Key = TypeVar("_Key")
 Chains = tuple[Chain, ...]  # of a pipeline rank, one a chunk
@@ -80,6 +82,7 @@ class Composer:
     model: ModelSpec
     sequence_length: int
     precision: str | Policy
+    movers: Movers = PLAIN
     recorder: Recorder = field(init=False)
     pieces: dict[tuple[Kind, Sight], Piece] = field(default_factory=dict[tuple[Kind, Sight], Piece])
     sums: dict[Sight, dict[Chain, StageSum]] = field(default_factory=dict[Sight, dict[Chain, StageSum]])
@@ -136,9 +139,14 @@ class Composer:
             resident=held(made, self.policy) | ringed(*self.rings(layout, pp_rank), self.widths)
             | {"data": data},
             arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
-            flops=_total(layout, [flops for flops, _ in work]), seams=_total(layout, [wires for _, wires in work]),
-            host=host,
+            flops=_total(layout, [flops for flops, _ in work]) + Counter(update=self._update(made, layout, pp_rank)),
+            seams=_total(layout, [wires for _, wires in work]), host=host,
         )  # fmt: skip
+
+    def _update(self, made: Iterable[Bucket], layout: Layout, pp_rank: int) -> Flops:
+        """Of the first of a stage's ranks, which has the largest matrices."""
+        rank = Mesh(layout).group("pp", 0)[pp_rank]
+        return sum(muon.flops(b, muon.own(b, rank)) for b in made if b.mover.by_matrix)
 
     def _work(self, chain: Chain, layout: Layout) -> Iterator[tuple[Counter[str], Counter[Wire]]]:
         """FLOPs by phase and bytes on wires, of each piece of a chain."""
@@ -203,7 +211,7 @@ class Composer:
         both = shared(self.model)
         units = [Unit(some, self._late(kind, layout), both) for kind, some in self.placed(layout, pp_rank)]
         where = homes(self.model, layout, {p.name: pp_rank for u in units for p in u.params})
-        return packs(units, where, Mesh(layout), self.widths["gradient"])
+        return packs(units, where, Mesh(layout), self.widths["gradient"], self.movers)
 
     def _late(self, kind: Kind, layout: Layout) -> frozenset[str]:
         if layout.zero < 2:
@@ -259,7 +267,8 @@ class Composer:
             count = Counter[tuple[object, int]]()
             for pack in self.packs(layout, pp_rank):
                 alike = pack.alike
-                size = ((alike.cut, len(alike.homes), alike.decay, alike.late, pack.unit == NONE), pack.elements)
+                several = len(alike.homes)
+                size = ((alike.cut, several, alike.decay, alike.late, pack.unit == NONE, pack.shapes), pack.elements)
                 first.setdefault(size, pack)
                 count[size] += 1
             self.packed[key] = tuple((pack, count[size]) for size, pack in first.items())

@@ -23,7 +23,7 @@ class Estimate:
 
 
     memory_gib  by kind, of the fullest rank: parameters, gradients, optimizer, data, activations, workspace
-    flops       of all ranks together, matrix products alone
+    flops       of all ranks' passes together, matrix products alone; those of an update are in a stage's `flops`
     fits        None when the cluster's memory is not known
     """
 
@@ -65,7 +65,7 @@ def estimate(
         stages=stages,
         memory_gib=memory,
         allocated=fullest.allocated,
-        flops=sum(s.total_flops for s in stages) * mesh.size("stage"),
+        flops=sum(s.total_flops - s.flops["update"] for s in stages) * mesh.size("stage"),
         tokens=layout.global_batch_size * sequence_length,
         fits=_fits(layout, fullest, cluster),
     )

@@ -25,6 +25,7 @@ from penteract.spec.fp8 import scaled_layers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.events import READS, Around, Event
@@ -99,7 +100,14 @@ class Miniature:
 
 
 def miniature(
-    m: ModelSpec, layout: Layout, sequence_length: int, precision: Policy, *, rank: int, schedule: ScheduleName | None
+    m: ModelSpec,
+    layout: Layout,
+    sequence_length: int,
+    precision: Policy,
+    *,
+    rank: int,
+    schedule: ScheduleName | None,
+    movers: Movers = PLAIN,
 ) -> Miniature:
     """The step of `rank` in small."""
     name, mesh = schedule or layout.schedule, Mesh(layout)
@@ -120,7 +128,10 @@ def miniature(
     where = homes(m, layout, {o.param.name: at for o in owned})
     program = Short(
         model, mesh, rank, length, precision, chunks, tuple(o.param for o in owned), (), where,
-        tuple(_bucket(o.param, where, mesh, Mesh(cut), rank, shared(m)) for o in owned),
+        tuple(
+            replace(_bucket(o.param, where, mesh, Mesh(cut), rank, shared(m)), mover=movers.of(matrix=o.param.matrix))
+            for o in owned
+        ),
         tuple(_actions(name, layout)[at]), {}, _routers(chunks, alike), _linears(chunks, alike),
     )  # fmt: skip
     units = [
@@ -129,7 +140,8 @@ def miniature(
     ]
     whole = [unit for some in units for unit in some]
     real = buckets(
-        _once(whole), homes(m, layout, {q.name: at for u in whole for q in u.params}), mesh, rank, precision
+        _once(whole), homes(m, layout, {q.name: at for u in whole for q in u.params}), mesh, rank, precision,
+        movers=movers,
     )  # fmt: skip
     reads = _reads(chunks, units, real)
     turns = gathers(program.actions, reads, places(layout, len(whole))) if any(reads) else Counter[int]()

@@ -18,7 +18,7 @@ from penteract.ops.tape import Call, Site
 from penteract.parallel.data import Bucket
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
 from penteract.spec.precision import Policy
-from penteract.step import update
+from penteract.step import muon, update
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot
 from penteract.step.ring import gradient_ring, parameter_ring
@@ -155,7 +155,13 @@ class Pricing:
         self._reduce_over("world", (2 + len(self.p.losses)) * self.p.widths["stat"])
 
     def update(self, bucket: int) -> None:
-        self._note(update.workspace(self.p.buckets[bucket].shard_size, self.p.precision), None)
+        b = self.p.buckets[bucket]
+        if b.mover.by_matrix:
+            mine = muon.own(b, self.p.rank)
+            self.price.flops["update"] += muon.flops(b, mine)
+            for kind, group, amount in muon.wires(b, mine, self.p.precision):
+                self.price.wires[kind, group] += amount
+        self._note(update_workspace(b, self.p.precision), None)
 
     def gather(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
@@ -228,17 +234,17 @@ def resident(p: Program) -> dict[str, Bytes]:
 
 def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
     """Parameters and gradients are there for all of each bucket, padding included, or for the rank's own shard where
-    they are cut. What the optimizer keeps is there for the shard: two moments, and a master copy where it does not move
-    the parameters themselves."""
-    parameters = gradients = own = 0
+    they are cut. What the optimizer keeps is there for the shard: its averages, and a master copy where it does not
+    move the parameters themselves."""
+    parameters = gradients = optimizer = 0
     for b in buckets:
         parameters += b.shard_size if b.cut_parameters else b.size
         gradients += b.shard_size if b.cut_gradients else b.size
-        own += b.shard_size
+        optimizer += kept(b.shard_size, p, b.mover)
     return {
         "parameters": parameters * p.widths["parameter"],
         "gradients": gradients * p.widths["gradient"],
-        "optimizer": kept(own, p),
+        "optimizer": optimizer,
     }
 
 
@@ -251,7 +257,12 @@ def ringed(parameters: int, gradients: int, widths: Widths) -> dict[str, Bytes]:
 def bucket_workspace(b: Bucket, p: Policy) -> Bytes:
     """The most that summing or moving a bucket allocates."""
     wire = update.wire_workspace(b.size, p) if len(b.holders) > 1 else 0
-    return max(wire, update.workspace(b.shard_size, p))
+    return max(wire, update_workspace(b, p))
+
+
+def update_workspace(b: Bucket, p: Policy) -> Bytes:
+    """The most that moving a bucket allocates."""
+    return muon.workspace(b, p) if b.mover.by_matrix else update.workspace(b.shard_size, p)
 
 
 def fed(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:

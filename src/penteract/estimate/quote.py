@@ -25,6 +25,7 @@ from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy, policy
 from penteract.units import Bytes, Flops, Seconds
 
@@ -77,6 +78,7 @@ class Quoter:
     cluster: Cluster
     sequence_length: int
     precision: str | Policy = "bf16"
+    movers: Movers = PLAIN
     composer: Composer = field(init=False)
     rates: Rates = field(init=False)
     _pieces: dict[tuple[Kind, Sight], Timed] = field(default_factory=dict[tuple[Kind, Sight], Timed])
@@ -100,7 +102,7 @@ class Quoter:
 
     def __post_init__(self) -> None:
         self.precision = policy(self.precision)
-        self.composer = Composer(self.model, self.sequence_length, self.precision)
+        self.composer = Composer(self.model, self.sequence_length, self.precision, self.movers)
         self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
 
     @property

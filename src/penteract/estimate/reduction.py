@@ -11,12 +11,15 @@ from typing import NamedTuple
 from penteract.estimate.pieces import Kind
 from penteract.estimate.price import bucket_workspace, held
 from penteract.estimate.rates import Rates, Span
+from penteract.ops.bodies.body import Product
 from penteract.ops.collectives import counted
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.parallel.data import NONE, Alike, Bucket, Pack, bucket_of
+from penteract.parallel.matrix import Matrix, deal
 from penteract.spec.mesh import Mesh
 from penteract.spec.precision import Policy
+from penteract.step import muon
 from penteract.step.update import touched
 from penteract.units import Bytes, Seconds
 
@@ -123,10 +126,10 @@ def reduction(
 
 def turns(packs: Iterable[Pack], mesh: Mesh, rank: int, rates: Rates, p: Policy, *, gpus_per_node: int) -> Turns:
     """Price the buckets of a rank one by one: of those that are alike, the first."""
-    known: dict[tuple[Alike, int, bool], Turn] = {}
+    known: dict[tuple[Alike, int, bool, tuple[object, ...]], Turn] = {}
     out: list[Turn] = []
     for pack in packs:
-        key = (pack.alike, pack.elements, pack.unit == NONE)
+        key = (pack.alike, pack.elements, pack.unit == NONE, pack.shapes)
         if key not in known:
             known[key] = turn_of(bucket_of(pack, mesh, rank, p.grain), rates, p, gpus_per_node)
         out.append(known[key])
@@ -143,7 +146,21 @@ def turn_of(b: Bucket, rates: Rates, p: Policy, gpus_per_node: int) -> Turn:
             gather = on_wire("all_gather", b, rates, p.widths, gpus_per_node)
     if len(b.replicas) > 1:
         add += on_wire("all_reduce", b, rates, p.widths, gpus_per_node)
-    return Turn(add, rates.update(touched(b.shard_size, p)), gather)
+    return Turn(add, moving(b, rates, p, gpus_per_node), gather)
+
+
+def moving(b: Bucket, rates: Rates, p: Policy, gpus_per_node: int) -> Seconds:
+    """Of a bucket's update; where matrices are dealt, all wait for the rank whose own take longest."""
+    if not b.mover.by_matrix:
+        return rates.update(touched(b.shard_size, p))
+
+    def seconds(hand: tuple[Matrix, ...]) -> Seconds:
+        sent = (rates.collective(w.kind, Span.of(w.group, gpus_per_node), w.amount) for w in muon.wires(b, hand, p))
+        made = Counter(product for m in hand for product in muon.products(m))
+        steps = b.mover.steps
+        return fsum((*sent, *(steps * n * rates.product(Product(1, *one)) for one, n in made.items())))
+
+    return rates.update(muon.touched(b, p)) + max(seconds(hand) for hand in deal(b.matrices, len(b.team)))
 
 
 def on_wire(kind: str, b: Bucket, rates: Rates, widths: Widths, gpus_per_node: int) -> Seconds:

@@ -24,6 +24,7 @@ from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy, policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.program import Program, Slot
@@ -33,6 +34,7 @@ from penteract.units import Bytes
 
 _WALK = "step/walk.py"
 _RING = "step/ring.py"
+_MUON = "step/muon.py"
 
 
 class _Said(NamedTuple):
@@ -54,17 +56,19 @@ def why(
     rank: int = 0,
     *,
     schedule: ScheduleName | None = None,
+    movers: Movers = PLAIN,
 ) -> Why:
     """What `rank` holds, computes and sends in a step, by line of the program.
 
     Kept are the bytes alive after the last forward that comes before a backward; `Why.whole` adds what is beside them.
     """
-    small = miniature(model, layout, sequence_length, policy(precision), rank=rank, schedule=schedule)
+    small = miniature(model, layout, sequence_length, policy(precision), rank=rank, schedule=schedule, movers=movers)
     load = Balanced.of(small.program.model, small.layout, small.program.sequence_length)
     telling = _Telling(small, load, values(model, layout, sequence_length))
     walk(small.once(), telling)
     telling.data()
     telling.padding()
+    telling.updates()
     telling.rings()
     telling.kept()
     return Why(tuple(telling.rows()), telling.numbers)
@@ -210,6 +214,18 @@ class _Telling(_Silent):
                 beside.subtract(self._of_bucket(replace(plain, buckets=tuple(alone)), n))
             for (kind, what, ranks), amount in beside.items():
                 self.tell(_Said(kind, what, "padding", ranks=ranks), amount)
+
+    def updates(self) -> None:
+        """What matrices take that are moved as a whole; no formula, as it depends on how they are packed and dealt."""
+        plain = replace(self.p, buckets=self.small.buckets)
+        for i, b in enumerate(plain.buckets):
+            if b.mover.by_matrix:
+                pricing = Pricing(plain, self.load)
+                pricing.update(i)
+                for phase, amount in pricing.price.flops.items():
+                    self.tell(_Said("flops", b.mover.name, phase, _MUON), amount)
+                for (kind, ranks), amount in pricing.price.wires.items():
+                    self.tell(_Said("wires", kind, "update of matrices", _MUON, ranks), amount)
 
     def rings(self) -> None:
         """What is whole for a while, by the place that the largest unit needs."""

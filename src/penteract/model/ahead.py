@@ -29,5 +29,6 @@ def _depth(do: Do, m: ModelSpec, layer: int, k: int, h: Value, sequence_length: 
     name = f"layers.{layer}"
     token = norm(do, m, f"{name}.embedding_norm", embed(do, m, f"tokens:{k} ahead", sequence_length))
     both = do.say("join", token, norm(do, m, f"{name}.hidden_norm", h))[0]
-    together = Param(f"{name}.projection.weight", (m.hidden_size, 2 * m.hidden_size), scale=m.initial_std)
+    shape = (m.hidden_size, 2 * m.hidden_size)
+    together = Param(f"{name}.projection.weight", shape, scale=m.initial_std, matrix=True)
     return block(do, m, layer, do.linear(both, together), sequence_length)

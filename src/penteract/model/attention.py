@@ -26,7 +26,7 @@ def attention(do: Do, m: ModelSpec, name: str, x: Value, sequence_length: int) -
     o = context.attend(do, q, k, v, sequence_length, head_size=m.head_size, value_size=m.head_size,
                        scale=score_scale(m), window=m.sliding_window)  # fmt: skip
     width = m.heads * m.head_size
-    out = Param(f"{name}.o.weight", (m.hidden_size, width), (Shard(1, "tp"),), scale=m.residual_std)
+    out = Param(f"{name}.o.weight", (m.hidden_size, width), (Shard(1, "tp"),), scale=m.residual_std, matrix=True)
     y = do.seam(tensor.leave, do.linear(o, out))  # [S@cp·tp, B, D]
     return do.add_bias(y, Param(f"{name}.o.bias", (m.hidden_size,), decay=False)) if m.output_bias else y
 
@@ -39,5 +39,5 @@ def score_scale(m: ModelSpec) -> float:
 def _projection(m: ModelSpec, name: str, which: str, heads: int) -> tuple[Param, ...]:
     rows = heads * m.head_size
     shard = (Shard(0, "tp", heads),)
-    w = Param(f"{name}.{which}.weight", (rows, m.hidden_size), shard, scale=m.initial_std)
+    w = Param(f"{name}.{which}.weight", (rows, m.hidden_size), shard, scale=m.initial_std, matrix=True)
     return (w, Param(f"{name}.{which}.bias", (rows,), shard, decay=False)) if m.qkv_bias else (w,)

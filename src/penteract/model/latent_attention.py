@@ -36,7 +36,7 @@ def latent_attention(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Val
     o = context.attend(do, q, k, v, sequence_length, head_size=m.head_size, value_size=latent.value_size,
                        scale=score_scale(m), window=m.sliding_window)  # fmt: skip
     width = m.heads * latent.value_size
-    out = Param(f"{name}.o.weight", (m.hidden_size, width), (Shard(1, "tp"),), scale=m.residual_std)
+    out = Param(f"{name}.o.weight", (m.hidden_size, width), (Shard(1, "tp"),), scale=m.residual_std, matrix=True)
     y = do.seam(tensor.leave, do.linear(o, out))
     return do.add_bias(y, Param(f"{name}.o.bias", (m.hidden_size,), decay=False)) if m.output_bias else y
 
@@ -52,7 +52,7 @@ def _queries(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Value) -> V
 
 def _down(m: ModelSpec, name: str, rank: int) -> tuple[Param, ...]:
     """To a latent: whole on every tensor rank."""
-    w = Param(f"{name}.weight", (rank, m.hidden_size), scale=m.initial_std)
+    w = Param(f"{name}.weight", (rank, m.hidden_size), scale=m.initial_std, matrix=True)
     return (w, Param(f"{name}.bias", (rank,), decay=False)) if m.qkv_bias else (w,)
 
 
@@ -62,4 +62,5 @@ def _norm(name: str, rank: int) -> Param:
 
 def _up(m: ModelSpec, name: str, size: int, rank: int) -> Param:
     """From `rank` features to `size` for each head."""
-    return Param(f"{name}.weight", (m.heads * size, rank), (Shard(0, "tp", m.heads),), scale=m.initial_std)
+    shard = (Shard(0, "tp", m.heads),)
+    return Param(f"{name}.weight", (m.heads * size, rank), shard, scale=m.initial_std, matrix=True)

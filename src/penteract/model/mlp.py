@@ -18,11 +18,12 @@ def mlp(do: Do, m: ModelSpec, name: str, x: Value, ffn_size: int) -> Value:
         )
     else:
         h = do.gelu(do.linear(h, *_columns(m, name, "up", ffn_size)))
-    down = Param(f"{name}.down.weight", (m.hidden_size, ffn_size), (Shard(1, "tp"),), scale=m.residual_std)
+    down = Param(f"{name}.down.weight", (m.hidden_size, ffn_size), (Shard(1, "tp"),), scale=m.residual_std, matrix=True)
     y = do.seam(tensor.leave, do.linear(h, down))
     return do.add_bias(y, Param(f"{name}.down.bias", (m.hidden_size,), decay=False)) if m.mlp_bias else y
 
 
 def _columns(m: ModelSpec, name: str, which: str, ffn_size: int) -> tuple[Param, ...]:
-    w = Param(f"{name}.{which}.weight", (ffn_size, m.hidden_size), (Shard(0, "tp"),), scale=m.initial_std)
-    return (w, Param(f"{name}.{which}.bias", (ffn_size,), (Shard(0, "tp"),), decay=False)) if m.mlp_bias else (w,)
+    shard = (Shard(0, "tp"),)
+    w = Param(f"{name}.{which}.weight", (ffn_size, m.hidden_size), shard, scale=m.initial_std, matrix=True)
+    return (w, Param(f"{name}.{which}.bias", (ffn_size,), shard, decay=False)) if m.mlp_bias else (w,)

@@ -59,9 +59,10 @@ def _experts(do: Do, m: ModelSpec, spec: MoESpec, name: str, h: Value, sizes: Va
     """Every expert's SwiGLU on its rows.   h [R, D] -> same"""
     x, d, f, cut = spec.experts, m.hidden_size, spec.ffn_size, do.layout.expert_tp
     columns = (Shard(0, "ep"), Shard(1, "tp", cut))
-    gate = Param(f"{name}.experts.gate", (x, f, d), columns, scale=m.initial_std)
-    up = Param(f"{name}.experts.up", (x, f, d), columns, scale=m.initial_std)
-    down = Param(f"{name}.experts.down", (x, d, f), (Shard(0, "ep"), Shard(2, "tp", cut)), scale=m.residual_std)
+    gate = Param(f"{name}.experts.gate", (x, f, d), columns, scale=m.initial_std, matrix=True)
+    up = Param(f"{name}.experts.up", (x, f, d), columns, scale=m.initial_std, matrix=True)
+    rows = (Shard(0, "ep"), Shard(2, "tp", cut))
+    down = Param(f"{name}.experts.down", (x, d, f), rows, scale=m.residual_std, matrix=True)
     hg, hu = do.fork(h)
     inner = do.swiglu(
         do.say("expert_linear", hg, sizes, params=(gate,))[0], do.say("expert_linear", hu, sizes, params=(up,))[0]

@@ -36,6 +36,7 @@ class Param:
     """One global tensor: its shape, how it is cut, how it starts, whether it decays.
 
     `scale`: standard deviation of the normal start; None starts at `fill`.
+    `matrix`: its last two dims are a matrix between hidden states, no table and no router: what Muon may move.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Param:
     scale: float | None = None
     fill: float = 0.0
     decay: bool = True
+    matrix: bool = False
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
         shape = list(self.shape)

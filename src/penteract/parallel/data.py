@@ -22,8 +22,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from penteract.ops.params import Homes, Param, holders
+from penteract.parallel.matrix import Matrix, matrices, peers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
+from penteract.spec.movers import ADAMW, PLAIN, Mover, Movers
 from penteract.spec.precision import Policy
 
 UNIT = 8  # elements: shards begin where a load of 16 bytes may, in bf16 too
@@ -37,6 +39,7 @@ class Alike(NamedTuple):
     homes: tuple[int, ...]
     decay: bool
     late: bool = False  # its gradient may wait, so that zero-bubble writes it in another action
+    mover: Mover = ADAMW
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Bucket:
     sharers   the holders that share one copy of what is cut, in their order: a shard each
     replicas  the holders with this rank's shard, one in each group of sharers
     unit      the unit that it is a part of, counted on the rank in the order of forward
+    matrices  those that its mover needs whole; `peers`: the ranks with the slices of each
 
     The buffer may end in padding, zero from the start and zero after every update.
     """
@@ -75,6 +79,14 @@ class Bucket:
     late: bool = False  # its gradients may wait
     cut_gradients: bool = False  # between actions there is this rank's shard of them alone
     cut_parameters: bool = False
+    mover: Mover = ADAMW
+    matrices: tuple[Matrix, ...] = ()
+    peers: tuple[int, ...] = ()
+
+    @property
+    def team(self) -> tuple[int, ...]:
+        """The ranks that share the work on its matrices: those that share its shards, or else have all of it alike."""
+        return self.sharers if self.shards > 1 else self.replicas
 
     @property
     def shard_size(self) -> int:
@@ -97,13 +109,18 @@ class Pack:
     elements: int
     unit: int = NONE
 
+    @property
+    def shapes(self) -> tuple[object, ...]:
+        """What decides the work on its matrices, beside how they are cut; nothing where elements are moved alone."""
+        return tuple((p.shape, p.shards) for p in self.params) if self.alike.mover.by_matrix else ()
+
     def at(self, stage: int) -> Pack:
         """The same parameters of another pipeline rank, unless several share them."""
         several = len(self.alike.homes) > 1
         return self if several else replace(self, alike=self.alike._replace(homes=(stage,)))
 
 
-def packs(units: Sequence[Unit], homes: Homes, mesh: Mesh, width: int) -> Iterator[Pack]:
+def packs(units: Sequence[Unit], homes: Homes, mesh: Mesh, width: int, movers: Movers = PLAIN) -> Iterator[Pack]:
     """The units of a rank in the order of forward -> groups of about layout.bucket_bytes, as backward finishes them.
 
     Those of what is cut from ZeRO 2 on are of one unit; what a unit needs together under ZeRO 3 is in one, however
@@ -111,7 +128,7 @@ def packs(units: Sequence[Unit], homes: Homes, mesh: Mesh, width: int) -> Iterat
     others, and must pack them alike and talk about them in one order. `width`: bytes of one gradient element.
     """
     lay, limit = mesh.layout, mesh.layout.bucket_bytes // width
-    packing = _Packing(homes, mesh)
+    packing = _Packing(homes, mesh, movers)
     whole = list[Param]()
     for number, unit in reversed(list(enumerate(units))):
         own = list[Param]()
@@ -126,6 +143,7 @@ def packs(units: Sequence[Unit], homes: Homes, mesh: Mesh, width: int) -> Iterat
 class _Packing:
     homes: Homes
     mesh: Mesh
+    movers: Movers
     known: dict[tuple[int, bool], tuple[Alike, int]] = field(
         default_factory=dict[tuple[int, bool], tuple[Alike, int]]
     )  # by identity: layers that are alike may share their parameters
@@ -143,7 +161,8 @@ class _Packing:
         for p in params:
             waits = p.name in late
             if (id(p), waits) not in self.known:
-                alike = Alike(p.cut(self.mesh), self.homes[p.name], p.decay, waits)
+                mover = self.movers.of(matrix=p.matrix)
+                alike = Alike(p.cut(self.mesh), self.homes[p.name], p.decay, waits, mover)
                 self.known[id(p), waits] = alike, p.numel(self.mesh)
             key, n = self.known[id(p), waits]
             if key in open_:
@@ -185,13 +204,18 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int, grain: int = 1) -> Bucket:
     each = shards * (max(UNIT, grain) if shards > 1 else grain)
     size = -(-pack.elements // each) * each
     cut = pack.unit != NONE and shards > 1
+    mover, whole = pack.alike.mover, pack.alike.mover.by_matrix
     return Bucket(
         pack.params, pack.offsets, size, members, pack.alike.decay, len(where) > 1, sharers, replicas, pack.unit,
         shards, pack.alike.late, cut_gradients=cut and not lay.whole_gradients, cut_parameters=cut and lay.zero == 3,
+        mover=mover, matrices=tuple(matrices(pack.params, pack.offsets, mesh)) if whole else (),
+        peers=peers(pack.params, mesh, rank) if whole else (),
     )  # fmt: skip
 
 
-def buckets(units: Sequence[Unit], homes: Homes, mesh: Mesh, rank: int, policy: Policy) -> tuple[Bucket, ...]:
+def buckets(
+    units: Sequence[Unit], homes: Homes, mesh: Mesh, rank: int, policy: Policy, *, movers: Movers = PLAIN
+) -> tuple[Bucket, ...]:
     """The flat buckets of a rank, in the order in which they fill."""
-    told = packs(units, homes, mesh, policy.widths["gradient"])
+    told = packs(units, homes, mesh, policy.widths["gradient"], movers)
     return tuple(bucket_of(pack, mesh, rank, policy.grain) for pack in told)

@@ -20,8 +20,10 @@ from penteract.spec.layout import (
     Layout,
 )
 from penteract.spec.model import ModelSpec
+from penteract.spec.movers import MoverName, Movers
 from penteract.spec.precision import RECIPES, Policy
 from penteract.spec.recompute import WHOLE, Budget, name_of, words_of
+from penteract.spec.run import Optimizer
 from penteract.units import parse_count
 
 RECOMPUTE = WHOLE  # what each recomputation makes a layout remake
@@ -63,9 +65,15 @@ class Ask:
     sequence_length: int
     global_batch_size: int
     precision: Policy = RECIPES["bf16"]
+    optimizer: MoverName = "adamw"
     headroom: float = HEADROOM
     tp_across_nodes: bool = False
     pins: Mapping[str, Values] = field(default_factory=dict[str, Values])
+
+    @property
+    def movers(self) -> Movers:
+        """What moves which parameters."""
+        return Optimizer(kind=self.optimizer).movers
 
     @property
     def tokens(self) -> int:

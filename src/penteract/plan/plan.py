@@ -86,7 +86,8 @@ class Plan:
 
 def quoter(ask: Ask) -> Quoter:
     """The prices of a question."""
-    return Quoter(ask.model, ask.cluster, sequence_length=ask.sequence_length, precision=ask.precision)
+    length = ask.sequence_length
+    return Quoter(ask.model, ask.cluster, sequence_length=length, precision=ask.precision, movers=ask.movers)
 
 
 def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Plan:

@@ -11,6 +11,7 @@ from penteract.spec import catalog
 from penteract.spec.hardware import Cluster, cluster
 from penteract.spec.hf_config import model_from_hf
 from penteract.spec.model import ModelSpec
+from penteract.spec.movers import MOVERS, MoverName
 from penteract.spec.precision import Policy, policy
 from penteract.spec.presets import PRESETS
 
@@ -24,6 +25,7 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     sequence_length: int | None = None,
     batch: str | int = "1Mi",
     precision: str | Policy = "bf16",
+    optimizer: str = "adamw",
     headroom: float = HEADROOM,
     tp_across_nodes: bool = False,
     pins: Mapping[str, Values] | None = None,
@@ -47,8 +49,17 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
             c.gpu.peak("fp8")
     return Ask(
         model=m, cluster=c, sequence_length=length, global_batch_size=parse_batch(str(batch), length),
-        precision=precision, headroom=headroom, tp_across_nodes=tp_across_nodes, pins=pins or {},
+        precision=precision, optimizer=_mover(optimizer), headroom=headroom, tp_across_nodes=tp_across_nodes,
+        pins=pins or {},
     )  # fmt: skip
+
+
+def _mover(name: str) -> MoverName:
+    for known in MOVERS:
+        if known == name:
+            return known
+    raise BadInput("VALUE", "no such optimizer", where="--optimizer", found=name, allowed=", ".join(MOVERS),
+                   fix="--optimizer adamw")  # fmt: skip
 
 
 def find_model(text: str | Path) -> ModelSpec:

@@ -67,7 +67,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "cluster": _cluster(ask),
         "step": {
             "sequence_length": ask.sequence_length, "global_batch_size": ask.global_batch_size, "tokens": ask.tokens,
-            "precision": ask.precision.name,
+            "precision": ask.precision.name, "optimizer": ask.optimizer,
         },
         "counts": {
             "enumerated": counts.enumerated, "refused": dict(counts.refused), "fit": counts.fit,

@@ -39,13 +39,13 @@ def as_run(ask: Ask, layout: Layout) -> Resolved:
         sequence_length=ask.sequence_length,
         precision=Precision.of(ask.precision),
         data=Data(pack_documents=layout.attention != "cudnn"),  # which takes whole sequences
-        optimizer=replace(Optimizer(), **_of(suits, "optimizer")),
+        optimizer=replace(Optimizer(kind=ask.optimizer), **_of(suits, "optimizer")),
         schedule=replace(LearningRate(), **_of(suits, "learning_rate")),
     )
     plan = f"plan for {ask.cluster.name}"
     decided = [key for key in keys() if key.startswith(("parallel.", "batch.", "memory.", "kernels.", "precision."))]
     model = {key: ask.model.name for key in keys() if key.startswith("model.")}
-    decided += ["data.pack_documents"] * (layout.attention == "cudnn")
+    decided += ["data.pack_documents"] * (layout.attention == "cudnn") + ["optimizer.kind"]
     return Resolved(run=run, origins={**model, **dict.fromkeys(decided, plan), **dict.fromkeys(suits, ask.model.name)})
 
 

@@ -23,7 +23,8 @@ def headline(plan: Plan) -> str:
     if counted.active != counted.total:
         size += f" ({show_count(counted.active)} active)"
     step = f"{_spaced(ask.tokens)} tokens a step ({ask.global_batch_size} sequences)"
-    return " · ".join([ask.model.name, size, ask.cluster.name, f"S = {ask.sequence_length}", step, ask.precision.name])
+    how = [ask.precision.name] if ask.optimizer == "adamw" else [ask.precision.name, ask.optimizer]
+    return " · ".join([ask.model.name, size, ask.cluster.name, f"S = {ask.sequence_length}", step, *how])
 
 
 def counted(plan: Plan, seconds: float) -> str:

@@ -9,18 +9,29 @@ from penteract.errors import BadInput
 from penteract.spec.fp8 import Fp8
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
+from penteract.spec.movers import PLAIN, Mover, MoverName, Movers
 from penteract.spec.precision import RECIPES, Policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
-    """AdamW (1711.05101) with the gradient's global norm clipped before the update."""
+    """AdamW (1711.05101), or Muon for matrices between hidden states and AdamW for all else (2502.16982), which then
+    share rate and decay. The gradient's global norm is clipped before the update."""
 
+    kind: MoverName = "adamw"
     learning_rate: float = 1e-3  # the peak
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
     weight_decay: float = 0.1  # of matrices; norms and biases are left alone
     clip_norm: float = 1.0  # 0: never clipped
+    muon_momentum: float = 0.95
+    muon_nesterov: bool = True
+    newton_schulz_steps: int = 5  # singular values come near one by them
+
+    @property
+    def movers(self) -> Movers:
+        """What moves which parameters."""
+        return Movers(matrices=Mover("muon", self.newton_schulz_steps)) if self.kind == "muon" else PLAIN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

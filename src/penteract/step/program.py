@@ -25,6 +25,7 @@ from penteract.schedule.transfers import with_transfers
 from penteract.spec.layout import Edit, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy, policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.events import At, Events, events
@@ -115,13 +116,14 @@ def _take_turns(*walks: Iterator[tuple[Slot, Instruction]]) -> Iterator[tuple[Sl
                 yield item
 
 
-def compile_step(
+def compile_step(  # noqa: PLR0913 (a step has many sides)
     model: ModelSpec,
     layout: Layout,
     sequence_length: int,
     *,
     rank: int = 0,
     precision: str | Policy = "fp32",
+    movers: Movers = PLAIN,
     schedule: ScheduleName | None = None,
     training: bool = True,
 ) -> Program:
@@ -144,7 +146,7 @@ def compile_step(
     all_homes = homes(whole, layout, where)
     units = units_of([trained[s] for s in own], whole)
     mine = tuple(p for unit in units for p in unit.params)[::-1]
-    made = buckets(units, all_homes, mesh, rank, precision)
+    made = buckets(units, all_homes, mesh, rank, precision, movers=movers)
     actions = tuple(_actions(layout, name, training)[pp_rank])
     everything = tuple({n: q for do in trained for n, q in do.params.items()}.values())
     program = Program(

@@ -1,22 +1,24 @@
-"""What AdamW keeps of a shard, allocates while it moves it, and reads and writes: bytes, the same for either price.
+"""What an optimizer keeps of a shard, and what AdamW allocates, reads and writes: bytes, the same for either price.
 
 Roles narrower than the update's own dtype are widened a slice at a time, so what that takes has a bound.
 """
 
 from __future__ import annotations
 
+from penteract.spec.movers import ADAMW, Mover
 from penteract.spec.precision import BLOCK, Policy
 from penteract.units import Bytes
 
 SLICE = 2**22  # elements; whole blocks. A pass over as many takes a GPU longer than the launch of its kernel
-_INDEX = 4  # bytes of a code while it is looked up
-_CHANCE = 16  # bytes an element of random bits while they are mixed
+INDEX = 4  # bytes of a code while it is looked up
+CHANCE = 16  # bytes an element of random bits while they are mixed
 
 
-def kept(elements: int, p: Policy) -> Bytes:
-    """Between steps: a master where there is one, two moments, and the scales of their blocks."""
-    scales = 2 * (elements // BLOCK) * 4 if p.moments == "int8" else 0
-    return elements * (p.widths["master"] + 2 * p.widths["moment"]) + scales
+def kept(elements: int, p: Policy, mover: Mover = ADAMW) -> Bytes:
+    """Between steps: a master where there is one, the mover's averages, and the scales of their blocks."""
+    n = len(mover.averages)
+    scales = n * (elements // BLOCK) * 4 if p.moments == "int8" else 0
+    return elements * (p.widths["master"] + n * p.widths["moment"]) + scales
 
 
 def is_sliced(p: Policy) -> bool:
@@ -30,9 +32,9 @@ def workspace(elements: int, p: Policy) -> Bytes:
     if not is_sliced(p):
         return elements * wide
     gradient, moment, master = (wide * (d != p.stat) for d in (p.gradient, p.moments, p.dtype("master")))
-    code = _INDEX if p.moments == "int8" else 0
+    code = INDEX if p.moments == "int8" else 0
     moments = max(gradient + 2 * moment, wide + 2 * moment) + code
-    rounding = _CHANCE if p.stochastic else 0
+    rounding = CHANCE if p.stochastic else 0
     return min(elements, SLICE) * max(moments, wide + master, master + rounding)
 
 
@@ -41,9 +43,9 @@ def wire_workspace(elements: int, p: Policy) -> Bytes:
     return min(elements, SLICE) * p.widths["gradient"] if p.reduce != p.gradient else 0
 
 
-def touched(elements: int, p: Policy) -> Bytes:
-    """Read: the gradient (twice, for its norm too), both moments, the master. Written: the last three, and the
+def touched(elements: int, p: Policy, mover: Mover = ADAMW) -> Bytes:
+    """Read: the gradient (twice, for its norm too), the averages, the master. Written: all but the gradient, and the
     parameter where it is another."""
     w = p.widths
     moved = 2 * w["master"] + w["parameter"] if p.master else 2 * w["parameter"]
-    return elements * (2 * w["gradient"] + moved) + 2 * (kept(elements, p) - elements * w["master"])
+    return elements * (2 * w["gradient"] + moved) + 2 * (kept(elements, p, mover) - elements * w["master"])

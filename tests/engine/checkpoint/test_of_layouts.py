@@ -13,6 +13,7 @@ import torch.distributed as dist
 from engine.checkpoint.shards import load_whole, noise
 from penteract.engine import checkpoint
 from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.checkpoint.manifest import read
 from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.memory import Fresh
@@ -22,6 +23,7 @@ from penteract.engine.state import Piece, allocate
 from penteract.ops.params import Param
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.step.program import Program, compile_step
 from pool import Pool
 from tiny import SIZES
@@ -64,9 +66,9 @@ def bits(t: torch.Tensor) -> torch.Tensor:
     return t.contiguous().reshape(-1).view(torch.uint8)
 
 
-def visit(rank: int, groups: Groups, layout: Layout, folder: Path, action: Action) -> list[str]:
+def visit(rank: int, groups: Groups, layout: Layout, folder: Path, action: Action, movers: Movers = PLAIN) -> list[str]:
     """One rank saves the truth, or loads it; what differs then."""
-    p = compile_step(MODEL, layout, 48, rank=rank % layout.world, precision="bf16")
+    p = compile_step(MODEL, layout, 48, rank=rank % layout.world, precision="bf16", movers=movers)
     everyone = tuple(range(layout.world))
     groups.make({*needed(p), everyone})
     if rank >= layout.world:
@@ -108,3 +110,12 @@ def test_any_layout_reads_any_other(pool: Pool, tmp_path: Path, wrote: Layout, r
     for name, t in load_whole(at, like).items():
         assert bits(t).equal(bits(truth(name, tuple(t.shape)))), name
     assert [wrong for rank in pool.run(visit, reads, tmp_path, "load") for wrong in rank] == []
+
+
+@pytest.mark.parametrize(("wrote", "reads"), [PAIRS[3], PAIRS[6]], ids=str)
+def test_what_muon_keeps_is_read_on_any_layout(pool: Pool, tmp_path: Path, wrote: Layout, reads: Layout) -> None:
+    movers = Movers(matrices=Mover("muon", 5))
+    pool.run(visit, wrote, tmp_path, "save", movers)
+    names = {n.rsplit("/", 1)[-1] for n in read(checkpoint.latest(tmp_path)).tensors if "/" in n}
+    assert names >= {"mean", "square", "momentum"}
+    assert [wrong for rank in pool.run(visit, reads, tmp_path, "load", movers) for wrong in rank] == []

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from penteract.ops.params import holders
 from penteract.parallel.data import shard_groups
+from penteract.parallel.matrix import peers
 from penteract.spec.mesh import Mesh
 from penteract.step.program import Program
 
@@ -52,9 +53,10 @@ def needed(p: Program) -> set[Ranks]:
     world = range(p.layout.world)
     wanted = {mesh.group(name, r) for name in NAMES for r in world}
     # A group of holders is decided by what is cut and where it lives: one look at each kind is enough.
-    kinds = {(q.cut(mesh), p.homes[q.name]): q for q in p.everything}
-    for (_, home), q in kinds.items():
+    kinds = {(q.cut(mesh), p.homes[q.name], q.matrix): q for q in p.everything}
+    for (_, home, _), q in kinds.items():
         for r in world:
             if mesh.coordinates(r)["pp"] in home:
                 wanted |= {*shard_groups(holders(q, home, mesh, r), p.layout, r)}
+                wanted |= {peers((q,), mesh, r)} if q.matrix else set[Ranks]()
     return wanted

@@ -1,0 +1,55 @@
+"""What moves parameters, by their role: which averages it keeps of each, and what it asks of their matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+MoverName = Literal["adamw", "muon"]
+MOVERS: tuple[MoverName, ...] = ("adamw", "muon")
+Average = Literal["mean", "square", "momentum"]
+
+_AVERAGES: Mapping[MoverName, tuple[Average, ...]] = MappingProxyType(
+    {"adamw": ("mean", "square"), "muon": ("momentum",)}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """What moves the parameters of a bucket.
+
+    adamw   each element by itself
+    muon    each matrix as one: its momentum, made orthogonal by `steps` of Newton-Schulz
+    """
+
+    name: MoverName = "adamw"
+    steps: int = 0
+
+    @property
+    def averages(self) -> tuple[Average, ...]:
+        """Kept between steps, an element each for every element of a parameter."""
+        return _AVERAGES[self.name]
+
+    @property
+    def by_matrix(self) -> bool:
+        """Whether it needs whole matrices."""
+        return self.name == "muon"
+
+
+ADAMW = Mover()
+
+
+@dataclass(frozen=True, slots=True)
+class Movers:
+    """Of a run: one for matrices between hidden states, one for all else (tables, the head, norms, biases, routers)."""
+
+    matrices: Mover = ADAMW
+    rest: Mover = ADAMW
+
+    def of(self, *, matrix: bool) -> Mover:
+        return self.matrices if matrix else self.rest
+
+
+PLAIN = Movers()
