@@ -49,6 +49,9 @@ def load_state(at: Path, p: Program, state: State) -> dict[str, Any]:
 def _logical(p: Program, state: State) -> Logical:
     dtype = dtype_of("stat", p.precision)
 
+    if state.places and torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()  # what was moved last is on its way to the host
+
     def numbers(flat: Flat, kind: Kept) -> torch.Tensor:
         kept = getattr(flat, kind)
         return kept if kept.dtype == dtype else flat.read(kind, slice(0, len(kept)), dtype).cpu()

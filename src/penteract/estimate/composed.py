@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from penteract.estimate.pieces import EMBEDDING, ENDS, HEAD, Kind, Piece, Recorder, Sight, Wire, sight, waiting
 from penteract.estimate.pools import Pools
-from penteract.estimate.price import bucket_workspace, fed, held, ringed
+from penteract.estimate.price import away, bucket_workspace, fed, owned, ringed
 from penteract.estimate.stages import Borders, Chain, StageSum, add_up, borders, shown
 from penteract.model.decoder import homes, shared
 from penteract.ops.params import Param
@@ -132,11 +132,11 @@ class Composer:
         [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))
         work = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return RankPrice(
-            resident=held(made, self.policy) | ringed(*self.rings(layout, pp_rank), self.widths)
+            resident=owned(((b, 1) for b in made), self.policy) | ringed(*self.rings(layout, pp_rank), self.widths)
             | {"data": fed(inputs, layout.gradient_accumulation_steps, self.widths)},
             arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
             flops=_total(layout, [flops for flops, _ in work]), seams=_total(layout, [wires for _, wires in work]),
-            host=host,
+            host=host + sum(away(b, self.policy) for b in made),
         )  # fmt: skip
 
     def _work(self, chain: Chain, layout: Layout) -> Iterator[tuple[Counter[str], Counter[Wire]]]:

@@ -34,7 +34,7 @@ class Price:
     `wires`     bytes on every wire; `seams`: those of them that the network's own collectives put there
     `resident`  bytes by kind that stay from step to step; `peak` is the most alive at once beside them
     `kept`      bytes alive after each action, in the order of the walk
-    `host`      the pinned block on the host; `copied`: bytes to and from it. None of them on the device
+    `host`      pinned on the host, of activations and of what the optimizer keeps; `copied`: bytes to and from it
     `routed`    the most that registers of routed size take, outside the arena; modelled where the load is
     `arena`     the block in which registers get fixed places; `workspace` what one body allocates beside it at most
     """
@@ -148,7 +148,9 @@ class Pricing:
         self._reduce_over("world", (2 + len(self.p.losses)) * self.p.widths["stat"])
 
     def update(self, bucket: int) -> None:
-        self._note(update.workspace(self.p.buckets[bucket].shard_size, self.p.precision), None)
+        b = self.p.buckets[bucket]
+        self.price.copied.update(dict.fromkeys(COPIES, away(b, self.p.precision)))
+        self._note(update.workspace(b.shard_size, self.p.precision, offloaded=b.offloaded), None)
 
     def gather(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
@@ -208,6 +210,8 @@ def price(p: Program, load: Load | None = None) -> Price:
     reading.price.arena = plan_arena(p).size
     if any(c.copies for c in p.chunks):
         reading.price.host = plan_arena(p, host=True).size
+    reading.price.host += sum(away(b, p.precision) for b in p.buckets)
+    reading.price.copied = +reading.price.copied
     return reading.price
 
 
@@ -215,18 +219,36 @@ def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
     rings = ringed(parameter_ring(p.buckets, p.layout).size, gradient_ring(p.buckets).size, p.widths)
-    return held(p.buckets, p.precision) | rings | {"data": fed(seen, p.layout.gradient_accumulation_steps, p.widths)}
+    return owned(((b, 1) for b in p.buckets), p.precision) | rings | {"data": fed(seen, p.layout.gradient_accumulation_steps, p.widths)}
+
+
+def owned(counted: Iterable[tuple[Bucket, int]], p: Policy) -> dict[str, Bytes]:
+    """What a rank holds of its buckets, of equal ones how many, with the places of what passes through."""
+    total, shards = dict.fromkeys(("parameters", "gradients", "optimizer"), 0), list[tuple[int, int]]()
+    for b, n in counted:
+        for kind, size in held((b,), p).items():
+            total[kind] += n * size
+        if b.offloaded:
+            shards.append((b.shard_size, n))
+    places, most = update.through(shards)
+    total["optimizer"] += places * kept(most, p)
+    return total
+
+
+def away(b: Bucket, p: Policy) -> Bytes:
+    """What the optimizer keeps of a bucket on the host: it comes and leaves once a step."""
+    return kept(b.shard_size, p) if b.offloaded else 0
 
 
 def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
     """Parameters and gradients are there for all of each bucket, padding included, or for the rank's own shard where
     they are cut. What the optimizer keeps is there for the shard: two moments, and a master copy where it does not move
-    the parameters themselves."""
+    the parameters themselves, unless it is on the host."""
     parameters = gradients = own = 0
     for b in buckets:
         parameters += b.shard_size if b.cut_parameters else b.size
         gradients += b.shard_size if b.cut_gradients else b.size
-        own += b.shard_size
+        own += 0 if b.offloaded else b.shard_size
     return {
         "parameters": parameters * p.widths["parameter"],
         "gradients": gradients * p.widths["gradient"],
@@ -243,7 +265,7 @@ def ringed(parameters: int, gradients: int, widths: Widths) -> dict[str, Bytes]:
 def bucket_workspace(b: Bucket, p: Policy) -> Bytes:
     """The most that summing or moving a bucket allocates."""
     wire = update.wire_workspace(b.size, p) if len(b.holders) > 1 else 0
-    return max(wire, update.workspace(b.shard_size, p))
+    return max(wire, update.workspace(b.shard_size, p, offloaded=b.offloaded))
 
 
 def fed(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:

@@ -75,6 +75,7 @@ class Bucket:
     late: bool = False  # its gradients may wait
     cut_gradients: bool = False  # between actions there is this rank's shard of them alone
     cut_parameters: bool = False
+    offloaded: bool = False  # what the optimizer keeps of this rank's shard lies on the host
 
     @property
     def shard_size(self) -> int:
@@ -188,6 +189,7 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int, grain: int = 1) -> Bucket:
     return Bucket(
         pack.params, pack.offsets, size, members, pack.alike.decay, len(where) > 1, sharers, replicas, pack.unit,
         shards, pack.alike.late, cut_gradients=cut and not lay.whole_gradients, cut_parameters=cut and lay.zero == 3,
+        offloaded=lay.offload_optimizer,
     )  # fmt: skip
 
 

@@ -217,7 +217,8 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
         remake_every=memory["recompute_every"], remake_first=memory["recompute_first"],
         remake_else=words_of(memory["recompute_else"]),
         offload=() if memory["offload"] == "none" else words_of(memory["offload"]),
-        offload_every=memory["offload_every"], **_section(settings, "kernels"),
+        offload_every=memory["offload_every"], offload_optimizer=memory["offload_optimizer"],
+        **_section(settings, "kernels"),
     )  # fmt: skip
     case = settle(
         Case(model=model, layout=layout, sequence_length=length, global_batch_size=total, world=world).counted()
