@@ -129,7 +129,7 @@ def edited(rank: int, groups: Groups, case: Case, more: dict[str, object]) -> li
     return wrong + [f"buffer {i} of {len(want)} differs" for i in differ(seen, want)]
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
 @given(case=cases(max_ranks=8), more=remakes(), precision=st.sampled_from(["fp64", "fp32", "bf16"]))
 def test_what_is_made_again_or_comes_back_is_the_same(
     pool: Pool, case: Case, more: dict[str, object], precision: str
