@@ -68,9 +68,10 @@ class Small:
         return [self.step(n).loss for n in range(1, self.steps + 1)]
 
 
-def kept(state: State) -> list[torch.Tensor]:
-    """Copies of all that an update may move, as bits."""
-    tensors = [t for f in state.flats for t in (f.parameter, f.master, *f.averages.values(), *f.scales.values())]
+def kept(state: State, *, whole: bool = True) -> list[torch.Tensor]:
+    """Copies of all that an update may move, as bits; unless `whole`, of parameters the rank's own alone."""
+    flats = [(f, f.parameter if whole else f.own_parameter) for f in state.flats]
+    tensors = [t for f, own in flats for t in (own, f.master, *f.averages.values(), *f.scales.values())]
     return [t.clone().view(torch.uint8) for t in [*tensors, *state.biases.values()]]
 
 

@@ -108,8 +108,8 @@ def shards(draw: DrawFn, rows: int, ep: int) -> dict[str, Any]:
 
 @st.composite
 def remakes(draw: DrawFn) -> dict[str, Any]:
-    """What is remade, in all layers or in some of them."""
-    said: dict[str, Any] = {"remake": draw(st.sampled_from(REMAKES))}
+    """What is remade, in all layers or in some of them, and what is kept on the host."""
+    said: dict[str, Any] = {"remake": draw(st.sampled_from(REMAKES)), "offload_optimizer": draw(st.booleans())}
     if draw(st.booleans()):
         said["remake_else"] = draw(st.sampled_from(REMAKES))
         said["remake_every"], said["remake_first"] = draw(st.sampled_from([(2, 0), (1, 1), (1, 2), (3, 0), (2, 3)]))

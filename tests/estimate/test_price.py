@@ -21,6 +21,7 @@ EXPERTS = ModelSpec(
     layers=4, hidden_size=64, heads=8, kv_heads=4, head_size=8, ffn_size=128, vocab_size=128,
     moe=MoESpec(experts=8, top_k=2, ffn_size=256),
 )  # fmt: skip
+AWAY = Layout(dp=4, pp=2, ep=4, gradient_accumulation_steps=4, zero=3, offload_optimizer=True)
 CODED = replace(RECIPES["bf16"], moments="int8")
 LAYOUTS = [
     Layout(),
@@ -41,7 +42,9 @@ def test_training_allocates_no_less_than_what_lives(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", [*LAYOUTS[:4], *(replace(lay, zero=z) for lay in LAYOUTS for z in (1, 2, 3))], ids=str
+    "layout",
+    [*LAYOUTS[:4], *(replace(lay, zero=z) for lay in LAYOUTS for z in (1, 2, 3)), AWAY],
+    ids=str,
 )
 @pytest.mark.parametrize(
     "precision", ["fp64", "bf16", "bf16_pure", "fp16", replace(RECIPES["bf16"], moments="int8")], ids=str
@@ -61,6 +64,9 @@ def test_what_stays_is_what_is_allocated(layout: Layout, precision: str | Policy
         assert sum(kept.values()) - kept["data"] == bytes_of(state.resident())
         own = [t for f in flats for t in (f.own_parameter, f.master, *f.averages.values(), *f.scales.values())]
         optimizer = bytes_of([*(f.parameter for f in whole), *own]) - bound
+        if layout.offload_optimizer:
+            assert price(p).host == bytes_of(state.on_host()) == optimizer
+            optimizer = bytes_of(t for place in state.places for t in place.values())
         assert kept["optimizer"] == optimizer
 
 

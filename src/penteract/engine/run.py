@@ -16,6 +16,7 @@ from penteract.engine.dtypes import dtype_of
 from penteract.engine.memory import Arena, Memory
 from penteract.engine.optimizer import AdamW
 from penteract.engine.state import State
+from penteract.engine.streamed import Streamed
 from penteract.engine.wire import narrowed, widened
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Received, Spec
@@ -56,6 +57,7 @@ class Run:
     waits: torch.cuda.Stream | None = field(init=False)
     copies: Copies = field(init=False)
     host: Arena | None = None  # where what is offloaded lies
+    streamed: Streamed | None = None  # through which the optimizer's buffers come, where they are on the host
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
@@ -70,6 +72,8 @@ class Run:
         self.stop = torch.zeros((), dtype=stat, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
         self.copies = Copies(device)
+        if self.state.places:
+            self.streamed = Streamed(self.state.flats[::-1], self.state.places, self.copies, self.comm)
         if any(c.copies for c in self.p.chunks):
             plan = plan_arena(self.p, host=True)
             self.host = Arena(plan, self.p.precision, torch.device("cpu"), pinned=device.type == "cuda")
@@ -216,8 +220,11 @@ class Run:
         self.comm.finish(self.comm.sum(self._ranks("world"), self.totals))
 
     def update(self, bucket: int) -> None:
-        if self.optimizer is not None:
-            self.optimizer.update(self.state.flats[bucket], self.totals[0])
+        if self.optimizer is None:
+            return
+        flat = self.state.flats[bucket]
+        for part in (flat,) if self.streamed is None else self.streamed.slices(flat):
+            self.optimizer.update(part, self.totals[0])
 
     def gather(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
@@ -235,6 +242,8 @@ class Run:
         self.gathering.clear()
 
     def end(self) -> None:
+        if self.streamed is not None:
+            self.streamed.settle()
         if self.optimizer is not None:
             self.optimizer.end(self.p, self.state, self.totals[0])
 

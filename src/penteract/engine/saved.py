@@ -51,6 +51,9 @@ def load_state(at: Path, p: Program, state: State) -> dict[str, Any]:
 def _logical(p: Program, state: State) -> Logical:
     dtype = dtype_of("stat", p.precision)
 
+    if state.places and torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()  # what was moved last is on its way to the host
+
     def numbers(flat: Flat, kind: Kept) -> torch.Tensor | None:
         kept = flat.kept(kind)
         return kept if kept is None or kept.dtype == dtype else flat.read(kind, slice(0, len(kept)), dtype).cpu()

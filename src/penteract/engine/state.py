@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -16,13 +16,14 @@ from penteract.engine.history import History
 from penteract.engine.scaling import LossScale
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
-from penteract.spec.movers import Average
+from penteract.spec.movers import ADAMW, Average, Mover
 from penteract.spec.precision import BLOCK
 from penteract.step.program import Program
 from penteract.step.ring import Ring, gradient_ring, parameter_ring
-from penteract.step.update import is_sliced
+from penteract.step.update import is_sliced, through
 
 Kept = Literal["master"] | Average  # what the optimizer keeps
+Buffers = dict[str, torch.Tensor]  # of what it keeps beside parameters: by kind, and "mean/scales"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,26 @@ class Flat:
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
-        """All that is there between steps; some are views of others."""
-        own = (self.own_parameter, self.own_gradient, self.master, *self.averages.values(), *self.scales.values())
-        return (*own, self.parameter, self.gradient)
+        """All that is on the device between steps; some are views of others."""
+        apart = () if self.bucket.offloaded else self.apart.values()
+        return (self.own_parameter, self.own_gradient, *apart, self.parameter, self.gradient)
+
+    @property
+    def apart(self) -> Buffers:
+        """What the optimizer keeps of the shard beside its parameters: on the host where the bucket says so."""
+        scales = {f"{kind}/scales": x for kind, x in self.scales.items()}
+        master = {} if self.master.data_ptr() == self.own_parameter.data_ptr() else {"master": self.master}
+        return {**master, **self.averages, **scales}
+
+    def part(self, at: slice, here: Buffers) -> Flat:
+        """Elements of the shard as a flat of their own, with what the optimizer keeps of them `here`."""
+        own, shard = self.own_parameter[at], self.shard[at]
+        return replace(
+            self, shard=shard, cut_parameter=own, cut_gradient=self.own_gradient[at],
+            master=here.get("master", own), averages={kind: here[kind] for kind in self.averages},
+            scales={kind: here[f"{kind}/scales"] for kind in self.scales},
+            places=tuple(replace(q, at=q.at - at.start) for q in self.places),
+        )  # fmt: skip
 
     @property
     def own_parameter(self) -> torch.Tensor:
@@ -117,10 +135,15 @@ class State:
     tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     scaling: LossScale | None = None
     history: History | None = None
+    places: list[Buffers] = field(default_factory=list[Buffers])  # for slices of what lies on the host
 
     def resident(self) -> list[torch.Tensor]:
-        """All flat buffers; some are views of others."""
-        return [*(t for f in self.flats for t in f.buffers), *self.rings]
+        """All flat buffers on the device; some are views of others."""
+        return [*(t for f in self.flats for t in f.buffers), *self.rings, *(t for s in self.places for t in s.values())]
+
+    def on_host(self) -> list[torch.Tensor]:
+        """What the optimizer keeps on the host."""
+        return [t for f in self.flats if f.bucket.offloaded for t in f.apart.values()]
 
     def pieces(self, kind: Literal["parameter", "gradient"] | Kept) -> Iterator[Piece]:
         """What this rank's shards hold of every parameter, as views; of some they hold nothing."""
@@ -144,7 +167,7 @@ class State:
 
 def allocate(p: Program, device: torch.device) -> State:
     """Buffers for rank p.rank, not yet filled."""
-    dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "master", "moment", "stat")}
+    dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "stat")}
     state = State([])
     whole = _Places(parameter_ring(p.buckets, p.layout), dtype["parameter"], device)
     sums = _Places(gradient_ring(p.buckets), dtype["gradient"], device)
@@ -153,22 +176,23 @@ def allocate(p: Program, device: torch.device) -> State:
         shard = b.shard(p.rank)
         parameter, cut_parameter = whole.buffers(i, b, cut=b.cut_parameters)
         gradient, cut_gradient = sums.buffers(i, b, cut=b.cut_gradients)
-        blocks, names = b.shard_size // BLOCK if p.precision.moments == "int8" else 0, b.mover.averages
-        averages = {k: torch.zeros(b.shard_size, dtype=dtype["moment"], device=device) for k in names}
-        scales = {k: torch.zeros(blocks, device=device) for k in names if blocks}
+        made = _optimizer(b.shard_size, p, device, b.mover, host=b.offloaded)
+        names = b.mover.averages
+        averages = {kind: made[kind] for kind in names}
+        scales = {kind: made[f"{kind}/scales"] for kind in names if f"{kind}/scales" in made}
         places = tuple(_places(p, b)) if p.precision.stochastic else ()
         flat = Flat(
             b, shard, parameter, gradient, cut_parameter, cut_gradient, parameter, averages, scales,
             is_sliced(p.precision), places,
         )  # fmt: skip
-        flat.master = flat.own_parameter
-        if p.precision.master:
-            flat.master = torch.zeros(b.shard_size, dtype=dtype["master"], device=device)
+        flat.master = made.get("master", flat.own_parameter)
         state.flats.append(flat)
         for q, at in zip(b.params, b.offsets, strict=True):
             shape = q.local_shape(p.mesh)
             state.parameters[q.name] = parameter[at : at + q.numel(p.mesh)].view(shape)
             state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
+    count, most = through((b.shard_size, 1) for b in p.buckets if b.offloaded)
+    state.places += [_optimizer(most, p, device, ADAMW) for _ in range(count)]
     if p.precision.loss_scale:
         state.scaling = LossScale(p.precision.loss_scale, p.precision.growth_every, device)
     if sites := p.delayed:
@@ -178,6 +202,19 @@ def allocate(p: Program, device: torch.device) -> State:
         state.biases[name] = torch.zeros(experts, dtype=dtype["stat"], device=device)
         state.tallies[name] = torch.zeros(experts, dtype=torch.int64, device=device)
     return state
+
+
+def _optimizer(n: int, p: Program, device: torch.device, mover: Mover, *, host: bool = False) -> Buffers:
+    """What the optimizer keeps of n elements: on the device, or on the host, page-locked for copies beside compute."""
+    where, pinned = (torch.device("cpu"), device.type == "cuda") if host else (device, False)
+
+    def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(count, dtype=dtype, device=where, pin_memory=pinned)
+
+    moment, scaled = dtype_of("moment", p.precision), p.precision.moments == "int8"
+    master = {"master": zeros(n, dtype_of("master", p.precision))} if p.precision.master else {}
+    scales = {f"{kind}/scales": zeros(n // BLOCK, torch.float32) for kind in mover.averages if scaled}
+    return {**master, **{kind: zeros(n, moment) for kind in mover.averages}, **scales}
 
 
 def _places(p: Program, b: Bucket) -> Iterator[Place]:

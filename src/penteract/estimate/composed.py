@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from penteract.estimate.pieces import EMBEDDING, ENDS, HEAD, Kind, Piece, Recorder, Sight, Wire, sight, waiting
 from penteract.estimate.pools import Pools
-from penteract.estimate.price import bucket_workspace, fed, held, ringed
+from penteract.estimate.price import away, bucket_workspace, fed, owned, ringed
 from penteract.estimate.stages import Borders, Chain, StageSum, add_up, borders, shown
 from penteract.model.decoder import homes, shared
 from penteract.ops.params import Param
@@ -136,11 +136,12 @@ class Composer:
         [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))
         work = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return RankPrice(
-            resident=held(made, self.policy) | ringed(*self.rings(layout, pp_rank), self.widths)
+            resident=owned(((b, 1) for b in made), self.policy) | ringed(*self.rings(layout, pp_rank), self.widths)
             | {"data": data},
             arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
             flops=_total(layout, [flops for flops, _ in work]) + Counter(update=self._update(made, layout, pp_rank)),
-            seams=_total(layout, [wires for _, wires in work]), host=host,
+            seams=_total(layout, [wires for _, wires in work]),
+            host=host + sum(away(b, self.policy) for b in made),
         )  # fmt: skip
 
     def _update(self, made: Iterable[Bucket], layout: Layout, pp_rank: int) -> Flops:

@@ -36,7 +36,7 @@ class Price:
     `wires`     bytes on every wire; `seams`: those of them that the network's own collectives put there
     `resident`  bytes by kind that stay from step to step; `peak` is the most alive at once beside them
     `kept`      bytes alive after each action, in the order of the walk
-    `host`      the pinned block on the host; `copied`: bytes to and from it. None of them on the device
+    `host`      pinned on the host, of activations and of what the optimizer keeps; `copied`: bytes to and from it
     `routed`    the most that registers of routed size take, outside the arena; modelled where the load is
     `arena`     the block in which registers get fixed places; `workspace` what one body allocates beside it at most
     """
@@ -161,6 +161,7 @@ class Pricing:
             self.price.flops["update"] += muon.flops(b, mine)
             for kind, group, amount in muon.wires(b, mine, self.p.precision):
                 self.price.wires[kind, group] += amount
+        self.price.copied.update(dict.fromkeys(COPIES, away(b, self.p.precision)))
         self._note(update_workspace(b, self.p.precision), None)
 
     def gather(self, bucket: int) -> None:
@@ -221,6 +222,8 @@ def price(p: Program, load: Load | None = None) -> Price:
     reading.price.arena = plan_arena(p).size
     if any(c.copies for c in p.chunks):
         reading.price.host = plan_arena(p, host=True).size
+    reading.price.host += sum(away(b, p.precision) for b in p.buckets)
+    reading.price.copied = +reading.price.copied
     return reading.price
 
 
@@ -229,18 +232,36 @@ def resident(p: Program) -> dict[str, Bytes]:
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
     data = fed(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(remembered, p.delayed))
     rings = ringed(parameter_ring(p.buckets, p.layout).size, gradient_ring(p.buckets).size, p.widths)
-    return held(p.buckets, p.precision) | rings | {"data": data}
+    return owned(((b, 1) for b in p.buckets), p.precision) | rings | {"data": data}
+
+
+def owned(counted: Iterable[tuple[Bucket, int]], p: Policy) -> dict[str, Bytes]:
+    """What a rank holds of its buckets, of equal ones how many, with the places of what passes through."""
+    total, shards = Counter[str](), list[tuple[int, int]]()
+    for b, n in counted:
+        for kind, amount in held((b,), p).items():
+            total[kind] += n * amount
+        if b.offloaded:
+            shards.append((b.shard_size, n))
+    places, most = update.through(shards)
+    total["optimizer"] += places * kept(most, p)
+    return dict(total)
+
+
+def away(b: Bucket, p: Policy) -> Bytes:
+    """What the optimizer keeps of a bucket on the host: it comes and leaves once a step."""
+    return kept(b.shard_size, p, b.mover) if b.offloaded else 0
 
 
 def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
     """Parameters and gradients are there for all of each bucket, padding included, or for the rank's own shard where
     they are cut. What the optimizer keeps is there for the shard: its averages, and a master copy where it does not
-    move the parameters themselves."""
+    move the parameters themselves, unless it is on the host."""
     parameters = gradients = optimizer = 0
     for b in buckets:
         parameters += b.shard_size if b.cut_parameters else b.size
         gradients += b.shard_size if b.cut_gradients else b.size
-        optimizer += kept(b.shard_size, p, b.mover)
+        optimizer += 0 if b.offloaded else kept(b.shard_size, p, b.mover)
     return {
         "parameters": parameters * p.widths["parameter"],
         "gradients": gradients * p.widths["gradient"],
@@ -262,7 +283,7 @@ def bucket_workspace(b: Bucket, p: Policy) -> Bytes:
 
 def update_workspace(b: Bucket, p: Policy) -> Bytes:
     """The most that moving a bucket allocates."""
-    return muon.workspace(b, p) if b.mover.by_matrix else update.workspace(b.shard_size, p)
+    return muon.workspace(b, p) if b.mover.by_matrix else update.workspace(b.shard_size, p, offloaded=b.offloaded)
 
 
 def fed(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:

@@ -61,13 +61,13 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What pipeline ranks hold beside their buckets: the arena with what is routed, of each; data and workspace, of
-    each group of ranks with the same stages."""
+    """What pipeline ranks hold beside their buckets: the arena with what is routed, of each; data, workspace and
+    what is on the host, of each group of ranks with the same stages."""
 
     activations: tuple[Bytes, ...]
     data: tuple[Bytes, ...]
     workspace: tuple[Bytes, ...]
-    host: Bytes
+    host: tuple[Bytes, ...]
 
 
 @dataclass(slots=True)
@@ -125,7 +125,8 @@ class Quoter:
         g = deal.group[r]
         other = there.data[g] + max(there.workspace[g], sums[g].largest) + sums[g].ring
         memory = {**sums[g].held, "activations": there.activations[r], "other": other}
-        return Quote(layout, memory, by_stage[r], by_stage, self._least(layout, seen, sums), there.host)
+        host = max([pinned + s.host for pinned, s in zip(there.host, sums, strict=True)])
+        return Quote(layout, memory, by_stage[r], by_stage, self._least(layout, seen, sums), host)
 
     def time(self, quote: Quote) -> StepTime:
         """The step's time with the schedule played out."""
@@ -139,11 +140,12 @@ class Quoter:
         seconds = max(e + t.data for e, t in zip(ends, tails, strict=True)) + max(t.update for t in tails)
         r = max(range(lay.pp), key=finish.__getitem__)
         parts = self._parts(lay, seen, r)
-        data, update, gathers = tails[r]
-        parts["update"] += update - gathers
+        data, update, gathers, wait = tails[r]
+        parts["update"] += update - gathers - wait
+        parts["host"] += wait
         parts["data"] += data + gathers
         parts["pipeline"] += seconds - fsum(parts.values())
-        told = {name: parts[name] for name in PARTS if name != "host" or lay.offload}
+        told = {name: parts[name] for name in PARTS if name != "host" or lay.offload or lay.offload_optimizer}
         return StepTime(seconds, told, self._limit(lay, told, seconds))
 
     def model_flops(self, tokens: int) -> StepFlops:
@@ -169,18 +171,18 @@ class Quoter:
         lay = layout
         key = (seen, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
         if key not in self._held:
-            activations, data, workspace, host = [0] * lay.pp, list[Bytes](), list[Bytes](), 0
+            activations, data, workspace, host = [0] * lay.pp, list[Bytes](), list[Bytes](), list[Bytes]()
             for ranks in self.composer.deal(lay).alike:
                 stages = self.composer.stages(lay, ranks[0])
                 pools = self.composer.pools(lay, ranks[0], stages)
                 for r, (arena, routed) in zip(ranks, pools.activations(lay, ranks), strict=True):
                     activations[r] = arena + routed
-                host = max(host, *pools.pinned(lay, ranks)) if lay.offload else 0
+                host.append(max(pools.pinned(lay, ranks)) if lay.offload else 0)
                 inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
                 beside = sum([s.remembered for s in stages])
                 data.append(fed(inputs, lay.gradient_accumulation_steps, self.composer.widths) + beside)
                 workspace.append(max([s.workspace for s in stages]))
-            self._held[key] = _Held(tuple(activations), tuple(data), tuple(workspace), host)
+            self._held[key] = _Held(tuple(activations), tuple(data), tuple(workspace), tuple(host))
         return self._held[key]
 
     def _sums(self, layout: Layout) -> list[Reduction]:
@@ -327,7 +329,7 @@ class Quoter:
         at, end = ready(placed, seconds, packs)
         hidden, gathers = min(made.reduce, end), told.after_update(used(placed, seconds, packs), self.rates.beside)
         data = told.after_backward(at, end) + hidden * (self.rates.beside - 1)
-        return Tail(data, made.update + gathers + norm, gathers)
+        return Tail(data, made.update + gathers + norm, gathers, made.wait)
 
     def _limit(self, layout: Layout, parts: Mapping[Part, Seconds], seconds: Seconds) -> str:
         """The largest reason why a step is not at the device's peak."""
@@ -341,4 +343,4 @@ class Quoter:
 def _sharding(layout: Layout) -> _Shape:
     """What decides how buckets are cut."""
     lay = layout
-    return (lay.zero, lay.shard_group, lay.whole_gradients, lay.keep_gathered, lay.bucket_bytes)
+    return (lay.zero, lay.shard_group, lay.whole_gradients, lay.keep_gathered, lay.bucket_bytes, lay.offload_optimizer)

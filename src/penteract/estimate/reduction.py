@@ -9,10 +9,11 @@ from math import fsum
 from typing import NamedTuple
 
 from penteract.estimate.pieces import Kind
-from penteract.estimate.price import bucket_workspace, held
+from penteract.estimate.price import away, bucket_workspace, owned
 from penteract.estimate.rates import Rates, Span
 from penteract.ops.bodies.body import Product
 from penteract.ops.collectives import counted
+from penteract.ops.offload import COPIES
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.parallel.data import NONE, Alike, Bucket, Pack, bucket_of
@@ -20,7 +21,7 @@ from penteract.parallel.matrix import Matrix, deal
 from penteract.spec.mesh import Mesh
 from penteract.spec.precision import Policy
 from penteract.step import muon
-from penteract.step.update import touched
+from penteract.step.update import SLICE, kept, touched
 from penteract.units import Bytes, Seconds
 
 Times = Callable[[Kind], Mapping[str, Seconds]]  # a piece -> seconds of each of its actions
@@ -33,6 +34,7 @@ class Turn:
     reduce: Seconds
     update: Seconds
     gather: Seconds
+    wait: Seconds = 0.0  # of the update, for the link to the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Reduction:
     largest: Bytes  # what the update allocates
     reduce: Seconds  # of all of them, one after the other
     update: Seconds
+    host: Bytes = 0  # of what the optimizer keeps
+    wait: Seconds = 0.0  # of the update, for the link to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +83,12 @@ class Turns:
 
 class Tail(NamedTuple):
     """Seconds after a rank's last backward: of sums that it did not hide, of the update with its gathers and the sum of
-    the gradient's norm, and of those gathers alone."""
+    the gradient's norm, of those gathers alone, and of its waits for the link to the host alone."""
 
     data: Seconds
     update: Seconds
     gathers: Seconds
+    wait: Seconds = 0.0
 
 
 def ready(
@@ -114,14 +119,16 @@ def reduction(
     counted: Iterable[tuple[Bucket, int]], ring: Bytes, rates: Rates, p: Policy, gpus_per_node: int
 ) -> Reduction:
     """Price the buckets of a rank; of equal ones there is one, and how many."""
-    kept, largest, reduce, update = Counter[str](), 0, 0.0, 0.0
-    for b, n in counted:
-        turn = turn_of(b, rates, p, gpus_per_node)
-        for kind, size in held((b,), p).items():
-            kept[kind] += n * size
-        largest = max(largest, bucket_workspace(b, p))
-        reduce, update = reduce + n * turn.reduce, update + n * turn.update
-    return Reduction(kept, ring, largest, reduce, update)
+    buckets = list(counted)
+    largest = slice_ = host = 0
+    reduce = update = wait = 0.0
+    for b, n in buckets:
+        turn, there = turn_of(b, rates, p, gpus_per_node), away(b, p)
+        largest, host = max(largest, bucket_workspace(b, p)), host + n * there
+        slice_ = max(slice_, kept(min(b.shard_size, SLICE), p) if there else 0)
+        reduce, update, wait = reduce + n * turn.reduce, update + n * turn.update, wait + n * turn.wait
+    ends = fsum(rates.copy(word, slice_) for word in COPIES)  # the first slice comes, and the last leaves, alone
+    return Reduction(owned(buckets, p), ring, largest, reduce, update + ends, host, wait + ends)
 
 
 def turns(packs: Iterable[Pack], mesh: Mesh, rank: int, rates: Rates, p: Policy, *, gpus_per_node: int) -> Turns:
@@ -146,7 +153,9 @@ def turn_of(b: Bucket, rates: Rates, p: Policy, gpus_per_node: int) -> Turn:
             gather = on_wire("all_gather", b, rates, p.widths, gpus_per_node)
     if len(b.replicas) > 1:
         add += on_wire("all_reduce", b, rates, p.widths, gpus_per_node)
-    return Turn(add, moving(b, rates, p, gpus_per_node), gather)
+    update, there = moving(b, rates, p, gpus_per_node), away(b, p)
+    wait = max(0.0, *(rates.copy(word, there) - update for word in COPIES)) if there else 0.0  # both ways at once
+    return Turn(add, update + wait, gather, wait)
 
 
 def moving(b: Bucket, rates: Rates, p: Policy, gpus_per_node: int) -> Seconds:

@@ -82,6 +82,7 @@ class Bucket:
     mover: Mover = ADAMW
     matrices: tuple[Matrix, ...] = ()
     peers: tuple[int, ...] = ()
+    offloaded: bool = False  # what the optimizer keeps of this rank's shard lies on the host
 
     @property
     def team(self) -> tuple[int, ...]:
@@ -210,6 +211,7 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int, grain: int = 1) -> Bucket:
         shards, pack.alike.late, cut_gradients=cut and not lay.whole_gradients, cut_parameters=cut and lay.zero == 3,
         mover=mover, matrices=tuple(matrices(pack.params, pack.offsets, mesh)) if whole else (),
         peers=peers(pack.params, mesh, rank) if whole else (),
+        offloaded=lay.offload_optimizer and not mover.by_matrix,
     )  # fmt: skip
 
 

@@ -118,6 +118,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "memory.recompute_else": ("of the layers that recompute_every and recompute_first leave out", 0, 0),
     "memory.offload": ('"none", or what is kept on the host: ["anchors"] (the inputs of layers), words, "*"', 0, 0),
     "memory.offload_every": ("1: of every layer; n: of every n-th of a stage, from its first on", 1, 10_000),
+    "memory.offload_optimizer": ("what the optimizer keeps lies on the host, and passes through the device", 0, 0),
     "memory.bucket_bytes": ("bytes of one flat gradient bucket; 0: one for each parameter", 0, 2**40),
     "kernels.attention": (
         "of a GPU in bf16, flash (packed documents) or cudnn (whole sequences); or plain torch",
@@ -186,7 +187,8 @@ _ELSEWHERE: Mapping[str, str] = {
     "recompute_num_layers": "memory.recompute_first", "selective_ac_option": "memory.recompute_every",
     "activation_memory_budget": "memory.budget", "memory_budget": "memory.budget",
     "offload_activations": "memory.offload", "cpu_offloading": "memory.offload",
-    "activation_offloading": "memory.offload", "recompute_modules": "memory.recompute",
+    "activation_offloading": "memory.offload", "offload_optimizer": "memory.offload_optimizer",
+    "optimizer_cpu_offload": "memory.offload_optimizer", "recompute_modules": "memory.recompute",
     "recompute_granularity": "memory.recompute", "gradient_checkpointing": "memory.recompute",
     "num_hidden_layers": "model.layers", "num_attention_heads": "model.heads",
     "num_key_value_heads": "model.kv_heads", "intermediate_size": "model.ffn_size", "head_dim": "model.head_size",

@@ -38,6 +38,7 @@ class Layout:
     `remake_else` are those of the other layers.
     `offload` names what is kept on the host instead, in every `offload_every`-th layer of a stage: "anchors" are the
     layers' inputs, all that full recomputation keeps; "*" is all that is kept.
+    `offload_optimizer` keeps what the optimizer keeps of this rank's shards there too.
 
     zero             what is cut over the ranks that hold the same parameters: 1 what the optimizer keeps, 2 gradients
                      too, 3 parameters too, which are then gathered where they are used
@@ -67,6 +68,7 @@ class Layout:
     remake_else: tuple[str, ...] = ("enter",)
     offload: tuple[str, ...] = ()
     offload_every: int = 1
+    offload_optimizer: bool = False
     attention: AttentionBody = "reference"  # which body of the word: plain torch, or a fused kernel of a GPU
     loss: LossBody = "reference"  # chunked: logits of some tokens at a time, all of it in backward
     loss_chunk: int = 0  # those tokens; 0: as many as a moderate block of logits has

@@ -217,7 +217,8 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
         remake_every=memory["recompute_every"], remake_first=memory["recompute_first"],
         remake_else=words_of(memory["recompute_else"]),
         offload=() if memory["offload"] == "none" else words_of(memory["offload"]),
-        offload_every=memory["offload_every"], **_section(settings, "kernels"),
+        offload_every=memory["offload_every"], offload_optimizer=memory["offload_optimizer"],
+        **_section(settings, "kernels"),
     )  # fmt: skip
     case = settle(
         Case(model=model, layout=layout, sequence_length=length, global_batch_size=total, world=world).counted()
@@ -258,6 +259,12 @@ def _precision(settings: Settings) -> None:
 def _check_words(run: RunSpec, settings: Settings) -> None:
     """What two sections must agree on."""
     moe = run.model.moe
+    if run.optimizer.kind == "muon" and run.layout.offload_optimizer:
+        raise BadInput(
+            "OFFLOAD", "Muon moves whole matrices, where they are; what AdamW keeps passes through by slices",
+            where=f"memory.offload_optimizer ({settings['memory.offload_optimizer'].origin})",
+            found="optimizer.kind muon", allowed="adamw", fix="--optimizer.kind adamw, or --memory.offload_optimizer false",
+        )  # fmt: skip
     if run.tokenizer == "bytes" and run.model.vocab_size < _BYTES:
         raise BadInput(
             "VOCAB", "the byte tokenizer needs a row for each byte and one for the end of a document",

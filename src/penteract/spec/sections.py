@@ -51,6 +51,7 @@ class Memory:
     recompute_else: Literal["none", "full"] | tuple[str, ...] = "none"
     offload: Literal["none"] | tuple[str, ...] = "none"
     offload_every: int = 1
+    offload_optimizer: bool = False
     bucket_bytes: int = 25 * 2**20
 
 

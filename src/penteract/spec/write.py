@@ -84,6 +84,7 @@ def _sections(run: RunSpec) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             "recompute_else": name_of(lay.remake_else),
             "offload": lay.offload or "none",
             "offload_every": lay.offload_every,
+            "offload_optimizer": lay.offload_optimizer,
             "bucket_bytes": lay.bucket_bytes,
         },
         "kernels": {"attention": lay.attention, "loss": lay.loss, "loss_chunk": lay.loss_chunk},

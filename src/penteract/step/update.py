@@ -5,11 +5,14 @@ Roles narrower than the update's own dtype are widened a slice at a time, so wha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penteract.spec.movers import ADAMW, Mover
 from penteract.spec.precision import BLOCK, Policy
 from penteract.units import Bytes
 
 SLICE = 2**22  # elements; whole blocks. A pass over as many takes a GPU longer than the launch of its kernel
+PLACES = 3  # on the device, of what is kept on the host: one slice comes, one is moved, one leaves
 INDEX = 4  # bytes of a code while it is looked up
 CHANCE = 16  # bytes an element of random bits while they are mixed
 
@@ -26,9 +29,18 @@ def is_sliced(p: Policy) -> bool:
     return {p.gradient, p.moments, p.dtype("master")} != {p.stat}
 
 
-def workspace(elements: int, p: Policy) -> Bytes:
-    """At the worst moment: one temporary of the shard's size, or the widened copies of a slice."""
-    wide = p.widths["stat"]
+def through(shards: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Of shards on the host, (elements, how many): the places on the device that slices of them take in turns, and the
+    elements of each."""
+    counted = list(shards)
+    slices = sum(-(-n // SLICE) * times for n, times in counted)
+    return min(PLACES, slices), max([min(n, SLICE) for n, _ in counted], default=0)
+
+
+def workspace(elements: int, p: Policy, *, offloaded: bool = False) -> Bytes:
+    """At the worst moment: one temporary of the shard's size, or the widened copies of a slice. What is kept on the
+    host is moved by slices."""
+    wide, elements = p.widths["stat"], min(elements, SLICE) if offloaded else elements
     if not is_sliced(p):
         return elements * wide
     gradient, moment, master = (wide * (d != p.stat) for d in (p.gradient, p.moments, p.dtype("master")))

@@ -1,0 +1,139 @@
+"""What lies on the host, or is made again, changes no bit of a step, and takes the bytes that its price says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from layouts import CPU, Case, _prepare
+from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.copies import Copies
+from penteract.engine.optimizer import AdamW
+from penteract.engine.run import Run
+from penteract.engine.storages import bytes_of
+from penteract.estimate.load import Recorded
+from penteract.estimate.price import price
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.precision import RECIPES, Policy
+from penteract.spec.run import Optimizer
+from penteract.step import update
+from penteract.step.program import Program
+from penteract.step.walk import walk
+from pool import Pool
+from precisions import POLICIES, differ, kept
+from strategies import cases, remakes
+from tiny import SIZES
+
+DENSE = ModelSpec(**SIZES, tied=True)
+EXPERTS = replace(DENSE, moe=MoESpec(experts=4, top_k=2, ffn_size=24, dense_layers=(0,), balance="bias"))
+CODED = replace(RECIPES["bf16"], moments="int8")
+PLACES: list[tuple[ModelSpec, Layout, str | Policy]] = [
+    (DENSE, Layout(dp=4), "bf16"),
+    (EXPERTS, Layout(dp=2, tp=2, ep=2, zero=1, bucket_bytes=2**12), CODED),
+    (DENSE, Layout(dp=4, zero=2), POLICIES["bf16_pure"]),
+    (DENSE, Layout(dp=2, pp=2, zero=3, gradient_accumulation_steps=2, schedule="zb_h1"), "fp32"),
+    (EXPERTS, Layout(dp=4, zero=3, shard_group=2, remake=("*",), offload=("anchors",)), "fp16"),
+]
+SLICE = 512  # elements: shards have several
+
+
+class Counted(Copies):
+    """Copies that count what they copy."""
+
+    total = 0
+
+    def start(self, x: torch.Tensor, y: torch.Tensor):  # type: ignore[no-untyped-def]
+        Counted.total += y.nbytes
+        return Copies.start(self, x, y)
+
+
+def trained(p: Program, groups: Groups, steps: int) -> tuple[Run, list[torch.Tensor]]:
+    """A few steps with updates, and all that was left at the end: gradients and totals too."""
+    run = _prepare(p, groups, dict(REFERENCE))
+    counts = run.counts.clone()
+    run.optimizer = AdamW(Optimizer(learning_rate=3e-3, weight_decay=0.1), CPU, 0, run.state.scaling)
+    run.optimizer.rate.fill_(3e-3)
+    for step in range(steps):
+        run.optimizer.step.fill_(step + 1)
+        run.counts.copy_(counts)
+        walk(p, run)
+    run.settle_parameters()
+    gradients = [q.values.clone().view(torch.uint8) for q in run.state.pieces("gradient")]
+    whole = not any(f.bucket.cut_parameters for f in run.state.flats)
+    return run, [*kept(run.state, whole=whole), *gradients, run.totals.view(torch.uint8)]
+
+
+def optimizer_on_host(rank: int, groups: Groups, case: Case) -> list[str] | None:
+    """What is wrong on this rank; None beyond the layout's."""
+    lay = case.layout
+    if rank >= lay.world:
+        groups.make(needed(case.compile(rank % lay.world)))
+        return None
+    there, here = (
+        replace(case, layout=replace(lay, offload_optimizer=on)).compile(rank % lay.world) for on in (True, False)
+    )
+    groups.make(needed(there))
+    _, want = trained(here, groups, 3)
+    wrong = list[str]()
+    with patch.object(update, "SLICE", SLICE), patch("penteract.engine.run.Copies", Counted):
+        Counted.total = 0
+        run, seen = trained(there, groups, 3)
+        priced, without = price(there, Recorded(run.received)), price(here, Recorded(run.received))
+        slices = sum(ceil(b.shard_size / SLICE) for b in there.buckets)
+        if slices < 4 or len(run.state.places) != update.PLACES:
+            wrong.append(f"{slices} slices, {len(run.state.places)} places: too few to say anything")
+        for what, told, found in (
+            ("copied", 3 * sum(priced.copied.values()), Counted.total),
+            ("resident", sum(priced.resident.values()) - priced.resident["data"], bytes_of(run.state.resident())),
+            ("host", priced.host - without.host, bytes_of(run.state.on_host())),
+            ("there and back", priced.copied["to_host"], priced.copied["from_host"]),
+            ("as much", priced.host - without.host, without.resident["optimizer"]),
+        ):
+            if told != found:
+                wrong.append(f"{what}: priced {told}, found {found}")
+    if priced.resident["optimizer"] >= without.resident["optimizer"]:
+        wrong.append("no byte was spared")
+    return wrong + [f"buffer {i} differs" for i in differ(seen, want)]
+
+
+@pytest.mark.parametrize(("model", "layout", "precision"), PLACES, ids=str)
+def test_an_optimizer_on_the_host_moves_the_same_bits(
+    pool: Pool, model: ModelSpec, layout: Layout, precision: str | Policy
+) -> None:
+    told = pool.run(optimizer_on_host, Case(model, layout, precision=precision))
+    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some or []] == []
+
+
+def edited(rank: int, groups: Groups, case: Case, more: dict[str, object]) -> list[str] | None:
+    """Where a step with these edits differs from one that keeps everything on the device."""
+    lay, number = case.layout, rank % case.layout.world
+    plain = replace(lay, remake=(), remake_every=1, remake_first=0, remake_else=(), offload=(), offload_every=1)
+    p, q = (replace(case, layout=some).compile(number) for some in (replace(plain, **more), plain))  # type: ignore[arg-type]
+    groups.make(needed(p))
+    if rank >= lay.world:
+        return None
+    _, want = trained(q, groups, 1)
+    with patch("penteract.engine.run.Copies", Counted):
+        Counted.total = 0
+        run, seen = trained(p, groups, 1)
+    copied = sum(price(p, Recorded(run.received)).copied.values())
+    wrong = [] if copied == Counted.total else [f"copied: priced {copied}, found {Counted.total}"]
+    return wrong + [f"buffer {i} of {len(want)} differs" for i in differ(seen, want)]
+
+
+@settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
+@given(case=cases(max_ranks=8), more=remakes(), precision=st.sampled_from(["fp64", "fp32", "bf16"]))
+def test_what_is_made_again_or_comes_back_is_the_same(
+    pool: Pool, case: Case, more: dict[str, object], precision: str
+) -> None:
+    case = replace(case, precision=precision)
+    told = pool.run(edited, case, more)
+    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some or []] == [], (case, more)
