@@ -25,7 +25,7 @@ from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
-from penteract.spec.precision import Policy, policy
+from penteract.spec.precision import RECIPES, Policy, policy
 from penteract.units import Bytes, Flops, Seconds
 
 _Shape = tuple[object, ...]  # what decides the passes of all pipeline ranks
@@ -47,6 +47,7 @@ class Quote:
     by_stage: tuple[Bytes, ...]
     at_least: Seconds
     host: Bytes = 0
+    precision: Policy = RECIPES["bf16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,23 @@ class Quoter:
         g = deal.group[r]
         other = there.data[g] + max(there.workspace[g], sums[g].largest) + sums[g].ring
         memory = {**sums[g].held, "activations": there.activations[r], "other": other}
-        return Quote(layout, memory, by_stage[r], by_stage, self._least(layout, seen, sums), there.host)
+        bound = self._least(layout, self._plain_passes(layout, seen), (seen,), sums)
+        return Quote(layout, memory, by_stage[r], by_stage, bound, there.host, self.composer.policy)
+
+    def bound(self, quote: Quote) -> Seconds:
+        """A closer lower bound of the step's time, with what ZeRO 2 and 3 do beside the passes."""
+        lay, seen = quote.layout, sight(quote.layout)
+        if lay.zero < 2:
+            return quote.at_least
+        return self._least(lay, self._passes_of(lay, seen)[0], (seen, *_sharding(lay)), self._sums(lay))
+
+    def bound_of_plain(self, quote: Quote) -> Seconds:
+        """A lower bound of the same without recomputation: nothing is computed again for longer than it was at first,
+        by no rank in any micro-batch, nor on the way of the first of them."""
+        lay = quote.layout
+        forward = [fsum([t["Fwd"] for t in chunks]) for chunks in self._plain_passes(lay, sight(lay))]
+        way = fsum([forward[g] for g in self.composer.deal(lay).group]) if lay.pp > 1 else 0.0
+        return quote.at_least - lay.gradient_accumulation_steps * max(forward) - way
 
     def time(self, quote: Quote) -> StepTime:
         """The step's time with the schedule played out."""
@@ -269,12 +286,12 @@ class Quoter:
             return {}
         return waits([timed for kind, n in chain for timed in [self._timed(kind, layout, seen)] * n])
 
-    def _least(self, layout: Layout, seen: Sight, sums: list[Reduction]) -> Seconds:
+    def _least(self, layout: Layout, passes: tuple[Passes, ...], known: _Shape, sums: list[Reduction]) -> Seconds:
+        """`known`: what decides the passes."""
         lay = layout
-        key = (seen, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.dp)
-        key = (*key, *_sharding(lay)) if lay.zero > 1 else key
+        key = (known, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.dp)
         if key not in self._bounds:
-            deal, (passes, _) = self.composer.deal(lay), self._passes_of(lay, seen)
+            deal = self.composer.deal(lay)
             by_rank = least(lay.gradient_accumulation_steps, [passes[g] for g in deal.group], self._wire(lay))
             self._bounds[key] = [
                 (
