@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 
 from penteract.estimate.composed import Chains, Composer
+from penteract.estimate.floor import Floor
 from penteract.estimate.ideal import PARTS, Forward, StepFlops
 from penteract.estimate.lane import beside_lane
 from penteract.estimate.link import waits
@@ -79,6 +80,7 @@ class Quoter:
     sequence_length: int
     precision: str | Policy = "bf16"
     composer: Composer = field(init=False)
+    keeps: Floor = field(init=False)
     rates: Rates = field(init=False)
     _pieces: dict[tuple[Kind, Sight], Timed] = field(default_factory=dict[tuple[Kind, Sight], Timed])
     _costs: dict[tuple[Site, str], tuple[Part, Seconds]] = field(
@@ -102,6 +104,7 @@ class Quoter:
     def __post_init__(self) -> None:
         self.precision = policy(self.precision)
         self.composer = Composer(self.model, self.sequence_length, self.precision)
+        self.keeps = Floor(self.composer)
         self.rates = Rates.of(self.cluster, self.precision.products)
 
     @property
@@ -126,6 +129,14 @@ class Quoter:
         memory = {**sums[g].held, "activations": there.activations[r], "other": other}
         bound = self._least(layout, self._plain_passes(layout, seen), (seen,), sums)
         return Quote(layout, memory, by_stage[r], by_stage, bound, there.host, self.composer.policy)
+
+    def floor(self, layout: Layout) -> Bytes:
+        """Bytes that the fullest rank holds at least: `quote.allocated` is no less."""
+        kept = self.keeps.per_sequence(layout)
+        return max(
+            sum(s.held.values()) + s.ring + layout.micro_batch_size * n
+            for s, n in zip(self._sums(layout), kept, strict=True)
+        )
 
     def bound(self, quote: Quote) -> Seconds:
         """A closer lower bound of the step's time, with what ZeRO 2 and 3 do beside the passes."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penteract.plan.ask import EDITS, RECOMPUTE, Ask
-from penteract.plan.search import PLAIN, TOO_LARGE, Priced, Search, four_digits
+from penteract.plan.search import PLAIN, TOO_LARGE, Priced, Search, four_digits, within
 from penteract.spec.model import ModelSpec
 
 _FULL = RECOMPUTE["full"]
@@ -53,15 +53,14 @@ def try_between(ask: Ask, found: Priced, search: Search, refused: Counter[str], 
             break
         looked_at += 1
         for fields in recomputations(ask.model):
-            priced = search.quoters[quote.precision].quote(replace(quote.layout, **fields))
+            layout, prices = replace(quote.layout, **fields), search.quoters[quote.precision]
             tried += 1
-            if priced.allocated <= ask.usable:
+            if priced := within(prices, layout, ask.usable, found, quote.precision):
                 fit += 1
                 search.add(priced)
                 best = search.best(k)
                 break
             refused[TOO_LARGE] += 1
-            found.miss(priced)
     return Between(len(candidates), looked_at, tried, fit)
 
 

@@ -94,17 +94,16 @@ def _fit(plan: Plan, simplest: Quote) -> str:
     need = f"{show_bytes(simplest.allocated)} a GPU"
     limit = f" of {show_bytes(ask.usable)} usable" if ask.usable else ""
     least = f"Fit: {as_text(simplest.layout)} is the simplest that fits, with {need}{limit}"
-    simpler = [
-        q for q in plan.misses if effort(q.layout) < effort(simplest.layout) and q.precision == simplest.precision
-    ]
-    told = [
-        f"{as_text(q.layout)} needs {show_bytes(q.allocated)}" for q in sorted(simpler, key=lambda q: effort(q.layout))
-    ]
+    most = effort(simplest.layout)
+    simpler = [m for m in plan.missed if effort(m.layout) < most and m.precision == simplest.precision]
+    first = sorted(simpler, key=lambda m: effort(m.layout))[:_SIMPLER]
+    prices = plan.search.quoters[simplest.precision]
+    told = [f"{as_text(m.layout)} needs {show_bytes(prices.quote(m.layout).allocated)}" for m in first]
     if not told and simplest.layout.dp < ask.cluster.gpus:
         alone = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
         why = alone.batch(ask.cluster.gpus, 1, max(1, ask.global_batch_size // ask.cluster.gpus))
         told = [f"dp={ask.cluster.gpus} cannot be: {why}"] if why else []
-    return f"{least}; {'; '.join(told[:_SIMPLER])}." if told else f"{least}."
+    return f"{least}; {'; '.join(told)}." if told else f"{least}."
 
 
 def _batch(plan: Plan, chosen: Timed) -> str:

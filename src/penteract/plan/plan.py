@@ -14,7 +14,7 @@ from penteract.plan.ask import AXES, EDITS, LOSS, Ask, Values, as_text, budget_o
 from penteract.plan.between import Between, try_between
 from penteract.plan.grow import Make, larger_cluster
 from penteract.plan.legality import CROSSES, crosses_node
-from penteract.plan.search import TOO_LARGE, Priced, Search, Timed, price_all
+from penteract.plan.search import TOO_LARGE, Miss, Priced, Search, Timed, price_all
 from penteract.plan.space import Space, divisors
 from penteract.spec.case import Case
 from penteract.spec.hardware import Cluster
@@ -45,7 +45,7 @@ class Counts:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The answer. `layouts` are the best, fastest first, but for those that recompute or cut more than they need to;
-    `misses` are those over memory that came nearest.
+    `missed` are those over memory, of each mesh and technique that which needs least.
 
     `larger` is, where nothing fits, a cluster of more such GPUs that has a layout which does, and that layout's quote.
     """
@@ -53,7 +53,7 @@ class Plan:
     ask: Ask
     counts: Counts
     layouts: tuple[Timed, ...]
-    misses: tuple[Quote, ...]
+    missed: tuple[Miss, ...]
     search: Search = field(repr=False)
     larger: tuple[Cluster, Quote] | None = None
 
@@ -61,6 +61,16 @@ class Plan:
     def quoter(self) -> Quoter:
         """The prices in the first precision."""
         return self.search.quoters[self.ask.precision]
+
+    def misses(self, most: int = 3) -> list[Quote]:
+        """Of those over memory, the nearest."""
+        found = list[Quote]()
+        for miss in sorted(self.missed, key=lambda m: m.size):
+            if len(found) == most and miss.size > found[-1].allocated:
+                break
+            found.append(self.search.quoters[miss.precision].quote(miss.layout))
+            found = sorted(found, key=lambda q: q.allocated)[:most]
+        return found
 
     @property
     def best(self) -> Timed:
@@ -114,7 +124,7 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Pla
     for space in spaces:
         precision = space.ask.precision
         quoters[precision] = prices = make(space.ask)
-        price_all(space.families(refused), prices.quote, ask.usable, refused, priced, precision)
+        price_all(space.families(refused), prices, ask.usable, refused, priced, precision)
     if number > len(priced.fits) > 0:
         raise _no_such(number, len(priced.fits))
     search = Search(quoters, priced.fits, priced.slower)
@@ -122,10 +132,10 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Pla
     best = search.best(top)
     fit = len(priced.fits) + len(priced.slower) - priced.needless + between.fit
     counts = Counts(
-        enumerated + between.tried, _most_first(refused), priced.count + between.tried, fit, search.simulated, between
+        enumerated + between.tried, _most_first(refused), priced.count, fit, search.simulated, between
     )
     larger = None if best else larger_cluster(ask, make)
-    return Plan(ask, counts, tuple(best), tuple(priced.misses), search, larger)
+    return Plan(ask, counts, tuple(best), tuple(priced.nearest.values()), search, larger)
 
 
 def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
@@ -144,7 +154,9 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
         quoters[one.precision] = prices
         search.add(prices.quote(layout))
     every = len(search.quotes)
-    over = tuple(q for q in search.quotes if ask.usable and q.allocated > ask.usable)
+    over = tuple(
+        Miss(q.allocated, q.layout, q.precision) for q in search.quotes if ask.usable and q.allocated > ask.usable
+    )
     counts = Counts(every, {TOO_LARGE: len(over)} if over else {}, every, every - len(over), every)
     return Plan(ask, counts, tuple(search.best(every)), over, search)
 

@@ -75,7 +75,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         },
         "notes": list(plan.notes),
         "layouts": [entry(plan, timed) for timed in plan.layouts],
-        "nearest_misses": [_miss(plan, quote) for quote in plan.misses[:3]] if not counts.fit else [],
+        "nearest_misses": [_miss(plan, quote) for quote in plan.misses()] if not counts.fit else [],
         "larger": plan.larger and {"cluster": plan.larger[0].name, **_miss(plan, plan.larger[1])},
         "basis": dict(plan.quoter.basis),
     }  # fmt: skip

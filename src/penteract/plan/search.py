@@ -68,36 +68,40 @@ class Priced:
     `slower`   layouts with more recomputation or a higher stage of ZeRO than what fits: no faster, and priced when less
                memory is asked for
     `needless` of these, how many have a higher stage than they need: not asked whether they fit
-    `misses`   of those beyond memory, the least of each mesh and technique: enough to say what came near
-    `count`    how many were priced
+    `nearest`  of those beyond memory, the least of each mesh and technique, with the bytes that it needs at least
+    `count`    how many were priced: the others needed a bound alone
     """
 
     fits: list[Quote] = field(default_factory=list[Quote])
     slower: list[Slower] = field(default_factory=list[Slower])
     needless: int = 0
-    nearest: dict[Hashable, Quote] = field(default_factory=dict[Hashable, Quote])
+    nearest: dict[Hashable, Miss] = field(default_factory=dict[Hashable, "Miss"])
     count: int = 0
 
-    @property
-    def misses(self) -> list[Quote]:
-        return sorted(self.nearest.values(), key=lambda q: q.allocated)
+    def miss(self, size: Bytes, layout: Layout, precision: Policy) -> None:
+        lay = layout
+        alike = (lay.dp, lay.tp, lay.pp, lay.cp, lay.ep, lay.zero, lay.remake, lay.remake_every, precision)
+        if alike not in self.nearest or size < self.nearest[alike].size:
+            self.nearest[alike] = Miss(size, layout, precision)
 
-    def miss(self, quote: Quote) -> None:
-        lay = quote.layout
-        alike = (lay.dp, lay.tp, lay.pp, lay.cp, lay.ep, lay.zero, lay.remake, lay.remake_every)
-        if alike not in self.nearest or quote.allocated < self.nearest[alike].allocated:
-            self.nearest[alike] = quote
+
+class Miss(NamedTuple):
+    """A layout beyond memory: bytes that it needs at least."""
+
+    size: Bytes
+    layout: Layout
+    precision: Policy
 
 
 def price_all(
-    families: Iterable[Family], quote: Callable[[Layout], Quote], usable: Bytes, refused: Counter[str], found: Priced,
-    precision: Policy,
-) -> None:  # fmt: skip
+    families: Iterable[Family], prices: Quoter, usable: Bytes, refused: Counter[str], found: Priced, precision: Policy
+) -> None:
     """Quote the layouts of `families`, and put those within `usable` bytes (0: all of them) into `found`.
 
-    Three comparisons spare a price. A micro-batch larger than one that does not fit keeps at least as much: it is
-    counted in `refused`, as is what does not fit. Recomputing keeps no more and takes no less than not recomputing. And
-    a stage of ZeRO takes no less than the lower ones from 1 on: where one of those fits, it is counted as needless.
+    Four comparisons spare a price. What is beyond memory by a bound from below does not fit. A micro-batch larger than
+    one that does not fit keeps at least as much: it is counted in `refused`, as is what does not fit. Recomputing keeps
+    no more and takes no less than not recomputing. And a stage of ZeRO takes no less than the lower ones from 1 on:
+    where one of those fits, it is counted as needless.
     """
     for family in families:
         fits: dict[tuple[Memory, int], Quote] = {}  # of this family
@@ -107,24 +111,34 @@ def price_all(
             plain = memory._replace(remake=PLAIN) if spares and memory.remake != PLAIN else None
             for place, (size, steps) in enumerate(sizes):
                 enough = next((fits[m, size] for m in lower if (m, size) in fits), None)
-                twin = fits.get((plain, size)) if plain else None
-                if enough or twin:
-                    bound = (enough or twin).at_least  # pyright: ignore[reportOptionalMemberAccess]
-                    found.slower.append(Slower(bound, family, memory, size, steps, precision))
+                twin = enough or (fits.get((plain, size)) if plain else None)
+                if twin:
+                    found.slower.append(Slower(twin.at_least, family, memory, size, steps, precision))
                     if enough:
                         refused[NEEDLESS] += 1
                         found.needless += 1
                     continue
-                priced = quote(family.layout(memory, size, steps))
-                found.count += 1
-                if usable and priced.allocated > usable:
+                quote = within(prices, family.layout(memory, size, steps), usable, found, precision)
+                if quote is None:
                     refused[TOO_LARGE] += 1
                     if rest := len(sizes) - place - 1:
                         refused[SMALLER_TOO_LARGE] += rest
-                    found.miss(priced)
                     break
-                fits[memory, size] = priced
+                fits[memory, size] = quote
         found.fits.extend(fits.values())
+
+
+def within(prices: Quoter, layout: Layout, usable: Bytes, found: Priced, precision: Policy) -> Quote | None:
+    """The quote of a layout that fits; None, and it is noted, where it does not."""
+    size = prices.floor(layout) if usable else 0
+    if size <= usable:
+        found.count += 1
+        quote = prices.quote(layout)
+        if not usable or quote.allocated <= usable:
+            return quote
+        size = quote.allocated
+    found.miss(size, layout, precision)
+    return None
 
 
 def _lower(memory: Memory, *, spares: bool) -> list[Memory]:

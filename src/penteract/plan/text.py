@@ -119,11 +119,11 @@ def _edited(timed: Timed) -> list[str]:
 def nothing_fits(plan: Plan) -> str:
     """The verdict, what came nearest, and how many GPUs would do."""
     ask = plan.ask
-    if not plan.misses:
+    if not plan.missed:
         return "No layout is possible: every one breaks a rule (above)."
     lines = ["Nothing fits. The nearest:"]
     lines += [f"  {as_text(q.layout)} needs {show_bytes(q.allocated)}, {show_bytes(q.allocated - ask.usable)} too many"
-              for q in plan.misses[:3]]  # fmt: skip
+              for q in plan.misses()]  # fmt: skip
     if plan.larger:
         cluster, quote = plan.larger
         lines.append(f"On {cluster.name} it fits: {as_text(quote.layout)} needs {show_bytes(quote.allocated)}.")
