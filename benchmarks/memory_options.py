@@ -117,7 +117,9 @@ def as_run(asked: argparse.Namespace, case: Case, world: int) -> RunSpec:
 def measure(rank: Rank, asked: argparse.Namespace, case: Case) -> dict[str, Any]:
     run = as_run(asked, case, rank.world)
     lay = run.layout
-    quoter = Quoter(run.model, cluster(asked.gpus), sequence_length=asked.seq, precision=run.precision.policy)
+    quoter = Quoter(
+        run.model, cluster(asked.gpus), asked.seq, precision=run.precision.policy, movers=run.optimizer.movers
+    )  # fmt: skip
     quote = quoter.quote(lay)
     planned, by_stage = quoter.time(quote).seconds, [gib(b) for b in quote.by_stage]
     samples, _ = open_samples(run.data, open_tokenizer(run.tokenizer), run.sequence_length, 0)

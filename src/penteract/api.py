@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     layout: str | None = None,
     fix: str | None = None,
     tp_across_nodes: bool = False,
-    precision: str | Policy = "bf16",
+    precision: str | Policy | Sequence[str | Policy] = "bf16",
     optimizer: str = "adamw",
     headroom: float = HEADROOM,
     number: int = 1,
@@ -37,6 +38,7 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     `model`: a published model's name, a config.json or its folder, or a spec. `gpus`: "8xH200", "64x8xH100".
     `batch`: tokens of a step ("1Mi"), or sequences ("128seqs"). `layout`: price this one alone ("tp=2,pp=2").
     `fix`: hold these axes ("tp=2/4,recompute=none"). `headroom`: share of a GPU's memory kept free of tensors.
+    `precision`: a recipe, or several to choose among ("bf16,fp8_tensorwise").
     `number`: refuse as soon as it is known that fewer layouts fit.
     Raises BadInput, naming what is allowed and the fix.
     """

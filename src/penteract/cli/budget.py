@@ -20,7 +20,11 @@ def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:
         return resolved, None
     known = reference()
     node = Cluster(name="reference", gpus=run.layout.world, gpu=known.gpu, inside=known.inside, curves=known)
-    chosen = within(Quoter(run.model, node, run.sequence_length, run.precision.dtype), run.layout, budget)
+    chosen = within(
+        Quoter(run.model, node, run.sequence_length, run.precision.policy, movers=run.optimizer.movers),
+        run.layout,
+        budget,
+    )
     said = f"budget {budget.fraction:g}" if budget.fraction else f"budget {budget.allocated / 2**30:g} GiB"
     names = ("recompute", "recompute_every", "recompute_first", "recompute_else")
     origins = dict(resolved.origins) | {f"memory.{name}": f"derived: {said}" for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as to_json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -14,10 +14,10 @@ from cyclopts import Parameter
 
 from penteract.api import plan as ask_plan
 from penteract.errors import BadInput, DiskFailure
-from penteract.plan.ask import HEADROOM, as_text
+from penteract.plan.ask import HEADROOM, Ask
 from penteract.plan.catalogue import catalogue, catalogue_rows
 from penteract.plan.collector import uncollected
-from penteract.plan.explain import contest, explain
+from penteract.plan.explain import contest, explain, named
 from penteract.plan.plan import Plan, quoter
 from penteract.plan.report import as_dict, budget
 from penteract.plan.runfile import left_open, run_file
@@ -32,6 +32,9 @@ EXAMPLES = (
     "penteract plan llama-3.1-70b --gpus 8x8xH100 --seq 8192 --batch 4Mi --tokens 15T --usd-per-gpu-hour 2.5",
     "penteract plan path/to/config.json --gpus 8xH200 --fix tp=2/4,recompute=none --why 2",
     "penteract plan llama-3.1-8b --gpus 8xH200 --layout tp=2,pp=2,zero=1 --draw",
+    "penteract plan llama-3.1-8b --gpus 8xA100-40GB --layout zero=3,recompute=budget:0.5",
+    "penteract plan llama-3.1-70b --gpus 4x8xH100 --fix zero=2/3,shard_group=8",
+    "penteract plan llama-3.1-8b --gpus 8xH200 --precision bf16,bf16_pure",
     "penteract plan llama-3.1-8b --gpus 8xH200 --out run.toml",
     "penteract plan --models",
 )
@@ -58,7 +61,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     ] = False,
     tokens: Annotated[str | None, Parameter(help="Of a whole training (15T): days and GPU-hours.")] = None,
     usd_per_gpu_hour: Annotated[float | None, Parameter(help="With --tokens: the cost.")] = None,
-    precision: Annotated[str, Parameter(help="Of what is computed.")] = "bf16",
+    precision: Annotated[
+        str, Parameter(help="A recipe, or several to choose among: bf16,fp16. It changes what is trained.")
+    ] = "bf16",
     optimizer: Annotated[str, Parameter(help="adamw, or muon for matrices between hidden states.")] = "adamw",
     headroom: Annotated[float, Parameter(help="Share of a GPU's memory that tensors are kept out of.")] = HEADROOM,
     out: Annotated[Path | None, Parameter(help="Write a run file of the best, or of --why.")] = None,
@@ -93,7 +98,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
                            found=f"{gib(chosen.quote.allocated):.1f} GiB a GPU",
                            allowed=f"{gib(found.ask.usable):.1f} GiB", fix="another layout, or more GPUs")  # fmt: skip
         _write(out, found, chosen)
-    kept = [left_open(out, found.ask, chosen.layout)] if out is not None and chosen else []
+    kept = [left_open(out, _asked(found, chosen), chosen.layout)] if out is not None and chosen else []
     if json:
         told = as_dict(found) | ({"budget": asdict(money)} if money else {})
         told["notes"] += kept
@@ -150,7 +155,7 @@ def _what_if(found: Plan, chosen: Timed) -> str:
     if two is None:
         return "There is no layout of another mesh."
     told = "; ".join(change.text() for change in what_if(found, *two, quoter))
-    return f"What would let {as_text(two[1].layout)} win: {told}."
+    return f"What would let {named(found, two[1])} win: {told}."
 
 
 def _by_line(found: Plan, chosen: Timed) -> str:
@@ -160,14 +165,19 @@ def _by_line(found: Plan, chosen: Timed) -> str:
     stage = max(range(len(chosen.quote.by_stage)), key=lambda i: chosen.quote.by_stage[i])
     rank = Mesh(chosen.layout).group("pp", 0)[stage]
     ask = found.ask
-    told = why_text(ask.model, chosen.layout, ask.sequence_length, ask.precision, rank, movers=ask.movers)
-    memory = chosen.quote.memory
+    memory, how = chosen.quote.memory, chosen.quote.precision
+    told = why_text(ask.model, chosen.layout, ask.sequence_length, how, rank, movers=ask.movers)
     return told.whole(memory["activations"], memory["other"]).text()
+
+
+def _asked(found: Plan, chosen: Timed) -> Ask:
+    """The question in the precision of one answer."""
+    return replace(found.ask, precision=chosen.quote.precision, also=())
 
 
 def _write(path: Path, found: Plan, chosen: Timed) -> None:
     try:
-        path.write_text(run_file(found.ask, chosen.layout), encoding="utf-8")
+        path.write_text(run_file(_asked(found, chosen), chosen.layout), encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         raise BadInput(
             "FILE", "cannot be written", where="--out", found=path, fix="name a file in a folder that exists"

@@ -110,7 +110,7 @@ class _Solver:
         by_rank = composer.deal(plain).by_rank
         kinds = list(dict.fromkeys(k for chains in by_rank for chain in chains for k, _ in chain))
         tapes = [composer.recorder.tape(kind, plain) for kind in kinds]
-        measure = [_measure(quoter, kind, plain) for kind in kinds]
+        measure = [_measure(quoter, kind, tape, plain) for kind, tape in zip(kinds, tapes, strict=True)]
         choices = [
             Choice(tuple(dict.fromkeys((*NONE, *sorted(words)))), *zip(*map(_told, measure, fates), strict=True))
             for words, fates in sets([Fates.of(tape) for tape in tapes], NONE)
@@ -264,9 +264,9 @@ def _uniform(layout: Layout, words: tuple[str, ...]) -> Layout:
 _Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a register; of an op, by its identity
 
 
-def _measure(quoter: Quoter, kind: Kind, layout: Layout) -> _Measure:
+def _measure(quoter: Quoter, kind: Kind, tape: Tape, layout: Layout) -> _Measure:
     composer = quoter.composer
-    tape, load = composer.recorder.tape(kind, layout), Balanced.of(composer.model, layout, composer.sequence_length)
+    load = Balanced.of(composer.model, layout, composer.sequence_length)
     piece = composer.piece(kind, layout, sight(layout))
     alone = seconds_alone(piece, quoter.device(layout))
     spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}

@@ -165,9 +165,11 @@ class Recorder:
 
     def record(self, kind: Kind, layout: Layout) -> Piece:
         """A piece as a layout shows it."""
-        told, split = self._told(kind, layout), layout.schedule == "zb_h1"
-        recorded = told.recorded
-        remake, offload = layout.edit(kind.place)
+        told = self._told(kind, layout)
+        return self._measure(self._outline(told.recorded, kind, layout), told, layout)
+
+    def _outline(self, recorded: _Recorded, kind: Kind, layout: Layout) -> Outline:
+        split, (remake, offload) = layout.schedule == "zb_h1", layout.edit(kind.place)
         edit = Edit(
             tuple([word for word in remake if word in recorded.words]),
             tuple([word for word in offload if word in recorded.words or word == ANCHORS]),
@@ -175,7 +177,25 @@ class Recorder:
         key = (recorded.saying, edit, split)
         if key not in self.outlines:
             self.outlines[key] = Outline.of(recorded.tape, edit, split=split)
-        return self._measure(self.outlines[key], told, layout)
+        return self.outlines[key]
+
+    def growth(self, kind: Kind, layout: Layout) -> tuple[Mapping[Span, Bytes], Mapping[Span, Bytes]]:
+        """Bytes that a layer keeps for each sequence of a micro-batch at least, by span, what routing sizes left out;
+        and those of its input, which another layer makes."""
+        recorded = self._recorded(kind, replace(layout, micro_batch_size=OPEN))
+        outline, grown = self._outline(recorded, kind, layout), Counter[Span]()
+        tape, chunk = recorded.tape, outline.chunk
+        exit_ = None if tape.exit is None else tape.specs[tape.exit]
+        open_ = Sized(tape.specs, {}, exit_, recorded.sites)
+        specs = outline.specs(open_, [*recorded.sites, *outline.copied(open_)])
+        ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
+        for r, life in outline.lives.items():
+            if not life.scratch and r not in ends and not specs[r].pinned:
+                grown[life.span] += aligned(specs[r], self.widths) // OPEN
+        entry = outline.lives.get(chunk.entry) if chunk.entry is not None else None
+        if entry is None or entry.dies[0] == "Fwd" or specs[chunk.entry].pinned:
+            return +grown, {}
+        return +grown, {("Fwd", entry.dies[0]): aligned(specs[chunk.entry], self.widths) // OPEN}
 
     def tape(self, kind: Kind, layout: Layout) -> Tape:
         """What a layout says of a piece."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 
 from penteract.estimate.composed import Chains, Composer
+from penteract.estimate.floor import Floor
 from penteract.estimate.ideal import PARTS, Forward, StepFlops
 from penteract.estimate.lane import beside_lane
 from penteract.estimate.link import waits
@@ -26,7 +27,7 @@ from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Movers
-from penteract.spec.precision import Policy, policy
+from penteract.spec.precision import RECIPES, Policy, policy
 from penteract.units import Bytes, Flops, Seconds
 
 _Shape = tuple[object, ...]  # what decides the passes of all pipeline ranks
@@ -48,6 +49,7 @@ class Quote:
     by_stage: tuple[Bytes, ...]
     at_least: Seconds
     host: Bytes = 0
+    precision: Policy = RECIPES["bf16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Quoter:
     precision: str | Policy = "bf16"
     movers: Movers = PLAIN
     composer: Composer = field(init=False)
+    keeps: Floor = field(init=False)
     rates: Rates = field(init=False)
     _pieces: dict[tuple[Kind, Sight], Timed] = field(default_factory=dict[tuple[Kind, Sight], Timed])
     _costs: dict[tuple[Site, str], tuple[Part, Seconds]] = field(
@@ -103,6 +106,7 @@ class Quoter:
     def __post_init__(self) -> None:
         self.precision = policy(self.precision)
         self.composer = Composer(self.model, self.sequence_length, self.precision, self.movers)
+        self.keeps = Floor(self.composer)
         self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
 
     @property
@@ -125,8 +129,32 @@ class Quoter:
         g = deal.group[r]
         other = there.data[g] + max(there.workspace[g], sums[g].largest) + sums[g].ring
         memory = {**sums[g].held, "activations": there.activations[r], "other": other}
+        bound = self._least(layout, self._plain_passes(layout, seen), (seen,), sums)
         host = max([pinned + s.host for pinned, s in zip(there.host, sums, strict=True)])
-        return Quote(layout, memory, by_stage[r], by_stage, self._least(layout, seen, sums), host)
+        return Quote(layout, memory, by_stage[r], by_stage, bound, host, self.composer.policy)
+
+    def floor(self, layout: Layout) -> Bytes:
+        """Bytes that the fullest rank holds at least: `quote.allocated` is no less."""
+        kept = self.keeps.per_sequence(layout)
+        return max(
+            sum(s.held.values()) + s.ring + layout.micro_batch_size * n
+            for s, n in zip(self._sums(layout), kept, strict=True)
+        )
+
+    def bound(self, quote: Quote) -> Seconds:
+        """A closer lower bound of the step's time, with what ZeRO 2 and 3 do beside the passes."""
+        lay, seen = quote.layout, sight(quote.layout)
+        if lay.zero < 2:
+            return quote.at_least
+        return self._least(lay, self._passes_of(lay, seen)[0], (seen, *_sharding(lay)), self._sums(lay))
+
+    def bound_of_plain(self, quote: Quote) -> Seconds:
+        """A lower bound of the same without recomputation: nothing is computed again for longer than it was at first,
+        by no rank in any micro-batch, nor on the way of the first of them."""
+        lay = quote.layout
+        forward = [fsum([t["Fwd"] for t in chunks]) for chunks in self._plain_passes(lay, sight(lay))]
+        way = fsum([forward[g] for g in self.composer.deal(lay).group]) if lay.pp > 1 else 0.0
+        return quote.at_least - lay.gradient_accumulation_steps * max(forward) - way
 
     def time(self, quote: Quote) -> StepTime:
         """The step's time with the schedule played out."""
@@ -274,12 +302,12 @@ class Quoter:
             return {}
         return waits([timed for kind, n in chain for timed in [self._timed(kind, layout, seen)] * n])
 
-    def _least(self, layout: Layout, seen: Sight, sums: list[Reduction]) -> Seconds:
+    def _least(self, layout: Layout, passes: tuple[Passes, ...], known: _Shape, sums: list[Reduction]) -> Seconds:
+        """`known`: what decides the passes."""
         lay = layout
-        key = (seen, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.dp)
-        key = (*key, *_sharding(lay)) if lay.zero > 1 else key
+        key = (known, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.dp)
         if key not in self._bounds:
-            deal, (passes, _) = self.composer.deal(lay), self._passes_of(lay, seen)
+            deal = self.composer.deal(lay)
             by_rank = least(lay.gradient_accumulation_steps, [passes[g] for g in deal.group], self._wire(lay))
             self._bounds[key] = [
                 (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,6 +13,7 @@ from penteract.spec.kernels import KERNEL_DTYPES, fastest_attention
 from penteract.spec.layout import (
     ATTENTION_BODIES,
     CONTEXT_METHODS,
+    LOSS_BODIES,
     SCHEDULES,
     ZERO_STAGES,
     AttentionBody,
@@ -24,6 +25,7 @@ from penteract.spec.movers import MoverName, Movers
 from penteract.spec.precision import RECIPES, Policy
 from penteract.spec.recompute import WHOLE, Budget, name_of, words_of
 from penteract.spec.run import Optimizer
+from penteract.spec.sections import Kernels
 from penteract.units import parse_count
 
 RECOMPUTE = WHOLE  # what each recomputation makes a layout remake
@@ -39,16 +41,21 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "context_method": CONTEXT_METHODS,
     "attention": ATTENTION_BODIES,
+    "loss": LOSS_BODIES,
 }
+_CHOICES = ("whole_gradients", "keep_gathered")  # true or false
 AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "context_method", "micro_batch_size", "zero",
-        "recompute", "attention", "recompute_every", "recompute_first", "recompute_else", "offload",
-        "offload_every")  # fmt: skip
-# Those that say what is remade and offloaded, as fields of a layout; all but the first are left out where they say
-# nothing, and are not searched: they are pinned, or are those of the one layout that is priced.
+        "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "recompute_every", "recompute_first",
+        "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
+LOSS = Kernels().loss  # that of a run which says nothing
+# Those that say what is remade and offloaded, as fields of a layout.
 EDITS: Mapping[str, str] = {
     "recompute": "remake", "recompute_every": "remake_every", "recompute_first": "remake_first",
     "recompute_else": "remake_else", "offload": "offload", "offload_every": "offload_every",
 }  # fmt: skip
+_FROM_0 = ("zero", "shard_group", "recompute_first", "loss_chunk", "bucket_bytes")
+# Left out of a layout's text and JSON where they say nothing.
+_QUIET = ("shard_group", *_CHOICES, "loss_chunk", "bucket_bytes")
 
 Values = tuple[Any, ...]
 
@@ -58,6 +65,7 @@ class Ask:
     """Which layouts of `model` on `cluster` are best for a step of `global_batch_size` sequences?
 
     `pins` keeps axes at some values; `headroom` is the fraction of a GPU's memory that tensors are kept out of.
+    `also` are further precisions that are tried.
     """
 
     model: ModelSpec
@@ -65,6 +73,7 @@ class Ask:
     sequence_length: int
     global_batch_size: int
     precision: Policy = RECIPES["bf16"]
+    also: tuple[Policy, ...] = ()
     optimizer: MoverName = "adamw"
     headroom: float = HEADROOM
     tp_across_nodes: bool = False
@@ -79,6 +88,11 @@ class Ask:
     def tokens(self) -> int:
         """Of a step."""
         return self.global_batch_size * self.sequence_length
+
+    @property
+    def each(self) -> tuple[Ask, ...]:
+        """The question in one precision, for each of them."""
+        return tuple(replace(self, precision=p, also=()) for p in (self.precision, *self.also))
 
     def attention(self, cp: int, method: ContextMethod) -> AttentionBody:
         """The fastest kernel that such layouts may have, on GPUs in bf16."""
@@ -134,10 +148,11 @@ def budget_of(recompute: str) -> Budget | None:
 def as_axes(layout: Layout) -> dict[str, Any]:
     """A layout as the planner's axes and the accumulation steps: what JSON shows, and what `--layout` takes back."""
     plain = Layout()
-    named = {name: getattr(layout, name) for name in AXES if name not in EDITS} | {"recompute": recompute_of(layout)}
-    for name, its in EDITS.items():
-        value = getattr(layout, its)
-        if value != getattr(plain, its):
+    named = {name: getattr(layout, name) for name in AXES if name not in (*EDITS, *_QUIET)}
+    named["recompute"] = recompute_of(layout)
+    for name in (*_QUIET, *EDITS):
+        value = getattr(layout, EDITS.get(name, name))
+        if value != getattr(plain, EDITS.get(name, name)):
             named[name] = value if isinstance(value, int) else _joined(value)
     named = {name: named[name] for name in AXES if name in named}
     return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}
@@ -145,10 +160,10 @@ def as_axes(layout: Layout) -> dict[str, Any]:
 
 def as_text(layout: Layout) -> str:
     """A layout as `--layout` reads it: dp, the micro-batch, and what is not the default (attention follows the GPU)."""
-    plain, axes = as_axes(Layout()), as_axes(layout)
+    plain, axes = as_axes(Layout(loss=LOSS)), as_axes(layout)
     always = ("dp", "micro_batch_size")
     return ",".join(
-        f"{_LONG.get(name, name)}={axes[name]}"
+        f"{_LONG.get(name, name)}={str(axes[name]).lower() if name in _CHOICES else axes[name]}"
         for name in axes
         if name in always or (name in AXES and axes[name] != plain.get(name) and name != "attention")
     )
@@ -221,11 +236,18 @@ def _value(axis: str, word: str, flag: str) -> Any:
             "AXIS", f"no such {axis}", where=flag, found=word, allowed=", ".join(_WORDS[axis]),
             fix=f"{flag} {axis}={near}",
         )  # fmt: skip
+    if axis in _CHOICES:
+        if word not in ("true", "false"):
+            raise BadInput("AXIS", "no choice", where=f"{flag} {axis}", found=word, allowed="true, false",
+                           fix=f"{axis}=true")  # fmt: skip
+        return word == "true"
     value = int(word) if word.isascii() and word.isdigit() and len(word) < 16 else -1
     if axis == "zero" and value not in ZERO_STAGES:
         allowed = ", ".join(map(str, ZERO_STAGES))
         fix = f"{flag} zero={ZERO_STAGES[-1]}"
         raise BadInput("AXIS", "no such stage of ZeRO here", where=flag, found=word, allowed=allowed, fix=fix)
-    if not (value >= 0 if axis in ("zero", "recompute_first") else 1 <= value <= 2**20):
-        raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word, allowed="1 or more", fix=f"{axis}=1")
+    least, most = (0, 2**40) if axis in _FROM_0 else (1, 2**20)
+    if not least <= value <= most:
+        allowed = f"{least} or more"
+        raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word, allowed=allowed, fix=f"{axis}=1")
     return value

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from penteract.estimate.quote import Quote
-from penteract.plan.ask import as_text, recompute_of
+from penteract.plan.ask import AXES, EDITS, as_axes, as_text, recompute_of
 from penteract.plan.legality import Legality
 from penteract.plan.plan import Plan
 from penteract.plan.search import Timed, effort
@@ -15,6 +16,7 @@ from penteract.units import Seconds, show_bytes
 
 _SIMPLER = 3  # layouts told that are simpler, and do not fit
 _LESS = 0.8  # of the best one's memory: where "needs less" begins to matter
+_SHARDING = ("zero", "shard_group", "whole_gradients", "keep_gathered")
 _NOTHING = 0.005  # of a step: a difference that is not told as one
 
 
@@ -54,7 +56,8 @@ class Explanation:
 
 def explain(plan: Plan, chosen: Timed) -> Explanation:
     """Why `chosen`, one of the plan's layouts, is where it is."""
-    simplest = plan.search.timed(min(plan.search.quotes, key=lambda q: (effort(q.layout), q.allocated)))
+    own = [q for q in plan.search.quotes if q.precision == chosen.quote.precision]
+    simplest = plan.search.timed(min(own, key=lambda q: (effort(q.layout), q.allocated)))
     return Explanation(
         fit=_fit(plan, simplest.quote),
         batch=_batch(plan, chosen),
@@ -66,7 +69,7 @@ def explain(plan: Plan, chosen: Timed) -> Explanation:
 
 def contest(plan: Plan, chosen: Timed) -> tuple[Timed, Timed] | None:
     """Who leads and who follows: the best and `chosen`, or where that is the best, the best layout of another mesh."""
-    if chosen.layout != plan.best.layout:
+    if chosen.quote != plan.best.quote:
         return plan.best, chosen
     found = plan.search.best(1, among=lambda q: mesh(q.layout) != mesh(chosen.layout))
     return (chosen, found[0]) if found else None
@@ -91,15 +94,16 @@ def _fit(plan: Plan, simplest: Quote) -> str:
     need = f"{show_bytes(simplest.allocated)} a GPU"
     limit = f" of {show_bytes(ask.usable)} usable" if ask.usable else ""
     least = f"Fit: {as_text(simplest.layout)} is the simplest that fits, with {need}{limit}"
-    simpler = [q for q in plan.misses if effort(q.layout) < effort(simplest.layout)]
-    told = [
-        f"{as_text(q.layout)} needs {show_bytes(q.allocated)}" for q in sorted(simpler, key=lambda q: effort(q.layout))
-    ]
+    most = effort(simplest.layout)
+    simpler = [m for m in plan.missed if effort(m.layout) < most and m.precision == simplest.precision]
+    first = sorted(simpler, key=lambda m: effort(m.layout))[:_SIMPLER]
+    prices = plan.search.quoters[simplest.precision]
+    told = [f"{as_text(m.layout)} needs {show_bytes(prices.quote(m.layout).allocated)}" for m in first]
     if not told and simplest.layout.dp < ask.cluster.gpus:
         alone = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
         why = alone.batch(ask.cluster.gpus, 1, max(1, ask.global_batch_size // ask.cluster.gpus))
         told = [f"dp={ask.cluster.gpus} cannot be: {why}"] if why else []
-    return f"{least}; {'; '.join(told[:_SIMPLER])}." if told else f"{least}."
+    return f"{least}; {'; '.join(told)}." if told else f"{least}."
 
 
 def _batch(plan: Plan, chosen: Timed) -> str:
@@ -114,7 +118,7 @@ def _batch(plan: Plan, chosen: Timed) -> str:
 
 def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
     """From the simplest to the chosen one axis at a time, each time the change that helps most."""
-    quotes = {q.layout: q for q in plan.search.quotes}
+    quotes = {q.layout: q for q in plan.search.quotes if q.precision == chosen.quote.precision}
     now, goal = simplest, chosen.layout
     while now.layout != goal:
         tried = [(what, quotes.get(lay)) for what, lay in _steps(plan, now.layout, goal)]
@@ -132,8 +136,9 @@ def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]
         "pipeline": {k: getattr(goal, k) for k in ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp")},
         "method": {"context_method": goal.context_method},
         "micro": {"micro_batch_size": goal.micro_batch_size},
-        "zero": {"zero": goal.zero},
-        "recompute": {"remake": goal.remake},
+        "zero": {k: getattr(goal, k) for k in _SHARDING},
+        "recompute": {k: getattr(goal, k) for k in EDITS.values()},
+        "memory": {k: getattr(goal, k) for k in (*_SHARDING, *EDITS.values())},
     }
     for change in changes.values():
         after = replace(now, **change)
@@ -144,15 +149,14 @@ def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]
 
 
 def _told(now: Layout, after: Layout) -> str:
-    names = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "context_method", "micro_batch_size", "zero")
-    said = [
-        f"{name} {getattr(now, name)} -> {getattr(after, name)}"
-        for name in names
-        if getattr(now, name) != getattr(after, name)
-    ]
-    if now.remake != after.remake:
-        said.append(f"recompute {recompute_of(now)} -> {recompute_of(after)}")
-    return ", ".join(said)
+    """What is another, axis by axis; what an axis without a word means is its default."""
+    plain, was, now_ = as_axes(Layout(loss=now.loss)), as_axes(now), as_axes(after)
+    axes = [name for name in AXES if was.get(name, plain.get(name)) != now_.get(name, plain.get(name))]
+    return ", ".join(f"{name} {_word(was, plain, name)} -> {_word(now_, plain, name)}" for name in axes)
+
+
+def _word(axes: Mapping[str, Any], plain: Mapping[str, Any], name: str) -> str:
+    return str(axes.get(name, plain.get(name, "default"))).lower()
 
 
 def _rival(plan: Plan, chosen: Timed) -> str:
@@ -162,12 +166,23 @@ def _rival(plan: Plan, chosen: Timed) -> str:
     first, second = two
     slower = second.time.seconds / first.time.seconds - 1
     parts = ", ".join(f"{part} {s:+.3g} s" for part, s in difference(first, second)[:4])
-    who = (
-        f"Runner-up: {as_text(second.layout)} is"
-        if first is chosen
-        else f"The best is {as_text(first.layout)}; this is"
-    )
-    return f"{who} {slower:.1%} slower" + (f": {parts}." if parts else ".")
+    who = f"Runner-up: {named(plan, second)} is" if first is chosen else f"The best is {named(plan, first)}; this is"
+    said = f"{who} {slower:.1%} slower" + (f": {parts}" if parts else "")
+    return said + (f"; {needs}." if (needs := _needs(second.layout)) and first is chosen else ".")
+
+
+def named(plan: Plan, timed: Timed) -> str:
+    """A layout, and its precision where there are several."""
+    return as_text(timed.layout) + (f" in {timed.quote.precision.name}" if plan.ask.also else "")
+
+
+def _needs(layout: Layout) -> str:
+    """What a layout fits with alone: the search looks at stages of ZeRO above 1, and at recomputation, only then."""
+    needs = [f"ZeRO {layout.zero}"] if layout.zero > 1 else []
+    if (name := recompute_of(layout)) != "none":
+        every = f" of every {layout.remake_every}. layer" if layout.remake_every > 1 else ""
+        needs.append(f"recompute {name}{every}")
+    return f"it fits with {' and '.join(needs)} alone" if needs else ""
 
 
 def _leaner(plan: Plan, chosen: Timed) -> str:
@@ -178,7 +193,7 @@ def _leaner(plan: Plan, chosen: Timed) -> str:
     there = found[0]
     slower = there.time.seconds / chosen.time.seconds - 1
     need = f"{show_bytes(there.quote.allocated)}, {show_bytes(chosen.quote.allocated - there.quote.allocated)} less"
-    return f"With less memory: {as_text(there.layout)} needs {need}, and is {slower:.1%} slower."
+    return f"With less memory: {named(plan, there)} needs {need}, and is {slower:.1%} slower."
 
 
 def _faster(was: Seconds, now: Seconds) -> str:

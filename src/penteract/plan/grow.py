@@ -9,9 +9,9 @@ from dataclasses import replace
 from penteract.errors import BadInput
 from penteract.estimate.quote import Quote, Quoter
 from penteract.plan.ask import Ask, Values
-from penteract.plan.space import SEARCHED_STAGES, Space
+from penteract.plan.space import Space
 from penteract.spec.hardware import Cluster, cluster
-from penteract.spec.layout import Layout
+from penteract.spec.layout import ZERO_STAGES, Layout
 
 Make = Callable[[Ask], Quoter]  # a question's prices
 
@@ -26,24 +26,26 @@ def larger_cluster(ask: Ask, make: Make) -> tuple[Cluster, Quote] | None:
     """
     times = 2
     while times <= _LARGEST:
-        grown = replace(ask, cluster=_times(ask.cluster, times))
-        if found := _frugal(grown, make):
-            return grown.cluster, found
+        for grown in replace(ask, cluster=_times(ask.cluster, times)).each:
+            if found := _frugal(grown, make):
+                return grown.cluster, found
         times *= 2
     return None
 
 
 def _frugal(ask: Ask, make: Make) -> Quote | None:
-    """A layout that fits among those that keep least: one sequence at a time, all recomputed, optimizer state cut.
+    """A layout that fits among those that keep least: one sequence at a time, all recomputed, all state cut.
 
     What a rank holds between steps is the same for every context degree, so a stage too large for one is for all.
     """
     least: Mapping[str, Values] = {
-        "micro_batch_size": (1,), "recompute": ("full",), "zero": (SEARCHED_STAGES[-1],), "schedule": ("1f1b",),
-        "context_method": (Layout().context_method,),
+        "micro_batch_size": (1,), "recompute": ("full",), "zero": (ZERO_STAGES[-1],), "schedule": ("1f1b",),
+        "context_method": (Layout().context_method,), "whole_gradients": (False,), "shard_group": (0,),
     }  # fmt: skip
     families = Space(replace(ask, pins={**least, **ask.pins})).families(Counter())
-    layouts = sorted((family[0] for family in families), key=lambda lay: (lay.cp, lay.tp * lay.pp, lay.pp))
+    layouts = sorted(
+        (run[0] for family in families for run in family.runs()), key=lambda lay: (lay.cp, lay.tp * lay.pp, lay.pp)
+    )
     prices, hopeless = make(ask), set[tuple[int, ...]]()
     for lay in layouts:
         cut = (lay.tp, lay.pp, lay.ep, lay.expert_tp)

@@ -50,6 +50,18 @@ class Legality:
         """Of experts over `rows` = dp·cp places of `tp` ranks."""
         return self._first(("experts", tp, rows, ep, expert_tp), dp=rows, tp=tp, ep=ep, expert_tp=expert_tp)
 
+    def shards(self, rows: int, ep: int, sharing: tuple[int, int, bool, bool]) -> str:
+        """Of state over `rows` = dp·cp places: (zero, shard_group, whole_gradients, keep_gathered)."""
+        zero, group, whole, gathered = sharing
+        ep = ep if group else 1
+        key = ("shards", rows, ep, sharing)
+        if key not in self._seen:
+            layout = Layout(
+                dp=rows, ep=ep, zero=zero, shard_group=group, whole_gradients=whole, keep_gathered=gathered
+            )  # fmt: skip
+            self._seen[key] = self._ask(layout, None)
+        return self._seen[key]
+
     def batch(self, dp: int, micro_batch_size: int, micros: int) -> str:
         """Of the global batch over replicas and micro-batches."""
         key = ("batch", dp, micro_batch_size, micros)

@@ -10,16 +10,18 @@ from typing import Any
 from penteract.errors import BadInput
 from penteract.estimate.budget import within
 from penteract.estimate.quote import Quote, Quoter
-from penteract.plan.ask import AXES, EDITS, Ask, Values, as_text, budget_of, edits_of
+from penteract.plan.ask import AXES, EDITS, LOSS, Ask, Values, as_text, budget_of, edits_of
+from penteract.plan.between import Between, try_between
 from penteract.plan.grow import Make, larger_cluster
 from penteract.plan.legality import CROSSES, crosses_node
-from penteract.plan.search import Search, Timed, price_all
+from penteract.plan.search import TOO_LARGE, Miss, Priced, Search, Timed, price_all
 from penteract.plan.space import Space, divisors
 from penteract.spec.case import Case
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.legal import problems
 from penteract.spec.nearest import repair
+from penteract.spec.precision import Policy
 from penteract.spec.settle import Settle
 from penteract.step.program import check_words
 
@@ -28,7 +30,8 @@ from penteract.step.program import check_words
 class Counts:
     """Layouts: of the product, refused by reason, priced, within memory, and simulated for the ranking.
 
-    enumerated = fit + the sum of `refused`. Recomputing what fits without it fits too, and is not priced.
+    enumerated = fit + the sum of `refused`. Recomputing what fits without it fits too, and is not priced. `between` is
+    of those with some recomputation: what was tried of them is enumerated too.
     """
 
     enumerated: int
@@ -36,12 +39,13 @@ class Counts:
     priced: int
     fit: int
     simulated: int
+    between: Between = Between()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. `layouts` are the best, fastest first, but for those that recompute what fits without; `misses` are
-    those over memory that came nearest.
+    """The answer. `layouts` are the best, fastest first, but for those that recompute or cut more than they need to;
+    `missed` are those over memory, of each mesh and technique that which needs least.
 
     `larger` is, where nothing fits, a cluster of more such GPUs that has a layout which does, and that layout's quote.
     """
@@ -49,10 +53,24 @@ class Plan:
     ask: Ask
     counts: Counts
     layouts: tuple[Timed, ...]
-    misses: tuple[Quote, ...]
-    quoter: Quoter = field(repr=False)
+    missed: tuple[Miss, ...]
     search: Search = field(repr=False)
     larger: tuple[Cluster, Quote] | None = None
+
+    @property
+    def quoter(self) -> Quoter:
+        """The prices in the first precision."""
+        return self.search.quoters[self.ask.precision]
+
+    def misses(self, most: int = 3) -> list[Quote]:
+        """Of those over memory, the nearest."""
+        found = list[Quote]()
+        for miss in sorted(self.missed, key=lambda m: m.size):
+            if len(found) == most and miss.size > found[-1].allocated:
+                break
+            found.append(self.search.quoters[miss.precision].quote(miss.layout))
+            found = sorted(found, key=lambda q: q.allocated)[:most]
+        return found
 
     @property
     def best(self) -> Timed:
@@ -97,44 +115,55 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Pla
     is known, where some fit but fewer than `number`.
     """
     check_step(ask)
-    space, refused, prices = Space(ask), Counter[str](), make(ask)
-    if not space.enumerated:
+    spaces = [Space(one) for one in ask.each]
+    enumerated = sum(space.enumerated for space in spaces)
+    if not enumerated:
         _refuse_pins(ask)
-    if number > space.enumerated:
-        raise _no_such(number, space.enumerated)
-    priced = price_all(space.families(refused), prices.quote, ask.usable, refused)
+    if number > enumerated:
+        raise _no_such(number, enumerated)
+    refused, quoters, priced = Counter[str](), dict[Policy, Quoter](), Priced()
+    for space in spaces:
+        precision = space.ask.precision
+        quoters[precision] = prices = make(space.ask)
+        price_all(space.families(refused), prices, ask.usable, refused, priced, precision)
     if number > len(priced.fits) > 0:
         raise _no_such(number, len(priced.fits))
-    search = Search(prices, priced.fits, priced.slower)
+    search = Search(quoters, priced.fits, priced.slower)
+    between = try_between(ask, priced, search, refused, top)
     best = search.best(top)
-    fit = len(priced.fits) + len(priced.slower)
-    counts = Counts(space.enumerated, _most_first(refused), priced.count, fit, search.simulated)
+    fit = len(priced.fits) + len(priced.slower) - priced.needless + between.fit
+    counts = Counts(enumerated + between.tried, _most_first(refused), priced.count, fit, search.simulated, between)
     larger = None if best else larger_cluster(ask, make)
-    return Plan(ask, counts, tuple(best), tuple(priced.misses), prices, search, larger)
+    return Plan(ask, counts, tuple(best), tuple(priced.nearest.values()), search, larger)
 
 
 def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
-    """The price and time of one layout: `axes` and the defaults of the others, whether it fits or not.
+    """The price and time of one layout, in each precision: `axes` and the defaults of the others, whether it fits or not.
 
     dp is what the others leave, the micro-batch one sequence. Raises BadInput, with the nearest legal layout, where
     it cannot be.
     """
     check_step(ask)
-    layout = exact(ask, axes)
-    prices = make(ask)
-    if budget := budget_of(str(axes.get("recompute", ("",))[0])):
-        layout = within(prices, layout, budget).layout
-    quote = prices.quote(layout)
-    search = Search(prices, [quote])
-    best = search.best(1)
-    fits = not ask.usable or quote.allocated <= ask.usable
-    counts = Counts(1, {} if fits else {"does not fit": 1}, 1, int(fits), 1)
-    return Plan(ask, counts, tuple(best), () if fits else (quote,), prices, search)
+    quoters = dict[Policy, Quoter]()
+    search = Search(quoters, [])
+    for one in ask.each:
+        layout, prices = exact(one, axes), make(one)
+        if budget := budget_of(str(axes.get("recompute", ("",))[0])):
+            layout = within(prices, layout, budget).layout
+        quoters[one.precision] = prices
+        search.add(prices.quote(layout))
+    every = len(search.quotes)
+    over = tuple(
+        Miss(q.allocated, q.layout, q.precision) for q in search.quotes if ask.usable and q.allocated > ask.usable
+    )
+    counts = Counts(every, {TOO_LARGE: len(over)} if over else {}, every, every - len(over), every)
+    return Plan(ask, counts, tuple(search.best(every)), over, search)
 
 
 def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
     """The one layout of these axes, checked."""
     given: dict[str, Any] = {name: values[0] for name, values in axes.items()}
+    given.setdefault("loss", LOSS)
     given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("context_method", "gather")))
     if budget_of(str(given.get("recompute", ""))):
         del given["recompute"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penteract.errors import BadInput
@@ -24,13 +24,14 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     *,
     sequence_length: int | None = None,
     batch: str | int = "1Mi",
-    precision: str | Policy = "bf16",
+    precision: str | Policy | Sequence[str | Policy] = "bf16",
     optimizer: str = "adamw",
     headroom: float = HEADROOM,
     tp_across_nodes: bool = False,
     pins: Mapping[str, Values] | None = None,
 ) -> Ask:
-    """The question that these texts and values make. `batch`: tokens, or `128seqs`.
+    """The question that these texts and values make. `batch`: tokens, or `128seqs`. `precision`: one or several, as a
+    text with commas too.
 
     Raises BadInput, naming what is allowed.
     """
@@ -42,15 +43,16 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     if not 0 <= headroom < 1:
         fix = f"--headroom {HEADROOM}"
         raise BadInput("VALUE", "not a share", where="--headroom", found=headroom, allowed="0 to 1", fix=fix)
-    precision = policy(precision, where="--precision", fix="--precision bf16")
-    if c.gpu is not None:
-        c.gpu.peak(precision.products)  # refuses a precision that the device does not have
-        if precision.fp8:
-            c.gpu.peak("fp8")
+    first, *also = _precisions(precision)
+    if c.gpu is not None:  # which refuses a precision that it does not have
+        for p in (first, *also):
+            c.gpu.peak(p.products)
+            if p.fp8:
+                c.gpu.peak("fp8")
     return Ask(
         model=m, cluster=c, sequence_length=length, global_batch_size=parse_batch(str(batch), length),
-        precision=precision, optimizer=_mover(optimizer), headroom=headroom, tp_across_nodes=tp_across_nodes,
-        pins=pins or {},
+        precision=first, also=tuple(also), optimizer=_mover(optimizer), headroom=headroom,
+        tp_across_nodes=tp_across_nodes, pins=pins or {},
     )  # fmt: skip
 
 
@@ -60,6 +62,18 @@ def _mover(name: str) -> MoverName:
             return known
     raise BadInput("VALUE", "no such optimizer", where="--optimizer", found=name, allowed=", ".join(MOVERS),
                    fix="--optimizer adamw")  # fmt: skip
+
+
+def _precisions(named: str | Policy | Sequence[str | Policy]) -> tuple[Policy, ...]:
+    """Each once, in their order."""
+    if isinstance(named, str):
+        named = [name.strip() for name in named.split(",")]
+    elif isinstance(named, Policy):
+        named = [named]
+    found = [policy(p, where="--precision", fix="--precision bf16") for p in named]
+    if not found:
+        raise BadInput("PRECISION", "no precision to plan for", where="--precision", found="none", fix="bf16")
+    return tuple(dict.fromkeys(found))
 
 
 def find_model(text: str | Path) -> ModelSpec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from penteract.model.count import parameters
@@ -46,8 +46,8 @@ def utilisation(plan: Plan, timed: Timed) -> Utilisation:
     if gpu is None:
         return Utilisation(None, None, None)
     asked = plan.quoter.model_flops(plan.ask.tokens)
-    peak = timed.time.seconds * timed.layout.world * gpu.peak(plan.ask.precision.products)
-    again = plan.quoter.remade_flops(timed.layout)
+    peak = timed.time.seconds * timed.layout.world * gpu.peak(timed.quote.precision.products)
+    again = plan.search.quoters[timed.quote.precision].remade_flops(timed.layout)
     return Utilisation(asked.full / peak, asked.causal / peak, (asked.full + again) / peak)
 
 
@@ -67,15 +67,16 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "cluster": _cluster(ask),
         "step": {
             "sequence_length": ask.sequence_length, "global_batch_size": ask.global_batch_size, "tokens": ask.tokens,
-            "precision": ask.precision.name, "optimizer": ask.optimizer,
+            "precision": ask.precision.name, "precisions": [one.precision.name for one in ask.each],
+            "optimizer": ask.optimizer,
         },
         "counts": {
             "enumerated": counts.enumerated, "refused": dict(counts.refused), "fit": counts.fit,
-            "priced": counts.priced, "simulated": counts.simulated,
+            "priced": counts.priced, "simulated": counts.simulated, "recompute_between": asdict(counts.between),
         },
         "notes": list(plan.notes),
         "layouts": [entry(plan, timed) for timed in plan.layouts],
-        "nearest_misses": [_miss(plan, quote) for quote in plan.misses[:3]] if not counts.fit else [],
+        "nearest_misses": [_miss(plan, quote) for quote in plan.misses()] if not counts.fit else [],
         "larger": plan.larger and {"cluster": plan.larger[0].name, **_miss(plan, plan.larger[1])},
         "basis": dict(plan.quoter.basis),
     }  # fmt: skip
@@ -86,6 +87,7 @@ def entry(plan: Plan, timed: Timed) -> dict[str, Any]:
     used = utilisation(plan, timed)
     return {
         "layout": as_axes(timed.layout),
+        "precision": timed.quote.precision.name,
         "memory": memory(timed.quote.memory, timed.quote.allocated)
         | {"by_stage_gib": [gib(size) for size in timed.quote.by_stage]},
         "time": {"step_s": timed.time.seconds, "at_least_s": timed.quote.at_least}
@@ -105,7 +107,8 @@ def memory(kinds: Mapping[str, int], allocated: int) -> dict[str, Any]:
 
 def _miss(plan: Plan, quote: Any) -> dict[str, Any]:
     over = gib(quote.allocated - plan.ask.usable)
-    return {"layout": as_axes(quote.layout), "memory": memory(quote.memory, quote.allocated), "over_gib": over}
+    named = {"layout": as_axes(quote.layout), "precision": quote.precision.name}
+    return named | {"memory": memory(quote.memory, quote.allocated), "over_gib": over}
 
 
 def _model(ask: Ask) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from penteract.errors import BadInput
-from penteract.plan.ask import EDITS, RECOMPUTE, Ask, Values, budget_of, edits_of
+from penteract.plan.ask import EDITS, LOSS, RECOMPUTE, Ask, Values, budget_of, edits_of
 from penteract.plan.legality import CROSSES, Legality, crosses_node
 from penteract.spec.kernels import kernel_breaches
 from penteract.spec.layout import (
@@ -20,12 +20,44 @@ from penteract.spec.layout import (
     AttentionBody,
     ContextMethod,
     Layout,
+    LossBody,
     Schedule,
 )
 from penteract.step.program import check_words
 
-SEARCHED_STAGES = ZERO_STAGES[:2]  # of ZeRO, where none is asked for
-Family = tuple[Layout, ...]  # alike in all but the micro-batch, which grows
+Sizes = tuple[tuple[int, int], ...]  # micro-batch sizes, which grow, with their accumulation steps
+
+
+class Memory(NamedTuple):
+    """What a layout does that its state and activations fit, as fields of `Layout`."""
+
+    zero: int
+    shard_group: int
+    whole_gradients: bool
+    keep_gathered: bool
+    remake: tuple[str, ...]
+    attention: AttentionBody
+    loss: LossBody
+    loss_chunk: int
+    bucket_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Layouts that differ in `Memory` and the micro-batch alone. `rest`: all other fields."""
+
+    rest: Mapping[str, Any]
+    members: tuple[tuple[Memory, Sizes], ...]
+
+    def layout(self, memory: Memory, size: int, steps: int) -> Layout:
+        return Layout(
+            **self.rest, **memory._asdict(), micro_batch_size=size, gradient_accumulation_steps=steps
+        )  # fmt: skip
+
+    def runs(self) -> Iterator[tuple[Layout, ...]]:
+        """The layouts that differ in the micro-batch alone, together."""
+        for memory, sizes in self.members:
+            yield tuple(self.layout(memory, *size) for size in sizes)
 
 
 def divisors(n: int) -> tuple[int, ...]:
@@ -43,8 +75,12 @@ class Space:
                        number of layers that the longest chunk can have: more chunks of that length only wait more
     ep, expert_tp      for a model with experts: divisors of dp·cp; whole experts, or split over tp
     context_method     all, where cp > 1
-    zero               0 and 1; 0 alone where no two ranks share parameters (dp·cp = 1)
-    recompute          none, full
+    zero               0 to 3; 0 alone where no two ranks share parameters (dp·cp = 1)
+    shard_group        all who share parameters; over several nodes also those of one node, where their number divides
+    whole_gradients    of ZeRO 3 where there are several micro-batches: no and yes
+    keep_gathered      no: what it keeps and takes is no less than that of ZeRO 2
+    recompute          none, full; `search.py` tries others between the two
+    loss               in chunks, as runs have it
     attention          the fastest kernel that the rest allows, on GPUs in bf16
     micro_batch_size   the divisors of a replica's share of the batch
 
@@ -71,8 +107,7 @@ class Space:
             len(self.methods(cp))
             * len(self.pipelines(pp))
             * len(self.experts(tp, dp * cp))
-            * len(self.memories(dp * cp, cp, "gather"))
-            * len(self.micro_batches(dp))
+            * self._count(dp, self.memories(dp * cp, tp, cp, "gather"))
             for dp, tp, pp, cp in self.meshes
         )
 
@@ -97,11 +132,42 @@ class Space:
         found = CONTEXT_METHODS if cp > 1 else (Layout().context_method,)
         return tuple(m for m in found if m in allowed)
 
-    def memories(self, rows: int, cp: int, method: ContextMethod) -> list[tuple[int, tuple[str, ...], AttentionBody]]:
-        """(zero, remake, attention) where `rows` = dp·cp ranks share parameters and `cp` of them sequences."""
-        stages = self._values("zero", SEARCHED_STAGES if rows > 1 else SEARCHED_STAGES[:1])
+    def memories(self, rows: int, tp: int, cp: int, method: ContextMethod) -> list[Memory]:
+        """Of layouts where `rows` = dp·cp places of `tp` ranks share parameters and `cp` of them sequences."""
+        stages = self._values("zero", ZERO_STAGES if rows > 1 else ZERO_STAGES[:1])
+        sharings = [
+            choice
+            for zero in stages
+            for choice in product(
+                (zero,),
+                self._values("shard_group", (0, *self._node(rows, tp)) if zero else (0,)),
+                self._values("whole_gradients", (True, False) if zero == ZERO_STAGES[-1] else (False,)),
+                self._values("keep_gathered", (False,)),
+            )
+        ]
         remakes = [edits_of({"recompute": name})["remake"] for name in self._values("recompute", tuple(RECOMPUTE))]
-        return list(product(stages, remakes, self._values("attention", (self.ask.attention(cp, method),))))
+        bodies = product(
+            self._values("attention", (self.ask.attention(cp, method),)),
+            self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)),
+            self._values("bucket_bytes", (Layout().bucket_bytes,)),
+        )  # fmt: skip
+        return [Memory(*sharing, remake, *body) for sharing, remake, body in product(sharings, remakes, list(bodies))]
+
+    def _node(self, rows: int, tp: int) -> tuple[int, ...]:
+        """The places of one node, where a stage has whole nodes and more than one."""
+        places, rest = divmod(self.ask.cluster.gpus_per_node, tp)
+        return (places,) if not rest and 1 < places < rows and rows % places == 0 else ()
+
+    def _tried(self, memory: Memory, steps: int) -> bool:
+        """Whether gradients that stay whole are another value: for one micro-batch they are none, unless pinned."""
+        return steps > 1 or not memory.whole_gradients or "whole_gradients" in self.ask.pins
+
+    def _steps(self, dp: int, size: int) -> int:
+        return max(1, self.ask.global_batch_size // (dp * size))
+
+    def _count(self, dp: int, memories: list[Memory]) -> int:
+        """Layouts that differ in memory and the micro-batch."""
+        return sum(self._tried(m, self._steps(dp, size)) for size in self.micro_batches(dp) for m in memories)
 
     def micro_batches(self, dp: int) -> tuple[int, ...]:
         """Of a share that is not whole, one: enough to be refused."""
@@ -109,45 +175,53 @@ class Space:
         return self._values("micro_batch_size", divisors(total // dp) if total % dp == 0 else (1,))
 
     def families(self, refused: Counter[str]) -> Iterator[Family]:
-        """The legal layouts, those that differ in the micro-batch alone together; the others, counted by reason."""
+        """The legal layouts; the others are counted by reason."""
         ask, gpus, node = self.ask, self.ask.cluster.gpus, self.ask.cluster.gpus_per_node
         legality = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
         for mesh in self.meshes:
             dp, tp, pp, cp = mesh
             for method in self.methods(cp):
-                rows = dp * cp
-                pipelines, experts, memories = (
-                    self.pipelines(pp),
-                    self.experts(tp, rows),
-                    self.memories(rows, cp, method),
-                )
+                pipelines, experts = self.pipelines(pp), self.experts(tp, dp * cp)
+                memories = self.memories(dp * cp, tp, cp, method)
                 why = legality.split(tp, cp, method)
                 if not why and not ask.tp_across_nodes and crosses_node(tp, gpus, node):
                     why = CROSSES
                 if why:
-                    alike = len(pipelines) * len(experts) * len(memories) * len(self.micro_batches(dp))
-                    refused[why] += alike
+                    refused[why] += len(pipelines) * len(experts) * self._count(dp, memories)
                     continue
                 for (schedule, vpp), (ep, expert_tp) in product(pipelines, experts):
-                    fixed = {"context_method": method, "schedule": schedule, "vpp": vpp, "ep": ep,
-                             "expert_tp": expert_tp}  # fmt: skip
-                    sizes, bad = self._sizes(legality, mesh, fixed)
-                    refused.update({why: n * len(memories) for why, n in bad.items() if memories})
-                    for zero, remake, attention in memories if sizes else ():
-                        lone = Layout(cp=cp, context_method=method, attention=attention)
-                        if breach := next(kernel_breaches(ask.model, lone), None):
-                            refused[breach[1]] += len(sizes)
-                            continue
-                        yield tuple(
-                            Layout(dp=dp, tp=tp, pp=pp, cp=cp, **cast("Any", fixed), micro_batch_size=size,
-                                   gradient_accumulation_steps=steps, zero=zero, attention=attention,
-                                   **cast("Any", self._edits | {"remake": remake}))
-                            for size, steps in sizes
-                        )  # fmt: skip
+                    fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "context_method": method, "schedule": schedule,
+                             "vpp": vpp, "ep": ep, "expert_tp": expert_tp, **self._edits}  # fmt: skip
+                    members = tuple(self._members(legality, fixed, memories, refused))
+                    if members:
+                        yield Family(fixed, members)
+
+    def _members(
+        self, legality: Legality, fixed: Mapping[str, Any], memories: list[Memory], refused: Counter[str]
+    ) -> Iterator[tuple[Memory, Sizes]]:
+        """The legal ones of the layouts that share `fixed`."""
+        dp, rows = fixed["dp"], fixed["dp"] * fixed["cp"]
+        known: dict[tuple[str, bool], tuple[Sizes, Counter[str]]] = {}
+        for memory in memories:
+            shards = legality.shards(rows, fixed["ep"], memory[:4])
+            key = shards, self._tried(memory, 1)
+            if key not in known:
+                steps = [(size, self._steps(dp, size)) for size in self.micro_batches(dp)]
+                sizes = tuple(pair for pair in steps if self._tried(memory, pair[1]))
+                known[key] = self._sizes(legality, fixed, shards, sizes)
+            sizes, bad = known[key]
+            refused.update(bad)
+            if not sizes:
+                continue
+            lone = Layout(cp=fixed["cp"], context_method=fixed["context_method"], attention=memory.attention)
+            if breach := next(kernel_breaches(self.ask.model, lone), None):
+                refused[breach[1]] += len(sizes)
+            else:
+                yield memory, sizes
 
     @cached_property
     def _edits(self) -> dict[str, Any]:
-        """What is pinned of remaking and offloading, one value each."""
+        """What is pinned of remaking and offloading, one value each; `recompute` itself is one of `Memory`."""
         pinned = {name: values for name, values in self.ask.pins.items() if name in EDITS}
         for name, values in pinned.items():
             several = len(values) > 1 and name != "recompute"
@@ -157,24 +231,23 @@ class Space:
                                fix=f"--layout …,{name}={next(iter(values))}")  # fmt: skip
         edits = edits_of({name: next(iter(values)) for name, values in pinned.items()})
         check_words(Layout(**edits))
-        return edits
+        return {name: value for name, value in edits.items() if name != EDITS["recompute"]}
 
     def _sizes(
-        self, legality: Legality, mesh: tuple[int, int, int, int], fixed: dict[str, Any]
-    ) -> tuple[list[tuple[int, int]], Counter[str]]:
-        """(micro_batch_size, accumulation steps) that are legal, and the others' reasons."""
-        dp, tp, pp, cp = mesh
-        experts = legality.experts(tp, dp * cp, fixed["ep"], fixed["expert_tp"])
+        self, legality: Legality, fixed: Mapping[str, Any], shards: str, tried: Sizes
+    ) -> tuple[Sizes, Counter[str]]:
+        """Those that are legal, and the others' reasons. `shards`: the reason why state cannot be cut so."""
+        dp, cp, pp = fixed["dp"], fixed["cp"], fixed["pp"]
+        experts = legality.experts(fixed["tp"], dp * cp, fixed["ep"], fixed["expert_tp"])
         found, bad = list[tuple[int, int]](), Counter[str]()
-        for size in self.micro_batches(dp):
-            steps = max(1, self.ask.global_batch_size // (dp * size))
+        for size, steps in tried:
             why = legality.pipeline(fixed["schedule"], pp, fixed["vpp"], steps)
-            why = why or experts or legality.batch(dp, size, steps)
+            why = why or experts or shards or legality.batch(dp, size, steps)
             if why:
                 bad[why] += 1
             else:
                 found.append((size, steps))
-        return found, bad
+        return tuple(found), bad
 
     def _values(self, axis: str, tried: Values) -> Any:
         """What is tried of an axis: its values, or those it is pinned to."""

@@ -9,10 +9,11 @@ from penteract.model.count import parameters
 from penteract.plan.ask import EDITS, as_axes, as_text
 from penteract.plan.plan import Plan
 from penteract.plan.report import MEMORY, Budget, utilisation
-from penteract.plan.search import TOO_LARGE, Timed
+from penteract.plan.search import NEEDLESS, TOO_LARGE, Timed
 from penteract.units import show_bytes, show_count, show_seconds
 
 _BAR = 32  # columns of the widest bar
+_ALL = 9  # columns, with the precision
 _REASONS = 5  # told of those for which layouts were refused
 
 
@@ -23,7 +24,7 @@ def headline(plan: Plan) -> str:
     if counted.active != counted.total:
         size += f" ({show_count(counted.active)} active)"
     step = f"{_spaced(ask.tokens)} tokens a step ({ask.global_batch_size} sequences)"
-    how = [ask.precision.name] if ask.optimizer == "adamw" else [ask.precision.name, ask.optimizer]
+    how = [" or ".join(one.precision.name for one in ask.each)] + [ask.optimizer] * (ask.optimizer != "adamw")
     return " · ".join([ask.model.name, size, ask.cluster.name, f"S = {ask.sequence_length}", step, *how])
 
 
@@ -39,8 +40,13 @@ def counted(plan: Plan, seconds: float) -> str:
         refused.append(f"  {_spaced(sum(rest)):>9}  for {len(rest)} other reasons")
     if refused:
         told += ["Not possible or too large:", *refused]
-    if counts.fit > counts.priced - counts.refused.get(TOO_LARGE, 0):
-        told.append("Recomputing what fits without is never faster: such layouts fit too, and are not listed")
+    if counts.refused.get(NEEDLESS) or counts.fit > counts.priced - counts.refused.get(TOO_LARGE, 0):
+        told.append("Recomputing what fits without, or cutting more of it by ZeRO 2 and 3, is never faster: such layouts "
+                    "are not listed")  # fmt: skip
+    if counts.between.candidates:
+        b = counts.between
+        told.append(f"{_spaced(b.candidates)} fit with full recomputation alone; the {_spaced(b.looked_at)} that could be "
+                    f"among the best were tried with less of it: {_spaced(b.fit)} fit of {_spaced(b.tried)}")  # fmt: skip
     if ask.usable:
         told.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
                     f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
@@ -49,15 +55,17 @@ def counted(plan: Plan, seconds: float) -> str:
 
 def table(plan: Plan) -> str:
     """The best layouts, a row each."""
-    head = ("#", "layout", "memory", "tok/s/GPU", "step", "MFU", "bubble", "limited by")
+    head = ("#", "layout", "precision", "memory", "tok/s/GPU", "step", "MFU", "bubble", "limited by")
     rows = [head, *(_row(plan, n, timed) for n, timed in enumerate(plan.layouts, start=1))]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    if not plan.ask.also:
+        rows = [(*row[:2], *row[3:]) for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(_padded(row, widths)).rstrip() for row in rows)
 
 
 def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
     """Words to the left, numbers to the right."""
-    words = (1, len(row) - 1)
+    words = (1, len(row) - 1) if len(row) < _ALL else (1, 2, len(row) - 1)
     return [cell.ljust(w) if i in words else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
 
 
@@ -67,6 +75,7 @@ def _row(plan: Plan, number: int, timed: Timed) -> tuple[str, ...]:
     return (
         str(number),
         as_text(timed.layout),
+        timed.quote.precision.name,
         show_bytes(timed.quote.allocated),
         _spaced(round(plan.rate(timed))),
         f"{timed.time.seconds:.3g} s",
@@ -83,13 +92,14 @@ def details(plan: Plan, timed: Timed) -> str:
     if len(set(timed.quote.by_stage)) > 1:
         each = ", ".join(map(show_bytes, timed.quote.by_stage))
         stages = f"\n  by pipeline rank: {each}"
+    precision = f" in {timed.quote.precision.name}" if plan.ask.also else ""
     used = utilisation(plan, timed)
     rates = "" if used.mfu is None else (
         f"\n  MFU {used.mfu:.1%} (full attention), {used.mfu_causal:.1%} (causal half), HFU {used.hfu:.1%}"
     )  # fmt: skip
     return "\n".join(
         [
-            f"Memory of {as_text(timed.layout)}: {show_bytes(timed.quote.allocated)}",
+            f"Memory of {as_text(timed.layout)}{precision}: {show_bytes(timed.quote.allocated)}",
             _bars(kinds, show_bytes) + stages,
             *_edited(timed),
             f"Step: {timed.time.seconds:.3g} s; {timed.time.limited_by}",
@@ -109,11 +119,11 @@ def _edited(timed: Timed) -> list[str]:
 def nothing_fits(plan: Plan) -> str:
     """The verdict, what came nearest, and how many GPUs would do."""
     ask = plan.ask
-    if not plan.misses:
+    if not plan.missed:
         return "No layout is possible: every one breaks a rule (above)."
     lines = ["Nothing fits. The nearest:"]
     lines += [f"  {as_text(q.layout)} needs {show_bytes(q.allocated)}, {show_bytes(q.allocated - ask.usable)} too many"
-              for q in plan.misses[:3]]  # fmt: skip
+              for q in plan.misses()]  # fmt: skip
     if plan.larger:
         cluster, quote = plan.larger
         lines.append(f"On {cluster.name} it fits: {as_text(quote.layout)} needs {show_bytes(quote.allocated)}.")
@@ -132,8 +142,12 @@ def spent(b: Budget, gpus: int) -> str:
 
 
 def basis(plan: Plan) -> str:
-    """Where the rates come from."""
-    return "\n".join(["Rates:", *(f"  {what}: {whence}" for what, whence in plan.quoter.basis.items())])
+    """Where the rates come from, in each precision."""
+    told: list[str] = []
+    for precision, quoter in plan.search.quoters.items():
+        told.append(f"Rates in {precision.name}:" if plan.ask.also else "Rates:")
+        told += [f"  {what}: {whence}" for what, whence in quoter.basis.items()]
+    return "\n".join(told)
 
 
 def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation: Sequence[str]) -> str:

@@ -45,18 +45,28 @@ def what_if(plan: Plan, first: Timed, rival: Timed, make: Make) -> list[Change]:
         changes.append(
             Change("links between nodes", _bisect(lambda f: _ahead(_links(ask, 1.0, f), first, rival, make)))
         )
-    changes.append(Change("the batch", _first(_batches(plan.quoter, first.layout, rival.layout))))
-    changes.append(Change("the sequence length", _first(_lengths(ask, first.layout, rival.layout, make))))
+    changes.append(Change("the batch", _first(_batches(*_racers(ask, first, rival, make)))))
+    changes.append(Change("the sequence length", _first(_lengths(ask, first, rival, make))))
     return changes
 
 
+Racer = tuple[Quoter, Layout]
+
+
+def _racers(ask: Ask, first: Timed, rival: Timed, make: Make) -> tuple[Racer, Racer]:
+    """Both layouts with prices of the question, each in its precision."""
+    made = {p: make(replace(ask, precision=p, also=())) for p in {first.quote.precision, rival.quote.precision}}
+    return (made[first.quote.precision], first.layout), (made[rival.quote.precision], rival.layout)
+
+
 def _ahead(ask: Ask, first: Timed, rival: Timed, make: Make) -> bool:
-    return _wins(make(ask), first.layout, rival.layout)
+    return _wins(*_racers(ask, first, rival, make))
 
 
-def _wins(quoter: Quoter, first: Layout, rival: Layout) -> bool:
+def _wins(first: Racer, rival: Racer) -> bool:
     """Whether the second is faster."""
-    return quoter.time(quoter.quote(rival)).seconds < quoter.time(quoter.quote(first)).seconds
+    (a, one), (b, other) = first, rival
+    return b.time(b.quote(other)).seconds < a.time(a.quote(one)).seconds
 
 
 def _bisect(wins: Callable[[float], bool]) -> float | None:
@@ -92,24 +102,26 @@ def _first(tries: Iterator[tuple[float, bool]]) -> float | None:
     return next((factor for factor, wins in tries if wins), None)
 
 
-def _batches(quoter: Quoter, first: Layout, rival: Layout) -> Iterator[tuple[float, bool]]:
+def _batches(first: Racer, rival: Racer) -> Iterator[tuple[float, bool]]:
     """More or fewer accumulation steps: with the same replicas and micro-batches, that is the batch."""
     for n in _DOUBLINGS:
-        yield n, _wins(quoter, _accumulating(first, n, 1), _accumulating(rival, n, 1))
-        both = (first.gradient_accumulation_steps, rival.gradient_accumulation_steps)
-        whole = all(steps % (n * (lay.pp if lay.schedule == "interleaved" else 1)) == 0
-                    for steps, lay in zip(both, (first, rival), strict=True))  # fmt: skip
+        yield n, _wins(_accumulating(first, n, 1), _accumulating(rival, n, 1))
+        whole = all(
+            lay.gradient_accumulation_steps % (n * (lay.pp if lay.schedule == "interleaved" else 1)) == 0
+            for _, lay in (first, rival)
+        )
         if whole:
-            yield 1 / n, _wins(quoter, _accumulating(first, 1, n), _accumulating(rival, 1, n))
+            yield 1 / n, _wins(_accumulating(first, 1, n), _accumulating(rival, 1, n))
 
 
-def _accumulating(layout: Layout, more: int, fewer: int) -> Layout:
-    return replace(layout, gradient_accumulation_steps=layout.gradient_accumulation_steps * more // fewer)
+def _accumulating(racer: Racer, more: int, fewer: int) -> Racer:
+    prices, layout = racer
+    return prices, replace(layout, gradient_accumulation_steps=layout.gradient_accumulation_steps * more // fewer)
 
 
-def _lengths(ask: Ask, first: Layout, rival: Layout, make: Make) -> Iterator[tuple[float, bool]]:
+def _lengths(ask: Ask, first: Timed, rival: Timed, make: Make) -> Iterator[tuple[float, bool]]:
     """Longer sequences, as far as the model's positions reach."""
     for n in _DOUBLINGS[:2]:
         if ask.sequence_length * n <= ask.model.max_positions:
             longer = replace(ask, sequence_length=ask.sequence_length * n)
-            yield n, _wins(make(longer), first, rival)
+            yield n, _ahead(longer, first, rival, make)

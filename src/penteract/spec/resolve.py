@@ -263,7 +263,8 @@ def _check_words(run: RunSpec, settings: Settings) -> None:
         raise BadInput(
             "OFFLOAD", "Muon moves whole matrices, where they are; what AdamW keeps passes through by slices",
             where=f"memory.offload_optimizer ({settings['memory.offload_optimizer'].origin})",
-            found="optimizer.kind muon", allowed="adamw", fix="--optimizer.kind adamw, or --memory.offload_optimizer false",
+            found="optimizer.kind muon", allowed="adamw",
+            fix="--optimizer.kind adamw, or --memory.offload_optimizer false",
         )  # fmt: skip
     if run.tokenizer == "bytes" and run.model.vocab_size < _BYTES:
         raise BadInput(
