@@ -1,0 +1,144 @@
+"""Losses of one model in each recipe of precision, from the same weights on the same text, and their picture.
+
+    python benchmarks/recipe_curves.py --out FOLDER                     # on one GPU
+    python benchmarks/recipe_curves.py --draw benchmarks/results/recipe_curves_1b_h200.json
+
+Text is bytes, and the vocabulary is the model's whole: most of its rows are never asked for, as in the first steps of
+any run. The picture is an SVG beside the record: a mean over 10 steps for each recipe, and below it how far each lies
+from bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
+
+RECIPES = ("bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "fp8_delayed", "bf16_pure", "fp16")
+COLOURS = ("#222222", "#d1495b", "#edae49", "#00798c", "#7a5195", "#66a182", "#2e86de")
+SMOOTH = 10  # steps
+
+
+def train(asked: argparse.Namespace, recipe: str) -> dict[str, Any]:
+    import torch
+    from memory_options import drawn_on_device
+
+    from penteract.engine import trainer as engine
+    from penteract.engine.data import open_samples, open_tokenizer
+    from penteract.engine.rank import join
+    from penteract.spec.catalog import model as find_model
+    from penteract.spec.layout import Layout
+    from penteract.spec.run import Data, LearningRate, Optimizer, Precision, RunSpec
+
+    engine.initialise = drawn_on_device
+    lay = Layout(attention="cudnn", loss="chunked", gradient_accumulation_steps=asked.sequences)
+    run = RunSpec(
+        model=find_model(asked.model), layout=lay, sequence_length=asked.seq, data=Data(pack_documents=False),
+        optimizer=Optimizer(learning_rate=asked.rate), schedule=LearningRate(warmup_steps=20),
+        precision=Precision(dtype=recipe),  # type: ignore[arg-type]
+    )  # fmt: skip
+    samples, _ = open_samples(run.data, open_tokenizer(run.tokenizer), run.sequence_length, 0)
+    made = engine.Trainer.build(run, join(os.environ, "cuda"))
+    losses = list[float]()
+    begun = time.monotonic()
+    for n in range(1, asked.steps + 1):
+        losses.append(made.step(n, samples, (n - 1) * lay.global_batch_size).loss)
+    seconds = time.monotonic() - begun
+    return {"recipe": recipe, "losses": losses, "seconds": seconds,
+            "allocated_gib": torch.cuda.max_memory_allocated() / 2**30}  # fmt: skip
+
+
+def smooth(losses: list[float]) -> list[float]:
+    return [fmean(losses[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(losses))]
+
+
+def draw(record: dict[str, Any]) -> str:
+    """The record as an SVG: losses above, differences from the first recipe below."""
+    rows = [r for r in record["rows"] if "losses" in r]
+    curves = {r["recipe"]: smooth(r["losses"]) for r in rows}
+    first = next(iter(curves.values()))
+    apart = {name: [100 * (y / x - 1) for x, y in zip(first, c, strict=True)] for name, c in curves.items()}
+    width, left, out = 820, 60, list[str]()
+
+    def panel(told: dict[str, list[float]], top: int, height: int, title: str) -> None:
+        low, high = min(min(c) for c in told.values()), max(max(c) for c in told.values())
+        n, span = len(first), (high - low) or 1.0
+
+        def at(i: int, y: float) -> str:
+            return f"{left + (width - left - 150) * i / (n - 1):.1f},{top + height * (high - y) / span:.1f}"
+
+        out.append(f'<text x="{left}" y="{top - 8}" font-weight="bold">{title}</text>')
+        for k in range(5):
+            y = low + span * k / 4
+            place = top + height * (high - y) / span
+            out.append(f'<line x1="{left}" x2="{width - 150}" y1="{place:.1f}" y2="{place:.1f}" stroke="#ddd"/>')
+            out.append(f'<text x="{left - 6}" y="{place + 4:.1f}" text-anchor="end">{y:.2f}</text>')
+        for (name, c), colour in zip(told.items(), COLOURS, strict=False):
+            points = " ".join(at(i, y) for i, y in enumerate(c))
+            out.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.4" points="{points}"/>')
+            place = top + 14 + 16 * list(told).index(name)
+            out.append(f'<text x="{width - 142}" y="{place}" fill="{colour}">{name} {c[-1]:.2f}</text>')
+
+    title = f"{record['model']}, {record['sequence_length']} tokens, {record['sequences_a_step']} sequences a step"
+    panel(curves, 60, 260, f"loss, mean of {SMOOTH} steps: {title}, {record['device']}")
+    panel(apart, 380, 160, f"percent from {rows[0]['recipe']}")
+    out.append(f'<text x="{left}" y="566">{len(first)} steps</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 580" font-family="sans-serif" font-size="12">'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *out, "</svg>", ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="llama-3.2-1b")
+    parser.add_argument("--seq", type=int, default=2048)
+    parser.add_argument("--sequences", type=int, default=2, help="of a step")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no recipe begins later than this")
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--draw", type=Path)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    if asked.draw:
+        asked.draw.with_suffix(".svg").write_text(draw(json.loads(asked.draw.read_text())))
+        return
+    import torch
+
+    torch.set_grad_enabled(False)
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    record: dict[str, Any] = {
+        "case": "recipes of precision", "model": asked.model, "sequence_length": asked.seq,
+        "sequences_a_step": asked.sequences, "rate": asked.rate, "commit": asked.commit or git.stdout.strip(),
+        "device": torch.cuda.get_device_name(), "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
+        "rows": [],
+    }  # fmt: skip
+    begun = time.monotonic()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for recipe in RECIPES:
+        if time.monotonic() - begun > asked.seconds:
+            break
+        try:
+            row = train(asked, recipe)
+        except Exception:
+            row = {"recipe": recipe, "failed": traceback.format_exc()[-1500:]}
+        record["rows"].append(row)
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        last = row.get("losses", [0.0])[-1]
+        print(round(time.monotonic() - begun), recipe, round(last, 4), row.get("failed", ""), flush=True)
+        (asked.out / "recipe_curves.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
