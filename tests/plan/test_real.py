@@ -65,7 +65,8 @@ def test_a_higher_stage_of_zero_takes_no_less(name: str) -> None:
             continue
         two, three = replace(one, zero=2), replace(one, zero=3)
         whole, gathered = replace(three, whole_gradients=True), replace(three, keep_gathered=True)
-        for lower, higher in ((one, two), (one, whole), (one, gathered), (two, three), (whole, three), (gathered, three)):
+        pairs = ((one, two), (one, whole), (one, gathered), (two, three), (whole, three), (gathered, three))
+        for lower, higher in pairs:
             a, b = prices.time(prices.quote(lower)).seconds, prices.time(prices.quote(higher)).seconds
             assert b >= a * (1 - 1e-9), (lower, higher)
 
@@ -148,6 +149,7 @@ def test_the_best_of_what_is_tight_are_those_of_simulating_everything() -> None:
 
 def _betters(found: Plan, timed: Timed) -> bool:
     """Whether the plan lists the same layout with less cut or recomputed, which is no slower."""
+
     def same(lay: Layout) -> Layout:
         return replace(lay, zero=0, shard_group=0, whole_gradients=False, keep_gathered=False, remake=(),
                        remake_every=1, remake_else=())  # fmt: skip

@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_counted_and_larger_micro_batches_are_not_priced() 
     assert refused.total() + accepted == Space(ASK).enumerated
     assert refused[SMALLER_TOO_LARGE] > 0
     least = min(quoter.quote(lay).allocated for lay in whole if lay not in fit)
-    assert quoter.quote(min(priced.nearest.values(), key=lambda m: quoter.quote(m.layout).allocated).layout).allocated == least
+    assert min(quoter.quote(miss.layout).allocated for miss in priced.nearest.values()) == least
 
 
 def lower_stages(lay: Layout) -> list[Layout]:

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from penteract.api import plan as ask_plan
 from penteract.errors import BadInput, DiskFailure
-from penteract.plan.ask import HEADROOM, Ask, as_text
+from penteract.plan.ask import HEADROOM, Ask
 from penteract.plan.catalogue import catalogue, catalogue_rows
 from penteract.plan.collector import uncollected
 from penteract.plan.explain import contest, explain, named
@@ -163,7 +163,8 @@ def _by_line(found: Plan, chosen: Timed) -> str:
     stage = max(range(len(chosen.quote.by_stage)), key=lambda i: chosen.quote.by_stage[i])
     rank = Mesh(chosen.layout).group("pp", 0)[stage]
     ask = found.ask
-    told, memory = why_text(ask.model, chosen.layout, ask.sequence_length, chosen.quote.precision, rank), chosen.quote.memory
+    told = why_text(ask.model, chosen.layout, ask.sequence_length, chosen.quote.precision, rank)
+    memory = chosen.quote.memory
     return told.whole(memory["activations"], memory["other"]).text()
 
 

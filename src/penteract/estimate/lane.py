@@ -47,8 +47,8 @@ class Passing(NamedTuple):
 
 
 class Laned(NamedTuple):
-    """A rank's passes; seconds of all of a micro-batch's by which lanes make them slower; and seconds of a step at whose
-    ends there is nothing to hide them."""
+    """A rank's passes; seconds of all of a micro-batch's by which lanes make them slower; and those at the ends of a
+    step, where there is nothing to hide them."""
 
     passes: Passes
     exposed: Seconds
@@ -138,9 +138,7 @@ def passing(units: Sequence[UnitLane], times: Times, gathers: Sequence[Seconds],
     return Passing(seconds, exposed)
 
 
-def beside_lane(
-    composer: Composer, layout: Layout, rank: int, times: Times, rates: Rates, gpus_per_node: int
-) -> Laned:
+def beside_lane(composer: Composer, layout: Layout, rank: int, times: Times, rates: Rates, gpus_per_node: int) -> Laned:
     """The passes of a pipeline rank, with what its lane does beside them."""
     lay, known = layout, dict[tuple[object, ...], Seconds]()
 

@@ -141,7 +141,8 @@ class Quoter:
         lay, seen = quote.layout, sight(quote.layout)
         if lay.zero < 2:
             return quote.at_least
-        return self._least(lay, tuple(lane.passes for lane in self._lanes(lay, seen)), (seen, *_sharding(lay)), self._sums(lay))
+        passes = tuple(lane.passes for lane in self._lanes(lay, seen))
+        return self._least(lay, passes, (seen, *_sharding(lay)), self._sums(lay))
 
     def bound_of_plain(self, quote: Quote) -> Seconds:
         """A lower bound of the same without recomputation: nothing is computed again for longer than it was at first,

@@ -25,8 +25,8 @@ _FULL = RECOMPUTE["full"]
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """`candidates`: layouts that fit with full recomputation, and not with none; `looked_at`: those of them that could be among the
-    best; `tried`: layouts with less of it, and how many of them `fit`."""
+    """`candidates`: layouts that fit with full recomputation; `looked_at`: those of them that do not fit with none and
+    could be among the best; `tried`: layouts with less of it, and how many of them `fit`."""
 
     candidates: int = 0
     looked_at: int = 0

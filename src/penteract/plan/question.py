@@ -42,8 +42,9 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
         fix = f"--headroom {HEADROOM}"
         raise BadInput("VALUE", "not a share", where="--headroom", found=headroom, allowed="0 to 1", fix=fix)
     first, *also = _precisions(precision)
-    for p in (first, *also) if c.gpu is not None else ():
-        c.gpu.peak(p.products)  # refuses a precision that the device does not have
+    if c.gpu is not None:
+        for p in (first, *also):
+            c.gpu.peak(p.products)  # refuses a precision that the device does not have
     return Ask(
         model=m, cluster=c, sequence_length=length, global_batch_size=parse_batch(str(batch), length),
         precision=first, also=tuple(also), headroom=headroom, tp_across_nodes=tp_across_nodes, pins=pins or {},
