@@ -1,5 +1,6 @@
 """`penteract plan` as it is typed: text, JSON, run files, refusals, and how little it loads."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from penteract import plan
-from penteract.plan.ask import as_text, parse_axes
+from penteract.plan.ask import AXES, EDITS, as_text, parse_axes
 from penteract.plan.plan import exact
 from penteract.spec import catalog
 from penteract.spec.layout import Layout
+from penteract.spec.precision import RECIPES
 from penteract.spec.presets import TINY
 from penteract.spec.resolve import resolve
 
@@ -183,11 +185,45 @@ def test_a_fix_is_a_layout_that_is_priced(tell: Tell) -> None:
 
 
 def test_a_layout_reads_back_as_it_is_written() -> None:
-    lay = Layout(dp=2, tp=2, cp=2, context_method="ring", schedule="afab", zero=1, remake=("*",), micro_batch_size=3)
+    lay = Layout(dp=2, tp=2, cp=2, context_method="ring", schedule="afab", zero=3, shard_group=2, whole_gradients=True,
+                 remake=("*",), remake_every=2, remake_else=("swiglu",), offload=("anchors",), micro_batch_size=3,
+                 loss="reference", loss_chunk=64, bucket_bytes=0)  # fmt: skip
     axes = parse_axes(as_text(lay), flag="--layout", several=False)
     written = {name: value for name, (value,) in axes.items()}
-    assert written == {"dp": 2, "tp": 2, "cp": 2, "context_method": "ring", "schedule": "afab", "zero": 1,
-                       "recompute": "full", "micro_batch_size": 3}  # fmt: skip
+    assert written == {"dp": 2, "tp": 2, "cp": 2, "context_method": "ring", "schedule": "afab", "zero": 3,
+                       "shard_group": 2, "whole_gradients": True, "recompute": "full", "recompute_every": 2,
+                       "recompute_else": "swiglu", "offload": "anchors", "micro_batch_size": 3, "loss": "reference",
+                       "loss_chunk": 64, "bucket_bytes": 0}  # fmt: skip
+
+
+def test_every_field_of_a_layout_is_an_axis() -> None:
+    """But the accumulation steps, which follow from the batch."""
+    fields = {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps"}
+    assert fields == {EDITS.get(axis, axis) for axis in AXES}
+
+
+def test_layouts_are_ranked_over_several_precisions(tell: Tell) -> None:
+    told = tell("plan", *TINY_STEP, *FEW, "--precision", "bf16,bf16_pure", "--top", "8", "--json")
+    found = json.loads(told.out)
+    assert found["step"]["precisions"] == ["bf16", "bf16_pure"]
+    assert {layout["precision"] for layout in found["layouts"]} == {"bf16", "bf16_pure"}
+    one = json.loads(tell("plan", *TINY_STEP, *FEW, "--precision", "bf16_pure", "--json").out)
+    other = json.loads(tell("plan", *TINY_STEP, *FEW, "--json").out)
+    for count in ("enumerated", "fit"):
+        assert found["counts"][count] == one["counts"][count] + other["counts"][count]
+    best = min(one["layouts"][0], other["layouts"][0], key=lambda lay: lay["time"]["step_s"])
+    assert found["layouts"][0] == best
+    assert "bf16_pure" in tell("plan", *TINY_STEP, *FEW, "--precision", "bf16,bf16_pure", "--why", "1").out
+
+
+def test_a_run_file_has_what_the_plan_chose(tell: Tell, tmp_path: Path) -> None:
+    written = "zero=3,keep_gathered=true,recompute=full,recompute_every=2,loss_chunk=64,bucket_bytes=1048576"
+    told = tell("plan", *TINY_STEP, "--layout", written, "--precision", "bf16_pure", "--out", "run.toml")
+    assert told.code == 0, told.err
+    run = resolve(tmp_path / "run.toml").run
+    lay = run.layout
+    assert (lay.zero, lay.keep_gathered, lay.remake_every, lay.loss, lay.loss_chunk) == (3, True, 2, "chunked", 64)
+    assert (lay.bucket_bytes, run.precision.policy) == (2**20, RECIPES["bf16_pure"])
 
 
 def test_only_prices_are_loaded() -> None:

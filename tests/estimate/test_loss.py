@@ -21,11 +21,11 @@ from penteract.ops.bodies import BODIES
 from penteract.ops.do import Do
 from penteract.ops.lower import lower
 from penteract.ops.params import Param, Shard
-from penteract.ops.spec import WIDTHS
 from penteract.parallel.tensor import linear_cross_entropy
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import RECIPES
 from penteract.step.places import places
 from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk
@@ -41,7 +41,7 @@ WIDE = ModelSpec(layers=1, hidden_size=8, heads=2, kv_heads=2, head_size=4, ffn_
 def transient(layout: Layout, tokens: int) -> int:
     """Bytes that the loss takes in bf16 where its registers have fixed places: what it is given and its gradient, all
     that is in flight, and what a body allocates at most."""
-    do, widths = Do(Mesh(layout)), WIDTHS["bf16"]
+    do, widths = Do(Mesh(layout)), RECIPES["bf16"].widths
     h, targets = do.receive((tokens, 1, LARGE.hidden_size)), do.input("targets", (tokens, 1))
     w = Param("head.weight", (LARGE.vocab_size, LARGE.hidden_size), (Shard(0, "tp"),))
     linear_cross_entropy(do, h, w, targets, "cross_entropy", z=1e-4)

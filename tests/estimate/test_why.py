@@ -95,6 +95,7 @@ def test_rows_add_up_to_the_price(case: Case, precision: str | Policy, of: int, 
     Layout(pp=2, gradient_accumulation_steps=6),
     Layout(dp=2, pp=2, vpp=2, schedule="interleaved", gradient_accumulation_steps=4, zero=1),
     Layout(dp=3, schedule="afab", gradient_accumulation_steps=3, zero=1, remake=("*",)),
+    Layout(dp=2, pp=2, gradient_accumulation_steps=2, zero=3),
     Layout(tp=16, cp=2, context_method="ring", schedule="zb_h1"),
 ], ids=str)  # fmt: skip
 def test_layers_that_are_alike_are_counted(model: ModelSpec, layout: Layout) -> None:

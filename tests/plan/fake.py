@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import RECIPES, Policy
 
 GIB = 2**30
 
@@ -18,6 +19,7 @@ class Quote:
     allocated: int
     by_stage: tuple[int, ...]
     at_least: float
+    precision: Policy = RECIPES["bf16"]
 
 
 @dataclass(frozen=True)
@@ -44,15 +46,31 @@ class FakeQuoter:
 
     def quote(self, lay: Layout) -> Quote:
         self.quoted.append(lay)
-        held = 16 * GIB // (lay.tp * lay.pp)
+        held, shards = 16 * GIB // (lay.tp * lay.pp), lay.shard_group or lay.dp * lay.cp
         memory = {
-            "parameters": held, "gradients": 2 * held,
-            "optimizer": 6 * held // (lay.dp * lay.cp if lay.zero else 1),
+            "parameters": held // (shards if lay.zero == 3 and not lay.keep_gathered else 1),
+            "gradients": 2 * held // (shards if lay.zero > 1 and not lay.whole_gradients else 1),
+            "optimizer": 6 * held // (shards if lay.zero else 1),
             "activations": (2 if lay.remake == ("*",) else 10) * GIB * lay.micro_batch_size // (lay.tp * lay.cp),
             "other": GIB // 4,
         }  # fmt: skip
         total = sum(memory.values())
         return Quote(lay, memory, total, (total,) * lay.pp, self._parts(lay)["compute"])
+
+    def floor(self, lay: Layout) -> int:
+        """Below what a quote says, by an eighth: it must spare prices, and change nothing."""
+        quoted = self.quoted[:]
+        size = self.quote(lay).allocated * 7 // 8
+        self.quoted[:] = quoted
+        return size
+
+    def bound(self, quote: Quote) -> float:
+        """With what goes over wires beside the work."""
+        lay = quote.layout
+        return quote.at_least + 0.01 * self._cut(lay) * lay.gradient_accumulation_steps
+
+    def bound_of_plain(self, quote: Quote) -> float:
+        return quote.at_least / 1.34
 
     def time(self, quote: Quote) -> StepTime:
         self.timed.append(quote.layout)
@@ -67,6 +85,11 @@ class FakeQuoter:
     def basis(self) -> Mapping[str, str]:
         return {"product": "made up"}
 
+    @staticmethod
+    def _cut(lay: Layout) -> float:
+        """How much goes over wires for each micro-batch."""
+        return max(0.0, lay.zero - 1 - 0.5 * lay.whole_gradients - 0.5 * lay.keep_gathered)
+
     def _parts(self, lay: Layout) -> dict[str, float]:
         micros = lay.gradient_accumulation_steps
         work = lay.global_batch_size / lay.world * (1.33 if lay.remake == ("*",) else 1.0)
@@ -75,5 +98,5 @@ class FakeQuoter:
         parts = dict.fromkeys(("attention", "pointwise", "context", "expert", "data", "update", "launch"), 0.0)
         return parts | {
             "compute": compute, "tensor": 0.05 * compute * (lay.tp - 1), "context": 0.03 * compute * (lay.cp - 1),
-            "pipeline": bubble, "data": 0.02 * (lay.dp > 1), "launch": self.slack(lay),
+            "pipeline": bubble, "data": 0.02 * (lay.dp > 1) + 0.01 * self._cut(lay) * micros, "launch": self.slack(lay),
         }  # fmt: skip

@@ -9,13 +9,15 @@ from zlib import crc32
 import pytest
 
 from penteract.plan.ask import Ask
-from penteract.plan.search import SMALLER_TOO_LARGE, TOO_LARGE, Search, Timed, effort, price_all
+from penteract.plan.search import NEEDLESS, SMALLER_TOO_LARGE, TOO_LARGE, Priced, Search, Timed, effort, price_all
 from penteract.plan.space import Space
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
+from penteract.spec.precision import RECIPES
 from penteract.spec.presets import TINY
 from plan.fake import GIB, FakeQuoter
 
+BF16 = RECIPES["bf16"]
 ASK = Ask(model=TINY, cluster=Cluster(gpus=8, memory_gib=80), sequence_length=256, global_batch_size=16)
 
 
@@ -24,54 +26,93 @@ def slack(lay: Layout) -> float:
     return crc32(repr(lay).encode()) % 1000 / 4000
 
 
+def priced_with(quoter: FakeQuoter, usable: int, refused: Counter[str] | None = None, ask: Ask = ASK) -> Priced:
+    found, counted = Priced(), Counter[str]() if refused is None else refused
+    price_all(Space(ask).families(counted), quoter, usable, counted, found, BF16)  # type: ignore[arg-type]
+    return found
+
+
+def searched(quoter: FakeQuoter, priced: Priced, *, slower: bool = False) -> Search:
+    return Search({BF16: quoter}, priced.fits, priced.slower if slower else [])  # type: ignore[dict-item]
+
+
+def everything() -> list[Layout]:
+    return [lay for family in Space(ASK).families(Counter()) for run in family.runs() for lay in run]
+
+
 @pytest.mark.parametrize("k", [1, 3, 12])
 def test_the_best_are_the_best_of_all(k: int) -> None:
     quoter = FakeQuoter(TINY, slack)
-    priced = price_all(Space(ASK).families(Counter()), quoter.quote, 40 * GIB, Counter())
-    search = Search(quoter, priced.fits)  # type: ignore[arg-type]
+    priced = priced_with(quoter, 40 * GIB, ask=replace(ASK, pins={"zero": (0, 1)}))
+    search = searched(quoter, priced)
     found = search.best(k)
-    everything = sorted((Timed(q, quoter.time(q)) for q in priced.fits), key=lambda t: t.order)
-    assert [t.layout for t in found] == [t.layout for t in everything[:k]]
+    timed = sorted((Timed(q, quoter.time(q)) for q in priced.fits), key=lambda t: t.order)
+    assert [t.layout for t in found] == [t.layout for t in timed[:k]]
     assert search.simulated < len(priced.fits) / 2
+
+
+@pytest.mark.parametrize("k", [1, 12])
+def test_a_closer_bound_changes_no_answer(k: int) -> None:
+    quoter = FakeQuoter(TINY)
+    priced = priced_with(quoter, 20 * GIB)
+    search = searched(quoter, priced)
+    found = search.best(k)
+    timed = sorted((Timed(q, quoter.time(q)) for q in priced.fits), key=lambda t: t.order)
+    assert [t.layout for t in found] == [t.layout for t in timed[:k]]
+    loose = sum(q.at_least <= found[-1].time.seconds for q in priced.fits)
+    assert search.simulated < loose
 
 
 def test_what_recomputes_without_need_is_looked_at_when_asked() -> None:
     """Its price is made only then, and the answer is that of simulating everything."""
     quoter = FakeQuoter(TINY)
-    families = list(Space(ASK).families(Counter()))
-    priced = price_all(families, quoter.quote, 40 * GIB, Counter())
+    priced = priced_with(quoter, 40 * GIB)
     before = len(quoter.quoted)
-    search = Search(quoter, priced.fits, priced.slower)  # type: ignore[arg-type]
+    search = searched(quoter, priced, slower=True)
     (found,) = search.best(1, among=lambda q: q.allocated < 19 * GIB, slower_too=True)
     assert 0 < len(quoter.quoted) - before <= len(priced.slower)
-    lean = [q for q in (quoter.quote(lay) for f in families for lay in f) if q.allocated < 19 * GIB]
+    lean = [q for q in map(quoter.quote, everything()) if q.allocated < 19 * GIB]
     assert found.layout == min((Timed(q, quoter.time(q)) for q in lean), key=lambda t: t.order).layout
-    assert found.layout.remake == ("*",)
+    assert found.layout.zero > 1 or found.layout.remake == ("*",)
 
 
 def test_one_of_each_kind() -> None:
     quoter = FakeQuoter(TINY, slack)
-    priced = price_all(Space(ASK).families(Counter()), quoter.quote, 0, Counter())
-    found = Search(quoter, priced.fits).best(4, kind=lambda lay: lay.tp, among=lambda q: q.layout.pp == 1)  # type: ignore[arg-type]
-    everything = [Timed(q, quoter.time(q)) for q in priced.fits if q.layout.pp == 1]
-    best = [min((t for t in everything if t.layout.tp == tp), key=lambda t: t.order) for tp in (1, 2, 4, 8)]
+    priced = priced_with(quoter, 0)
+    found = searched(quoter, priced).best(4, kind=lambda q: q.layout.tp, among=lambda q: q.layout.pp == 1)
+    timed = [Timed(q, quoter.time(q)) for q in priced.fits if q.layout.pp == 1]
+    best = [min((t for t in timed if t.layout.tp == tp), key=lambda t: t.order) for tp in (1, 2, 4, 8)]
     assert [t.layout for t in found] == [t.layout for t in sorted(best, key=lambda t: t.order)]
 
 
 def test_what_does_not_fit_is_counted_and_larger_micro_batches_are_not_priced() -> None:
     quoter, refused = FakeQuoter(TINY), Counter[str]()
-    families = list(Space(ASK).families(Counter()))
-    priced = price_all(families, quoter.quote, 40 * GIB, refused)
-    whole = [lay for family in families for lay in family]
-    fit = [lay for lay in whole if quoter.quote(lay).allocated <= 40 * GIB]
-    slower = {lay for _, lay in priced.slower}
-    assert {q.layout for q in priced.fits} | slower == set(fit)
-    assert all(quoter.quote(replace(lay, remake=("enter",))).allocated <= 40 * GIB for lay in slower)
-    assert priced.count == len(priced.fits) + refused[TOO_LARGE]
-    assert refused.total() + len(fit) == len(whole)
+    priced = priced_with(quoter, 40 * GIB, refused)
+    quoted = len(quoter.quoted)
+    whole = everything()
+    fit = {lay for lay in whole if quoter.quote(lay).allocated <= 40 * GIB}
+    own = {q.layout for q in priced.fits}
+    needless = {lay for lay in whole if any(lower in own for lower in lower_stages(lay))}
+    assert {q.layout for q in priced.fits} | {s.layout for s in priced.slower} == fit | needless
+    assert priced.needless == refused[NEEDLESS] == len(needless) > 0
+    assert not own & needless
+    assert priced.count == quoted < len(priced.fits) + refused[TOO_LARGE]  # some are refused by a bound
+    accepted = len(priced.fits) + len(priced.slower) - priced.needless
+    assert refused.total() + accepted == Space(ASK).enumerated
     assert refused[SMALLER_TOO_LARGE] > 0
     least = min(quoter.quote(lay).allocated for lay in whole if lay not in fit)
-    assert priced.misses[0].allocated == least
+    assert min(quoter.quote(miss.layout).allocated for miss in priced.nearest.values()) == least
+
+
+def lower_stages(lay: Layout) -> list[Layout]:
+    """The same layout with less cut, from ZeRO 1 on, and no more recomputed."""
+    if lay.zero < 2:
+        return []
+    found = [replace(lay, zero=1, whole_gradients=False, keep_gathered=False)]
+    if lay.zero == 3 and not (lay.whole_gradients or lay.keep_gathered):
+        found += [replace(lay, zero=2), replace(lay, whole_gradients=True), replace(lay, keep_gathered=True)]
+    plain = [replace(other, remake=("enter",)) for other in found] if lay.schedule != "zb_h1" else []
+    return found + plain
 
 
 def test_among_equals_the_simpler_is_first() -> None:
@@ -80,7 +121,7 @@ def test_among_equals_the_simpler_is_first() -> None:
             return {"compute": 1.0 + 1e-9 * lay.dp, "tensor": 0.0, "pipeline": 0.0}
 
     quoter = Flat(TINY)
-    priced = price_all(Space(ASK).families(Counter()), quoter.quote, 0, Counter())
-    first, second, *_ = Search(quoter, priced.fits).best(5)  # type: ignore[arg-type]
-    assert first.layout == Layout(dp=8, micro_batch_size=1, gradient_accumulation_steps=2)
+    priced = priced_with(quoter, 0)
+    first, second, *_ = searched(quoter, priced).best(5)
+    assert first.layout == Layout(dp=8, micro_batch_size=1, gradient_accumulation_steps=2, loss="chunked")
     assert effort(first.layout) < effort(second.layout)

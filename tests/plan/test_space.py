@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from penteract.plan.ask import Ask, parse_axes
 from penteract.plan.legality import CROSSES, reason
-from penteract.plan.space import SEARCHED_STAGES, Space, divisors
+from penteract.plan.space import Space, divisors
 from penteract.spec.case import Case
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import CONTEXT_METHODS, Layout
@@ -32,6 +34,23 @@ def asked(model: ModelSpec, gpus: int, length: int, batch: int, **more: object) 
     return Ask(model=model, cluster=Cluster(gpus=gpus), sequence_length=length, global_batch_size=batch, **more)  # type: ignore[arg-type]
 
 
+def sharings(ask: Ask, rows: int, tp: int) -> list[tuple[int, int, bool, bool]]:
+    """(zero, shard_group, whole_gradients, keep_gathered)"""
+    if rows == 1:
+        return [(0, 0, False, False)]
+    node = ask.cluster.gpus_per_node // tp
+    several = ask.cluster.gpus_per_node % tp == 0 and 1 < node < rows and rows % node == 0
+    found = [(0, 0, False, False)]
+    for group in (0, node) if several else (0,):
+        found += [(1, group, False, False), (2, group, False, False), (3, group, False, False)]
+        found += [(3, group, True, False), (3, group, False, True)]
+    return found
+
+
+def layouts(space: Space, refused: Counter[str]) -> Iterator[Layout]:
+    return (lay for family in space.families(refused) for run in family.runs() for lay in run)
+
+
 def by_hand(ask: Ask) -> list[Layout]:
     """The product of the values that `Space` says it tries, written a second time, one layout at a time."""
     gpus, layers, moe, total = ask.cluster.gpus, ask.model.layers, ask.model.moe, ask.global_batch_size
@@ -48,12 +67,15 @@ def by_hand(ask: Ask) -> list[Layout]:
         for pipe, method, ep, expert_tp, zero, remake, size in product(
             pipes, CONTEXT_METHODS if cp > 1 else ["gather"],
             [n for n in range(1, dp * cp + 1) if dp * cp % n == 0] if moe else [1],
-            {1, tp} if moe else [1], SEARCHED_STAGES if dp * cp > 1 else [0], [("enter",), ("*",)], sizes,
+            {1, tp} if moe else [1], sharings(ask, dp * cp, tp), [("enter",), ("*",)], sizes,
         ):  # fmt: skip
+            if (zero[2] or zero[3]) and max(1, total // (dp * size)) == 1:
+                continue
             found.append(
                 Layout(
                     dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=expert_tp, schedule=pipe[0], vpp=pipe[1],
-                    context_method=method, zero=zero, remake=remake, micro_batch_size=size,
+                    context_method=method, zero=zero[0], shard_group=zero[1], whole_gradients=zero[2],
+                    keep_gathered=zero[3], remake=remake, micro_batch_size=size, loss="chunked",
                     gradient_accumulation_steps=max(1, total // (dp * size)),
                 )  # type: ignore[arg-type]
             )  # fmt: skip
@@ -66,7 +88,7 @@ def by_hand(ask: Ask) -> list[Layout]:
 def test_parts_refuse_what_the_rules_refuse(model: ModelSpec, gpus: int, length: int, batch: int) -> None:
     """Layouts, counts and reasons equal those of `breaches` over the whole product."""
     ask, refused = asked(model, gpus, length, batch), Counter[str]()
-    legal = [lay for family in Space(ask).families(refused) for lay in family]
+    legal = list(layouts(Space(ask), refused))
     expected, reasons = set[Layout](), Counter[str]()
     everything = by_hand(ask)
     for lay in everything:
@@ -81,8 +103,24 @@ def test_parts_refuse_what_the_rules_refuse(model: ModelSpec, gpus: int, length:
     assert refused == reasons
 
 
+@pytest.mark.parametrize("experts", [False, True])
+def test_parts_refuse_what_the_rules_refuse_on_several_nodes(*, experts: bool) -> None:
+    """Groups of a node, which experts may not divide."""
+    model = replace(TINY, moe=MoESpec(experts=6, top_k=2, ffn_size=32)) if experts else TINY
+    ask = asked(model, 12, 24, 6)
+    ask = replace(ask, cluster=Cluster(gpus=12, gpus_per_node=4), tp_across_nodes=True)
+    refused = Counter[str]()
+    legal, everything = set(layouts(Space(ask), refused)), by_hand(ask)
+    cases = (Case(model=model, layout=lay, sequence_length=24, global_batch_size=6, world=12) for lay in everything)
+    found = {case.layout: breaches(case) for case in cases}
+    assert legal == {lay for lay, wrong in found.items() if not wrong}
+    assert refused == Counter(reason(wrong[0]) for wrong in found.values() if wrong)
+    assert {lay.shard_group for lay in legal} == {0, 2, 4}
+    assert any("shard_group" in why for why in refused) == experts
+
+
 def test_a_family_differs_in_the_micro_batch_alone() -> None:
-    families = list(Space(asked(TINY, 8, 256, 16)).families(Counter()))
+    families = [run for family in Space(asked(TINY, 8, 256, 16)).families(Counter()) for run in family.runs()]
     assert any(len(f) > 2 for f in families)
     for family in families:
         sizes = [lay.micro_batch_size for lay in family]
@@ -102,10 +140,10 @@ def test_tensor_groups_stay_on_a_node_unless_asked() -> None:
     model = preset("llama-3.1-8b").model
     refused = Counter[str]()
     inside = Space(asked(model, 16, 8192, 16))
-    assert max(lay.tp for family in inside.families(refused) for lay in family) == 8
+    assert max(lay.tp for lay in layouts(inside, refused)) == 8
     assert refused[CROSSES] > 0
     across = Space(asked(model, 16, 8192, 16, tp_across_nodes=True))
-    assert max(lay.tp for family in across.families(Counter()) for lay in family) == 16
+    assert max(lay.tp for lay in layouts(across, Counter())) == 16
 
 
 @pytest.mark.parametrize(
@@ -115,13 +153,16 @@ def test_tensor_groups_stay_on_a_node_unless_asked() -> None:
         ({"recompute": ("none",), "zero": (1,)}, lambda lay: lay.remake == ("enter",) and lay.zero == 1),
         ({"schedule": ("interleaved",), "vpp": (3,)}, lambda lay: lay.vpp == 3),
         ({"micro_batch_size": (1, 2), "pp": (1, 2)}, lambda lay: lay.micro_batch_size < 3 and lay.pp < 3),
+        ({"zero": (3,), "whole_gradients": (True,)}, lambda lay: lay.zero == 3 and lay.whole_gradients),
+        ({"loss": ("reference",), "bucket_bytes": (0,)}, lambda lay: lay.loss == "reference" and not lay.bucket_bytes),
+        ({"shard_group": (2,)}, lambda lay: lay.shard_group == 2 and lay.zero > 0),
         ({"context_method": ("ring",)}, lambda lay: lay.cp > 1 and lay.context_method == "ring"),
     ],
 )  # fmt: skip
 def test_pins_hold(pins: dict[str, tuple[object, ...]], kept: object) -> None:
     model = preset("llama-3.1-8b").model
     space, refused = Space(asked(model, 8, 8192, 24, pins=pins)), Counter[str]()
-    legal = [lay for family in space.families(refused) for lay in family]
+    legal = list(layouts(space, refused))
     assert legal
     assert all(map(kept, legal))  # type: ignore[arg-type]
     assert space.enumerated == len(legal) + refused.total()

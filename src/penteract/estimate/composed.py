@@ -89,7 +89,10 @@ class Composer:
     borders: dict[tuple[Chain, Sight], Borders] = field(default_factory=dict[tuple[Chain, Sight], Borders])
     pooled: dict[tuple[Sight, Chains], Pools] = field(default_factory=dict[tuple[Sight, Chains], Pools])
     dealt: dict[_Cut, Deal] = field(default_factory=dict[_Cut, Deal])
-    packed: dict[tuple[object, ...], tuple[tuple[Pack, int], ...]] = field(
+    packed: dict[tuple[object, ...], tuple[Pack, ...]] = field(
+        default_factory=dict[tuple[object, ...], tuple[Pack, ...]]
+    )
+    counted: dict[tuple[object, ...], tuple[tuple[Pack, int], ...]] = field(
         default_factory=dict[tuple[object, ...], tuple[tuple[Pack, int], ...]]
     )
     late: dict[int, frozenset[str]] = field(default_factory=dict[int, frozenset[str]])  # by a piece's identity
@@ -227,23 +230,29 @@ class Composer:
         if layout.zero < 2:
             return 0, 0
         parameters, gradients = Counter[int](), Counter[int]()
-        for b in self.unit_buckets(layout, pp_rank):
-            parameters[b.unit] += b.size * b.cut_parameters
-            gradients[b.unit] += b.size * b.cut_gradients
+        for unit, b in self._unit_buckets(layout, pp_rank):
+            parameters[unit] += b.size * b.cut_parameters
+            gradients[unit] += b.size * b.cut_gradients
         n = places(layout, len(self.placed(layout, pp_rank)))
         return sum(ring_sizes(parameters, n)), sum(ring_sizes(gradients, PLACES))
 
     def unit_buckets(self, layout: Layout, pp_rank: int) -> Iterator[Bucket]:
         """The buckets of a rank that are of one unit."""
+        found = zip(self._unit_buckets(layout, pp_rank), self._unit_packs(layout, pp_rank), strict=True)
+        return (replace(b, unit=unit, params=pack.params) for (unit, b), pack in found)
+
+    def _unit_packs(self, layout: Layout, pp_rank: int) -> Iterator[Pack]:
+        return (pack for pack in self._all_packs(layout, pp_rank) if pack.unit != NONE)
+
+    def _unit_buckets(self, layout: Layout, pp_rank: int) -> Iterator[tuple[int, Bucket]]:
+        """Of each unit; buckets of the same size are one."""
         mesh, known = Mesh(layout), dict[tuple[Alike, int], Bucket]()
         rank = mesh.group("pp", 0)[pp_rank]
-        for pack in self.packs(layout, pp_rank):
-            if pack.unit == NONE:
-                continue
+        for pack in self._unit_packs(layout, pp_rank):
             key = (pack.alike, pack.elements)
             if key not in known:
-                known[key] = bucket_of(pack, mesh, rank, self.policy.grain)
-            yield replace(known[key], unit=pack.unit, params=pack.params)
+                known[key] = bucket_of(pack.at(pp_rank), mesh, rank, self.policy.grain)
+            yield pack.unit, known[key]
 
     def buckets(self, layout: Layout, pp_rank: int) -> tuple[Bucket, ...]:
         """The buckets of a rank."""
@@ -253,27 +262,31 @@ class Composer:
 
     def counted_packs(self, layout: Layout, pp_rank: int) -> tuple[tuple[Pack, int], ...]:
         """The packs of a rank, of those of one kind and size the first, and how many there are of them."""
-        lay, chains = layout, self.chains_of(layout, pp_rank)
-        key = (
-            chains,
-            lay.tp,
-            lay.ep,
-            lay.expert_tp,
-            lay.bucket_bytes,
-            max(1, lay.zero),
-            (lay.pp, pp_rank) if self.shared(chains) else (),
-        )
-        if key not in self.packed:
+        key = self._packing(layout, pp_rank)
+        if key not in self.counted:
             first: dict[tuple[object, int], Pack] = {}
             count = Counter[tuple[object, int]]()
-            for pack in self.packs(layout, pp_rank):
+            for pack in self._all_packs(layout, pp_rank):
                 alike = pack.alike
                 several = len(alike.homes)
                 size = ((alike.cut, several, alike.decay, alike.late, pack.unit == NONE, pack.shapes), pack.elements)
                 first.setdefault(size, pack)
                 count[size] += 1
-            self.packed[key] = tuple((pack, count[size]) for size, pack in first.items())
+            self.counted[key] = tuple((pack, count[size]) for size, pack in first.items())
+        return self.counted[key]
+
+    def _all_packs(self, layout: Layout, pp_rank: int) -> tuple[Pack, ...]:
+        """The packs of a rank, or of another with the same stages: `Pack.at` makes them this one's."""
+        key = self._packing(layout, pp_rank)
+        if key not in self.packed:
+            self.packed[key] = tuple(self.packs(layout, pp_rank))
         return self.packed[key]
+
+    def _packing(self, layout: Layout, pp_rank: int) -> tuple[object, ...]:
+        """What decides the packs of a rank."""
+        lay, chains = layout, self.chains_of(layout, pp_rank)
+        edge = (lay.pp, pp_rank) if self.shared(chains) else ()
+        return (chains, lay.tp, lay.ep, lay.expert_tp, lay.bucket_bytes, max(1, lay.zero), edge)
 
     def shared(self, chains: tuple[Chain, ...]) -> bool:
         """Whether these stages have parameters that live on others too."""

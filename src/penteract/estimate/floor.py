@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from penteract.estimate.composed import Composer
 from penteract.estimate.pieces import ENDS, Kind, Sight
+from penteract.estimate.stages import Chain
 from penteract.schedule.in_flight import most_in_flight
 from penteract.spec.layout import Layout
 from penteract.step.places import Span
@@ -27,6 +28,7 @@ class Floor:
 
     composer: Composer
     _pieces: dict[tuple[Kind, Sight], _Layer] = field(default_factory=dict[tuple[Kind, Sight], "_Layer"])
+    _chains: dict[tuple[Chain, Sight], Counter[Span]] = field(default_factory=dict[tuple[Chain, Sight], Counter[Span]])
     _ranks: dict[Sight, _Growth] = field(default_factory=dict[Sight, _Growth])
     _kept: dict[Sight, list[Bytes]] = field(default_factory=dict[Sight, list[Bytes]])
 
@@ -51,7 +53,9 @@ class Floor:
             )
         return self._ranks[key]
 
-    def _of_chain(self, chain: tuple[tuple[Kind, int], ...], layout: Layout, seen: Sight) -> Counter[Span]:
+    def _of_chain(self, chain: Chain, layout: Layout, seen: Sight) -> Counter[Span]:
+        if (chain, seen) in self._chains:
+            return self._chains[chain, seen]
         total, first = Counter[Span](), True
         for kind, n in chain:
             if kind in ENDS:
@@ -64,6 +68,7 @@ class Floor:
             for span, amount in entry.items():
                 total[span] += (n - first) * amount  # the first layer's is that of an end, or was received
             first = False
+        self._chains[chain, seen] = total
         return total
 
 

@@ -2,7 +2,8 @@
 
 While a unit computes, the lane of its data ranks carries what `step/events.py` puts there: the next unit's gather, and
 the reduce-scatter of the gradients that the last one wrote. The unit takes as long as the slower of both. A pass is
-taken for one of many, so that its ends lie beside passes like it.
+taken for one of many, so that its ends lie beside passes like it; but nothing lies beside the first unit's gather at
+the start of a step, and the last unit's sum at its end.
 """
 
 from __future__ import annotations
@@ -43,6 +44,15 @@ class Passing(NamedTuple):
 
     seconds: Mapping[str, Seconds]
     exposed: Mapping[str, Seconds]
+
+
+class Laned(NamedTuple):
+    """A rank's passes; seconds of all of a micro-batch's by which lanes make them slower; and those at the ends of a
+    step, where there is nothing to hide them."""
+
+    passes: Passes
+    exposed: Seconds
+    ends: Seconds
 
 
 def unit_lanes(
@@ -128,10 +138,8 @@ def passing(units: Sequence[UnitLane], times: Times, gathers: Sequence[Seconds],
     return Passing(seconds, exposed)
 
 
-def beside_lane(
-    composer: Composer, layout: Layout, rank: int, times: Times, rates: Rates, gpus_per_node: int
-) -> tuple[Passes, Seconds]:
-    """The passes of a pipeline rank, and seconds of all of a micro-batch's by which lanes make them slower."""
+def beside_lane(composer: Composer, layout: Layout, rank: int, times: Times, rates: Rates, gpus_per_node: int) -> Laned:
+    """The passes of a pipeline rank, with what its lane does beside them."""
     lay, known = layout, dict[tuple[object, ...], Seconds]()
 
     def seconds(kind: str, b: Bucket) -> Seconds:
@@ -149,4 +157,6 @@ def beside_lane(
     share = gather_shares(lay, rank, reads, len(lanes))
     fetch = [share.get(i, 0.0) * lane.gather for i, lane in enumerate(lanes)]
     out = [passing(own, times, fetch[a:], rates.beside) for own, a in zip(chunks, ends, strict=False)]
-    return tuple(p.seconds for p in out), fsum(fsum(p.exposed.values()) for p in out)
+    first = lanes[0]
+    ends = first.gather + first.sums.get("Wgt" if lay.schedule == "zb_h1" else "Bwd", 0.0)
+    return Laned(tuple(p.seconds for p in out), fsum(fsum(p.exposed.values()) for p in out), ends)

@@ -145,7 +145,10 @@ def miniature(
     )  # fmt: skip
     reads = _reads(chunks, units, real)
     turns = gathers(program.actions, reads, places(layout, len(whole))) if any(reads) else Counter[int]()
-    return Miniature(program, cut, tuple(_gathered(owned, real, turns)), alike, real, turns)
+    told = {
+        i: _stand_in(i, some, m) for layers, some in zip(stages, alike, strict=True) for i in layers
+    }  # fmt: skip
+    return Miniature(program, cut, tuple(_gathered(owned, real, turns, told)), alike, real, turns)
 
 
 def anonymous(name: str) -> str:
@@ -233,13 +236,13 @@ def _units(do: Do, recorded: Mapping[int, int], layers: range, m: ModelSpec) -> 
     inside = dict(zip(sorted(recorded), told[first:], strict=False))
     yield from told[:first]
     for i in layers:
-        yield _as_layer(inside[_stand_in(i, recorded, layers, m)], i)
+        yield _as_layer(inside[_stand_in(i, recorded, m)], i)
     yield from told[first + len(inside) :]
 
 
-def _stand_in(layer: int, recorded: Mapping[int, int], layers: range, m: ModelSpec) -> int:
+def _stand_in(layer: int, recorded: Mapping[int, int], m: ModelSpec) -> int:
     """The recorded layer that this one is like."""
-    return layer if layer == layers[-1] else next(i for i in recorded if m.has_experts(i) == m.has_experts(layer))
+    return layer if layer in recorded else next(i for i in recorded if m.has_experts(i) == m.has_experts(layer))
 
 
 def _as_layer(unit: Unit, layer: int) -> Unit:
@@ -280,12 +283,15 @@ def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucke
     return out
 
 
-def _gathered(owned: tuple[Owned, ...], real: tuple[Bucket, ...], turns: Mapping[int, int]) -> Iterator[Owned]:
-    """With how often each is gathered, whichever layers it stands for."""
+def _gathered(
+    owned: tuple[Owned, ...], real: tuple[Bucket, ...], turns: Mapping[int, int], told: Mapping[int, int]
+) -> Iterator[Owned]:
+    """With how often each is gathered, whichever layers it stands for. `told`: the layer that stands for each."""
     found = Counter[str]()
     for b in real:
         for q in b.params if b.cut_parameters else ():
-            found[q.name] += turns[b.unit]
+            at, _, rest = q.name.removeprefix("layers.").partition(".")
+            found[f"layers.{told[int(at)]}.{rest}" if q.name.startswith("layers.") else q.name] += turns[b.unit]
     named = {q.name for b in real for q in b.params}
     for o in owned:
         yield replace(o, gathers=found[o.param.name]) if o.param.name in named else o

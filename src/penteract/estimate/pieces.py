@@ -27,6 +27,7 @@ from penteract.ops.offload import ANCHORS, COPIES
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site, Tape
+from penteract.parallel.tensor import chunk_tokens
 from penteract.spec.fp8 import Fp8, scaled_layers
 from penteract.spec.layout import Edit, Layout
 from penteract.spec.mesh import Mesh
@@ -161,7 +162,8 @@ class Recorder:
             return seen
         remade = tuple(word for word in lay.remake if word != "*")
         loss = (lay.loss, lay.loss_chunk) if kind == HEAD else ()
-        return (lay.tp, lay.cp, lay.micro_batch_size, remade, lay.schedule == "zb_h1", *loss)
+        own = (0, tokens) if (tokens := self._flat(kind, lay)) else (lay.cp, lay.micro_batch_size)
+        return (lay.tp, *own, remade, lay.schedule == "zb_h1", *loss)
 
     def record(self, kind: Kind, layout: Layout) -> Piece:
         """A piece as a layout shows it."""
@@ -192,10 +194,10 @@ class Recorder:
         for r, life in outline.lives.items():
             if not life.scratch and r not in ends and not specs[r].pinned:
                 grown[life.span] += aligned(specs[r], self.widths) // OPEN
-        entry = outline.lives.get(chunk.entry) if chunk.entry is not None else None
-        if entry is None or entry.dies[0] == "Fwd" or specs[chunk.entry].pinned:
-            return +grown, {}
-        return +grown, {("Fwd", entry.dies[0]): aligned(specs[chunk.entry], self.widths) // OPEN}
+        handed, r = dict[Span, Bytes](), chunk.entry
+        if r is not None and r in outline.lives and outline.lives[r].dies[0] != "Fwd" and not specs[r].pinned:
+            handed["Fwd", outline.lives[r].dies[0]] = aligned(specs[r], self.widths) // OPEN
+        return +grown, handed
 
     def tape(self, kind: Kind, layout: Layout) -> Tape:
         """What a layout says of a piece."""
@@ -203,7 +205,7 @@ class Recorder:
 
     def _told(self, kind: Kind, layout: Layout) -> _Told:
         """The tape of a piece, at the layout's micro-batch size."""
-        key = (kind.name, *tape_sight(layout))
+        key = self._tape_key(kind, layout)
         if key not in self.told:
             chunked = kind == HEAD and layout.loss == "chunked"  # the micro-batch's size decides how many chunks
             recorded = self._recorded(kind, layout if chunked else replace(layout, micro_batch_size=OPEN))
@@ -211,17 +213,34 @@ class Recorder:
         return self.told[key]
 
     def _recorded(self, kind: Kind, layout: Layout) -> _Recorded:
-        key = (kind.name, *tape_sight(layout))
+        key = self._tape_key(kind, layout)
         if key not in self.tapes:
             do = self._say(kind, layout)
             words = {op.site.word for op in do.tape.ops} | {"*"}
             self.tapes[key] = _Recorded(do.tape, tuple(do.params.values()), saying(do.tape), words, sites_of(do.tape))
         return self.tapes[key]
 
+    def _tape_key(self, kind: Kind, layout: Layout) -> tuple[object, ...]:
+        if tokens := self._flat(kind, layout):
+            return (kind.name, layout.tp, tokens, layout.loss_chunk)
+        return (kind.name, *tape_sight(layout))
+
+    def _flat(self, kind: Kind, layout: Layout) -> int:
+        """Tokens of a rank, where they are all that a head sees: in chunks of whole rows of a micro-batch, it makes of
+        one long sequence what it makes of several. 0 where it sees more."""
+        lay, m = layout, self.model
+        if kind != HEAD or lay.loss != "chunked" or m.predict_ahead:
+            return 0
+        chunk = lay.loss_chunk or chunk_tokens(m.vocab_size // lay.tp)
+        return 0 if chunk % lay.micro_batch_size else self.sequence_length // lay.cp * lay.micro_batch_size
+
     def _say(self, kind: Kind, layout: Layout) -> Do:
-        do = Do(Mesh(replace(layout, pp=1, vpp=1, schedule="1f1b")), self.scaled)
+        alone, length = replace(layout, pp=1, vpp=1, schedule="1f1b"), self.sequence_length
+        if tokens := self._flat(kind, layout):
+            alone, length = replace(alone, dp=1, cp=1, ep=1, micro_batch_size=1), tokens
+        do = Do(Mesh(alone), self.scaled)
         layers = () if kind in ENDS else (self._layer(kind),)
-        part(do, self.model, layers, self.sequence_length, first=kind == EMBEDDING, last=kind == HEAD)
+        part(do, self.model, layers, length, first=kind == EMBEDDING, last=kind == HEAD)
         return do
 
     def _layer(self, kind: Kind) -> int:

@@ -10,7 +10,7 @@ from math import fsum
 from penteract.estimate.composed import Chains, Composer
 from penteract.estimate.floor import Floor
 from penteract.estimate.ideal import PARTS, Forward, StepFlops
-from penteract.estimate.lane import beside_lane
+from penteract.estimate.lane import Laned, beside_lane
 from penteract.estimate.link import waits
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, Sight, sight
@@ -92,9 +92,7 @@ class Quoter:
         default_factory=dict[Sight, dict[Chain, Mapping[str, Seconds]]]
     )
     _passes: dict[_Shape, tuple[Passes, ...]] = field(default_factory=dict[_Shape, tuple[Passes, ...]])
-    _laned: dict[_Shape, tuple[tuple[Passes, ...], tuple[Seconds, ...]]] = field(
-        default_factory=dict[_Shape, tuple[tuple[Passes, ...], tuple[Seconds, ...]]]
-    )
+    _laned: dict[_Shape, tuple[Laned, ...]] = field(default_factory=dict[_Shape, tuple[Laned, ...]])
     _held: dict[_Shape, _Held] = field(default_factory=dict[_Shape, _Held])
     _reductions: dict[_Shape, Reduction] = field(default_factory=dict[_Shape, Reduction])
     _summed: dict[_Shape, list[Reduction]] = field(default_factory=dict[_Shape, list[Reduction]])
@@ -146,7 +144,8 @@ class Quoter:
         lay, seen = quote.layout, sight(quote.layout)
         if lay.zero < 2:
             return quote.at_least
-        return self._least(lay, self._passes_of(lay, seen)[0], (seen, *_sharding(lay)), self._sums(lay))
+        passes = tuple(lane.passes for lane in self._lanes(lay, seen))
+        return self._least(lay, passes, (seen, *_sharding(lay)), self._sums(lay))
 
     def bound_of_plain(self, quote: Quote) -> Seconds:
         """A lower bound of the same without recomputation: nothing is computed again for longer than it was at first,
@@ -159,8 +158,8 @@ class Quoter:
     def time(self, quote: Quote) -> StepTime:
         """The step's time with the schedule played out."""
         lay, seen = quote.layout, sight(quote.layout)
-        passes, _ = self._passes_of(lay, seen)
-        ends = critical_path(lay, [passes[g] for g in self.composer.deal(lay).group], self._wire(lay))
+        lanes = self._lanes(lay, seen)
+        ends = critical_path(lay, [lanes[g].passes for g in self.composer.deal(lay).group], self._wire(lay))
         norm = self.rates.collective("all_reduce", Span.of(tuple(range(lay.world)), self.cluster.gpus_per_node), 16)
         tails = [self._tail(lay, seen, r, norm) for r in range(lay.pp)]
         finish = [end + tail.data + tail.update for end, tail in zip(ends, tails, strict=True)]
@@ -255,21 +254,18 @@ class Quoter:
         node = self.cluster.gpus_per_node
         return Device(self.rates, self.composer.widths, Mesh(layout), node, load, known, self._costs)
 
-    def _passes_of(self, layout: Layout, seen: Sight) -> tuple[tuple[Passes, ...], tuple[Seconds, ...]]:
-        """Of each group of pipeline ranks with the same stages, with what ZeRO does beside them; and seconds of all of
-        a micro-batch's passes by which that is slower."""
-        plain = self._plain_passes(layout, seen)
+    def _lanes(self, layout: Layout, seen: Sight) -> tuple[Laned, ...]:
+        """Of each group of pipeline ranks with the same stages, with what ZeRO does beside them."""
         if layout.zero < 2:
-            return plain, (0.0,) * len(plain)
+            return tuple(Laned(passes, 0.0, 0.0) for passes in self._plain_passes(layout, seen))
         lay = layout
         key = (seen, lay.dp, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.schedule, *_sharding(lay))
         if key not in self._laned:
             rates, node = self.rates, self.cluster.gpus_per_node
-            told = [
+            self._laned[key] = tuple(
                 beside_lane(self.composer, lay, ranks[0], self._seconds(lay, seen), rates, node)
                 for ranks in self.composer.deal(lay).alike
-            ]
-            self._laned[key] = tuple(p for p, _ in told), tuple(late for _, late in told)
+            )
         return self._laned[key]
 
     def _seconds(self, layout: Layout, seen: Sight) -> Callable[[Kind], Mapping[str, Seconds]]:
@@ -341,8 +337,8 @@ class Quoter:
                 for told in self._timed(kind, layout, seen).parts.values():
                     for part, seconds in told.items():
                         parts[part] += layout.gradient_accumulation_steps * n * seconds
-        _, exposed = self._passes_of(layout, seen)
-        parts["data"] += layout.gradient_accumulation_steps * exposed[self.composer.deal(layout).group[r]]
+        lane = self._lanes(layout, seen)[self.composer.deal(layout).group[r]]
+        parts["data"] += layout.gradient_accumulation_steps * lane.exposed
         return parts
 
     def _tail(self, layout: Layout, seen: Sight, r: int, norm: Seconds) -> Tail:
@@ -357,6 +353,7 @@ class Quoter:
         at, end = ready(placed, seconds, packs)
         hidden, gathers = min(made.reduce, end), told.after_update(used(placed, seconds, packs), self.rates.beside)
         data = told.after_backward(at, end) + hidden * (self.rates.beside - 1)
+        data += self._lanes(layout, seen)[self.composer.deal(layout).group[r]].ends
         return Tail(data, made.update + gathers + norm, gathers, made.wait)
 
     def _limit(self, layout: Layout, parts: Mapping[Part, Seconds], seconds: Seconds) -> str:

@@ -114,9 +114,7 @@ class Chunks:
             yield steps.forward("rows", h, **part)[0], steps.forward("rows", targets, **part)[0]
 
     def _suiting(self, steps: Steps) -> int:
-        """Tokens of a chunk, where nobody says: whole tiles if they can be."""
-        tokens = _LOGITS // self.w.local_shape(steps.mesh)[0]
-        return tokens // _TILE * _TILE or tokens
+        return chunk_tokens(self.w.local_shape(steps.mesh)[0])
 
     def _of_term(self, steps: Steps, name: str = "") -> dict[str, Any]:
         return {"name": name or self.term, "scale": self.term, "copies": steps.mesh.size("tp")}
@@ -130,6 +128,12 @@ class Chunks:
         columns = logits.shape[-1]
         assert isinstance(columns, int)
         return max(1, _WIDE // columns)
+
+
+def chunk_tokens(shard: int) -> int:
+    """Tokens of a chunk, where nobody says, of `shard` rows of the head: whole tiles if they can be."""
+    tokens = _LOGITS // shard
+    return tokens // _TILE * _TILE or tokens
 
 
 def linear_cross_entropy(do: Do, h: Value, w: Param, targets: Value, term: str, z: float = 0.0) -> None:

@@ -1,8 +1,9 @@
 """Recomputation between none and full, for layouts that need some: the cheapest of a few that fits, exactly.
 
-A layout that fits with full recomputation alone is a candidate. What it takes without any bounds from below what it
-takes with some, so candidates are looked at from the lowest such bound up, and those whose bound lies above the k-th
-best are left. Of a candidate's recomputations the first that fits is kept: each costs more than the one before.
+A layout that fits with full recomputation, and not with none, is a candidate. What it takes without any bounds from
+below what it takes with some, so candidates are looked at from the lowest such bound up, and those whose bound lies
+above the k-th best are left. Of a candidate's recomputations the first that fits is kept: each costs more than the one
+before, so the others are needless; as are those of a higher stage of ZeRO, from there on.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penteract.plan.ask import EDITS, RECOMPUTE, Ask
-from penteract.plan.search import PLAIN, TOO_LARGE, Priced, Search, four_digits, within
+from penteract.plan.search import PLAIN, TOO_LARGE, Priced, Search, Sharing, four_digits, lower_stages, within
+from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy
+from penteract.units import Seconds
 
 _FULL = RECOMPUTE["full"]
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """`candidates`: layouts that fit with full recomputation alone; `looked_at`: those of them that could be among the
-    best; `tried`: layouts with less of it, and how many of them `fit`."""
+    """`candidates`: layouts that fit with full recomputation; `looked_at`: those of them that do not fit with none and
+    could be among the best; `tried`: layouts with less of it, and how many of them `fit`."""
 
     candidates: int = 0
     looked_at: int = 0
@@ -45,28 +49,48 @@ def try_between(ask: Ask, found: Priced, search: Search, refused: Counter[str], 
     remade or offloaded is pinned, or memory is not known."""
     if not ask.usable or EDITS.keys() & ask.pins.keys():
         return Between()
-    candidates = sorted(_candidates(found, search), key=lambda c: c[0])
-    looked_at = tried = fit = 0
-    best = search.best(k)
-    for bound, quote in candidates:
+    fits = {(q.layout, q.precision) for q in found.fits}
+    candidates = sorted(_candidates(found, search), key=lambda c: (c[0], c[1].zero))
+    some, looked_at, tried, fit = recomputations(ask.model), 0, 0, 0
+    best, reached = search.best(k), dict[tuple[Layout, Policy], dict[Sharing, int]]()
+    for bound, layout, precision in candidates:
         if len(best) == k and four_digits(bound) > four_digits(best[-1].time.seconds):
             break
+        own, rest = _shared(layout)
+        if any((_cut(rest, sharing, PLAIN), precision) in fits for sharing in (own, *lower_stages(*own))):
+            continue
         looked_at += 1
-        for fields in recomputations(ask.model):
-            layout, prices = replace(quote.layout, **fields), search.quoters[quote.precision]
+        known = reached.setdefault((rest, precision), {})
+        enough = min([known[s] for s in lower_stages(*own) if s in known], default=len(some))
+        for i, fields in enumerate(some[:enough]):
             tried += 1
-            if priced := within(prices, layout, ask.usable, found, quote.precision):
+            quote = within(search.quoters[precision], replace(layout, **fields), ask.usable, found, precision)
+            if quote:
                 fit += 1
-                search.add(priced)
+                known[own] = i
+                search.add(quote)
                 best = search.best(k)
                 break
             refused[TOO_LARGE] += 1
     return Between(len(candidates), looked_at, tried, fit)
 
 
-def _candidates(found: Priced, search: Search) -> Iterator[tuple[float, Any]]:
-    """With the bound of what each takes without recomputation."""
-    fits = {(q.layout, q.precision) for q in found.fits}
+def _shared(layout: Layout) -> tuple[Sharing, Layout]:
+    """How state is cut, and what all that differ in this alone share."""
+    own = (layout.zero, layout.whole_gradients, layout.keep_gathered)
+    return own, replace(layout, zero=0, whole_gradients=False, keep_gathered=False)
+
+
+def _cut(layout: Layout, sharing: Sharing, remake: tuple[str, ...]) -> Layout:
+    zero, whole, gathered = sharing
+    return replace(layout, zero=zero, whole_gradients=whole, keep_gathered=gathered, remake=remake)
+
+
+def _candidates(found: Priced, search: Search) -> Iterator[tuple[Seconds, Layout, Policy]]:
+    """With the bound of what each takes without recomputation: its own, or that of a lower stage which fits too."""
     for q in found.fits:
-        if q.layout.remake == _FULL and (replace(q.layout, remake=PLAIN), q.precision) not in fits:
-            yield search.quoters[q.precision].bound_of_plain(q), q
+        if q.layout.remake == _FULL:
+            yield search.quoters[q.precision].bound_of_plain(q), q.layout, q.precision
+    for s in found.slower:
+        if s.memory.remake == s.twin.layout.remake == _FULL:
+            yield search.quoters[s.precision].bound_of_plain(s.twin), s.layout, s.precision

@@ -43,9 +43,8 @@ def _frugal(ask: Ask, make: Make) -> Quote | None:
         "context_method": (Layout().context_method,), "whole_gradients": (False,), "shard_group": (0,),
     }  # fmt: skip
     families = Space(replace(ask, pins={**least, **ask.pins})).families(Counter())
-    layouts = sorted(
-        (run[0] for family in families for run in family.runs()), key=lambda lay: (lay.cp, lay.tp * lay.pp, lay.pp)
-    )
+    first = (run[0] for family in families for run in family.runs())
+    layouts = sorted(first, key=lambda lay: (lay.cp, lay.tp * lay.pp, lay.pp))
     prices, hopeless = make(ask), set[tuple[int, ...]]()
     for lay in layouts:
         cut = (lay.tp, lay.pp, lay.ep, lay.expert_tp)

@@ -39,7 +39,7 @@ class Counts:
     priced: int
     fit: int
     simulated: int
-    between: Between = Between()
+    between: Between = field(default_factory=Between)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Pla
 
 
 def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
-    """The price and time of one layout, in each precision: `axes` and the defaults of the others, whether it fits or not.
+    """The price and time of one layout: `axes` and the defaults of the others, in each precision, fitting or not.
 
     dp is what the others leave, the micro-batch one sequence. Raises BadInput, with the nearest legal layout, where
     it cannot be.

@@ -46,14 +46,21 @@ Order = tuple[Seconds, tuple[int, ...], Seconds]
 
 
 class Slower(NamedTuple):
-    """A layout that is not priced, as one with less beside it fits and is no slower: `bound` is that one's."""
+    """A layout that is not priced, as `twin`, with less beside it, fits and is no slower."""
 
-    bound: Seconds
+    twin: Quote
     family: Family
     memory: Memory
     size: int
     steps: int
-    precision: Policy
+
+    @property
+    def bound(self) -> Seconds:
+        return self.twin.at_least
+
+    @property
+    def precision(self) -> Policy:
+        return self.twin.precision
 
     @property
     def layout(self) -> Layout:
@@ -113,7 +120,7 @@ def price_all(
                 enough = next((fits[m, size] for m in lower if (m, size) in fits), None)
                 twin = enough or (fits.get((plain, size)) if plain else None)
                 if twin:
-                    found.slower.append(Slower(twin.at_least, family, memory, size, steps, precision))
+                    found.slower.append(Slower(twin, family, memory, size, steps))
                     if enough:
                         refused[NEEDLESS] += 1
                         found.needless += 1
@@ -141,13 +148,23 @@ def within(prices: Quoter, layout: Layout, usable: Bytes, found: Priced, precisi
     return None
 
 
+Sharing = tuple[int, bool, bool]  # zero, whole_gradients, keep_gathered
+
+
+def lower_stages(zero: int, whole_gradients: bool, keep_gathered: bool) -> tuple[Sharing, ...]:
+    """What takes no longer, as it puts less on wires beside each micro-batch."""
+    if zero < 2:
+        return ()
+    one = (1, False, False)
+    return (one,) if zero == 2 or whole_gradients or keep_gathered else (
+        one, (2, False, False), (3, True, False), (3, False, True)
+    )  # fmt: skip
+
+
 def _lower(memory: Memory, *, spares: bool) -> list[Memory]:
-    """What takes no longer, as it cuts less, and recomputes no more."""
-    found: list[Memory] = []
-    if memory.zero > 1:
-        found.append(memory._replace(zero=1, whole_gradients=False, keep_gathered=False))
-    if memory.zero > 2 and not memory.whole_gradients and not memory.keep_gathered:
-        found += [memory._replace(zero=2), memory._replace(whole_gradients=True)]
+    """The same with a lower stage, and no more recomputation."""
+    stages = lower_stages(memory.zero, memory.whole_gradients, memory.keep_gathered)
+    found = [memory._replace(zero=z, whole_gradients=w, keep_gathered=k) for z, w, k in stages]
     if spares and memory.remake != PLAIN:
         found += [m._replace(remake=PLAIN) for m in found]
     return found

@@ -77,8 +77,8 @@ class Space:
     context_method     all, where cp > 1
     zero               0 to 3; 0 alone where no two ranks share parameters (dp·cp = 1)
     shard_group        all who share parameters; over several nodes also those of one node, where their number divides
-    whole_gradients    of ZeRO 3 where there are several micro-batches: no and yes
-    keep_gathered      no: what it keeps and takes is no less than that of ZeRO 2
+    whole_gradients,   of ZeRO 3 where there are several micro-batches: neither, or one of both (both together are
+    keep_gathered      ZeRO 1 in all but name)
     recompute          none, full; `search.py` tries others between the two
     loss               in chunks, as runs have it
     attention          the fastest kernel that the rest allows, on GPUs in bf16
@@ -136,14 +136,12 @@ class Space:
         """Of layouts where `rows` = dp·cp places of `tp` ranks share parameters and `cp` of them sequences."""
         stages = self._values("zero", ZERO_STAGES if rows > 1 else ZERO_STAGES[:1])
         sharings = [
-            choice
+            (zero, group, whole, gathered)
             for zero in stages
-            for choice in product(
-                (zero,),
-                self._values("shard_group", (0, *self._node(rows, tp)) if zero else (0,)),
-                self._values("whole_gradients", (True, False) if zero == ZERO_STAGES[-1] else (False,)),
-                self._values("keep_gathered", (False,)),
-            )
+            for group in self._values("shard_group", (0, *self._node(rows, tp)) if zero else (0,))
+            for whole in self._values("whole_gradients", _CHOICES[zero])
+            for gathered in self._values("keep_gathered", _CHOICES[zero])
+            if not (whole and gathered) or {"whole_gradients", "keep_gathered"} & self.ask.pins.keys()
         ]
         remakes = [edits_of({"recompute": name})["remake"] for name in self._values("recompute", tuple(RECOMPUTE))]
         bodies = product(
@@ -159,8 +157,9 @@ class Space:
         return (places,) if not rest and 1 < places < rows and rows % places == 0 else ()
 
     def _tried(self, memory: Memory, steps: int) -> bool:
-        """Whether gradients that stay whole are another value: for one micro-batch they are none, unless pinned."""
-        return steps > 1 or not memory.whole_gradients or "whole_gradients" in self.ask.pins
+        """Whether what stays whole over micro-batches is another value: for one it is none, unless pinned."""
+        pinned = {"whole_gradients", "keep_gathered"} & self.ask.pins.keys()
+        return steps > 1 or not (memory.whole_gradients or memory.keep_gathered) or bool(pinned)
 
     def _steps(self, dp: int, size: int) -> int:
         return max(1, self.ask.global_batch_size // (dp * size))
@@ -258,6 +257,8 @@ class Space:
 
 
 _MESH = ("dp", "tp", "pp", "cp")
+# The values of `whole_gradients` and `keep_gathered` under each stage of ZeRO, what takes less first.
+_CHOICES: Mapping[int, tuple[bool, ...]] = {zero: (True, False) if zero == 3 else (False,) for zero in ZERO_STAGES}
 _FILTERED = frozenset({*_MESH, "schedule", "context_method"})  # other axes take pinned values that are not tried
 
 

@@ -41,12 +41,13 @@ def counted(plan: Plan, seconds: float) -> str:
     if refused:
         told += ["Not possible or too large:", *refused]
     if counts.refused.get(NEEDLESS) or counts.fit > counts.priced - counts.refused.get(TOO_LARGE, 0):
-        told.append("Recomputing what fits without, or cutting more of it by ZeRO 2 and 3, is never faster: such layouts "
-                    "are not listed")  # fmt: skip
-    if counts.between.candidates:
+        told.append(
+            "Recomputing what fits without, or cutting it by a higher stage of ZeRO, is never faster: not listed"
+        )
+    if counts.between.looked_at:
         b = counts.between
-        told.append(f"{_spaced(b.candidates)} fit with full recomputation alone; the {_spaced(b.looked_at)} that could be "
-                    f"among the best were tried with less of it: {_spaced(b.fit)} fit of {_spaced(b.tried)}")  # fmt: skip
+        told.append(f"{_spaced(b.looked_at)} that need recomputation could be among the best: with less than all of it, "
+                    f"{_spaced(b.fit)} of {_spaced(b.tried)} tried fit")  # fmt: skip
     if ask.usable:
         told.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
                     f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
