@@ -22,7 +22,7 @@ from math import ceil, inf
 from typing import TypeVar
 
 from penteract.errors import BadInput
-from penteract.estimate.choices import Choice, Choices
+from penteract.estimate.choices import Choice, Choices, hull
 from penteract.estimate.pieces import ENDS, Kind, sight
 from penteract.estimate.quote import Quote, Quoter
 from penteract.estimate.stages import Chain, StageSum
@@ -130,7 +130,9 @@ class _Solver:
                 for stage, chunk in zip(composer.stages(lay, r), chunks, strict=True)
             )
             beside = plain.by_stage[r] - own.arena - own.routed
-            places = {k: [at for chunk in chunks for at, kind in chunk if kind == k] for chunk in chunks for _, k in chunk}
+            places = {
+                k: [at for chunk in chunks for at, kind in chunk if kind == k] for chunk in chunks for _, k in chunk
+            }
             spread = tuple((k, min(some), max(some)) for k, some in places.items())
             ranks.append(_Rank(chunks, spread, base, flights[r], limit - beside))
         depth = max(place + 1 for rank in ranks for chunk in rank.chunks for place, _ in chunk)
@@ -147,12 +149,12 @@ class _Solver:
             ]
         )
 
-    def may_fit(self, lean: Choice, rest: Choice, first: int, *, scratch: bool = False) -> bool:
+    def may_fit(self, lean: Choice, rest: Choice, first: int) -> bool:
         """Whether a lower bound of each rank's activations does."""
         for rank, m, n in zip(self.ranks, self._sums(lean), self._sums(rest), strict=True):
             kept = min([_joined(x, y, first) + base for (x, _), (y, _), base in zip(m, n, rank.base, strict=True)])
-            beside = self.scratch(rank, lean, rest, first) if scratch else 0
-            if rank.flight * kept + beside > rank.room:
+            left = rank.room - rank.flight * kept
+            if left < 0 or left < self.scratch(rank, lean, rest, first):
                 return False
         return True
 
@@ -203,28 +205,35 @@ class _Solver:
         return None
 
     def mixed(self, best: _Found | None) -> _Found | None:
-        """Two sets, where that is cheaper than `best`: from the lowest cost that may fit up."""
-        waiting = list(self._pairs(best[0] if best else inf))
+        """Two sets, where that is cheaper than `best`. Few pairs first: what is found spares a look at most others."""
+        best = self._search(hull(self.choices.frontier), best)
+        return self._search(self.choices.frontier, best)
+
+    def _search(self, some: Sequence[Choice], best: _Found | None) -> _Found | None:
+        """Pairs of these, from the lowest cost that may fit up."""
+        waiting = list(self._pairs(some, best[0] if best else inf))
         heapify(waiting)
         while waiting:
             cost, words, at, lean, rest = heappop(waiting)
             if best is not None and cost >= best[0]:
                 break
             order = self._order(lean, rest)
-            first, layout = order[at], self._shared(lean, rest, order[at])
-            if self.may_fit(lean, rest, first, scratch=True) and self.fits(layout):
+            if self.may_fit(lean, rest, order[at]) and self.fits(layout := self._shared(lean, rest, order[at])):
                 return cost, layout
             if at + 1 < len(order):
                 heappush(waiting, (self.cost(lean, rest, order[at + 1]), words, at + 1, lean, rest))
         return best
 
-    def _pairs(self, cost: Seconds) -> Iterator[tuple[Seconds, tuple[int, int], int, Choice, Choice]]:
+    def _pairs(
+        self, some: Sequence[Choice], cost: Seconds
+    ) -> Iterator[tuple[Seconds, tuple[int, int], int, Choice, Choice]]:
         """(cost, words and number, place in their order, lean, rest) of the first number of layers with which each pair
         may fit and costs less than `cost`."""
         number, steady = 0, sum(kind not in ENDS for kind in self.kinds) == 1
-        for lean in self.choices.frontier:
-            for rest in self.choices.frontier:
-                if lean is rest or self.depth < 2 or self._cheapest(lean, rest) >= cost:
+        others = self._in_layers(some)
+        for lean in some if self.depth > 1 else ():
+            for rest in others:
+                if lean is rest or (steady and not self._between(lean, rest, cost)):
                     continue
                 order = self._order(lean, rest)
                 at = self._first(lean, rest, order, steady=steady)
@@ -247,8 +256,27 @@ class _Solver:
             low, high = (low, middle) if self.may_fit(lean, rest, order[middle]) else (middle, high)
         return high
 
-    def _cheapest(self, lean: Choice, rest: Choice) -> Seconds:
-        return min(self.cost(lean, rest, 1), self.cost(lean, rest, self.depth - 1))
+    def _in_layers(self, some: Sequence[Choice]) -> list[Choice]:
+        """Of those that differ at the ends alone, which have the other set's words, that with fewest words."""
+        places = [k for k, kind in enumerate(self.kinds) if kind not in ENDS]
+        found = dict[tuple[object, ...], Choice]()
+        for c in sorted(some, key=lambda c: len(c.words)):
+            found.setdefault(tuple([(c.kept[k], c.cost[k]) for k in places]), c)
+        return list(found.values())
+
+    def _between(self, lean: Choice, rest: Choice, cost: Seconds) -> bool:
+        """Whether, were layers divisible, some of them could make a pair fit and cost less than `cost`: both are linear
+        in their number on a rank of one chunk that is as deep as any."""
+        last = self.depth - 1
+        for rank, m, n in zip(self.ranks, self._sums(lean), self._sums(rest), strict=True):
+            (x, u), (y, v) = m[0], n[0]
+            if len(m) > 1 or len(x) <= self.depth:
+                continue
+            low, high = _under(_joined(x, y, 1), _joined(x, y, last), rank.room / rank.flight - rank.base[0])
+            least, most = _under(_joined(u, v, 1), _joined(u, v, last), cost)
+            if max(low, least) > min(high, most) + 1e-9:
+                return False
+        return True
 
     def _order(self, lean: Choice, rest: Choice) -> range:
         """Numbers of layers for the first set, from the cheapest up."""
@@ -259,6 +287,16 @@ class _Solver:
 
     def _shared(self, lean: Choice, rest: Choice, first: int) -> Layout:
         return replace(self.layout, remake=lean.words, remake_every=1, remake_first=first, remake_else=rest.words)
+
+
+def _under(begin: float, end: float, limit: float) -> tuple[float, float]:
+    """Where between 0 and 1 a line from `begin` to `end` is no larger than `limit`: none where the first is more."""
+    if begin <= limit and end <= limit:
+        return 0.0, 1.0
+    if begin > limit and end > limit:
+        return 2.0, -1.0
+    at = (limit - begin) / (end - begin)
+    return (0.0, at) if begin <= limit else (at, 1.0)
 
 
 def _through(stage: StageSum) -> Bytes:

@@ -31,7 +31,9 @@ class Choice(NamedTuple):
     def __or__(self, other: Choice) -> Choice:
         """Of two sets that know nothing of each other."""
         kept = tuple([a + b for a, b in zip(self.kept, other.kept, strict=True)])
-        return Choice(self.words + other.words, kept, tuple([a + b for a, b in zip(self.cost, other.cost, strict=True)]))
+        return Choice(
+            self.words + other.words, kept, tuple([a + b for a, b in zip(self.cost, other.cost, strict=True)])
+        )
 
     @property
     def sorted(self) -> Choice:
@@ -83,6 +85,21 @@ def frontier(choices: Iterable[Choice]) -> list[Choice]:
         if not any(_no_worse(other, c) for other in found):
             found.append(c)
     return found
+
+
+def hull(choices: Sequence[Choice]) -> list[Choice]:
+    """Those between which, by sums over kinds, no mixture of two others is better."""
+    found = list[Choice]()
+    for c in sorted(choices, key=lambda c: (sum(c.kept), sum(c.cost))):
+        while len(found) > 1 and _turn(found[-2], found[-1], c) <= 0:
+            found.pop()
+        found.append(c)
+    return found
+
+
+def _turn(a: Choice, b: Choice, c: Choice) -> float:
+    (x, u), (y, v) = ((sum(q.kept) - sum(a.kept), sum(q.cost) - sum(a.cost)) for q in (b, c))
+    return x * v - y * u
 
 
 def _descending(some: Sequence[Choice], kind: int) -> Iterable[Choice]:

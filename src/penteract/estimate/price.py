@@ -219,15 +219,19 @@ def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
     rings = ringed(parameter_ring(p.buckets, p.layout).size, gradient_ring(p.buckets).size, p.widths)
-    return owned(((b, 1) for b in p.buckets), p.precision) | rings | {"data": fed(seen, p.layout.gradient_accumulation_steps, p.widths)}
+    return (
+        owned(((b, 1) for b in p.buckets), p.precision)
+        | rings
+        | {"data": fed(seen, p.layout.gradient_accumulation_steps, p.widths)}
+    )
 
 
 def owned(counted: Iterable[tuple[Bucket, int]], p: Policy) -> dict[str, Bytes]:
     """What a rank holds of its buckets, of equal ones how many, with the places of what passes through."""
-    total, shards = dict.fromkeys(("parameters", "gradients", "optimizer"), 0), list[tuple[int, int]]()
+    total, shards = held((), p), list[tuple[int, int]]()
     for b, n in counted:
-        for kind, size in held((b,), p).items():
-            total[kind] += n * size
+        for kind, amount in held((b,), p).items():
+            total[kind] += n * amount
         if b.offloaded:
             shards.append((b.shard_size, n))
     places, most = update.through(shards)

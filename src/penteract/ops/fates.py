@@ -88,9 +88,7 @@ def groups(tapes: Sequence[Fates], always: Iterable[str] = ()) -> Iterator[Table
             yield table
 
 
-def _sets(
-    tapes: Sequence[Fates], always: Words, group: set[str]
-) -> Iterator[tuple[Words, tuple[Fate, ...]]]:
+def _sets(tapes: Sequence[Fates], always: Words, group: set[str]) -> Iterator[tuple[Words, tuple[Fate, ...]]]:
     """Every set of a group's words that differs from all others."""
     seen, waiting = {frozenset[str]()}, [frozenset[str]()]
     while waiting:
