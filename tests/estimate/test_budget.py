@@ -12,14 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penteract.errors import BadInput
-from penteract.estimate.budget import within
+from penteract.estimate.budget import _Solver, within
 from penteract.estimate.price import price
 from penteract.estimate.quote import Quoter
 from penteract.ops.bodies import body_of
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec
+from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.recompute import NONE, Budget
 from penteract.step.program import compile_step
 
@@ -53,7 +53,7 @@ def _again(chunk: Any, widths: Any, layout: Layout) -> float:
                 continue
             site = call.site
             ins = [tuple(s.shape) for s in site.ins]
-            body = body_of(site.word, layout)
+            body = body_of(site, layout)
             beside = 2 * body.workspace("forward", ins, site.weights, site.attrs, widths)
             products = body.products("forward", ins, site.weights, site.attrs)
             if products:
@@ -147,3 +147,44 @@ def test_what_fits_is_left_as_it_is() -> None:
     assert chosen.cost == 0
     assert chosen.layout == LAYOUTS[0]
     assert "nothing in every layer" in chosen.text()
+
+
+EXPERTS = replace(MODEL, layers=4, moe=MoESpec(experts=4, top_k=2, ffn_size=256, dense_layers=(0,)))
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(pp=2, gradient_accumulation_steps=4)], ids=str)
+def test_a_bound_lies_below_the_price(layout: Layout) -> None:
+    """Of one set and of two, at a limit of one byte less than the price and at the price: refused above it alone."""
+    some = Quoter(EXPERTS, cluster("8xH200"), 256)
+    plain = some.quote(replace(layout, remake=NONE))
+    solver = _Solver.of(some, layout, plain, 0)
+    sets = solver.choices.frontier
+    assert len(sets) > 20
+    for lean, rest in [
+        *zip(sets, sets, strict=True),
+        *zip(sets, sets[::-1], strict=True),
+        *zip(sets, sets[7:], strict=False),
+    ]:
+        for first in range(1, solver.depth):
+            lay = solver._shared(lean, rest, first) if lean is not rest else replace(layout, remake=lean.words)
+            price = some.quote(lay).allocated
+            ranks = tuple(replace(rank, room=rank.room + price) for rank in solver.ranks)
+            assert replace(solver, ranks=ranks).may_fit(lean, rest, first), (lean.words, rest.words, first)
+
+
+@pytest.mark.parametrize("fraction", [0.9])
+def test_no_pair_of_sets_of_experts_is_cheaper(fraction: float) -> None:
+    """All pairs of sets that none betters, all numbers of layers: priced one by one, without a bound."""
+    some = Quoter(EXPERTS, cluster("8xH200"), 256)
+    chosen = within(some, Layout(), Budget(fraction))
+    plain = chosen.plain
+    limit = plain.allocated - (1 - fraction) * plain.memory["activations"]
+    solver = _Solver.of(some, Layout(), plain, limit)
+    every = [(solver.cost(a, b, n), a, b, n) for a in solver.choices.frontier for b in solver.choices.frontier
+             for n in range(1, solver.depth)]  # fmt: skip
+    alone = [(solver.cost(c, c, solver.depth), c, c, solver.depth) for c in solver.choices.every]
+    for cost, a, b, n in sorted([*every, *alone], key=lambda item: item[0]):
+        if cost >= chosen.cost * (1 - 1e-9):
+            break
+        lay = replace(Layout(), remake=a.words) if a is b else solver._shared(a, b, n)
+        assert some.quote(lay).allocated > limit, (a.words, b.words, n)

@@ -45,7 +45,7 @@ def transient(layout: Layout, tokens: int) -> int:
     h, targets = do.receive((tokens, 1, LARGE.hidden_size)), do.input("targets", (tokens, 1))
     w = Param("head.weight", (LARGE.vocab_size, LARGE.hidden_size), (Shard(0, "tp"),))
     linear_cross_entropy(do, h, w, targets, "cross_entropy", z=1e-4)
-    chunk = lower(do.tape, layout.remake, split=layout.schedule == "zb_h1")
+    chunk = lower(do.tape, layout.edit(-1), split=layout.schedule == "zb_h1")
     found = places(chunk, widths)
     calls = [i.call for some in chunk.actions.values() for i in some if i.call.phase not in ("start", "finish")]
     beside = [

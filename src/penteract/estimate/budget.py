@@ -1,29 +1,31 @@
-"""The recomputation that costs least within a memory, solved exactly.
+"""The recomputation that costs least within a memory.
 
-What a set of words drops, and what it makes again, is read off the tape (`ops/fates.py`); its cost are the seconds of
-what it makes again, which is a sum. So sets are tried from the cheapest up, and the first that fits by its real price
-is the best: a bound on what it keeps spares the price of most. Then two sets share the layers, the first n of a stage
-with the one that keeps less, by branch and bound: among sets that none betters in both what they keep and cost, and so
-is the search for one set where there are very many (experts over tensor ranks know tens of thousands).
+What a set of words keeps and what it makes again are read off the tape (`choices.py`); its cost is the seconds of what
+it makes again, a sum. Whether it fits is said by the layout's own price, never by an estimate.
+
+It is exact in this sense. *One set for all layers*: of all sets of words, no cheaper one fits. *Two sets*, the first n
+layers of each stage with one and the rest with the other: of all n, and all pairs of sets that none betters in both
+what they keep and what they cost, no cheaper one fits. (A set that another betters has no price here: it would be of
+use only if its scratch were smaller.) Where more than `MANY` sets differ, one set is looked for among those too.
+
+Both are tried from the cheapest up. Prices are spared by a bound below them: what is kept adds up over layers and the
+micro-batches in flight, what remaking cannot drop is there always, and scratch is no less than that of one piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from heapq import heapify, heappop
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from math import ceil, inf
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from penteract.errors import BadInput
-from penteract.estimate.load import Balanced
-from penteract.estimate.pieces import ENDS, Kind, bytes_of, sight
+from penteract.estimate.choices import Choice, Choices, hull
+from penteract.estimate.pieces import ENDS, Kind, sight
 from penteract.estimate.quote import Quote, Quoter
-from penteract.estimate.stages import Chain
-from penteract.estimate.timing import seconds_alone
-from penteract.ops.fates import Fate, Fates, sets
-from penteract.ops.tape import Tape
+from penteract.estimate.stages import Chain, StageSum
 from penteract.schedule.in_flight import most_in_flight
 from penteract.spec.layout import Layout
 from penteract.spec.recompute import NONE, Budget
@@ -54,28 +56,16 @@ class Chosen:
         return f"remakes {words} in {where}{rest}: {spared}, {self.cost * 1e3:.3g} ms more a micro-batch"
 
 
-class Choice(NamedTuple):
-    """A set of words: what each kind of piece keeps of what could be dropped, and the seconds of what it remakes."""
-
-    words: tuple[str, ...]
-    kept: tuple[Bytes, ...]
-    cost: tuple[Seconds, ...]
-
-
 def within(quoter: Quoter, layout: Layout, budget: Budget) -> Chosen:
     """The cheapest recomputation of `layout` within `budget`. Raises BadInput, naming the least that can be reached."""
     plain = quoter.quote(_uniform(layout, NONE))
-    limit = budget.allocated or budget.fraction * plain.memory["activations"]
-
-    def size(quote: Quote) -> Bytes:
-        return quote.allocated if budget.allocated else quote.memory["activations"]
-
-    solver = _Solver.of(quoter, layout)
-    uniform = solver.uniform(lambda quote: size(quote) <= limit, limit)
-    best = solver.mixed(lambda quote: size(quote) <= limit, limit, uniform)
+    kept = plain.memory["activations"]
+    limit = budget.allocated or plain.allocated - (1 - budget.fraction) * kept
+    solver = _Solver.of(quoter, layout, plain, limit)
+    best = solver.mixed(solver.uniform())
     if best is None:
-        least = solver.leanest(size)
-        share = ceil(1000 * least / plain.memory["activations"]) / 1000
+        least = solver.leanest()
+        share = ceil(1000 * (least - plain.allocated + kept) / kept) / 1000
         found = show_bytes(budget.allocated) if budget.allocated else f"{budget.fraction:g} of the activations"
         reach = show_bytes(least) if budget.allocated else f"{share:.3f}"
         fix = f"{reach} or more, a smaller micro-batch, or memory.offload anchors"
@@ -88,132 +78,208 @@ def within(quoter: Quoter, layout: Layout, budget: Budget) -> Chosen:
 _Found = tuple[Seconds, Layout]
 _Sums = tuple[tuple[tuple[Sequence[Bytes], Sequence[Seconds]], ...], ...]
 _Amount = TypeVar("_Amount", int, float)
-_MANY = 1024  # sets
+_Scratch = tuple[Bytes, Bytes]  # of planned places, and of what is routed
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """A pipeline rank. `chunks`: the pieces of each, by their place in the stage (-1: an end, which has the words of
+    the first layers) and that of their kind in `Choice`; `base`: bytes of each that no choice drops.
+
+    spread  of each kind, its first place and its last
+    flight  micro-batches that it holds; `room`: bytes for activations
+    """
+
+    chunks: tuple[tuple[tuple[int, int], ...], ...]
+    spread: tuple[tuple[int, int, int], ...]
+    base: tuple[Bytes, ...]
+    flight: int
+    room: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Solver:
-    """`chunks`: of each pipeline rank and chunk, the pieces: their place in the stage (-1: an end, which has the words
-    of the first layers) and that of their kind in `Choice`. `flights`: how many micro-batches each rank holds."""
-
     quoter: Quoter
     layout: Layout
-    choices: tuple[Choice, ...]
-    frontier: tuple[Choice, ...]  # those that none betters in both what they keep and cost
-    chunks: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
-    flights: tuple[int, ...]
-    summed: dict[tuple[str, ...], _Sums]
+    kinds: tuple[Kind, ...]
+    choices: Choices
+    ranks: tuple[_Rank, ...]
+    limit: float  # bytes in all, of the fullest rank
+    depth: int  # layers of the longest stage
+    summed: dict[tuple[str, ...], _Sums] = field(default_factory=dict[tuple[str, ...], _Sums])
+    scratches: dict[tuple[str, ...], tuple[_Scratch, ...]] = field(
+        default_factory=dict[tuple[str, ...], tuple[_Scratch, ...]]
+    )
 
     @staticmethod
-    def of(quoter: Quoter, layout: Layout) -> _Solver:
-        plain, composer = _uniform(layout, NONE), quoter.composer
-        by_rank = composer.deal(plain).by_rank
-        kinds = list(dict.fromkeys(k for chains in by_rank for chain in chains for k, _ in chain))
-        tapes = [composer.recorder.tape(kind, plain) for kind in kinds]
-        measure = [_measure(quoter, kind, tape, plain) for kind, tape in zip(kinds, tapes, strict=True)]
-        choices = [
-            Choice(tuple(dict.fromkeys((*NONE, *sorted(words)))), *zip(*map(_told, measure, fates), strict=True))
-            for words, fates in sets([Fates.of(tape) for tape in tapes], NONE)
-        ]
-        chunks = tuple(tuple(tuple(_placed(chain, kinds)) for chain in chains) for chains in by_rank)
-        back = "Inp" if layout.schedule == "zb_h1" else "Bwd"
-        members = tuple((c, ("Fwd", back)) for c in range(layout.vpp))
-        lay = layout
+    def of(quoter: Quoter, layout: Layout, plain: Quote, limit: float) -> _Solver:
+        lay, composer = plain.layout, quoter.composer
+        by_rank = composer.deal(lay).by_rank
+        kinds = tuple(dict.fromkeys(k for chains in by_rank for chain in chains for k, _ in chain))
+        told = Choices.of(quoter, kinds, lay)
+        none = next(c for c in told.every if c.words == NONE)
+        back = "Inp" if lay.schedule == "zb_h1" else "Bwd"
+        members = tuple((c, ("Fwd", back)) for c in range(lay.vpp))
         flights = most_in_flight(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, members)
-        return _Solver(quoter, layout, tuple(choices), _frontier(choices), chunks, flights, {})
+        ranks = list[_Rank]()
+        for r, chains in enumerate(by_rank):
+            chunks = tuple(tuple(_placed(chain, kinds)) for chain in chains)
+            own = composer.rank(lay, r)
+            base = tuple(
+                _through(stage) - sum(none.kept[k] for _, k in chunk)
+                for stage, chunk in zip(composer.stages(lay, r), chunks, strict=True)
+            )
+            beside = plain.by_stage[r] - own.arena - own.routed
+            places = {
+                k: [at for chunk in chunks for at, kind in chunk if kind == k] for chunk in chunks for _, k in chunk
+            }
+            spread = tuple((k, min(some), max(some)) for k, some in places.items())
+            ranks.append(_Rank(chunks, spread, base, flights[r], limit - beside))
+        depth = max(place + 1 for rank in ranks for chunk in rank.chunks for place, _ in chunk)
+        return _Solver(quoter, layout, kinds, told, tuple(ranks), limit, depth)
 
     # ---- sums ----------------------------------------------------------------------------------------------------
 
     def cost(self, lean: Choice, rest: Choice, first: int) -> Seconds:
         """Of a micro-batch on the rank that makes most again, the first layers of each stage with `lean`."""
-        a, b = self._sums(lean), self._sums(rest)
         return max(
-            sum(_joined(x, y, first) for (_, x), (_, y) in zip(m, n, strict=True)) for m, n in zip(a, b, strict=True)
+            [
+                sum([_joined(x, y, first) for (_, x), (_, y) in zip(m, n, strict=True)])
+                for m, n in zip(self._sums(lean), self._sums(rest), strict=True)
+            ]
         )
 
-    def least(self, lean: Choice, rest: Choice, first: int) -> Bytes:
-        """A lower bound of the activations of the fullest rank: what is kept by the micro-batches in flight."""
-        a, b = self._sums(lean), self._sums(rest)
-        return max(
-            flight * min(_joined(x, y, first) for (x, _), (y, _) in zip(m, n, strict=True))
-            for flight, m, n in zip(self.flights, a, b, strict=True)
-        )
+    def may_fit(self, lean: Choice, rest: Choice, first: int) -> bool:
+        """Whether a lower bound of each rank's activations does."""
+        for rank, m, n in zip(self.ranks, self._sums(lean), self._sums(rest), strict=True):
+            kept = min([_joined(x, y, first) + base for (x, _), (y, _), base in zip(m, n, rank.base, strict=True)])
+            left = rank.room - rank.flight * kept
+            if left < 0 or left < self.scratch(rank, lean, rest, first):
+                return False
+        return True
+
+    def scratch(self, rank: _Rank, lean: Choice, rest: Choice, first: int) -> Bytes:
+        """A lower bound: that of the piece that takes most."""
+        a, b = self._scratch(lean), self._scratch(rest)
+        there = [a[k] for k, lowest, _ in rank.spread if lowest < first]
+        there += [b[k] for k, _, highest in rank.spread if highest >= first]
+        return max([planned for planned, _ in there]) + max([routed for _, routed in there])
+
+    def _scratch(self, choice: Choice) -> tuple[_Scratch, ...]:
+        """Of a piece of each kind."""
+        if choice.words not in self.scratches:
+            layout = _uniform(self.layout, choice.words)
+            pieces = [self.quoter.composer.piece(kind, layout, sight(layout)) for kind in self.kinds]
+            self.scratches[choice.words] = tuple(
+                [(max(p.scratch.values(), default=0), max(p.routed_scratch.values(), default=0)) for p in pieces]
+            )
+        return self.scratches[choice.words]
 
     def _sums(self, choice: Choice) -> _Sums:
         """What the ends and the first layers keep and make again, for each number of layers, of each rank and chunk."""
         if choice.words not in self.summed:
             self.summed[choice.words] = tuple(
-                tuple((_summed(chunk, choice.kept), _summed(chunk, choice.cost)) for chunk in own)
-                for own in self.chunks
+                tuple([(_summed(chunk, choice.kept), _summed(chunk, choice.cost)) for chunk in rank.chunks])
+                for rank in self.ranks
             )
         return self.summed[choice.words]
 
-    @property
-    def depth(self) -> int:
-        """Layers of the longest stage."""
-        return max(place + 1 for own in self.chunks for chunk in own for place, _ in chunk)
+    def fits(self, layout: Layout) -> bool:
+        """By its price."""
+        return self.quoter.quote(layout).allocated <= self.limit
 
-    def leanest(self, size: Callable[[Quote], Bytes]) -> Bytes:
-        """The least that one set for all layers can reach."""
-        found: Bytes | None = None
-        for bound, choice in sorted(
-            ((self.least(c, c, self.depth), c) for c in self.choices), key=lambda pair: pair[0]
-        ):
-            if found is not None and bound >= found:
-                break
-            reached = size(self.quoter.quote(_uniform(self.layout, choice.words)))
-            found = reached if found is None else min(found, reached)
-        assert found is not None
-        return found
+    def leanest(self) -> Bytes:
+        """The least, in all, that one set for all layers reaches, of those that none betters."""
+        return min([self.quoter.quote(_uniform(self.layout, c.words)).allocated for c in self.choices.frontier])
 
     # ---- searches ------------------------------------------------------------------------------------------------
 
-    def uniform(self, fits: Callable[[Quote], bool], limit: float) -> _Found | None:
+    def uniform(self) -> _Found | None:
         """One set for all layers: the first that fits, from the cheapest up."""
         depth = self.depth
-        some = self.choices if len(self.choices) <= _MANY else self.frontier
-        for cost, choice in sorted(((self.cost(c, c, depth), c) for c in some), key=lambda pair: pair[0]):
+        some = [(self.cost(c, c, depth), len(c.words), c) for c in self.choices.every]
+        for cost, _, choice in sorted(some):
             layout = _uniform(self.layout, choice.words)
-            if self.least(choice, choice, depth) <= limit and fits(self.quoter.quote(layout)):
+            if self.may_fit(choice, choice, depth) and self.fits(layout):
                 return cost, layout
         return None
 
-    def mixed(self, fits: Callable[[Quote], bool], limit: float, best: _Found | None) -> _Found | None:
-        """Two sets, where that is cheaper than `best`: pairs from the lowest bound of their cost up."""
-        waiting = list(self._pairs(limit, best[0] if best else inf))
+    def mixed(self, best: _Found | None) -> _Found | None:
+        """Two sets, where that is cheaper than `best`. Few pairs first: what is found spares a look at most others."""
+        best = self._search(hull(self.choices.frontier), best)
+        return self._search(self.choices.frontier, best)
+
+    def _search(self, some: Sequence[Choice], best: _Found | None) -> _Found | None:
+        """Pairs of these, from the lowest cost that may fit up."""
+        waiting = list(self._pairs(some, best[0] if best else inf))
         heapify(waiting)
         while waiting:
-            bound, _, first, lean, rest = heappop(waiting)
-            if best is not None and bound >= best[0]:
+            cost, words, at, lean, rest = heappop(waiting)
+            if best is not None and cost >= best[0]:
                 break
-            order = self._order(lean, rest)[abs(first - self._order(lean, rest)[0]) :]
-            low, high = 0, len(order)  # of `order`, the first that fits
-            while low < high:
-                middle = (low + high) // 2
-                if fits(self.quoter.quote(self._shared(lean, rest, order[middle]))):
-                    high = middle
-                else:
-                    low = middle + 1
-            if low < len(order) and (best is None or self.cost(lean, rest, order[low]) < best[0]):
-                best = self.cost(lean, rest, order[low]), self._shared(lean, rest, order[low])
+            order = self._order(lean, rest)
+            if self.may_fit(lean, rest, order[at]) and self.fits(layout := self._shared(lean, rest, order[at])):
+                return cost, layout
+            if at + 1 < len(order):
+                heappush(waiting, (self.cost(lean, rest, order[at + 1]), words, at + 1, lean, rest))
         return best
 
-    def _pairs(self, limit: float, cost: Seconds) -> Iterator[tuple[Seconds, tuple[int, int], int, Choice, Choice]]:
-        """(bound of its cost, words and number, fewest layers, lean, rest) of those that may cost less than `cost`."""
-        frontier, number = self.frontier, 0
-        for lean in frontier:
-            for rest in frontier:
-                order = self._order(lean, rest)
-                if lean is rest or not order or self.cost(lean, rest, order[0]) >= cost:
+    def _pairs(
+        self, some: Sequence[Choice], cost: Seconds
+    ) -> Iterator[tuple[Seconds, tuple[int, int], int, Choice, Choice]]:
+        """(cost, words and number, place in their order, lean, rest) of the first number of layers with which each pair
+        may fit and costs less than `cost`."""
+        number, steady = 0, sum(kind not in ENDS for kind in self.kinds) == 1
+        others = self._in_layers(some)
+        for lean in some if self.depth > 1 else ():
+            for rest in others:
+                if lean is rest or (steady and not self._between(lean, rest, cost)):
                     continue
-                first = next((n for n in order if self.least(lean, rest, n) <= limit), 0)
-                if first and self.cost(lean, rest, first) < cost:
+                order = self._order(lean, rest)
+                at = self._first(lean, rest, order, steady=steady)
+                if at is not None and (bound := self.cost(lean, rest, order[at])) < cost:
                     number += 1
-                    words = len(lean.words) + len(rest.words)
-                    yield self.cost(lean, rest, first), (words, number), first, lean, rest
+                    yield bound, (len(lean.words) + len(rest.words), number), at, lean, rest
+
+    def _first(self, lean: Choice, rest: Choice, order: range, *, steady: bool) -> int | None:
+        """The first place of `order` that may fit. `steady`: one kind of layer, so that what is kept rises or falls
+        all along."""
+        if self.may_fit(lean, rest, order[0]):
+            return 0
+        if not steady:
+            return next((at for at, n in enumerate(order) if self.may_fit(lean, rest, n)), None)
+        low, high = 0, len(order) - 1
+        if not self.may_fit(lean, rest, order[high]):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.may_fit(lean, rest, order[middle]) else (middle, high)
+        return high
+
+    def _in_layers(self, some: Sequence[Choice]) -> list[Choice]:
+        """Of those that differ at the ends alone, which have the other set's words, that with fewest words."""
+        places = [k for k, kind in enumerate(self.kinds) if kind not in ENDS]
+        found = dict[tuple[object, ...], Choice]()
+        for c in sorted(some, key=lambda c: len(c.words)):
+            found.setdefault(tuple([(c.kept[k], c.cost[k]) for k in places]), c)
+        return list(found.values())
+
+    def _between(self, lean: Choice, rest: Choice, cost: Seconds) -> bool:
+        """Whether, were layers divisible, some of them could make a pair fit and cost less than `cost`: both are linear
+        in their number on a rank of one chunk that is as deep as any."""
+        last = self.depth - 1
+        for rank, m, n in zip(self.ranks, self._sums(lean), self._sums(rest), strict=True):
+            (x, u), (y, v) = m[0], n[0]
+            if len(m) > 1 or len(x) <= self.depth:
+                continue
+            low, high = _under(_joined(x, y, 1), _joined(x, y, last), rank.room / rank.flight - rank.base[0])
+            least, most = _under(_joined(u, v, 1), _joined(u, v, last), cost)
+            if max(low, least) > min(high, most) + 1e-9:
+                return False
+        return True
 
     def _order(self, lean: Choice, rest: Choice) -> range:
-        """Numbers of layers for the first set, from the cheapest up: what costs more keeps less."""
+        """Numbers of layers for the first set, from the cheapest up."""
         fewest, most = 1, self.depth - 1
         if self.cost(lean, rest, most) >= self.cost(lean, rest, fewest):
             return range(fewest, most + 1)
@@ -223,12 +289,20 @@ class _Solver:
         return replace(self.layout, remake=lean.words, remake_every=1, remake_first=first, remake_else=rest.words)
 
 
-def _frontier(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    found = list[Choice]()
-    for c in sorted(choices, key=lambda c: (sum(c.cost), sum(c.kept), len(c.words))):
-        if not any(_no_worse(other, c) for other in found):
-            found.append(c)
-    return tuple(found)
+def _under(begin: float, end: float, limit: float) -> tuple[float, float]:
+    """Where between 0 and 1 a line from `begin` to `end` is no larger than `limit`: none where the first is more."""
+    if begin <= limit and end <= limit:
+        return 0.0, 1.0
+    if begin > limit and end > limit:
+        return 2.0, -1.0
+    at = (limit - begin) / (end - begin)
+    return (0.0, at) if begin <= limit else (at, 1.0)
+
+
+def _through(stage: StageSum) -> Bytes:
+    """What a micro-batch keeps from its forward to its backward."""
+    spans = (*stage.slots.items(), *stage.routed.items())
+    return sum(n for (born, dies), n in spans if born == "Fwd" and dies in ("Bwd", "Inp", "Wgt"))
 
 
 def _placed(chain: Chain, kinds: Sequence[Kind]) -> Iterator[tuple[int, int]]:
@@ -253,36 +327,5 @@ def _joined(lean: Sequence[_Amount], rest: Sequence[_Amount], first: int) -> _Am
     return lean[n] + rest[-1] - rest[n]
 
 
-def _no_worse(a: Choice, b: Choice) -> bool:
-    return all(x <= y for x, y in zip((*a.kept, *a.cost), (*b.kept, *b.cost), strict=True))
-
-
 def _uniform(layout: Layout, words: tuple[str, ...]) -> Layout:
     return replace(layout, remake=words, remake_every=1, remake_first=0, remake_else=NONE)
-
-
-_Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a register; of an op, by its identity
-
-
-def _measure(quoter: Quoter, kind: Kind, tape: Tape, layout: Layout) -> _Measure:
-    composer = quoter.composer
-    load = Balanced.of(composer.model, layout, composer.sequence_length)
-    piece = composer.piece(kind, layout, sight(layout))
-    alone = seconds_alone(piece, quoter.device(layout))
-    spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}
-    return lambda r: bytes_of(tape.specs[r], composer.widths, load), spent.__getitem__
-
-
-def _places(tape: Tape) -> Iterator[tuple[object, range]]:
-    """Each op, and the places of its sites among all that lowering can call."""
-    at = 0
-    for op in tape.ops:
-        more = 1 if op.program is None else len(op.program.forward) + len(op.program.backward)
-        yield op, range(at, at + more)
-        at += more
-
-
-def _told(measure: _Measure, fate: Fate) -> tuple[Bytes, Seconds]:
-    """What is kept, and the seconds of what is made again; those of what is always remade are no cost of a choice."""
-    size, seconds = measure
-    return sum(map(size, fate.kept)), sum(seconds(id(op)) for op in fate.again if op.site.word not in NONE)

@@ -84,7 +84,7 @@ class Composer:
     precision: str | Policy
     movers: Movers = PLAIN
     recorder: Recorder = field(init=False)
-    pieces: dict[tuple[Kind, Sight], Piece] = field(default_factory=dict[tuple[Kind, Sight], Piece])
+    pieces: dict[tuple[str, Sight], Piece] = field(default_factory=dict[tuple[str, Sight], Piece])
     sums: dict[Sight, dict[Chain, StageSum]] = field(default_factory=dict[Sight, dict[Chain, StageSum]])
     borders: dict[tuple[Chain, Sight], Borders] = field(default_factory=dict[tuple[Chain, Sight], Borders])
     pooled: dict[tuple[Sight, Chains], Pools] = field(default_factory=dict[tuple[Sight, Chains], Pools])
@@ -110,7 +110,7 @@ class Composer:
         return self.policy.widths
 
     def piece(self, kind: Kind, layout: Layout, seen: Sight) -> Piece:
-        key = (kind, self.recorder.sight_of(kind, layout, seen))
+        key = (kind.name, self.recorder.sight_of(kind, layout, seen))
         if key not in self.pieces:
             self.pieces[key] = self.recorder.record(kind, layout)
         return self.pieces[key]

@@ -155,9 +155,11 @@ class Recorder:
         return name if layer in self.scaled or not self.scaled else f"{name}, no fp8"
 
     def sight_of(self, kind: Kind, layout: Layout, seen: Sight) -> Sight:
-        """What a piece sees of `seen`, all that a layout shows. At the ends there is no attention, and no layer to
-        remake as a whole, unless the head predicts further ahead, with blocks of its own."""
+        """What a piece sees of `seen`, all that a layout shows. A layer sees its own edit. At the ends there is no
+        attention, and no layer to remake as a whole, unless the head predicts further ahead, with blocks of its own."""
         lay = layout
+        if kind not in ENDS and not lay.uniform:
+            return (*tape_sight(lay), *lay.edit(kind.place), lay.schedule == "zb_h1")
         if kind not in ENDS or (kind == HEAD and self.model.predict_ahead):
             return seen
         remade = tuple(word for word in lay.remake if word != "*")

@@ -19,8 +19,8 @@ Passes = tuple[Mapping[str, Seconds], ...]  # by chunk: seconds of each action o
 def critical_path(layout: Layout, ranks: Sequence[Passes], wire: Seconds) -> tuple[Seconds, ...]:
     """When each pipeline rank has done its last action. `wire`: seconds of a message between stages.
 
-    Long schedules repeat themselves: once two turns of pp micro-batches take equally long on every rank, so do the
-    others. Uneven stages settle late, and are played until they have.
+    Long schedules repeat themselves: once two turns of pp micro-batches take equally long, and as long on every rank,
+    so do the others. Uneven stages settle late, and are played until they have.
     """
     lay, m = layout, layout.gradient_accumulation_steps
     if lay.pp == 1:
@@ -32,7 +32,8 @@ def critical_path(layout: Layout, ranks: Sequence[Passes], wire: Seconds) -> tup
     while at + 2 * lay.pp < m:
         one, two, three = (_ends(lay, ranks, wire, at + n * lay.pp) for n in range(3))
         turn = [c - b for b, c in zip(two, three, strict=True)]
-        if all(isclose(b - a, t, rel_tol=1e-9) for a, b, t in zip(one, two, turn, strict=True)):
+        even = all(isclose(t, turn[0], rel_tol=1e-9) for t in turn)  # a faster rank is held up sooner or later
+        if even and all(isclose(b - a, t, rel_tol=1e-9) for a, b, t in zip(one, two, turn, strict=True)):
             turns = (m - at) // lay.pp - 2
             return tuple(c + turns * t for c, t in zip(three, turn, strict=True))
         at = min(m, 2 * at + (m - 2 * at) % lay.pp)

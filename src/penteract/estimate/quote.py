@@ -84,7 +84,7 @@ class Quoter:
     composer: Composer = field(init=False)
     keeps: Floor = field(init=False)
     rates: Rates = field(init=False)
-    _pieces: dict[tuple[Kind, Sight], Timed] = field(default_factory=dict[tuple[Kind, Sight], Timed])
+    _pieces: dict[tuple[str, Sight], Timed] = field(default_factory=dict[tuple[str, Sight], Timed])
     _costs: dict[tuple[Site, str], tuple[Part, Seconds]] = field(
         default_factory=dict[tuple[Site, str], tuple[Part, Seconds]]
     )
@@ -243,7 +243,7 @@ class Quoter:
     # ---- time ------------------------------------------------------------------------------------------------
 
     def _timed(self, kind: Kind, layout: Layout, seen: Sight) -> Timed:
-        key = (kind, self.composer.recorder.sight_of(kind, layout, seen))
+        key = (kind.name, self.composer.recorder.sight_of(kind, layout, seen))
         if key not in self._pieces:
             self._pieces[key] = time_piece(self.composer.piece(kind, layout, seen), self.device(layout))
         return self._pieces[key]

@@ -62,16 +62,46 @@ class Fates:
         return Fate(frozenset(kept), frozenset(again))
 
 
-def sets(tapes: Sequence[Fates], always: Iterable[str] = ()) -> Iterator[tuple[Words, tuple[Fate, ...]]]:
-    """Every set of words that differs from all others, with what it makes of each tape; first that of `always`, which
-    are in all of them."""
+Table = tuple[tuple[Words, tuple[Fate, ...]], ...]  # sets of words, and what each makes of every tape
+
+
+def groups(tapes: Sequence[Fates], always: Iterable[str] = ()) -> Iterator[Table]:
+    """Words that know nothing of each other apart: a set of words is one of each table, and what all of it keeps and
+    makes again is the union of what they do. Those of `always` are in every set.
+
+    A word hangs on another where making it again is all that asks for a result of the other.
+    """
     first = frozenset(always)
-    seen, waiting = {first}, [first]
+    plain = tuple(told(first) for told in tapes)
+    known: dict[str | Op, set[str | Op]] = {}  # a word that is in every set hangs on what each of its ops reads
+    for told, fate in zip(tapes, plain, strict=True):
+        asked = fate.kept | {r for op in fate.again for r in (*op.outs, *op.extras)}
+        for op in {*told.producer.values()}:
+            read = {told.root.get(v, v) for v in op.ins} & told.producer.keys() - asked
+            together = {o if o.site.word in first else o.site.word for o in (op, *(told.producer[r] for r in read))}
+            for other in [known[word] for word in together if word in known]:
+                together |= other
+            known |= dict.fromkeys(together, together)
+    for group in {id(g): g for g in known.values()}.values():
+        table = tuple(_sets(tapes, first, {word for word in group if isinstance(word, str)}))
+        if len(table) > 1:
+            yield table
+
+
+def _sets(tapes: Sequence[Fates], always: Words, group: set[str]) -> Iterator[tuple[Words, tuple[Fate, ...]]]:
+    """Every set of a group's words that differs from all others."""
+    seen, waiting = {frozenset[str]()}, [frozenset[str]()]
     while waiting:
         words = waiting.pop()
-        fates = tuple(told(words) for told in tapes)
+        fates = tuple(_within(told, told(always | words), group) for told in tapes)
         yield words, fates
         for more in {told.producer[r].site.word for told, fate in zip(tapes, fates, strict=True) for r in fate.kept}:
             if (larger := words | {more}) not in seen:
                 seen.add(larger)
                 waiting.append(larger)
+
+
+def _within(told: Fates, fate: Fate, group: set[str]) -> Fate:
+    """What of it is of these words."""
+    kept = frozenset(r for r in fate.kept if told.producer[r].site.word in group)
+    return Fate(kept, frozenset(op for op in fate.again if op.site.word in group))

@@ -1,0 +1,42 @@
+"""What a set of words keeps and makes again is the union of what its groups do, whichever set it is."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+
+from penteract.estimate.pieces import ENDS, Kind, Recorder
+from penteract.ops.fates import Fates, groups
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec, MoESpec
+from penteract.spec.precision import RECIPES
+from penteract.spec.recompute import NONE
+from tiny import SIZES
+
+EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24))
+LAYOUTS = (Layout(), Layout(dp=2, tp=2, ep=2), Layout(tp=2, expert_tp=2, cp=2, context_method="ring"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_groups_of_words_know_nothing_of_each_other(layout: Layout) -> None:
+    recorder = Recorder(EXPERTS, 16, RECIPES["bf16"].widths)
+    tapes = [Fates.of(recorder.tape(kind, layout)) for kind in (*ENDS, Kind("experts", 0))]
+    tables = list(groups(tapes, NONE))
+    assert len(tables) > 4
+    told = {}
+    for row in product(*tables):
+        words = frozenset(NONE).union(*(some for some, _ in row))
+        told[words] = tuple(
+            (frozenset().union(*(f[t].kept for _, f in row)), frozenset().union(*(f[t].again for _, f in row)))
+            for t in range(len(tapes))
+        )
+    known = {op.site.word for tape in tapes for op in tape.producer.values()} - {*NONE}
+    for words, fates in told.items():
+        for tape, (kept, again) in zip(tapes, fates, strict=True):
+            alone = tape(words)
+            assert kept == alone.kept
+            assert again == {op for op in alone.again if op.site.word not in NONE}
+    distinct = {tuple(tape(frozenset({*NONE, *some})) for tape in tapes)
+                for n in (1, 2, 3, len(known)) for some in combinations(sorted(known), n)}  # fmt: skip
+    assert distinct <= {tuple(tape(words) for tape in tapes) for words in told}, "a set that differs is not among them"
