@@ -64,6 +64,8 @@ def check_sums(told: Why, p: Program) -> None:
             wires[row.what, row.ranks] += row.value
     assert flops == priced.flops
     assert wires == priced.wires
+    if p.layout.offload_optimizer and not p.layout.offload:
+        assert told.total("host") == priced.host
     assert told.total("kept") == kept_before_going_back(p, priced)
 
 

@@ -203,6 +203,7 @@ def _bucket(q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: froz
     return Bucket(
         (q,), (0,), size, members, q.decay, across_stages=True, sharers=sharers, replicas=replicas, shards=shards,
         cut_gradients=cuts and not lay.whole_gradients, cut_parameters=cuts and lay.zero == 3,
+        offloaded=lay.offload_optimizer,
     )  # fmt: skip
 
 

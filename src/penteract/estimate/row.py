@@ -10,10 +10,22 @@ from typing import Any, Literal
 from penteract.ops.expression import LEGEND
 from penteract.units import Bytes, show_bytes, show_count
 
-Kind = Literal["parameters", "gradients", "optimizer", "ring", "data", "kept", "scratch", "workspace", "flops", "wires"]
+Kind = Literal[
+    "parameters",
+    "gradients",
+    "optimizer",
+    "ring",
+    "data",
+    "kept",
+    "scratch",
+    "workspace",
+    "host",
+    "flops",
+    "wires",
+]
 
 KINDS: tuple[Kind, ...] = (
-    "parameters", "gradients", "optimizer", "ring", "data", "kept", "scratch", "workspace", "flops", "wires"
+    "parameters", "gradients", "optimizer", "ring", "data", "kept", "scratch", "workspace", "host", "flops", "wires"
 )  # fmt: skip
 # What a plan sums them up as, where that has another name.
 PART_OF: Mapping[Kind, str] = {

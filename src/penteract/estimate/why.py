@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penteract.estimate.load import Balanced, Load
 from penteract.estimate.miniature import Miniature, miniature
-from penteract.estimate.price import Pricing, fed, held
+from penteract.estimate.price import Pricing, away, fed, held
 from penteract.estimate.row import KINDS, Kind, Row, Why
 from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.expression import Expression
@@ -29,12 +29,14 @@ from penteract.spec.precision import Policy, policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.program import Program, Slot
 from penteract.step.ring import gradient_ring, parameter_ring
+from penteract.step.update import kept, through
 from penteract.step.walk import walk, walk_forward
 from penteract.units import Bytes
 
 _WALK = "step/walk.py"
 _RING = "step/ring.py"
 _MUON = "step/muon.py"
+_UPDATE = "step/update.py"
 
 
 class _Said(NamedTuple):
@@ -70,6 +72,7 @@ def why(
     telling.padding()
     telling.updates()
     telling.rings()
+    telling.places()
     telling.kept()
     return Why(tuple(telling.rows()), telling.numbers)
 
@@ -178,6 +181,7 @@ class _Telling(_Silent):
         shape = _shape(Spec(owned.param.local_shape(Mesh(self.small.layout))))
         for kind, amount in held([b], self.p.precision).items():
             self.tell(_Said(kind, owned.name, shape, owned.line), amount, owned.times)  # type: ignore[arg-type]
+        self.tell(_Said("host", owned.name, shape, owned.line), away(b, self.p.precision), owned.times)
         self._bucket(Pricing.reduce, bucket, "gradients of", owned.times * (self.micros if b.cut_gradients else 1))
         if b.shards > 1:
             self._bucket(Pricing.replicate, bucket, "gradients of", owned.times)
@@ -237,6 +241,12 @@ class _Telling(_Silent):
             for n in ring.sizes:
                 self.tell(_Said("ring", what, "of the largest unit", _RING), n * width)
 
+    def places(self) -> None:
+        """Through which what the optimizer keeps on the host passes."""
+        count, most = through((b.shard_size, 1) for b in self.small.buckets if b.offloaded)
+        for _ in range(count):
+            self.tell(_Said("optimizer", "a slice of the host's", "on its way", _UPDATE), kept(most, self.p.precision))
+
     def kept(self) -> None:
         """Registers alive after the last forward that comes before a backward."""
         alive = _Alive()
@@ -278,6 +288,7 @@ class _Telling(_Silent):
             asked += [(Pricing.replicate, 1), (Pricing.gather, self.small.gathers[b.unit] if b.cut_parameters else 1)]
         found = Counter[tuple[Kind, str, tuple[int, ...]]]()
         found.update({(kind, kind, ()): n for kind, n in held([b], p.precision).items()})  # type: ignore[misc]
+        found["host", "host", ()] += away(b, p.precision)
         for question, times in asked:
             pricing = Pricing(p, self.load)
             question(pricing, bucket)
