@@ -46,7 +46,7 @@ def test_what_layouts_share_is_recorded_and_lowered_once() -> None:
     assert counts()["tapes"] < 80  # 38 of them are heads, whose loss is in chunks: one for each number of tokens
     assert counts()["sized"] < 390
     assert counts()["pieces"] < 750
-    assert counts()["lowered"] < 75
+    assert counts()["lowered"] < 115  # with five recomputations, none to full
 
 
 def test_a_plan_needs_no_torch() -> None:
