@@ -37,15 +37,16 @@ def counts() -> dict[str, int]:
 
 
 def test_a_plan_stays_within_its_calls() -> None:
-    assert counts()["enumerated"] > 4000
-    assert counts()["calls"] < 2_600_000
+    """Of 400 a layout: 15 000 are enumerated, of which 2700 are priced."""
+    assert counts()["enumerated"] > 15_000
+    assert counts()["calls"] < 6_200_000
 
 
 def test_what_layouts_share_is_recorded_and_lowered_once() -> None:
-    assert counts()["tapes"] < 60
+    assert counts()["tapes"] < 80  # 38 of them are heads, whose loss is in chunks: one for each number of tokens
     assert counts()["sized"] < 390
     assert counts()["pieces"] < 750
-    assert counts()["lowered"] < 75
+    assert counts()["lowered"] < 115  # with five recomputations, none to full
 
 
 def test_a_plan_needs_no_torch() -> None:

@@ -153,7 +153,8 @@ def beside_lane(composer: Composer, layout: Layout, rank: int, times: Times, rat
     ends = list(accumulate((sum(n for _, n in chain) for chain in composer.chains_of(lay, rank)), initial=0))
     chunks = [lanes[a:b] for a, b in pairwise(ends)]
     seen = sight(lay)
-    reads = unit_reads(chunks, lambda kind: read_by(composer.piece(kind, lay, seen)))
+    read = {kind: read_by(composer.piece(kind, lay, seen)) for kind in dict.fromkeys(kinds)}
+    reads = unit_reads(chunks, read.__getitem__)
     share = gather_shares(lay, rank, reads, len(lanes))
     fetch = [share.get(i, 0.0) * lane.gather for i, lane in enumerate(lanes)]
     out = [passing(own, times, fetch[a:], rates.beside) for own, a in zip(chunks, ends, strict=False)]

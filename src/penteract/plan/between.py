@@ -53,8 +53,12 @@ def try_between(ask: Ask, found: Priced, search: Search, refused: Counter[str], 
     candidates = sorted(_candidates(found, search), key=lambda c: (c[0], c[1].zero))
     some, looked_at, tried, fit = recomputations(ask.model), 0, 0, 0
     best, reached = search.best(k), dict[tuple[Layout, Policy], dict[Sharing, int]]()
+
+    def beyond(bound: Seconds) -> bool:
+        return len(best) == k and four_digits(bound) > four_digits(best[-1].time.seconds)
+
     for bound, layout, precision in candidates:
-        if len(best) == k and four_digits(bound) > four_digits(best[-1].time.seconds):
+        if beyond(bound):
             break
         own, rest = _shared(layout)
         if any((_cut(rest, sharing, PLAIN), precision) in fits for sharing in (own, *lower_stages(*own))):
@@ -69,7 +73,8 @@ def try_between(ask: Ask, found: Priced, search: Search, refused: Counter[str], 
                 fit += 1
                 known[own] = i
                 search.add(quote)
-                best = search.best(k)
+                if not beyond(quote.at_least):
+                    best = search.best(k)
                 break
             refused[TOO_LARGE] += 1
     return Between(len(candidates), looked_at, tried, fit)

@@ -236,7 +236,7 @@ class Search:
             if last and four_digits(bound) > last[0]:
                 break
             quote = self.quoters[item.precision].quote(item.layout) if isinstance(item, Slower) else item
-            if not among(quote) or (last and four_digits(self._bound(quote)) > last[0]):
+            if not among(quote) or (last and four_digits(self.bound(quote)) > last[0]):
                 continue
             now, key = self.timed(quote), kind(quote)
             if last and four_digits(now.time.seconds) > last[0]:
@@ -248,7 +248,7 @@ class Search:
                 last = max(order for order, _ in found.values()) if len(found) == k else None
         return [timed for _, timed in found.values()]
 
-    def _bound(self, quote: Quote) -> Seconds:
+    def bound(self, quote: Quote) -> Seconds:
         """A closer one than the quote's own, where there is one to be had for more work."""
         key = quote.layout, quote.precision
         if quote.layout.zero < 2:

@@ -46,8 +46,8 @@ def counted(plan: Plan, seconds: float) -> str:
         )
     if counts.between.looked_at:
         b = counts.between
-        told.append(f"{_spaced(b.looked_at)} that need recomputation could be among the best: with less than all of it, "
-                    f"{_spaced(b.fit)} of {_spaced(b.tried)} tried fit")  # fmt: skip
+        told.append(f"{_spaced(b.looked_at)} that need recomputation could be among the best: with less than all of "
+                    f"it, {_spaced(b.fit)} of {_spaced(b.tried)} tried fit")  # fmt: skip
     if ask.usable:
         told.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
                     f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
