@@ -25,7 +25,7 @@ from penteract.spec.fp8 import scaled_layers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
-from penteract.spec.movers import PLAIN, Movers
+from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.spec.precision import Policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.events import READS, Around, Event
@@ -129,8 +129,7 @@ def miniature(
     program = Short(
         model, mesh, rank, length, precision, chunks, tuple(o.param for o in owned), (), where,
         tuple(
-            replace(_bucket(o.param, where, mesh, Mesh(cut), rank, shared(m)), mover=movers.of(matrix=o.param.matrix))
-            for o in owned
+            _bucket(o.param, where, mesh, Mesh(cut), rank, shared(m), movers.of(matrix=o.param.matrix)) for o in owned
         ),
         tuple(_actions(name, layout)[at]), {}, _routers(chunks, alike), _linears(chunks, alike),
     )  # fmt: skip
@@ -188,7 +187,7 @@ def _owned(said: list[Do], chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, 
                 seen.add(name)
 
 
-def _bucket(q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: frozenset[str]) -> Bucket:
+def _bucket(q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: frozenset[str], mover: Mover) -> Bucket:
     """A parameter as a bucket of its own, summed last. Who holds it is a size too: what cuts it divides the stage."""
     members, size = holders(q, where[q.name], mesh, rank), q.numel(cut)
     count = cut.size("stage") // prod(s.pieces(cut) for s in q.shards) * len(where[q.name])
@@ -203,7 +202,7 @@ def _bucket(q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: froz
     return Bucket(
         (q,), (0,), size, members, q.decay, across_stages=True, sharers=sharers, replicas=replicas, shards=shards,
         cut_gradients=cuts and not lay.whole_gradients, cut_parameters=cuts and lay.zero == 3,
-        offloaded=lay.offload_optimizer,
+        mover=mover, offloaded=lay.offload_optimizer and not mover.by_matrix,
     )  # fmt: skip
 
 
@@ -287,12 +286,13 @@ def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucke
 def _gathered(
     owned: tuple[Owned, ...], real: tuple[Bucket, ...], turns: Mapping[int, int], told: Mapping[int, int]
 ) -> Iterator[Owned]:
-    """With how often each is gathered, whichever layers it stands for. `told`: the layer that stands for each."""
+    """With how often each is gathered, whichever layers it stands for. `told`: the layer that stands for each; blocks that
+    predict further stand for themselves."""
     found = Counter[str]()
     for b in real:
         for q in b.params if b.cut_parameters else ():
             at, _, rest = q.name.removeprefix("layers.").partition(".")
-            found[f"layers.{told[int(at)]}.{rest}" if q.name.startswith("layers.") else q.name] += turns[b.unit]
+            found[f"layers.{told.get(int(at), at)}.{rest}" if q.name.startswith("layers.") else q.name] += turns[b.unit]
     named = {q.name for b in real for q in b.params}
     for o in owned:
         yield replace(o, gathers=found[o.param.name]) if o.param.name in named else o

@@ -302,8 +302,8 @@ class _Telling(_Silent):
             self.tell(_Said("wires", kind, what, _WALK, ranks), amount)
 
     def _touched(self, chunk: int, register: int) -> str:
-        """The line that makes a register, or else reads it first."""
-        calls = [i.call for some in self.p.chunks[chunk].actions.values() for i in some]
+        """The line that makes a register, or else reads it first; copies to and from the host are no line's."""
+        calls = [i.call for some in self.p.chunks[chunk].actions.values() for i in some if i.call.site.line]
         makes = (c.site.line for c in calls if register in c.outs)
         reads = (c.site.line for c in calls if register in c.ins)
         return next(makes, "") or next(reads, "")
