@@ -286,8 +286,8 @@ def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucke
 def _gathered(
     owned: tuple[Owned, ...], real: tuple[Bucket, ...], turns: Mapping[int, int], told: Mapping[int, int]
 ) -> Iterator[Owned]:
-    """With how often each is gathered, whichever layers it stands for. `told`: the layer that stands for each; blocks that
-    predict further stand for themselves."""
+    """With how often each is gathered, whichever layers it stands for. `told`: the layer that stands for each; blocks
+    that predict further stand for themselves."""
     found = Counter[str]()
     for b in real:
         for q in b.params if b.cut_parameters else ():
