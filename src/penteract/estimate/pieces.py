@@ -240,7 +240,7 @@ class Recorder:
         alone, length = replace(layout, pp=1, vpp=1, schedule="1f1b"), self.sequence_length
         if tokens := self._flat(kind, layout):
             alone, length = replace(alone, dp=1, cp=1, ep=1, micro_batch_size=1), tokens
-        do = Do(Mesh(alone), self.scaled)
+        do = Do(Mesh(alone), self.scaled, trains=True)
         layers = () if kind in ENDS else (self._layer(kind),)
         part(do, self.model, layers, length, first=kind == EMBEDDING, last=kind == HEAD)
         return do
@@ -277,7 +277,8 @@ class Recorder:
             slots[alive[r].span] -= sizes.get(r, 0)
         return Piece(
             outline=outline, sites=sites, bytes={r: n for r, (n, _) in every.items()},
-            params=told.recorded.params, inputs=told.shapes.inputs, remembered=sum(map(remembered, told.shapes.sites)),
+            params=told.recorded.params, inputs=told.shapes.inputs,
+            remembered=sum(map(remembered, told.shapes.sites)) if self.scaled else 0,
             slots={span: n for span, n in slots.items() if n},
             borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
             stream=next((sizes[r] for r in ends if r is not None), 0),

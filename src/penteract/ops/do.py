@@ -48,14 +48,15 @@ class Seam:
     """A border between regions: two conjugate programs.
 
     forward(steps, *ins) -> (outs, kept); backward(steps, kept, *gradients of outs) -> gradients of the ins that flow.
-    A seam without outs is an end of the network: in training nothing waits for its forward, so `backward` says all.
-    `params`: those that its words use.
+    `params`: those that its words use. `ends`: it is an end of the network, without outs, that keeps what it is given:
+    in training nothing waits for its forward, so `backward` says all.
     """
 
     name: str
     forward: Callable[..., tuple[Values, Values]]
     backward: Callable[..., Values]
     params: tuple[Param, ...] = ()
+    ends: bool = False
 
 
 def lone(name: str, axis: str, there: str, back: str = "", *, split: int = 0, concat: int = 0) -> Seam:
@@ -173,11 +174,13 @@ def _ids(values: Sequence[Value]) -> tuple[int, ...]:
 class Do:
     """Records one chunk of the network for one layout onto a tape.
 
-    `scaled`: the recipe of the linears of each layer that are in FP8.
+    `scaled`: the recipe of the linears of each layer that are in FP8. `trains`: nothing is asked but training, so that
+    ends of the network need no forward.
     """
 
-    def __init__(self, mesh: Mesh, scaled: Mapping[int, Fp8] | None = None) -> None:
+    def __init__(self, mesh: Mesh, scaled: Mapping[int, Fp8] | None = None, *, trains: bool = False) -> None:
         self.mesh = mesh
+        self.trains = trains
         self.scaled = scaled or {}
         self.layout = mesh.layout
         self.tape = Tape()
@@ -222,8 +225,9 @@ class Do:
         """Cross a border. At degree one it is nothing."""
         tape = self.tape
         steps = Steps(tape, self.mesh, self.layer)
-        outs, kept = seam.forward(steps, *ins)
-        if not steps.calls:
+        unsaid = self.trains and seam.ends
+        outs, kept = ((), ins) if unsaid else seam.forward(steps, *ins)
+        if not steps.calls and not unsaid:
             return outs[0] if len(outs) == 1 else outs
         gradients = tuple(steps.value(o.spec) for o in outs)
         back = Steps(tape, self.mesh, self.layer)

@@ -69,7 +69,7 @@ class Chunks:
     z: float
 
     def seam(self) -> Seam:
-        return Seam("linear_cross_entropy", self._judge, self._learn, params=(self.w,))
+        return Seam("linear_cross_entropy", self._judge, self._learn, params=(self.w,), ends=True)
 
     def _judge(self, steps: Steps, h: Value, targets: Value) -> tuple[Values, Values]:
         whole = steps.collective("all_gather", "tp", h)
