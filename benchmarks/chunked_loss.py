@@ -46,7 +46,7 @@ def prepare(p: Program, device: torch.device) -> Run:
     """A run of one sequence, weights by the seed."""
     state = allocate(p, device)
     initialise(p, state, 0)
-    run = Run(p, state, Comm(Groups(), 0), bodies(p.layout), Arena(plan_arena(p), p.precision, device))
+    run = Run(p, state, Comm(Groups(), 0), bodies(p.layout, device), Arena(plan_arena(p), p.precision, device))
     drawn = [sample(0, p.sequence_length, p.model.vocab_size)]
     run.batches = [constants(p, device) | micro_batch(p, drawn, device)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))

@@ -101,9 +101,9 @@ def test_more_documents_than_the_kernel_is_started_for_are_refused(layout: Layou
 
 
 def test_a_layout_decides_its_bodies():
-    assert bodies(Layout()) == REFERENCE
+    assert bodies(Layout(), torch.device("cpu")) == REFERENCE
     for kernel, declared in (("flash", FLASH), ("cudnn", CUDNN)):
-        mine = bodies(_kernel(kernel))
+        mine = bodies(_kernel(kernel), torch.device("cpu"))
         assert mine["attention"] is not REFERENCE["attention"]
         assert {w: b for w, b in mine.items() if w != "attention"} == {
             w: b for w, b in REFERENCE.items() if w != "attention"

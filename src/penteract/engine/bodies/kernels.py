@@ -9,7 +9,7 @@ import torch
 
 from penteract.engine.bodies import cudnn, dense, flash, reference
 from penteract.engine.bodies.body import TorchBody
-from penteract.engine.bodies.fp8 import by_recipe, emulated, real, scaled
+from penteract.engine.bodies.fp8 import by_recipe, real, scaled
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
 from penteract.ops.bodies.flash import most_documents, piece
@@ -29,8 +29,8 @@ PLAIN = f"--{KEY} reference"
 def bodies(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
     """The body of every word under a layout."""
     kernels: Mapping[str, dict[str, TorchBody]] = {"reference": {}, "flash": flash.FLASH, "cudnn": cudnn.CUDNN}
-    linear = by_recipe(dense.DENSE["linear"], scaled(real if device.type == "cuda" else emulated))
-    return reference.REFERENCE | {"linear": linear} | kernels[layout.attention]
+    products = {"linear": by_recipe(DENSE["linear"], scaled(real))} if device.type == "cuda" else {}
+    return reference.REFERENCE | products | kernels[layout.attention]
 
 
 def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
