@@ -7,6 +7,7 @@ blocks to the same bits, and in other blocks or another dtype by one more roundi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -16,12 +17,15 @@ from typing import Any
 import torch
 
 from penteract.engine import checkpoint
-from penteract.engine.checkpoint import Slice, rectangles
+from penteract.engine.checkpoint import Slice, manifest, rectangles
+from penteract.engine.checkpoint.manifest import Entry
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.run import Run
 from penteract.engine.state import Flat, Kept, Piece, State
 from penteract.step.program import Program
 
+log = logging.getLogger(__name__)
+RECIPE = ("loss_scale", "/largest")  # ends of the names of what one recipe of precision alone keeps
 Logical = dict[Kept, list[torch.Tensor | None]]  # of each flat, where its mover keeps it
 
 # Suffix of a parameter's other tensors -> the buffer that shards have of it.
@@ -38,14 +42,23 @@ def state_slices(p: Program, state: State) -> Iterator[Slice]:
 
 def load_state(at: Path, p: Program, state: State) -> dict[str, Any]:
     """Fill the state of this rank from a checkpoint; returns what was saved beside it."""
-    logical = _logical(p, state)
-    extra = checkpoint.load(at, list(_slices(p, state, logical)))
+    logical, there = _logical(p, state), manifest.read(at).tensors
+    wanted = [s for s in _slices(p, state, logical) if not s.name.endswith(RECIPE) or _fits(s, there)]
+    extra = checkpoint.load(at, wanted)
     for kind, wide in logical.items():
         for flat, values in zip(state.flats, wide, strict=True):
             kept = flat.kept(kind)
             if kept is not None and values is not None and kept.dtype != values.dtype:
                 flat.write(kind, slice(0, len(kept)), values.to(kept.device))
     return extra
+
+
+def _fits(part: Slice, there: Mapping[str, Entry]) -> bool:
+    """Whether a checkpoint has what one recipe of precision alone keeps; if not, it begins anew."""
+    found = part.name in there and there[part.name].shape == tuple(part.shape)
+    if not found:
+        log.info("%s is not in the checkpoint, or of another shape: it begins anew", part.name)
+    return found
 
 
 def _logical(p: Program, state: State) -> Logical:

@@ -41,11 +41,15 @@ class LossScale:
         squared_norm.div_(self.used).div_(self.used)
 
     def end(self, squared_norm: torch.Tensor) -> None:
-        """Half the scale after an overflow, twice after enough steps without one."""
+        """Half the scale after an overflow, twice after enough steps without one.
+
+        At a scale of one or less an overflow is no fault of the scale: the run ends there, and nothing is moved.
+        """
         scale, steps, skipped = self.values.unbind()
         good = squared_norm.isfinite()
-        steps.add_(1).mul_(good)
-        grown = steps >= self.growth_every
-        scale.mul_(torch.where(good, 1 + grown.to(scale.dtype), 0.5)).clamp_(max=LARGEST)
+        halved = ~good & (scale > 1)
+        steps.add_(good).mul_(~halved)
+        grown = good & (steps >= self.growth_every)
+        scale.mul_(1 + grown.to(scale.dtype) - 0.5 * halved.to(scale.dtype)).clamp_(max=LARGEST)
         steps.mul_(~grown)
-        skipped.add_(~good)
+        skipped.add_(halved)

@@ -109,7 +109,8 @@ class Session:
         with self._showing() as (table, metrics), self._stopping():
             for number in range(self.first, self.spec.train.steps + 1):
                 outcome = self._step(number)
-                if number == 1 and save_gradients(self.trainer, self.orders.folder, self.rank) and compare:
+                told = number == 1 and not outcome.skipped  # a gradient that overflowed is none
+                if told and save_gradients(self.trainer, self.orders.folder, self.rank) and compare:
                     compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
                 last = outcome.stop or number == self.spec.train.steps
                 row = self._row(number, outcome, last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from penteract.errors import BadInput
@@ -121,6 +121,14 @@ class Precision:
                 "fp8_history": fp8.history, "fp8_block": fp8.block,
             }  # fmt: skip
         return Precision(**said)
+
+    @property
+    def asked(self) -> Precision:
+        """The same with "auto" for what the recipe decides, so that another recipe decides it anew."""
+        usual = Precision.of(RECIPES[self.dtype])
+        told = [f.name for f in fields(self) if f.name not in ("dtype", "device")]
+        own: Any = {name: "auto" for name in told if getattr(self, name) == getattr(usual, name)}
+        return replace(self, **own)
 
     @property
     def policy(self) -> Policy:

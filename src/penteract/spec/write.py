@@ -94,7 +94,7 @@ def _sections(run: RunSpec) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         "tokenizer": {"source": run.tokenizer},
         "training": run.train,
         "checkpoint": run.checkpoint,
-        "precision": run.precision,
+        "precision": run.precision.asked,
         "output": {"folder": run.out},
     }
     for section in SECTIONS:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from penteract.engine.bodies import cudnn, dense, flash, reference
+from penteract.engine.bodies import cudnn, flash, reference
 from penteract.engine.bodies.body import TorchBody
+from penteract.engine.bodies.dense import DENSE
 from penteract.engine.bodies.fp8 import by_recipe, real, scaled
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
