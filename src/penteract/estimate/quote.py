@@ -20,6 +20,7 @@ from penteract.estimate.rates import Rates, Span
 from penteract.estimate.reduction import Reduction, Tail, ready, reduction, turns, used
 from penteract.estimate.stages import Chain
 from penteract.estimate.timing import Device, Part, Timed, time_piece
+from penteract.ops.bodies.fp8 import check_sizes
 from penteract.ops.tape import Site
 from penteract.parallel.data import bucket_of
 from penteract.spec.hardware import Cluster
@@ -130,6 +131,14 @@ class Quoter:
         bound = self._least(layout, self._plain_passes(layout, seen), (seen,), sums)
         host = max([pinned + s.host for pinned, s in zip(there.host, sums, strict=True)])
         return Quote(layout, memory, by_stage[r], by_stage, bound, host, self.composer.policy)
+
+    def check_sizes(self, layout: Layout) -> None:
+        """Refuse, as the engine does, a layout whose linears are not whole units of their FP8 recipe."""
+        if self.composer.policy.fp8 is None:
+            return
+        seen, pieces = sight(layout), 2 if layout.cp > 1 else 1
+        for kind in {kind for chain in self.composer.stage_chains(layout) for kind, _ in chain}:
+            check_sizes(self.composer.piece(kind, layout, seen).sites, pieces)
 
     def floor(self, layout: Layout) -> Bytes:
         """Bytes that the fullest rank holds at least: `quote.allocated` is no less."""

@@ -151,6 +151,7 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
         if budget := budget_of(str(axes.get("recompute", ("",))[0])):
             layout = within(prices, layout, budget).layout
         quoters[one.precision] = prices
+        prices.check_sizes(layout)
         search.add(prices.quote(layout))
     every = len(search.quotes)
     over = tuple(

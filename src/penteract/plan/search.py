@@ -14,6 +14,7 @@ from heapq import merge
 from math import floor, log10
 from typing import NamedTuple
 
+from penteract.errors import BadInput
 from penteract.estimate.quote import Quote, Quoter, StepTime
 from penteract.plan.ask import RECOMPUTE
 from penteract.plan.space import Family, Memory
@@ -125,7 +126,11 @@ def price_all(
                         refused[NEEDLESS] += 1
                         found.needless += 1
                     continue
-                quote = within(prices, family.layout(memory, size, steps), usable, found, precision)
+                layout = family.layout(memory, size, steps)
+                if precision.fp8 and (why := _unfit(prices, layout)):
+                    refused[why] += 1
+                    continue
+                quote = within(prices, layout, usable, found, precision)
                 if quote is None:
                     refused[TOO_LARGE] += 1
                     if rest := len(sizes) - place - 1:
@@ -133,6 +138,15 @@ def price_all(
                     break
                 fits[memory, size] = quote
         found.fits.extend(fits.values())
+
+
+def _unfit(prices: Quoter, layout: Layout) -> str:
+    """Why a layout's linears cannot be in FP8; nothing where they can."""
+    try:
+        prices.check_sizes(layout)
+    except BadInput as bad:
+        return bad.what
+    return ""
 
 
 def within(prices: Quoter, layout: Layout, usable: Bytes, found: Priced, precision: Policy) -> Quote | None:
