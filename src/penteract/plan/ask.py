@@ -43,7 +43,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "attention": ATTENTION_BODIES,
     "loss": LOSS_BODIES,
 }
-_CHOICES = ("whole_gradients", "keep_gathered")  # true or false
+_CHOICES = ("whole_gradients", "keep_gathered", "offload_optimizer")  # true or false
 AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "context_method", "micro_batch_size", "zero",
         "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "recompute_every", "recompute_first",
         "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip

@@ -40,6 +40,7 @@ class Memory(NamedTuple):
     loss: LossBody
     loss_chunk: int
     bucket_bytes: int
+    offload_optimizer: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class Space:
         bodies = product(
             self._values("attention", (self.ask.attention(cp, method),)),
             self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)),
-            self._values("bucket_bytes", (Layout().bucket_bytes,)),
+            self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [Memory(*sharing, remake, *body) for sharing, remake, body in product(sharings, remakes, list(bodies))]
 
