@@ -114,7 +114,8 @@ def _edited(timed: Timed) -> list[str]:
     lay, host = timed.layout, timed.quote.host
     words = {name: value for name, value in as_axes(lay).items() if name in EDITS and value != "none"}
     lines = ["Remade: " + ", ".join(f"{name} {value}" for name, value in words.items())] if words else []
-    return lines + ([f"On the host: {show_bytes(host)} of {' '.join(lay.offload)}"] if host else [])
+    there = [*lay.offload, *["the optimizer"] * lay.offload_optimizer]
+    return lines + ([f"On the host: {show_bytes(host)} of {', '.join(there)}"] if host else [])
 
 
 def nothing_fits(plan: Plan) -> str:
