@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from penteract.engine.bodies import cudnn, flash, reference
+from penteract.engine.bodies import cudnn, dense, flash, reference
 from penteract.engine.bodies.body import TorchBody
-from penteract.engine.bodies.dense import DENSE
 from penteract.engine.bodies.fp8 import by_recipe, real, scaled
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
@@ -30,7 +29,7 @@ PLAIN = f"--{KEY} reference"
 def bodies(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
     """The body of every word under a layout."""
     kernels: Mapping[str, dict[str, TorchBody]] = {"reference": {}, "flash": flash.FLASH, "cudnn": cudnn.CUDNN}
-    products = {"linear": by_recipe(DENSE["linear"], scaled(real))} if device.type == "cuda" else {}
+    products = {"linear": by_recipe(dense.DENSE["linear"], scaled(real))} if device.type == "cuda" else {}
     return reference.REFERENCE | products | kernels[layout.attention]
 
 
