@@ -21,14 +21,6 @@ FORWARD_ONLY = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16", "bf16_pure", "fp16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_body_does_what_it_declares(case: Case, precision: str):

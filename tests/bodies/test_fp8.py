@@ -44,14 +44,6 @@ ALL = {**RECIPE, **EXTRA}
 STEP = {"e4m3": 2.0**-4, "e5m2": 2.0**-3}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Trial:
     """A linear's tensors, of values far apart, and its three phases."""
 
