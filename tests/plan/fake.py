@@ -41,6 +41,7 @@ class FakeQuoter:
 
     model: ModelSpec
     slack: Callable[[Layout], float] = lambda lay: 0.0
+    policy: Policy = RECIPES["bf16"]
     quoted: list[Layout] = field(default_factory=list)
     timed: list[Layout] = field(default_factory=list)
 
@@ -55,7 +56,7 @@ class FakeQuoter:
             "other": GIB // 4,
         }  # fmt: skip
         total = sum(memory.values())
-        return Quote(lay, memory, total, (total,) * lay.pp, self._parts(lay)["compute"])
+        return Quote(lay, memory, total, (total,) * lay.pp, self._passes(lay))
 
     def floor(self, lay: Layout) -> int:
         """Below what a quote says, by an eighth: it must spare prices, and change nothing."""
@@ -63,6 +64,16 @@ class FakeQuoter:
         size = self.quote(lay).allocated * 7 // 8
         self.quoted[:] = quoted
         return size
+
+    def check_sizes(self, lay: Layout) -> None:
+        """All go."""
+
+    def bound_of_passes(self, lay: Layout) -> float:
+        return 0.98 * self._passes(lay)
+
+    def rough_bound(self, lay: Layout, largest: int) -> float:
+        """As if each micro-batch were as quick for each sequence as the largest."""
+        return 0.98 * self._passes(lay) * (1 + 0.1 / largest) / (1 + 0.1 / lay.micro_batch_size)
 
     def bound(self, quote: Quote) -> float:
         """With what goes over wires beside the work."""
@@ -84,6 +95,10 @@ class FakeQuoter:
     @property
     def basis(self) -> Mapping[str, str]:
         return {"product": "made up"}
+
+    def _passes(self, lay: Layout) -> float:
+        parts = self._parts(lay)
+        return sum(parts[name] for name in ("compute", "tensor", "context") if name in parts)
 
     @staticmethod
     def _cut(lay: Layout) -> float:

@@ -13,9 +13,10 @@ import pytest
 from penteract.plan.ask import RECOMPUTE, Ask
 from penteract.plan.between import recomputations
 from penteract.plan.explain import explain
-from penteract.plan.plan import Plan, exact, plan_layouts, plan_one, quoter
+from penteract.plan.plan import Plan, behind, exact, plan_layouts, plan_one, quoter
 from penteract.plan.report import as_dict, utilisation
-from penteract.plan.search import NEEDLESS, Timed
+from penteract.plan.rows import NEEDLESS, TOO_LARGE
+from penteract.plan.search import Timed
 from penteract.plan.space import Space
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
@@ -96,6 +97,22 @@ def test_a_floor_is_below_what_is_allocated(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ASKS)
+def test_bounds_of_passes_are_below(name: str) -> None:
+    """That of one size's, of all that share them; and that of the largest size's, at its best rates, of all sizes."""
+    ask = ASKS[name]
+    prices, shares = quoter(ask), list[float]()
+    for run in drawn(name, 60):
+        for lay in run:
+            plain = replace(lay, remake=RECOMPUTE["none"], zero=min(lay.zero, 1), shard_group=0, whole_gradients=False,
+                            keep_gathered=False)  # fmt: skip
+            rough, own = prices.rough_bound(plain, ask.global_batch_size), prices.bound_of_passes(plain)
+            assert rough <= own * (1 + 1e-9), lay
+            assert own <= prices.quote(lay).at_least * (1 + 1e-9), lay
+            shares.append(rough / own)
+    assert sorted(shares)[len(shares) // 2] > 0.2  # half of them: it says something, where launches do not tell
+
+
+@pytest.mark.parametrize("name", ASKS)
 def test_bounds_are_below_and_parts_add_up(name: str) -> None:
     prices = quoter(ASKS[name])
     for family in drawn(name, 40):
@@ -114,7 +131,8 @@ def test_the_best_are_those_of_simulating_everything() -> None:
     # As all of them fit.
     everything = [t for t in everything if t.layout.remake == RECOMPUTE["none"] and t.layout.zero < 2]
     assert [t.layout for t in found.layouts] == [t.layout for t in everything[:5]]
-    assert found.counts.fit == len(legal) - found.counts.refused[NEEDLESS]
+    refused = found.counts.refused
+    assert found.counts.fit == len(legal) - refused[NEEDLESS] - refused[behind(5)]
     assert found.counts.enumerated == found.counts.fit + sum(found.counts.refused.values())
     assert found.counts.simulated < len(legal)
 
@@ -169,7 +187,8 @@ def small(memory: float, model: ModelSpec = TINY) -> Plan:
 def test_less_memory_leaves_fewer() -> None:
     plenty = small(139.8)
     tight = small(0.0125)  # 11.8 MiB usable: less than any dp = 4 needs
-    assert tight.counts.fit < plenty.counts.fit == plenty.counts.enumerated - sum(plenty.counts.refused.values())
+    assert plenty.counts.fit == plenty.counts.enumerated - sum(plenty.counts.refused.values())
+    assert tight.counts.refused[TOO_LARGE] > plenty.counts.refused.get(TOO_LARGE, 0)
     assert tight.best.time.seconds >= plenty.best.time.seconds
     assert all(tight.fits(t.quote) for t in tight.layouts)
     told = explain(tight, tight.best)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from math import inf
 from zlib import crc32
 
 import pytest
 
 from penteract.plan.ask import Ask
-from penteract.plan.search import NEEDLESS, SMALLER_TOO_LARGE, TOO_LARGE, Priced, Search, Timed, effort, price_all
+from penteract.plan.effort import effort
+from penteract.plan.frontier import Frontier
+from penteract.plan.rows import NEEDLESS, SMALLER_TOO_LARGE, TOO_LARGE, Priced
+from penteract.plan.search import Search, Timed
 from penteract.plan.space import Space
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
@@ -22,18 +26,27 @@ ASK = Ask(model=TINY, cluster=Cluster(gpus=8, memory_gib=80), sequence_length=25
 
 
 def slack(lay: Layout) -> float:
-    """Anything from 0 to a quarter of a second, the same for the same layout."""
-    return crc32(repr(lay).encode()) % 1000 / 4000
+    """Anything from 0 to a twentieth of a second, the same for the same layout."""
+    return crc32(repr(lay).encode()) % 1000 / 20000
 
 
-def priced_with(quoter: FakeQuoter, usable: int, refused: Counter[str] | None = None, ask: Ask = ASK) -> Priced:
-    found, counted = Priced(), Counter[str]() if refused is None else refused
-    price_all(Space(ask).families(counted), quoter, usable, counted, found, BF16)  # type: ignore[arg-type]
+def frontier(quoter: FakeQuoter, usable: int, ask: Ask = ASK) -> Frontier:
+    found = Frontier(Priced(usable), ask.global_batch_size)
+    found.add(Space(ask).families(found.found.refused), quoter)  # type: ignore[arg-type]
     return found
 
 
-def searched(quoter: FakeQuoter, priced: Priced, *, slower: bool = False) -> Search:
-    return Search({BF16: quoter}, priced.fits, priced.slower if slower else [])  # type: ignore[dict-item]
+def exhausted(quoter: FakeQuoter, usable: int, ask: Ask = ASK) -> Frontier:
+    """With nothing left."""
+    found = frontier(quoter, usable, ask)
+    while found.lowest < inf:
+        found.advance()
+    assert found.left == 0
+    return found
+
+
+def searched(quoter: FakeQuoter, over: Frontier) -> Search:
+    return Search({BF16: quoter}, over)  # type: ignore[dict-item]
 
 
 def everything() -> list[Layout]:
@@ -41,54 +54,77 @@ def everything() -> list[Layout]:
 
 
 @pytest.mark.parametrize("k", [1, 3, 12])
-def test_the_best_are_the_best_of_all(k: int) -> None:
-    quoter = FakeQuoter(TINY, slack)
-    priced = priced_with(quoter, 40 * GIB, ask=replace(ASK, pins={"zero": (0, 1)}))
-    search = searched(quoter, priced)
+@pytest.mark.parametrize("usable", [0, 40 * GIB, 20 * GIB])
+def test_the_best_are_the_best_of_all(k: int, usable: int) -> None:
+    quoter, ask = FakeQuoter(TINY, slack), replace(ASK, pins={"zero": (0, 1)})
+    search, every = searched(quoter, frontier(quoter, usable, ask)), exhausted(quoter, usable, ask).found
     found = search.best(k)
-    timed = sorted((Timed(q, quoter.time(q)) for q in priced.fits), key=lambda t: t.order)
+    timed = sorted((Timed(q, quoter.time(q)) for q in every.fits), key=lambda t: t.order)
     assert [t.layout for t in found] == [t.layout for t in timed[:k]]
-    assert search.simulated < len(priced.fits) / 2
+    if usable != 20 * GIB:  # where few fit, few are spared
+        assert search.simulated < len(every.fits) / 2
+        assert search.frontier.found.count < every.count
 
 
 @pytest.mark.parametrize("k", [1, 12])
 def test_a_closer_bound_changes_no_answer(k: int) -> None:
     quoter = FakeQuoter(TINY)
-    priced = priced_with(quoter, 20 * GIB)
-    search = searched(quoter, priced)
+    search, every = searched(quoter, frontier(quoter, 20 * GIB)), exhausted(quoter, 20 * GIB).found
     found = search.best(k)
-    timed = sorted((Timed(q, quoter.time(q)) for q in priced.fits), key=lambda t: t.order)
+    timed = sorted((Timed(q, quoter.time(q)) for q in every.fits), key=lambda t: t.order)
     assert [t.layout for t in found] == [t.layout for t in timed[:k]]
-    loose = sum(q.at_least <= found[-1].time.seconds for q in priced.fits)
+    loose = sum(q.at_least <= found[-1].time.seconds for q in every.fits)
     assert search.simulated < loose
+
+
+def test_what_is_left_is_priced_when_another_question_needs_it() -> None:
+    """Searches one after the other find what each would have found alone."""
+    quoter = FakeQuoter(TINY, slack)
+    search, every = searched(quoter, frontier(quoter, 40 * GIB)), exhausted(quoter, 40 * GIB).found
+    search.best(1)
+    priced = search.frontier.found.count
+    (found,) = search.best(1, among=lambda q: q.layout.tp == 4)
+    assert priced < search.frontier.found.count < every.count
+    timed = [Timed(q, quoter.time(q)) for q in every.fits if q.layout.tp == 4]
+    assert found.layout == min(timed, key=lambda t: t.order).layout
+    simplest = min(every.fits, key=lambda q: (effort(q.layout), q.allocated))
+    assert search.simplest(BF16).layout == simplest.layout
+    far = max(every.fits, key=lambda q: q.at_least).layout
+    assert far not in {q.layout for q in search.quotes}
+    assert getattr(search.find(far, BF16), "layout", None) == far
+    assert search.find(replace(far, dp=3), BF16) is None
 
 
 def test_what_recomputes_without_need_is_looked_at_when_asked() -> None:
     """Its price is made only then, and the answer is that of simulating everything."""
     quoter = FakeQuoter(TINY)
-    priced = priced_with(quoter, 40 * GIB)
+    over = exhausted(quoter, 40 * GIB)
     before = len(quoter.quoted)
-    search = searched(quoter, priced, slower=True)
-    (found,) = search.best(1, among=lambda q: q.allocated < 19 * GIB, slower_too=True)
-    assert 0 < len(quoter.quoted) - before <= len(priced.slower)
+    (found,) = searched(quoter, over).best(1, among=lambda q: q.allocated < 19 * GIB, slower_too=True)
+    assert 0 < len(quoter.quoted) - before <= len(over.found.slower)
     lean = [q for q in map(quoter.quote, everything()) if q.allocated < 19 * GIB]
     assert found.layout == min((Timed(q, quoter.time(q)) for q in lean), key=lambda t: t.order).layout
     assert found.layout.zero > 1 or found.layout.remake == ("*",)
+    (again,) = searched(quoter, frontier(quoter, 40 * GIB)).best(
+        1, among=lambda q: q.allocated < 19 * GIB, slower_too=True
+    )
+    assert again.layout == found.layout
 
 
 def test_one_of_each_kind() -> None:
     quoter = FakeQuoter(TINY, slack)
-    priced = priced_with(quoter, 0)
-    found = searched(quoter, priced).best(4, kind=lambda q: q.layout.tp, among=lambda q: q.layout.pp == 1)
-    timed = [Timed(q, quoter.time(q)) for q in priced.fits if q.layout.pp == 1]
+    found = searched(quoter, frontier(quoter, 0)).best(
+        4, kind=lambda q: q.layout.tp, among=lambda q: q.layout.pp == 1
+    )  # fmt: skip
+    timed = [Timed(q, quoter.time(q)) for q in exhausted(quoter, 0).found.fits if q.layout.pp == 1]
     best = [min((t for t in timed if t.layout.tp == tp), key=lambda t: t.order) for tp in (1, 2, 4, 8)]
     assert [t.layout for t in found] == [t.layout for t in sorted(best, key=lambda t: t.order)]
 
 
 def test_what_does_not_fit_is_counted_and_larger_micro_batches_are_not_priced() -> None:
-    quoter, refused = FakeQuoter(TINY), Counter[str]()
-    priced = priced_with(quoter, 40 * GIB, refused)
-    quoted = len(quoter.quoted)
+    quoter = FakeQuoter(TINY)
+    priced = exhausted(quoter, 40 * GIB).found
+    refused, quoted = priced.refused, len(quoter.quoted)
     whole = everything()
     fit = {lay for lay in whole if quoter.quote(lay).allocated <= 40 * GIB}
     own = {q.layout for q in priced.fits}
@@ -102,6 +138,13 @@ def test_what_does_not_fit_is_counted_and_larger_micro_batches_are_not_priced() 
     assert refused[SMALLER_TOO_LARGE] > 0
     least = min(quoter.quote(lay).allocated for lay in whole if lay not in fit)
     assert min(quoter.quote(miss.layout).allocated for miss in priced.nearest.values()) == least
+
+
+def test_what_is_left_is_counted() -> None:
+    over = frontier(FakeQuoter(TINY, slack), 40 * GIB)
+    searched(FakeQuoter(TINY, slack), over).best(1)
+    accepted = len(over.found.fits) + len(over.found.slower) - over.found.needless
+    assert 0 < over.left == Space(ASK).enumerated - over.found.refused.total() - accepted
 
 
 def lower_stages(lay: Layout) -> list[Layout]:
@@ -121,7 +164,6 @@ def test_among_equals_the_simpler_is_first() -> None:
             return {"compute": 1.0 + 1e-9 * lay.dp, "tensor": 0.0, "pipeline": 0.0}
 
     quoter = Flat(TINY)
-    priced = priced_with(quoter, 0)
-    first, second, *_ = searched(quoter, priced).best(5)
+    first, second, *_ = searched(quoter, frontier(quoter, 0)).best(5)
     assert first.layout == Layout(dp=8, micro_batch_size=1, gradient_accumulation_steps=2, loss="chunked")
     assert effort(first.layout) < effort(second.layout)

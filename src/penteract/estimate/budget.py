@@ -169,7 +169,7 @@ class _Solver:
         """Of a piece of each kind."""
         if choice.words not in self.scratches:
             layout = _uniform(self.layout, choice.words)
-            pieces = [self.quoter.composer.piece(kind, layout, sight(layout)) for kind in self.kinds]
+            pieces = [self.quoter.composer.holding(kind, layout, sight(layout)) for kind in self.kinds]
             self.scratches[choice.words] = tuple(
                 [(max(p.scratch.values(), default=0), max(p.routed_scratch.values(), default=0)) for p in pieces]
             )

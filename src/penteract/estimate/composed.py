@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TypeVar
 
+from penteract.estimate.holdings import Holder, Holding
+from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import EMBEDDING, ENDS, HEAD, Kind, Piece, Recorder, Sight, Wire, sight, waiting
 from penteract.estimate.pools import Pools
 from penteract.estimate.price import away, bucket_workspace, fed, owned, ringed
@@ -84,7 +86,9 @@ class Composer:
     precision: str | Policy
     movers: Movers = PLAIN
     recorder: Recorder = field(init=False)
+    holder: Holder = field(init=False)
     pieces: dict[tuple[str, Sight], Piece] = field(default_factory=dict[tuple[str, Sight], Piece])
+    holdings: dict[tuple[str, Sight], Holding] = field(default_factory=dict[tuple[str, Sight], Holding])
     sums: dict[Sight, dict[Chain, StageSum]] = field(default_factory=dict[Sight, dict[Chain, StageSum]])
     borders: dict[tuple[Chain, Sight], Borders] = field(default_factory=dict[tuple[Chain, Sight], Borders])
     pooled: dict[tuple[Sight, Chains], Pools] = field(default_factory=dict[tuple[Sight, Chains], Pools])
@@ -100,6 +104,7 @@ class Composer:
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(self.model, self.sequence_length, self.policy)
+        self.holder = Holder(self.widths)
 
     @property
     def policy(self) -> Policy:
@@ -114,6 +119,14 @@ class Composer:
         if key not in self.pieces:
             self.pieces[key] = self.recorder.record(kind, layout)
         return self.pieces[key]
+
+    def holding(self, kind: Kind, layout: Layout, seen: Sight) -> Holding:
+        """What a pass through a piece takes."""
+        key = (kind.name, self.recorder.sight_of(kind, layout, seen))
+        if key not in self.holdings:
+            load = Balanced.of(self.model, layout, self.sequence_length)
+            self.holdings[key] = self.holder.measure(self.piece(kind, layout, seen), layout, load)
+        return self.holdings[key]
 
     def stage_chains(self, layout: Layout) -> tuple[Chain, ...]:
         """The chain of each stage."""
@@ -137,13 +150,12 @@ class Composer:
         data = fed(inputs, layout.gradient_accumulation_steps, self.widths) + sum(s.remembered for s in stages)
         pools = self.pools(layout, pp_rank, stages)
         [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))
-        work = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
+        flops, seams = self.work(layout, pp_rank)
         return RankPrice(
             resident=owned(((b, 1) for b in made), self.policy) | ringed(*self.rings(layout, pp_rank), self.widths)
             | {"data": data},
             arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
-            flops=_total(layout, [flops for flops, _ in work]) + Counter(update=self._update(made, layout, pp_rank)),
-            seams=_total(layout, [wires for _, wires in work]),
+            flops=flops + Counter(update=self._update(made, layout, pp_rank)), seams=seams,
             host=host + sum(away(b, self.policy) for b in made),
         )  # fmt: skip
 
@@ -151,6 +163,11 @@ class Composer:
         """Of the first of a stage's ranks, which has the largest matrices."""
         rank = Mesh(layout).group("pp", 0)[pp_rank]
         return sum(muon.flops(b, muon.own(b, rank)) for b in made if b.mover.by_matrix)
+
+    def work(self, layout: Layout, pp_rank: int) -> tuple[Counter[str], Counter[Wire]]:
+        """A step's FLOPs by phase, without the update, and bytes on wires."""
+        each = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
+        return _total(layout, [flops for flops, _ in each]), _total(layout, [wires for _, wires in each])
 
     def _work(self, chain: Chain, layout: Layout) -> Iterator[tuple[Counter[str], Counter[Wire]]]:
         """FLOPs by phase and bytes on wires, of each piece of a chain."""
@@ -180,8 +197,8 @@ class Composer:
             self.borders[key] = borders(self._runs(chain, layout, seen))
         return self.borders[key]
 
-    def _runs(self, chain: Chain, layout: Layout, seen: Sight) -> list[tuple[Piece, int]]:
-        return [(self.piece(kind, layout, seen), n) for kind, n in chain]
+    def _runs(self, chain: Chain, layout: Layout, seen: Sight) -> list[tuple[Holding, int]]:
+        return [(self.holding(kind, layout, seen), n) for kind, n in chain]
 
     def chains_of(self, layout: Layout, pp_rank: int) -> Chains:
         return self.deal(layout).by_rank[pp_rank]
@@ -229,11 +246,20 @@ class Composer:
         """Elements of a rank's rings: of gathered parameters, and of gradients in one action."""
         if layout.zero < 2:
             return 0, 0
-        parameters, gradients = Counter[int](), Counter[int]()
-        for unit, b in self._unit_buckets(layout, pp_rank):
-            parameters[unit] += b.size * b.cut_parameters
-            gradients[unit] += b.size * b.cut_gradients
-        n = places(layout, len(self.placed(layout, pp_rank)))
+        kinds = [kind for kind, _ in self.placed(layout, pp_rank)]
+        first, gathered, summed = dict[Kind, int](), Counter[int](), Counter[int]()
+        for unit, kind in enumerate(kinds):
+            first.setdefault(kind, unit)  # those of a kind are alike
+        mesh = Mesh(layout)
+        rank = mesh.group("pp", 0)[pp_rank]
+        for pack in self._unit_packs(layout, pp_rank):
+            if first[kinds[pack.unit]] == pack.unit:
+                b = bucket_of(pack.at(pp_rank), mesh, rank, self.policy.grain)
+                gathered[pack.unit] += b.size * b.cut_parameters
+                summed[pack.unit] += b.size * b.cut_gradients
+        parameters = {unit: gathered[first[kind]] for unit, kind in enumerate(kinds)}
+        gradients = {unit: summed[first[kind]] for unit, kind in enumerate(kinds)}
+        n = places(layout, len(kinds))
         return sum(ring_sizes(parameters, n)), sum(ring_sizes(gradients, PLACES))
 
     def unit_buckets(self, layout: Layout, pp_rank: int) -> Iterator[Bucket]:

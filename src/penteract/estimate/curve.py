@@ -6,9 +6,11 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import fsum
+from math import fsum, inf
 
 from penteract.units import Seconds
+
+_FAR = 1e18  # beyond all sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,14 @@ class Curve:
         """What lies above the floor takes `slower` times as long."""
         floor = self.floor
         return Curve(self.sizes, tuple(floor + (s - floor) * slower for s in self.seconds))
+
+    def at_best(self) -> Curve:
+        """No more anywhere, and seconds over size never rise: each size at the best rate of any up to it."""
+        sizes, best, seconds = sorted({1.0, *(s for s in self.sizes if s > 1), _FAR}), inf, list[Seconds]()
+        for size in sizes:
+            best = min(best, max(0.0, self(size)) / size)
+            seconds.append(best * size)
+        return Curve(tuple(sizes), tuple(seconds))
 
     def __call__(self, size: float) -> Seconds:
         sizes, seconds = self.sizes, self.seconds

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import NamedTuple
@@ -20,7 +21,6 @@ from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
 from penteract.ops.bodies import BODIES, body_of
 from penteract.ops.bodies.body import FLOAT
-from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.collectives import counted
 from penteract.ops.do import Do
 from penteract.ops.offload import ANCHORS, COPIES
@@ -34,7 +34,7 @@ from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
 from penteract.step.events import READS
-from penteract.step.places import Life, Span, aligned, lay_out
+from penteract.step.places import Span, aligned
 from penteract.units import Bytes
 
 Sight = tuple[object, ...]  # all of a layout that a piece sees
@@ -64,36 +64,28 @@ def tape_sight(layout: Layout) -> Sight:
             lay.attention, lay.loss, lay.loss_chunk)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Piece:
-    """What one pass of a micro-batch through a piece takes on a rank.
+    """What one pass of a micro-batch through a piece does on a rank. `holdings.py` tells what it takes.
 
-    `remembered` bytes that its linears keep between steps
-    `slots`     bytes kept, by span; without the registers at its borders
-    `borders`   the life of what it receives and hands on: value, value, gradient of the second, gradient of the first
-    `stream`    bytes of a register at a border
-    `crossing`  scratch by action that crosses between layers inside of the piece: (from, to, bytes)
-    `scratch`   of one layer, by action
-    `routed`    bytes kept whose size is routed, by span; `routed_scratch`: the most at once beside them, by action
-    `ring`      bytes on their way to or from the host, by action; `host`: bytes kept there, by span
+    `shapes` of its tape; `sites`: those of the tape, then those of copies
+    `sizes`  bytes of registers, and of their places in an arena, so far as they were asked for
     """
 
     outline: Outline
+    shapes: Sized
     sites: Sequence[Site]
-    bytes: Mapping[int, Bytes]  # of every register
     params: tuple[Param, ...]
-    inputs: Mapping[str, Spec]
-    remembered: Bytes
-    slots: Mapping[Span, Bytes]
-    borders: tuple[Life | None, Life | None, Life | None, Life | None]
-    stream: Bytes
-    crossing: Mapping[str, tuple[tuple[tuple[int, int], tuple[int, int], Bytes], ...]]
-    scratch: Mapping[str, Bytes]
-    workspace: Bytes
-    routed: Mapping[Span, Bytes]
-    routed_scratch: Mapping[str, Bytes]
-    ring: Mapping[str, Bytes]
-    host: Mapping[Span, Bytes]
+    sizes: dict[Spec, tuple[Bytes, Bytes]]
+
+    @property
+    def inputs(self) -> Mapping[str, Spec]:
+        return self.shapes.inputs
+
+    @cached_property
+    def specs(self) -> Mapping[int, Spec]:
+        """Of every register that lives."""
+        return self.outline.specs(self.shapes, self.sites)
 
 
 class _Recorded(NamedTuple):
@@ -128,7 +120,6 @@ class Recorder:
     tapes: dict[tuple[object, ...], _Recorded] = field(default_factory=dict[tuple[object, ...], "_Recorded"])
     told: dict[tuple[object, ...], _Told] = field(default_factory=dict[tuple[object, ...], "_Told"])
     outlines: dict[tuple[object, ...], Outline] = field(default_factory=dict[tuple[object, ...], Outline])
-    workspaces: dict[tuple[Site, str], Bytes] = field(default_factory=dict[tuple[Site, str], Bytes])  # of a call
     scaled: Mapping[int, Fp8] = field(init=False)  # the recipe of each layer whose linears are in FP8
 
     def __post_init__(self) -> None:
@@ -170,7 +161,9 @@ class Recorder:
     def record(self, kind: Kind, layout: Layout) -> Piece:
         """A piece as a layout shows it."""
         told = self._told(kind, layout)
-        return self._measure(self._outline(told.recorded, kind, layout), told, layout)
+        outline = self._outline(told.recorded, kind, layout)
+        sites = [*told.shapes.sites, *outline.copied(told.shapes)] if outline.copies else told.shapes.sites
+        return Piece(outline, told.shapes, sites, told.recorded.params, told.sizes)
 
     def _outline(self, recorded: _Recorded, kind: Kind, layout: Layout) -> Outline:
         split, (remake, offload) = layout.schedule == "zb_h1", layout.edit(kind.place)
@@ -248,60 +241,6 @@ class Recorder:
     def _layer(self, kind: Kind) -> int:
         return next(i for i in range(self.model.layers) if self._name(i) == kind.name)
 
-    def _measure(self, outline: Outline, told: _Told, layout: Layout) -> Piece:
-        load, widths = Balanced.of(self.model, layout, self.sequence_length), self.widths
-        sites = [*told.shapes.sites, *outline.copied(told.shapes)] if outline.copies else told.shapes.sites
-        chunk, alive, specs = outline.chunk, outline.lives, outline.specs(told.shapes, sites)
-        for spec in {*specs.values()} - told.sizes.keys():
-            told.sizes[spec] = bytes_of(spec, widths, load), aligned(spec, widths)
-        every = {r: told.sizes[spec] for r, spec in specs.items()}
-        sizes = {r: n for r in alive if not specs[r].pinned and (n := every[r][1])}
-        found = lay_out(chunk.actions, alive, sizes, chunk.turns)
-        ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
-        slots, routed, scratch = dict(found.slots), Counter[Span](), list[tuple[Life, Bytes]]()
-        crossing: dict[str, list[tuple[tuple[int, int], tuple[int, int], Bytes]]] = {}
-        for r, life in alive.items():
-            (name, run, _), (last, last_run, _) = life
-            if r in sizes:
-                if name == last and run != last_run and r not in chunk.turns:
-                    crossing.setdefault(name, []).append((life.born[1:], life.dies[1:], sizes[r]))
-            elif name == last:
-                scratch.append((life, every[r][0]))
-            else:
-                routed[life.span] += every[r][0]
-        host = Counter[Span]()
-        for r in alive if outline.copies else ():
-            if specs[r].pinned:
-                host[alive[r].span] += every[r][1]
-        for r in {r for r in ends if r is not None}:
-            slots[alive[r].span] -= sizes.get(r, 0)
-        return Piece(
-            outline=outline, sites=sites, bytes={r: n for r, (n, _) in every.items()},
-            params=told.recorded.params, inputs=told.shapes.inputs,
-            remembered=sum(map(remembered, told.shapes.sites)) if self.scaled else 0,
-            slots={span: n for span, n in slots.items() if n},
-            borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
-            stream=next((sizes[r] for r in ends if r is not None), 0),
-            crossing={name: tuple(c) for name, c in crossing.items()},
-            scratch={name: s.layer for name, s in found.scratch.items()},
-            workspace=self._workspace(outline, told, layout, load),
-            routed=+routed, routed_scratch=_most_at_once(scratch),
-            ring={name: s.ring for name, s in found.scratch.items() if s.ring}, host=host,
-        )  # fmt: skip
-
-    def _workspace(self, outline: Outline, told: _Told, layout: Layout, load: Load) -> Bytes:
-        """The largest of a body."""
-        most, known = 0, self.workspaces
-        for place, phase in outline.jobs:
-            if phase in ("start", "finish"):
-                continue
-            site = told.shapes.sites[place]
-            if (site, phase) not in known:
-                body = body_of(site, layout)
-                known[site, phase] = body.workspace(phase, shapes(site, load), site.weights, site.attrs, self.widths)
-            most = max(most, known[site, phase])
-        return most
-
     def work(self, piece: Piece, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
         """FLOPs by phase, and bytes on wires."""
         load, flops, wires = Balanced.of(self.model, layout, self.sequence_length), Counter[str](), Counter[Wire]()
@@ -338,20 +277,6 @@ def read_by(piece: Piece) -> Mapping[str, frozenset[str]]:
             n for place, phase in jobs if phase in READS for n in piece.sites[place].params
         )  # fmt: skip
     return found
-
-
-def _most_at_once(registers: list[tuple[Life, Bytes]]) -> dict[str, Bytes]:
-    """The most bytes at once, by action, of registers that live in one action alone."""
-    most: dict[str, Bytes] = {}
-    changes: dict[str, list[tuple[int, int, Bytes]]] = {}
-    for life, n in registers:
-        changes.setdefault(life.born[0], []).extend([(life.born[2], 0, n), (life.dies[2], 1, -n)])
-    for name, events in changes.items():
-        now = 0
-        for _, _, change in sorted(events):
-            now += change
-            most[name] = max(most.get(name, 0), now)
-    return most
 
 
 def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:

@@ -100,6 +100,8 @@ class Quoter:
     _bounds: dict[_Shape, list[tuple[Seconds, Seconds, Seconds]]] = field(
         default_factory=dict[_Shape, list[tuple[Seconds, Seconds, Seconds]]]
     )
+    _shares: dict[_Shape, tuple[Passes, ...]] = field(default_factory=dict[_Shape, tuple[Passes, ...]])
+    _best: Quoter | None = None
     _forward: Forward | None = None
 
     def __post_init__(self) -> None:
@@ -107,6 +109,10 @@ class Quoter:
         self.composer = Composer(self.model, self.sequence_length, self.precision, self.movers)
         self.keeps = Floor(self.composer)
         self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
+
+    @property
+    def policy(self) -> Policy:
+        return self.composer.policy
 
     @property
     def basis(self) -> Mapping[str, str]:
@@ -147,6 +153,31 @@ class Quoter:
             sum(s.held.values()) + s.ring + layout.micro_batch_size * n
             for s, n in zip(self._sums(layout), kept, strict=True)
         )
+
+    def bound_of_passes(self, layout: Layout) -> Seconds:
+        """A lower bound of the step's time from its passes alone, whatever state is cut and gradients take."""
+        seen = sight(layout)
+        return max([max(own, way) for own, way, _ in self._ways(layout, self._plain_passes(layout, seen), (seen,))])
+
+    def rough_bound(self, layout: Layout, largest: int) -> Seconds:
+        """The same, lower, for any micro-batch of up to `largest` sequences from one look at that size.
+
+        At the best rates the seconds of a call fall for each sequence as micro-batches grow, and so do those of a pass,
+        which is made of their sums and maxima. A loss in one chunk is no dearer than one in many.
+        """
+        if self._best is None:
+            self._best = Quoter(self.model, self.cluster, self.sequence_length, self.precision, self.movers)
+            self._best.composer, self._best.rates = self.composer, self.rates.at_best()
+        chunk = self.sequence_length * largest if layout.loss == "chunked" else 0
+        at, share = replace(layout, micro_batch_size=largest, loss_chunk=chunk), layout.micro_batch_size / largest
+        seen = sight(at)
+        key = (seen, layout.pp, layout.vpp, layout.micro_batch_size)
+        if key not in self._shares:
+            self._shares[key] = tuple(
+                tuple([{action: share * s for action, s in times.items()} for times in chunks])
+                for chunks in self._best._plain_passes(at, seen)
+            )
+        return max([max(own, way) for own, way, _ in self._ways(layout, self._shares[key], ("rough", *key))])
 
     def bound(self, quote: Quote) -> Seconds:
         """A closer lower bound of the step's time, with what ZeRO 2 and 3 do beside the passes."""
@@ -197,7 +228,7 @@ class Quoter:
         """What all ranks together compute a second time in a step."""
 
         def forward(lay: Layout) -> Flops:
-            return sum(self.composer.rank(lay, r).flops["forward"] for r in range(lay.pp)) * (lay.world // lay.pp)
+            return sum(self.composer.work(lay, r)[0]["forward"] for r in range(lay.pp)) * (lay.world // lay.pp)
 
         return forward(layout) - forward(replace(layout, remake=(), remake_else=()))
 
@@ -259,9 +290,8 @@ class Quoter:
 
     def device(self, layout: Layout) -> Device:
         """What a pass runs on."""
-        load, known = Balanced.of(self.model, layout, self.sequence_length), self.composer.recorder.workspaces
-        node = self.cluster.gpus_per_node
-        return Device(self.rates, self.composer.widths, Mesh(layout), node, load, known, self._costs)
+        load, node = Balanced.of(self.model, layout, self.sequence_length), self.cluster.gpus_per_node
+        return Device(self.rates, self.composer.widths, Mesh(layout), node, load, self._costs)
 
     def _lanes(self, layout: Layout, seen: Sight) -> tuple[Laned, ...]:
         """Of each group of pipeline ranks with the same stages, with what ZeRO does beside them."""
@@ -309,6 +339,16 @@ class Quoter:
 
     def _least(self, layout: Layout, passes: tuple[Passes, ...], known: _Shape, sums: list[Reduction]) -> Seconds:
         """`known`: what decides the passes."""
+        bound = 0.0
+        for (own, way, last), s in zip(self._ways(layout, passes, known), sums, strict=True):
+            bound = max(bound, way, own + max(0.0, s.reduce - last))
+        return bound + max([s.update for s in sums])
+
+    def _ways(
+        self, layout: Layout, passes: tuple[Passes, ...], known: _Shape
+    ) -> list[tuple[Seconds, Seconds, Seconds]]:
+        """Of each group of pipeline ranks with the same stages: the work of one, the longest way through it, and what
+        of the work comes after the last forward."""
         lay = layout
         key = (known, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.dp)
         if key not in self._bounds:
@@ -322,10 +362,7 @@ class Quoter:
                 )
                 for ranks, chunks in zip(deal.alike, passes, strict=True)
             ]
-        bound = 0.0
-        for (own, way, last), s in zip(self._bounds[key], sums, strict=True):
-            bound = max(bound, way, own + max(0.0, s.reduce - last))
-        return bound + max([s.update for s in sums])
+        return self._bounds[key]
 
     def _wire(self, layout: Layout) -> Seconds:
         """Of a message between stages, over the slowest border."""

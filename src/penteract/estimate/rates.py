@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -85,6 +85,13 @@ class Rates:
             beside=max(1.0, fsum(factor for _, factor in known.beside) / len(known.beside)),
             basis=MappingProxyType(_basis(cluster, known, precision)),
         )
+
+    def at_best(self) -> Rates:
+        """Seconds no more than these, that fall for each unit of work as the work grows. So those of products do as
+        they are: their law has no negative term."""
+        fused = tuple((head, Fused(*(curve.at_best() for curve in some))) for head, some in self.fused)
+        wires = replace(self.wires, best=True, lines={})
+        return replace(self, fused=fused, pointwise=self.pointwise.at_best(), wires=wires)
 
     def product(self, p: Product) -> Seconds:
         """One batch of matrix products, as one kernel."""

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from penteract.estimate.pieces import Kind, Piece
+from penteract.estimate.holdings import Holding
+from penteract.estimate.pieces import Kind
 from penteract.ops.spec import Spec
 from penteract.step.fit import first_fit
 from penteract.step.places import Life, Span
 from penteract.units import Bytes
 
 Chain = tuple[tuple[Kind, int], ...]  # the pieces of a stage in order, runs of equal ones counted
-Run = tuple[Piece, int]  # a piece, and how many times in a row
+Run = tuple[Holding, int]  # of a piece, and how many times in a row
 _Time = tuple[int, int, int]  # piece in the order of the action, its run of one layer, instruction
 _Crossing = tuple[_Time, _Time, Bytes]
 
@@ -24,7 +25,7 @@ _LATER = {"Fwd": 0, "Bwd": 1, "Inp": 1, "Wgt": 2}
 
 @dataclass(frozen=True, slots=True)
 class StageSum:
-    """What one pass of a micro-batch through a stage holds on a rank. As `Piece`, with the stage's borders inside."""
+    """What one pass of a micro-batch through a stage holds on a rank. As `Holding`, with the stage's borders inside."""
 
     inputs: Mapping[str, Spec]
     remembered: Bytes
@@ -109,7 +110,7 @@ def borders(chain: Sequence[Run]) -> Borders:
     return Borders(slots, {name: first_fit(sorted(registers))[0] for name, registers in crossing.items()})
 
 
-def _shared(a: Piece, b: Piece) -> Iterator[tuple[Span, tuple[int, int], tuple[int, int]]]:
+def _shared(a: Holding, b: Holding) -> Iterator[tuple[Span, tuple[int, int], tuple[int, int]]]:
     """The two registers at the border of neighbours: a value from a to b, and its gradient from b to a.
 
     -> its span, when it is born (in its piece), and when it dies there if that is in the same action.

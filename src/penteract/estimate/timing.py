@@ -34,9 +34,8 @@ DIMENSION: Mapping[str, Part] = {"tp": "tensor", "cp": "context", "ep": "expert"
 class Device:
     """What a pass runs on: rates, the width of a node, and the spread of a rank's groups over nodes.
 
-    workspaces   what bodies allocate, by call
-    costs        of calls that other pieces share
-    spans        of axes, as far as they were asked for
+    costs   of calls that other pieces share
+    spans   of axes, as far as they were asked for
     """
 
     rates: Rates
@@ -44,7 +43,6 @@ class Device:
     mesh: Mesh
     gpus_per_node: int
     load: Load
-    workspaces: Mapping[tuple[Site, str], Bytes]
     costs: dict[tuple[Site, str], tuple[Part, Seconds]]
     spans: dict[str, Span] = field(default_factory=dict[str, Span])
 
@@ -160,15 +158,16 @@ class _Clock:
         products = body.products(phase, ins, site.weights, site.attrs)
         if isinstance(body, ScaledLinear):
             return "compute", self._scaled(body, site, phase, ins, products)
-        beside = 2 * self.device.workspaces[site, phase]
+        beside = 2 * body.workspace(phase, ins, site.weights, site.attrs, self.device.widths)
         if phase == "weight_gradient":
             beside += 2 * sum(map(prod, site.weights)) * self.device.widths["gradient"]  # added to what is there
         if products:
             return "attention" if site.word == "attention" else "compute", fsum(map(rates.product, products)) + (
                 rates.moved(beside) if beside else 0.0
             )
-        moved = sum([self.piece.bytes[r] for r in registers])
-        moved += sum([self.piece.bytes[registers[i]] for i in body.overwrites])
+        specs = self.piece.specs
+        moved = sum([self.device.bytes_of(specs[r]) for r in registers])
+        moved += sum([self.device.bytes_of(specs[registers[i]]) for i in body.overwrites])
         return "pointwise", rates.moved(moved + beside)
 
     def _scaled(

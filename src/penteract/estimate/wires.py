@@ -48,6 +48,7 @@ class Wires:
 
     measured   (kind, ranks) -> curve, inside a node
     one_way    a send; `both_ways`: with as much coming back
+    best       whether curves are taken at their best (`Curve.at_best`)
     lines      what `collective` has been asked for
     """
 
@@ -56,6 +57,7 @@ class Wires:
     both_ways: Curve
     between: Fabric
     bus: Mapping[str, Points]
+    best: bool = False
     lines: dict[tuple[str, Span], Line] = field(default_factory=dict[tuple[str, Span], Line], compare=False, repr=False)
 
     @staticmethod
@@ -70,7 +72,10 @@ class Wires:
         """`amount`: bytes of the tensor handed over, the output of a gather, the input of others."""
         line = self.lines.get((kind, span))
         if line is None:
-            line = self.lines[kind, span] = self._line(_ALIKE.get(kind, kind), span)
+            line = self._line(_ALIKE.get(kind, kind), span)
+            if self.best and line.inside:
+                line = line._replace(inside=line.inside.at_best())
+            self.lines[kind, span] = line
         return line(amount)
 
     def send(self, amount: Bytes, *, across: bool) -> Seconds:

@@ -8,13 +8,13 @@ before, so the others are needless; as are those of a higher stage of ZeRO, from
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from penteract.plan.ask import EDITS, RECOMPUTE, Ask
-from penteract.plan.search import PLAIN, TOO_LARGE, Priced, Search, Sharing, four_digits, lower_stages, within
+from penteract.plan.rows import PLAIN, TOO_LARGE, Priced, Sharing, lower_stages
+from penteract.plan.search import Search, four_digits
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
@@ -44,15 +44,16 @@ def recomputations(model: ModelSpec) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-def try_between(ask: Ask, found: Priced, search: Search, refused: Counter[str], k: int) -> Between:
-    """Add to `search` what may be among its `k` best; what does not fit is counted in `refused`. Nothing where what is
-    remade or offloaded is pinned, or memory is not known."""
+def try_between(ask: Ask, search: Search, k: int) -> Between:
+    """Add to `search` what may be among its `k` best, and count there what does not fit. Nothing where what is remade
+    or offloaded is pinned, or memory is not known."""
     if not ask.usable or EDITS.keys() & ask.pins.keys():
         return Between()
+    best, found = search.best(k), search.frontier.found  # what is not priced after this is none of the best
     fits = {(q.layout, q.precision) for q in found.fits}
     candidates = sorted(_candidates(found, search), key=lambda c: (c[0], c[1].zero))
     some, looked_at, tried, fit = recomputations(ask.model), 0, 0, 0
-    best, reached = search.best(k), dict[tuple[Layout, Policy], dict[Sharing, int]]()
+    reached = dict[tuple[Layout, Policy], dict[Sharing, int]]()
 
     def beyond(bound: Seconds) -> bool:
         return len(best) == k and four_digits(bound) > four_digits(best[-1].time.seconds)
@@ -68,7 +69,7 @@ def try_between(ask: Ask, found: Priced, search: Search, refused: Counter[str], 
         enough = min([known[s] for s in lower_stages(*own) if s in known], default=len(some))
         for i, fields in enumerate(some[:enough]):
             tried += 1
-            quote = within(search.quoters[precision], replace(layout, **fields), ask.usable, found, precision)
+            quote = found.within(search.quoters[precision], replace(layout, **fields))
             if quote:
                 fit += 1
                 known[own] = i
@@ -76,7 +77,7 @@ def try_between(ask: Ask, found: Priced, search: Search, refused: Counter[str], 
                 if not beyond(quote.at_least):
                     best = search.best(k)
                 break
-            refused[TOO_LARGE] += 1
+            found.refused[TOO_LARGE] += 1
     return Between(len(candidates), looked_at, tried, fit)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from penteract.estimate.quote import Quote
 from penteract.plan.ask import AXES, EDITS, as_axes, as_text, recompute_of
+from penteract.plan.effort import effort
 from penteract.plan.legality import Legality
 from penteract.plan.plan import Plan
-from penteract.plan.search import Timed, effort
+from penteract.plan.search import Timed
 from penteract.spec.layout import Layout
 from penteract.units import Seconds, show_bytes
 
@@ -56,8 +57,7 @@ class Explanation:
 
 def explain(plan: Plan, chosen: Timed) -> Explanation:
     """Why `chosen`, one of the plan's layouts, is where it is."""
-    own = [q for q in plan.search.quotes if q.precision == chosen.quote.precision]
-    simplest = plan.search.timed(min(own, key=lambda q: (effort(q.layout), q.allocated)))
+    simplest = plan.search.timed(plan.search.simplest(chosen.quote.precision))
     return Explanation(
         fit=_fit(plan, simplest.quote),
         batch=_batch(plan, chosen),
@@ -118,10 +118,9 @@ def _batch(plan: Plan, chosen: Timed) -> str:
 
 def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
     """From the simplest to the chosen one axis at a time, each time the change that helps most."""
-    quotes = {q.layout: q for q in plan.search.quotes if q.precision == chosen.quote.precision}
-    now, goal = simplest, chosen.layout
+    now, goal, how = simplest, chosen.layout, chosen.quote.precision
     while now.layout != goal:
-        tried = [(what, quotes.get(lay)) for what, lay in _steps(plan, now.layout, goal)]
+        tried = [(what, plan.search.find(lay, how)) for what, lay in _steps(plan, now.layout, goal)]
         timed = [(what, plan.search.timed(q)) for what, q in tried if q]
         what, after = min(timed, key=lambda t: t[1].order, default=("all of the rest at once", chosen))
         yield Move(what, now, after)

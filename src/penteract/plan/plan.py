@@ -12,9 +12,11 @@ from penteract.estimate.budget import within
 from penteract.estimate.quote import Quote, Quoter
 from penteract.plan.ask import AXES, EDITS, LOSS, Ask, Values, as_text, budget_of, edits_of
 from penteract.plan.between import Between, try_between
+from penteract.plan.frontier import Frontier
 from penteract.plan.grow import Make, larger_cluster
 from penteract.plan.legality import CROSSES, crosses_node
-from penteract.plan.search import TOO_LARGE, Miss, Priced, Search, Timed, price_all
+from penteract.plan.rows import TOO_LARGE, Miss, Priced
+from penteract.plan.search import Search, Timed
 from penteract.plan.space import Space, divisors
 from penteract.spec.case import Case
 from penteract.spec.hardware import Cluster
@@ -44,8 +46,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. `layouts` are the best, fastest first, but for those that recompute or cut more than they need to;
-    `missed` are those over memory, of each mesh and technique that which needs least.
+    """The answer. `layouts` are the best, fastest first, but for those that recompute or cut more than they need to.
 
     `larger` is, where nothing fits, a cluster of more such GPUs that has a layout which does, and that layout's quote.
     """
@@ -53,9 +54,13 @@ class Plan:
     ask: Ask
     counts: Counts
     layouts: tuple[Timed, ...]
-    missed: tuple[Miss, ...]
     search: Search = field(repr=False)
     larger: tuple[Cluster, Quote] | None = None
+
+    @property
+    def missed(self) -> tuple[Miss, ...]:
+        """Of those over memory, that which needs least of each mesh and technique, so far as they were looked at."""
+        return tuple(self.search.frontier.found.nearest.values())
 
     @property
     def quoter(self) -> Quoter:
@@ -121,20 +126,26 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Pla
         _refuse_pins(ask)
     if number > enumerated:
         raise _no_such(number, enumerated)
-    refused, quoters, priced = Counter[str](), dict[Policy, Quoter](), Priced()
+    quoters, frontier = dict[Policy, Quoter](), Frontier(Priced(ask.usable), ask.global_batch_size)
+    found = frontier.found
     for space in spaces:
-        precision = space.ask.precision
-        quoters[precision] = prices = make(space.ask)
-        price_all(space.families(refused), prices, ask.usable, refused, priced, precision)
-    if number > len(priced.fits) > 0:
-        raise _no_such(number, len(priced.fits))
-    search = Search(quoters, priced.fits, priced.slower)
-    between = try_between(ask, priced, search, refused, top)
+        quoters[space.ask.precision] = prices = make(space.ask)
+        frontier.add(space.families(found.refused), prices)
+    search = Search(quoters, frontier)
+    between = try_between(ask, search, top)
     best = search.best(top)
-    fit = len(priced.fits) + len(priced.slower) - priced.needless + between.fit
-    counts = Counts(enumerated + between.tried, _most_first(refused), priced.count, fit, search.simulated, between)
+    if number > len(best) > 0:
+        raise _no_such(number, len(best))
+    refused = found.refused + Counter({behind(top): frontier.left})
+    fit = len(found.fits) + len(found.slower) - found.needless
+    counts = Counts(enumerated + between.tried, _most_first(refused), found.count, fit, search.simulated, between)
     larger = None if best else larger_cluster(ask, make)
-    return Plan(ask, counts, tuple(best), tuple(priced.nearest.values()), search, larger)
+    return Plan(ask, counts, tuple(best), search, larger)
+
+
+def behind(k: int) -> str:
+    """Why layouts are not priced that no search has come to."""
+    return f"a bound of its time lies above the best {k}"
 
 
 def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
@@ -145,7 +156,7 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
     """
     check_step(ask)
     quoters = dict[Policy, Quoter]()
-    search = Search(quoters, [])
+    search = Search(quoters)
     for one in ask.each:
         layout, prices = exact(one, axes), make(one)
         if budget := budget_of(str(axes.get("recompute", ("",))[0])):
@@ -153,12 +164,13 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
         quoters[one.precision] = prices
         prices.check_sizes(layout)
         search.add(prices.quote(layout))
-    every = len(search.quotes)
-    over = tuple(
-        Miss(q.allocated, q.layout, q.precision) for q in search.quotes if ask.usable and q.allocated > ask.usable
-    )
-    counts = Counts(every, {TOO_LARGE: len(over)} if over else {}, every, every - len(over), every)
-    return Plan(ask, counts, tuple(search.best(every)), over, search)
+    every, found = search.quotes, search.frontier.found
+    for q in every:
+        if ask.usable and q.allocated > ask.usable:
+            found.miss(q.allocated, q.layout, q.precision)
+            found.refused[TOO_LARGE] += 1
+    counts = Counts(len(every), found.refused, len(every), len(every) - found.refused.total(), len(every))
+    return Plan(ask, counts, tuple(search.best(len(every))), search)
 
 
 def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:

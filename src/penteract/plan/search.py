@@ -1,187 +1,27 @@
-"""The best layouts of very many, exactly: all are priced, and simulated from the lowest bound up.
+"""The best layouts of very many, exactly: priced, and simulated, from the lowest bound up.
 
-A quote's `at_least` bounds its simulated time from below. So once the k-th best simulated time lies below every bound
-that is left, no layout that is left can be among the best k (branch and bound, with the bounds sorted).
+What passes take bounds the time of all layouts that share them, before any is priced; a quote's `at_least` bounds its
+simulated time. So once the k-th best simulated time lies below every bound that is left, no layout that is left can be
+among the best k (branch and bound): it is neither priced nor simulated.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from heapq import merge
-from math import floor, log10
-from typing import NamedTuple
+from heapq import heappop, heappush
+from itertools import count
+from math import floor, inf, log10
 
-from penteract.errors import BadInput
 from penteract.estimate.quote import Quote, Quoter, StepTime
-from penteract.plan.ask import RECOMPUTE
-from penteract.plan.space import Family, Memory
-from penteract.spec.layout import SCHEDULES, Layout
+from penteract.plan.effort import Effort, effort
+from penteract.plan.frontier import Frontier
+from penteract.plan.rows import Slower
+from penteract.spec.layout import Layout
 from penteract.spec.precision import Policy
-from penteract.units import Bytes, Seconds
+from penteract.units import Seconds
 
-TOO_LARGE = "does not fit"
-SMALLER_TOO_LARGE = "a smaller micro-batch does not fit"
-NEEDLESS = "a lower stage of ZeRO fits"
-
-PLAIN = RECOMPUTE["none"]
-_PLAINEST_FIRST = ("1f1b", "afab", "interleaved", "zb_h1")
-
-
-def effort(layout: Layout) -> tuple[int, ...]:
-    """How much a layout is beyond plain data parallelism: techniques in use, then how far each goes."""
-    lay = layout
-    degrees = (lay.tp, lay.pp, lay.cp, lay.ep)
-    remade = lay.remake != PLAIN or lay.remake_else != PLAIN
-    extras = (lay.zero > 0, remade, lay.expert_tp > 1, lay.schedule != _PLAINEST_FIRST[0], lay.shard_group > 0,
-              lay.whole_gradients, lay.keep_gathered, bool(lay.offload))  # fmt: skip
-    used = sum(n > 1 for n in degrees) + sum(extras)
-    rank = (*_PLAINEST_FIRST, *SCHEDULES).index(lay.schedule)
-    return (used, lay.tp * lay.pp * lay.cp, rank, lay.vpp, lay.cp, lay.tp, lay.ep, lay.zero, remade, lay.expert_tp,
-            lay.context_method != Layout().context_method, lay.micro_batch_size)  # fmt: skip
-
-
-Order = tuple[Seconds, tuple[int, ...], Seconds]
-
-
-class Slower(NamedTuple):
-    """A layout that is not priced, as `twin`, with less beside it, fits and is no slower."""
-
-    twin: Quote
-    family: Family
-    memory: Memory
-    size: int
-    steps: int
-
-    @property
-    def bound(self) -> Seconds:
-        return self.twin.at_least
-
-    @property
-    def precision(self) -> Policy:
-        return self.twin.precision
-
-    @property
-    def layout(self) -> Layout:
-        return self.family.layout(self.memory, self.size, self.steps)
-
-
-@dataclass(slots=True)
-class Priced:
-    """What pricing the legal layouts gives.
-
-    `fits`     the quotes within memory
-    `slower`   layouts with more recomputation or a higher stage of ZeRO than what fits: no faster, and priced when less
-               memory is asked for
-    `needless` of these, how many have a higher stage than they need: not asked whether they fit
-    `nearest`  of those beyond memory, the least of each mesh and technique, with the bytes that it needs at least
-    `count`    how many were priced: the others needed a bound alone
-    """
-
-    fits: list[Quote] = field(default_factory=list[Quote])
-    slower: list[Slower] = field(default_factory=list[Slower])
-    needless: int = 0
-    nearest: dict[Hashable, Miss] = field(default_factory=dict[Hashable, "Miss"])
-    count: int = 0
-
-    def miss(self, size: Bytes, layout: Layout, precision: Policy) -> None:
-        lay = layout
-        alike = (lay.dp, lay.tp, lay.pp, lay.cp, lay.ep, lay.zero, lay.remake, lay.remake_every, precision)
-        if alike not in self.nearest or size < self.nearest[alike].size:
-            self.nearest[alike] = Miss(size, layout, precision)
-
-
-class Miss(NamedTuple):
-    """A layout beyond memory: bytes that it needs at least."""
-
-    size: Bytes
-    layout: Layout
-    precision: Policy
-
-
-def price_all(
-    families: Iterable[Family], prices: Quoter, usable: Bytes, refused: Counter[str], found: Priced, precision: Policy
-) -> None:
-    """Quote the layouts of `families`, and put those within `usable` bytes (0: all of them) into `found`.
-
-    Four comparisons spare a price. What is beyond memory by a bound from below does not fit. A micro-batch larger than
-    one that does not fit keeps at least as much: it is counted in `refused`, as is what does not fit. Recomputing keeps
-    no more and takes no less than not recomputing. And a stage of ZeRO takes no less than the lower ones from 1 on:
-    where one of those fits, it is counted as needless.
-    """
-    for family in families:
-        fits: dict[tuple[Memory, int], Quote] = {}  # of this family
-        spares = family.rest["schedule"] != "zb_h1"  # there, what waits may be more than what recomputing spares
-        for memory, sizes in family.members:
-            lower = _lower(memory, spares=spares)
-            plain = memory._replace(remake=PLAIN) if spares and memory.remake != PLAIN else None
-            for place, (size, steps) in enumerate(sizes):
-                enough = next((fits[m, size] for m in lower if (m, size) in fits), None)
-                twin = enough or (fits.get((plain, size)) if plain else None)
-                if twin:
-                    found.slower.append(Slower(twin, family, memory, size, steps))
-                    if enough:
-                        refused[NEEDLESS] += 1
-                        found.needless += 1
-                    continue
-                layout = family.layout(memory, size, steps)
-                if precision.fp8 and (why := _unfit(prices, layout)):
-                    refused[why] += 1
-                    continue
-                quote = within(prices, layout, usable, found, precision)
-                if quote is None:
-                    refused[TOO_LARGE] += 1
-                    if rest := len(sizes) - place - 1:
-                        refused[SMALLER_TOO_LARGE] += rest
-                    break
-                fits[memory, size] = quote
-        found.fits.extend(fits.values())
-
-
-def _unfit(prices: Quoter, layout: Layout) -> str:
-    """Why a layout's linears cannot be in FP8; nothing where they can."""
-    try:
-        prices.check_sizes(layout)
-    except BadInput as bad:
-        return bad.what
-    return ""
-
-
-def within(prices: Quoter, layout: Layout, usable: Bytes, found: Priced, precision: Policy) -> Quote | None:
-    """The quote of a layout that fits; None, and it is noted, where it does not."""
-    size = prices.floor(layout) if usable else 0
-    if size <= usable:
-        found.count += 1
-        quote = prices.quote(layout)
-        if not usable or quote.allocated <= usable:
-            return quote
-        size = quote.allocated
-    found.miss(size, layout, precision)
-    return None
-
-
-Sharing = tuple[int, bool, bool]  # zero, whole_gradients, keep_gathered
-
-
-def lower_stages(zero: int, whole_gradients: bool, keep_gathered: bool) -> tuple[Sharing, ...]:
-    """What takes no longer, as it puts less on wires beside each micro-batch."""
-    if zero < 2:
-        return ()
-    one = (1, False, False)
-    return (one,) if zero == 2 or whole_gradients or keep_gathered else (
-        one, (2, False, False), (3, True, False), (3, False, True)
-    )  # fmt: skip
-
-
-def _lower(memory: Memory, *, spares: bool) -> list[Memory]:
-    """The same with a lower stage, and no more recomputation."""
-    stages = lower_stages(memory.zero, memory.whole_gradients, memory.keep_gathered)
-    found = [memory._replace(zero=z, whole_gradients=w, keep_gathered=k) for z, w, k in stages]
-    if spares and memory.remake != PLAIN:
-        found += [m._replace(remake=PLAIN) for m in found]
-    return found
+Order = tuple[Seconds, Effort, Seconds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,22 +43,22 @@ class Timed:
 
 @dataclass(slots=True)
 class Search:
-    """Best layouts among `quotes`; a layout is simulated once however many searches ask for it.
+    """Best layouts, of those that are priced and of the frontier; a layout is simulated once however many searches ask.
 
-    `slower` are looked at only where `best` is asked to. `quoters` by precision.
+    `quoters` by precision.
     """
 
     quoters: Mapping[Policy, Quoter]
-    quotes: list[Quote]
-    slower: list[Slower] = field(default_factory=list[Slower])
+    frontier: Frontier = field(default_factory=Frontier)
     _times: dict[tuple[Layout, Policy], Timed] = field(default_factory=dict[tuple[Layout, Policy], Timed], repr=False)
     _bounds: dict[tuple[Layout, Policy], Seconds] = field(
         default_factory=dict[tuple[Layout, Policy], Seconds], repr=False
     )
 
-    def __post_init__(self) -> None:
-        self.quotes = sorted(self.quotes, key=lambda q: q.at_least)
-        self.slower = sorted(self.slower, key=lambda s: s.bound)
+    @property
+    def quotes(self) -> list[Quote]:
+        """Of those that are priced and fit."""
+        return self.frontier.found.fits
 
     @property
     def simulated(self) -> int:
@@ -227,7 +67,18 @@ class Search:
 
     def add(self, quote: Quote) -> None:
         """One more to choose among."""
-        insort(self.quotes, quote, key=lambda q: q.at_least)
+        self.quotes.append(quote)
+
+    def find(self, layout: Layout, precision: Policy) -> Quote | None:
+        """The quote of a layout that is tried and fits, if nothing simpler makes it needless."""
+        self.frontier.reach(layout, precision)
+        return next((q for q in self.quotes if q.layout == layout and q.precision == precision), None)
+
+    def simplest(self, precision: Policy) -> Quote:
+        """Of what fits, if anything does."""
+        own = (q for q in self.quotes if q.precision == precision)
+        known = min(own, key=lambda q: (effort(q.layout), q.allocated))
+        return self.frontier.simplest(precision, effort(known.layout)) or known
 
     def timed(self, quote: Quote) -> Timed:
         key = quote.layout, quote.precision
@@ -246,9 +97,11 @@ class Search:
         """The `k` fastest, one of each `kind`, fastest first. Exact: nothing is sampled."""
         found: dict[Hashable, tuple[Order, Timed]] = {}
         last: Order | None = None  # of the k-th
-        for bound, item in self._bounded(slower_too):
+        for bound, item in self._ascending(slower_too):
             if last and four_digits(bound) > last[0]:
                 break
+            if item is None:
+                continue
             quote = self.quoters[item.precision].quote(item.layout) if isinstance(item, Slower) else item
             if not among(quote) or (last and four_digits(self.bound(quote)) > last[0]):
                 continue
@@ -271,11 +124,24 @@ class Search:
             self._bounds[key] = self.quoters[quote.precision].bound(quote)
         return self._bounds[key]
 
-    def _bounded(self, slower_too: bool) -> Iterator[tuple[Seconds, Quote | Slower]]:
-        """Ascending bounds, with what they bound."""
-        priced = ((q.at_least, q) for q in self.quotes)
-        slower = ((s.bound, s) for s in self.slower)
-        return merge(priced, slower, key=lambda b: b[0]) if slower_too else priced
+    def _ascending(self, slower_too: bool) -> Iterator[tuple[Seconds, Quote | Slower | None]]:
+        """Ascending bounds, with what they bound. None: what is not priced yet, and is if the caller goes on."""
+        serial, heap = count(), list[tuple[Seconds, int, Quote | Slower]]()
+
+        def put(quotes: Iterable[Quote], slower: Iterable[Slower]) -> None:
+            for quote in quotes:
+                heappush(heap, (quote.at_least, next(serial), quote))
+            for other in slower if slower_too else ():
+                heappush(heap, (other.bound, next(serial), other))
+
+        put(self.quotes, self.frontier.found.slower)
+        while heap or self.frontier.lowest < inf:
+            if heap and heap[0][0] < self.frontier.lowest:
+                bound, _, item = heappop(heap)
+                yield bound, item
+            else:
+                yield self.frontier.lowest, None
+                put(*self.frontier.advance())
 
 
 def four_digits(seconds: Seconds) -> Seconds:

@@ -9,7 +9,8 @@ from penteract.model.count import parameters
 from penteract.plan.ask import EDITS, as_axes, as_text
 from penteract.plan.plan import Plan
 from penteract.plan.report import MEMORY, Budget, utilisation
-from penteract.plan.search import NEEDLESS, TOO_LARGE, Timed
+from penteract.plan.rows import NEEDLESS, TOO_LARGE
+from penteract.plan.search import Timed
 from penteract.units import show_bytes, show_count, show_seconds
 
 _BAR = 32  # columns of the widest bar
@@ -39,7 +40,7 @@ def counted(plan: Plan, seconds: float) -> str:
     if rest := list(counts.refused.values())[_REASONS:]:
         refused.append(f"  {_spaced(sum(rest)):>9}  for {len(rest)} other reasons")
     if refused:
-        told += ["Not possible or too large:", *refused]
+        told += ["Left out:", *refused]
     if counts.refused.get(NEEDLESS) or counts.fit > counts.priced - counts.refused.get(TOO_LARGE, 0):
         told.append(
             "Recomputing what fits without, or cutting it by a higher stage of ZeRO, is never faster: not listed"

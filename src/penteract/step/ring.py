@@ -68,7 +68,10 @@ def _ring(buckets: Sequence[Bucket], takes_part: Sequence[bool], n: int) -> Ring
 
 def ring_sizes(filled: Mapping[int, int], n: int) -> tuple[int, ...]:
     """Each of `n` places is as large as the largest unit that lies there. `filled`: elements by unit."""
-    return tuple(max((size for u, size in filled.items() if u % n == place), default=0) for place in range(n))
+    sizes = [0] * n
+    for unit, size in filled.items():
+        sizes[unit % n] = max(sizes[unit % n], size)
+    return tuple(sizes)
 
 
 def fetches(order: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:

@@ -1,0 +1,98 @@
+"""Rows of layouts that are not priced yet, the lowest bound first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+
+from penteract.estimate.quote import Quote, Quoter
+from penteract.plan.effort import Effort, effort
+from penteract.plan.rows import PLAIN, Branch, Priced, Row, Slower, unfit
+from penteract.plan.space import Family
+from penteract.spec.layout import Layout
+from penteract.spec.precision import Policy
+from penteract.units import Seconds
+
+_Key = tuple[object, ...]  # of a row: the precision, all but `Memory`, the micro-batch's size
+
+
+@dataclass(slots=True)
+class Frontier:
+    """What is to be priced. `found`: what has been. `largest`: sequences that no micro-batch is above.
+
+    A row waits with a rough bound, and again with its own, when it is known to have what may fit, before it is priced.
+    """
+
+    found: Priced = field(default_factory=Priced)
+    largest: int = 1
+    branches: list[Branch] = field(default_factory=list[Branch])
+    _rows: dict[_Key, Row] = field(default_factory=dict[_Key, Row])
+    _heap: list[tuple[Seconds, int, _Key, bool]] = field(default_factory=list[tuple[Seconds, int, _Key, bool]])
+    _serial: Iterator[int] = field(default_factory=count)  # among equals the first
+
+    def add(self, families: Iterable[Family], prices: Quoter) -> None:
+        """Families of one precision, each with the same fields."""
+        for family in families:
+            branch = Branch(family, prices)
+            self.branches.append(branch)
+            for row in branch.rows():
+                key = (prices.policy, row.size, *family.rest.values())
+                self._rows[key] = row
+                heappush(self._heap, (row.rough_bound(self.largest), next(self._serial), key, False))
+
+    @property
+    def lowest(self) -> Seconds:
+        """A bound of all that is left; infinite where nothing is."""
+        while self._heap and self._heap[0][2] not in self._rows:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else inf
+
+    @property
+    def left(self) -> int:
+        """Layouts that are not priced, nor counted as refused."""
+        return sum(len(row.memories) for row in self._rows.values())
+
+    def advance(self) -> tuple[list[Quote], list[Slower]]:
+        """Price the row of the lowest bound, or look at it more closely."""
+        _, serial, key, close = heappop(self._heap)
+        row = self._rows.pop(key)
+        if close:
+            return row.price(self.found)
+        if (left := row.screened(self.found)).memories:
+            self._rows[key] = left
+            # Of those that do not fit, too: with some recomputation they may, and what fits is asked for it.
+            heappush(self._heap, (row.bound(), serial, key, True))
+        return [], []
+
+    def reach(self, layout: Layout, precision: Policy) -> list[Quote]:
+        """Price the row of a layout, unless that is done, or there is none."""
+        names = self.branches[0].family.rest if self.branches else ()
+        row = self._rows.pop((precision, layout.micro_batch_size, *(getattr(layout, name) for name in names)), None)
+        return row.screened(self.found).price(self.found)[0] if row else []
+
+    def simplest(self, precision: Policy, most: Effort | None) -> Quote | None:
+        """Of layouts that fit, the one with the least effort, if that is less than `most`; whatever its bound is."""
+        own = [b for b in self.branches if b.prices.policy == precision]
+        heap: list[tuple[Effort, int, Branch | Layout]] = []
+        heap += [(effort(_plainest(b.family)), next(self._serial), b) for b in own]
+        heapify(heap)
+        while heap and (most is None or heap[0][0] < most):
+            _, _, item = heappop(heap)
+            if isinstance(item, Branch):
+                for smallest, *_ in item.family.runs():  # where it does not fit, the larger do not
+                    heappush(heap, (effort(smallest), next(self._serial), smallest))
+            elif not unfit(own[0].prices, item) and (quote := self.found.within(own[0].prices, item)):
+                return quote
+        return None
+
+
+def _plainest(family: Family) -> Layout:
+    """With no more effort than any of a family."""
+    sizes = [pair for _, pairs in family.members for pair in pairs]
+    memory = family.members[0][0]._replace(
+        zero=0, shard_group=0, whole_gradients=False, keep_gathered=False, remake=PLAIN, offload_optimizer=False
+    )  # fmt: skip
+    return family.layout(memory, *min(sizes))

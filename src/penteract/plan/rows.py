@@ -1,0 +1,217 @@
+"""Layouts that differ in memory alone, priced together: most are known to be too large, or needless, without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from penteract.errors import BadInput
+from penteract.estimate.quote import Quote, Quoter
+from penteract.plan.ask import RECOMPUTE
+from penteract.plan.space import Family, Memory
+from penteract.spec.layout import Layout
+from penteract.spec.precision import Policy
+from penteract.units import Bytes, Seconds
+
+TOO_LARGE = "does not fit"
+SMALLER_TOO_LARGE = "a smaller micro-batch does not fit"
+NEEDLESS = "a lower stage of ZeRO fits"
+
+PLAIN = RECOMPUTE["none"]
+
+
+class Slower(NamedTuple):
+    """A layout that is not priced, as `twin`, with less beside it, fits and is no slower."""
+
+    twin: Quote
+    family: Family
+    memory: Memory
+    size: int
+    steps: int
+
+    @property
+    def bound(self) -> Seconds:
+        return self.twin.at_least
+
+    @property
+    def precision(self) -> Policy:
+        return self.twin.precision
+
+    @property
+    def layout(self) -> Layout:
+        return self.family.layout(self.memory, self.size, self.steps)
+
+
+class Miss(NamedTuple):
+    """A layout beyond memory: bytes that it needs at least."""
+
+    size: Bytes
+    layout: Layout
+    precision: Policy
+
+
+@dataclass(slots=True)
+class Priced:
+    """What pricing legal layouts gives.
+
+    `fits`     the quotes within memory
+    `slower`   layouts with more recomputation or a higher stage of ZeRO than what fits: no faster, and priced when less
+               memory is asked for
+    `needless` of these, how many have a higher stage than they need: not asked whether they fit
+    `refused`  how many are not looked at, or do not fit, by reason
+    `nearest`  of those beyond memory, the least of each mesh and technique, with the bytes that it needs at least
+    `count`    how many were priced: the others needed a bound alone
+    """
+
+    usable: Bytes = 0
+    fits: list[Quote] = field(default_factory=list[Quote])
+    slower: list[Slower] = field(default_factory=list[Slower])
+    needless: int = 0
+    refused: Counter[str] = field(default_factory=Counter[str])
+    nearest: dict[Hashable, Miss] = field(default_factory=dict[Hashable, Miss])
+    count: int = 0
+
+    def miss(self, size: Bytes, layout: Layout, precision: Policy) -> None:
+        lay = layout
+        alike = (lay.dp, lay.tp, lay.pp, lay.cp, lay.ep, lay.zero, lay.remake, lay.remake_every, precision)
+        if alike not in self.nearest or size < self.nearest[alike].size:
+            self.nearest[alike] = Miss(size, layout, precision)
+
+    def may_fit(self, prices: Quoter, layout: Layout) -> bool:
+        """Whether a bound of its memory lies within `usable` bytes (0: any); it is noted where it does not."""
+        if not self.usable or (size := prices.floor(layout)) <= self.usable:
+            return True
+        self.miss(size, layout, prices.policy)
+        return False
+
+    def within(self, prices: Quoter, layout: Layout) -> Quote | None:
+        """The quote of a layout that fits; None, and it is noted, where it does not."""
+        if not self.may_fit(prices, layout):
+            return None
+        self.count += 1
+        quote = prices.quote(layout)
+        if not self.usable or quote.allocated <= self.usable:
+            return quote
+        self.miss(quote.allocated, layout, prices.policy)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A family with the prices of one precision, and by memory the smallest micro-batch known to be too large."""
+
+    family: Family
+    prices: Quoter
+    too_large: dict[Memory, int] = field(default_factory=dict[Memory, int])
+
+    def rows(self) -> Iterator[Row]:
+        """One for each size of the micro-batch."""
+        members: dict[tuple[int, int], list[Memory]] = {}
+        for memory, sizes in self.family.members:
+            for pair in sizes:
+                members.setdefault(pair, []).append(memory)
+        for (size, steps), memories in members.items():
+            yield Row(self, size, steps, tuple(memories))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Layouts of a branch with one size of the micro-batch: they differ in `Memory` alone."""
+
+    branch: Branch
+    size: int
+    steps: int
+    memories: tuple[Memory, ...]
+
+    def layout(self, memory: Memory) -> Layout:
+        return self.branch.family.layout(memory, self.size, self.steps)
+
+    def bound(self) -> Seconds:
+        """What each takes at least."""
+        return min(map(self.branch.prices.bound_of_passes, self._quickest()))
+
+    def rough_bound(self, largest: int) -> Seconds:
+        """The same, lower, from a look at the largest micro-batch that any row has."""
+        return min([self.branch.prices.rough_bound(lay, largest) for lay in self._quickest()])
+
+    def _quickest(self) -> list[Layout]:
+        """Those that remake and cut least, so far as passes tell."""
+        kept = [m for m in self.memories if m.remake == PLAIN] or self.memories
+        return [self.layout(m) for m in {(m.remake, m.attention, m.loss, m.loss_chunk): m for m in kept}.values()]
+
+    def screened(self, found: Priced) -> Row:
+        """Those that may fit: what does not by a bound is refused, and as a larger micro-batch keeps no less, so is
+        what is larger than one that did not."""
+        may, too_large = list[Memory](), self.branch.too_large
+        for memory in self.memories:
+            if self.size > too_large.get(memory, self.size):
+                found.refused[SMALLER_TOO_LARGE] += 1
+            elif found.may_fit(self.branch.prices, self.layout(memory)):
+                may.append(memory)
+            else:
+                found.refused[TOO_LARGE] += 1
+                too_large[memory] = self.size
+        return replace(self, memories=tuple(may))
+
+    def price(self, found: Priced) -> tuple[list[Quote], list[Slower]]:
+        """Put the layouts, screened, into `found`; those that fit, and those that need not be looked at as others do.
+
+        Recomputing keeps no more and takes no less than not recomputing. And a stage of ZeRO takes no less than the
+        lower ones from 1 on: where one of those fits, it is counted as needless.
+        """
+        fits, slower = dict[Memory, Quote](), list[Slower]()
+        family, prices, too_large = self.branch.family, self.branch.prices, self.branch.too_large
+        spares = family.rest["schedule"] != "zb_h1"  # there, what waits may be more than what recomputing spares
+        for memory in self.memories:
+            enough = next((fits[m] for m in _lower(memory, spares=spares) if m in fits), None)
+            plain = memory._replace(remake=PLAIN) if spares and memory.remake != PLAIN else None
+            if twin := enough or (fits.get(plain) if plain else None):
+                slower.append(Slower(twin, family, memory, self.size, self.steps))
+                if enough:
+                    found.refused[NEEDLESS] += 1
+                    found.needless += 1
+            elif self.size > too_large.get(memory, self.size):
+                found.refused[SMALLER_TOO_LARGE] += 1
+            elif why := unfit(prices, layout := self.layout(memory)):
+                found.refused[why] += 1
+            elif quote := found.within(prices, layout):
+                fits[memory] = quote
+            else:
+                found.refused[TOO_LARGE] += 1
+                too_large[memory] = self.size
+        found.fits.extend(fits.values())
+        found.slower.extend(slower)
+        return [*fits.values()], slower
+
+
+def unfit(prices: Quoter, layout: Layout) -> str:
+    """Why a layout's linears cannot be in FP8; nothing where they can."""
+    try:
+        prices.check_sizes(layout)
+    except BadInput as bad:
+        return bad.what
+    return ""
+
+
+Sharing = tuple[int, bool, bool]  # zero, whole_gradients, keep_gathered
+
+
+def lower_stages(zero: int, whole_gradients: bool, keep_gathered: bool) -> tuple[Sharing, ...]:
+    """What takes no longer, as it puts less on wires beside each micro-batch."""
+    if zero < 2:
+        return ()
+    one = (1, False, False)
+    return (one,) if zero == 2 or whole_gradients or keep_gathered else (
+        one, (2, False, False), (3, True, False), (3, False, True)
+    )  # fmt: skip
+
+
+def _lower(memory: Memory, *, spares: bool) -> list[Memory]:
+    """The same with a lower stage, and no more recomputation."""
+    stages = lower_stages(memory.zero, memory.whole_gradients, memory.keep_gathered)
+    found = [memory._replace(zero=z, whole_gradients=w, keep_gathered=k) for z, w, k in stages]
+    if spares and memory.remake != PLAIN:
+        found += [m._replace(remake=PLAIN) for m in found]
+    return found
