@@ -127,7 +127,7 @@ def price_all(
                         found.needless += 1
                     continue
                 layout = family.layout(memory, size, steps)
-                if precision.fp8 and (why := _unfit(prices, layout)):
+                if precision.fp8 and (why := unfit(prices, layout)):
                     refused[why] += 1
                     continue
                 quote = within(prices, layout, usable, found, precision)
@@ -140,8 +140,8 @@ def price_all(
         found.fits.extend(fits.values())
 
 
-def _unfit(prices: Quoter, layout: Layout) -> str:
-    """Why a layout's linears cannot be in FP8; nothing where they can."""
+def unfit(prices: Quoter, layout: Layout) -> str:
+    """Why a layout cannot be in its recipe of FP8; nothing where it can."""
     try:
         prices.check_sizes(layout)
     except BadInput as bad:
