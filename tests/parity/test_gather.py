@@ -145,7 +145,7 @@ def measured(rank: int, groups: Groups, cases: tuple[Case, Case]) -> list[str] |
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [*PLACES[1:4], *MIXED],
+    [*PLACES[1:3], *MIXED],
     ids=str,
 )
 def test_a_step_takes_what_its_price_says(pool: Pool, model: ModelSpec, layout: Layout) -> None:
