@@ -30,6 +30,7 @@ from penteract.spec.movers import ADAMW, PLAIN, Mover, Movers
 from penteract.spec.precision import Policy, Role
 
 UNIT = 8  # elements: shards begin where a load of 16 bytes may, in bf16 too
+CODES = 16  # the same of codes
 NONE = -1  # the unit of what belongs to no single one
 
 
@@ -213,7 +214,8 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int, grain: int = 1) -> Bucket:
     members = holders(pack.params[0], where, mesh, rank)
     sharers, replicas = shard_groups(members, lay, rank)
     shards = len(sharers)
-    each = shards * (max(UNIT, grain) if shards > 1 else grain)
+    fewest = CODES if pack.alike.gathered_as == "code" else UNIT
+    each = shards * (max(fewest, grain) if shards > 1 else grain)
     size = -(-pack.elements // each) * each
     cut = pack.unit != NONE and shards > 1
     mover, whole = pack.alike.mover, pack.alike.mover.by_matrix
