@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from layouts import Case
 from penteract.estimate.composed import Composer
 from penteract.estimate.price import price
+from penteract.estimate.quote import Quoter
 from penteract.schedule.in_flight import _most, most_in_flight, steady
+from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
@@ -47,6 +49,10 @@ def test_equals_the_walk_where_weights_are_gathered_as_codes(case: Case, deeper:
     )
     assert coded.resident["ring"] < whole.resident["ring"]
     assert coded.seams["all_reduce", "sequence"] <= whole.seams["all_reduce", "sequence"]
+    if case.precision.compute == "bf16":
+        prices = Quoter(model, cluster("8xH100"), case.sequence_length, case.precision, movers)
+        ranks = (prices.composer.rank(case.layout, r) for r in range(case.layout.pp))
+        assert prices.quote(case.layout).by_stage == tuple(rank.allocated for rank in ranks)
 
 
 def check(model: ModelSpec, lay: Layout, sequence_length: int, precision: Policy, movers: Movers) -> None:
