@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import lcm
 from typing import Any
@@ -12,8 +13,10 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from layouts import Case
 from penteract.schedule.generate import ScheduleName
 from penteract.spec import case as spec_case
+from penteract.spec.fp8 import Fp8
 from penteract.spec.layout import CONTEXT_METHODS, LOSS_BODIES, ZERO_STAGES, ContextMethod, Layout
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
+from penteract.spec.precision import RECIPES
 from penteract.spec.rules import breaches
 
 WORLDS = (1, 2, 4, 8, 3, 6, 8, 4)  # those of the most layouts are drawn more often
@@ -89,6 +92,35 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         sequence_length=length,
         schedule="woven" if schedule == "woven" else None,
     )
+    assert legal(case), case
+    return case
+
+
+@st.composite
+def coded_cases(draw: DrawFn) -> Case:
+    """Under ZeRO 3 with weights that are gathered as codes of FP8: sizes are multiples of sixteen on every rank."""
+    dp, tp, pp, cp = draw(st.sampled_from([m for n in (2, 4, 8) for m in meshes(n) if m[0] * m[3] > 1 and m[1] < 4]))
+    experts = draw(st.booleans())
+    ep = draw(st.sampled_from([n for n in (1, 2) if dp * cp % n == 0])) if experts else 1
+    schedule, vpp, steps = draw(schedules(pp))
+    cut = draw(shards(dp * cp, ep).filter(lambda cut: cut["shard_group"] != 1))
+    layout = Layout(
+        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, vpp=vpp, schedule="1f1b" if schedule == "woven" else schedule,
+        gradient_accumulation_steps=steps, bucket_bytes=draw(st.sampled_from(BUCKETS)), **draw(remakes()),
+        **cut | {"zero": 3},
+    )  # fmt: skip
+    said: dict[str, Any] = {"predict_ahead": draw(st.integers(0, 1)), "tied": draw(st.booleans())}
+    if experts:
+        said["moe"] = MoESpec(experts=4, top_k=2, ffn_size=32, shared_ffn_size=draw(st.sampled_from([0, 32])))
+    if draw(st.booleans()):
+        said["latent"] = LatentSpec(kv_rank=16, plain_size=16, rope_size=16, value_size=16)
+    model = ModelSpec(
+        layers=layout.stages + draw(st.integers(1, 2)), hidden_size=32, heads=2, kv_heads=2, head_size=32,
+        ffn_size=64, vocab_size=64, qkv_bias=draw(st.booleans()), **said,
+    )  # fmt: skip
+    fp8 = Fp8(kind="tensorwise", gather=True, first=draw(st.integers(0, 1)), powers=draw(st.booleans()))
+    policy = replace(RECIPES[draw(st.sampled_from(["bf16", "fp64"]))], fp8=fp8)
+    case = Case(model=model, layout=layout, sequence_length=128, precision=policy)
     assert legal(case), case
     return case
 

@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 from layouts import Case
 from penteract.estimate.composed import Composer
 from penteract.estimate.price import price
+from penteract.estimate.quote import Quoter
 from penteract.schedule.in_flight import _most, most_in_flight, steady
+from penteract.spec.hardware import cluster
+from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
+from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.spec.precision import RECIPES, Policy
 from penteract.step.program import compile_step
-from strategies import cases
+from strategies import cases, coded_cases
 
 NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
 MOVERS = [PLAIN, Movers(matrices=Mover("muon", 3))]
@@ -29,10 +33,34 @@ def test_equals_the_walk_of_every_rank(case: Case, deeper: int, longer: int, pre
         return
     model = replace(case.model, layers=case.model.layers + deeper)
     lay = replace(case.layout, gradient_accumulation_steps=case.layout.gradient_accumulation_steps * longer)
-    composer, mesh = Composer(model, case.sequence_length, precision, movers), Mesh(lay)
+    check(model, lay, case.sequence_length, precision, movers)
+
+
+@settings(max_examples=25)
+@given(coded_cases(), st.integers(0, 3), st.sampled_from(MOVERS))
+def test_equals_the_walk_where_weights_are_gathered_as_codes(case: Case, deeper: int, movers: Movers) -> None:
+    assert isinstance(case.precision, Policy)
+    model = replace(case.model, layers=case.model.layers + deeper)
+    check(model, case.layout, case.sequence_length, case.precision, movers)
+    assert case.precision.fp8
+    plain = replace(case.precision, fp8=replace(case.precision.fp8, gather=False))
+    coded, whole = (
+        Composer(model, case.sequence_length, p, movers).rank(case.layout, 0) for p in (case.precision, plain)
+    )
+    assert coded.resident["ring"] < whole.resident["ring"]
+    assert coded.seams["all_reduce", "sequence"] <= whole.seams["all_reduce", "sequence"]
+    if case.precision.compute == "bf16":
+        prices = Quoter(model, cluster("8xH100"), case.sequence_length, case.precision, movers)
+        ranks = (prices.composer.rank(case.layout, r) for r in range(case.layout.pp))
+        assert prices.quote(case.layout).by_stage == tuple(rank.allocated for rank in ranks)
+
+
+def check(model: ModelSpec, lay: Layout, sequence_length: int, precision: Policy, movers: Movers) -> None:
+    """Of every rank of a stage's first place."""
+    composer, mesh = Composer(model, sequence_length, precision, movers), Mesh(lay)
     for pp_rank in range(lay.pp):
         rank = mesh.group("pp", 0)[pp_rank]
-        program = compile_step(model, lay, case.sequence_length, rank=rank, precision=precision, movers=movers)
+        program = compile_step(model, lay, sequence_length, rank=rank, precision=precision, movers=movers)
         walked, summed = price(program), composer.rank(lay, pp_rank)
         assert summed.resident == walked.resident
         assert summed.arena == walked.arena

@@ -18,6 +18,7 @@ from penteract.schedule.in_flight import steady
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
+from penteract.spec.precision import RECIPES
 from penteract.spec.presets import TINY
 from penteract.step.program import compile_step
 from strategies import cases
@@ -81,11 +82,32 @@ def test_long_schedules_gather_as_short_ones_foretell(
 
 def test_a_unit_takes_as_long_as_the_slower_of_its_work_and_its_lane() -> None:
     """By hand: three units; the second's gather is under the first, the first's sum under the last before it."""
-    units = [UnitLane("a", frozenset("x"), 0.0, {"Bwd": s}) for s in (1.0, 2.0, 3.0)]
-    told = passing(units, lambda kind: {"Fwd": 4.0, "Bwd": 6.0}, [5.0, 1.0, 9.0], 1.0)
+    units = [UnitLane("a", frozenset("x"), g, {"Bwd": s}) for g, s in ((5.0, 1.0), (1.0, 2.0), (18.0, 3.0))]
+    told = passing(units, lambda kind: {"Fwd": 4.0, "Bwd": 6.0}, [1.0, 1.0, 0.5], 1.0)
     assert told.seconds["Fwd"] == 4 + 9 + 5  # above them go 1, 9, 5
     assert told.seconds["Bwd"] == 6 + (5 + 3) + (9 + 2)  # in the order 2, 1, 0: 1 + 1, 5 + 3, 9 + 2
     assert told.exposed == {"Fwd": 6.0, "Bwd": 7.0}
+    units[2].coding = 0.5  # before half of its readings, above nothing
+    again = passing(units, lambda kind: {"Fwd": 4.0, "Bwd": 6.0}, [1.0, 1.0, 0.5], 1.0)
+    assert again.exposed == {"Fwd": 6.25, "Bwd": 7.25}
+
+
+def test_codes_spare_wires_and_memory_but_no_work() -> None:
+    """Of a model whose gathers take long, on a slow network: faster; the ring of parameters is half as large."""
+    model = replace(TINY, hidden_size=4096, heads=32, kv_heads=32, head_size=128, ffn_size=8192)
+    fp8 = RECIPES["fp8_tensorwise"].fp8
+    assert fp8
+    told = dict[bool, tuple[float, int]]()
+    for gather in (False, True):
+        policy = replace(RECIPES["fp8_tensorwise"], fp8=replace(fp8, gather=gather))
+        prices = Quoter(model, cluster("16xH100"), 256, policy)
+        quote = prices.quote(Layout(dp=16, zero=3, whole_gradients=True))
+        time = prices.time(quote)
+        assert quote.at_least <= prices.bound(quote) <= time.seconds
+        told[gather] = time.parts["data"], quote.memory["other"]
+    linears = 4 * 4096**2 + 3 * 4096 * 8192
+    assert told[True][0] < 0.9 * told[False][0]
+    assert told[False][1] - told[True][1] >= 2 * linears - 16 * 7 * TINY.layers
 
 
 def test_stages_cost_time_and_spare_memory() -> None:

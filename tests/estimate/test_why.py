@@ -29,7 +29,7 @@ from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.spec.precision import RECIPES, Policy
 from penteract.step.program import Program, compile_step
-from strategies import cases
+from strategies import cases, coded_cases
 
 DENSE = ModelSpec(layers=5, hidden_size=256, heads=16, kv_heads=8, head_size=8, ffn_size=128, vocab_size=256)
 EXPERTS = replace(
@@ -90,6 +90,15 @@ def test_rows_add_up_to_the_price(case: Case, precision: str | Policy, of: int, 
     for row in told.rows:
         assert read(row.formula, numbers) == read(row.numbers) == row.each > 0, row
         assert row.line or row.detail == "padding" or row.kind == "data", row
+
+
+@settings(max_examples=20, deadline=None)
+@given(coded_cases(), st.integers(0, 7))
+def test_rows_add_up_where_weights_are_gathered_as_codes(case: Case, of: int) -> None:
+    rank = of % case.layout.world
+    told, p = why(case.model, case.layout, case.sequence_length, case.precision, rank), case.compile(rank)
+    check_sums(told, p)
+    assert sum(row.value for row in told.rows if row.detail == "of weights as codes") == 16 * len(p.coded) > 0
 
 
 @pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])

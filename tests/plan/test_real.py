@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from penteract.errors import BadInput
 from penteract.plan.ask import RECOMPUTE, Ask
 from penteract.plan.between import recomputations
 from penteract.plan.explain import explain
@@ -18,11 +19,13 @@ from penteract.plan.report import as_dict, utilisation
 from penteract.plan.rows import NEEDLESS, TOO_LARGE
 from penteract.plan.search import Timed
 from penteract.plan.space import Space
+from penteract.spec.fp8 import Fp8
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import RECIPES
 from penteract.spec.presets import TINY, TINY_MOE
+from penteract.step.program import compile_step
 
 ASKS = {
     "dense": Ask(model=TINY, cluster=cluster("4xH200"), sequence_length=256, global_batch_size=16),
@@ -223,6 +226,26 @@ def test_one_layout_is_priced_as_in_the_search() -> None:
     alone = plan_one(ask, axes, quoter)
     assert exact(ask, axes) == best.layout
     assert (alone.best.quote, alone.best.time) == (best.quote, best.time)
+
+
+def test_what_the_engine_would_not_gather_as_codes_is_refused_and_counted() -> None:
+    fp8 = replace(RECIPES["fp8_tensorwise"], fp8=Fp8(kind="tensorwise", gather=True))
+    pins = {"pp": (1, 2), "cp": (1,), "micro_batch_size": (1, 4)}
+    ask = replace(ASKS["dense"], precision=fp8, pins=pins)
+    found = plan_layouts(ask, quoter)
+    assert found.layouts and {t.layout.zero for t in found.layouts} == {3}
+    for t in found.layouts:
+        compile_step(ask.model, t.layout, ask.sequence_length, precision=fp8)
+    counts = found.counts
+    why = "weights are gathered as codes where ZeRO 3 cuts them, and there alone"
+    lower = [lay for family in Space(ask).families(Counter()) for run in family.runs() for lay in run if lay.zero < 3]
+    assert counts.refused[why] >= len(lower)
+    assert counts.enumerated == counts.fit + sum(counts.refused.values())
+    with pytest.raises(BadInput, match="found zero = 1 / allowed zero = 3"):
+        plan_one(ask, {"zero": (1,)}, quoter)
+    tight = plan_layouts(replace(ask, cluster=replace(ask.cluster, memory_gib=0.005)), quoter)
+    assert tight.larger is not None
+    compile_step(ask.model, tight.larger[1].layout, ask.sequence_length, precision=fp8)
 
 
 def test_utilisation_counts_what_is_computed_again() -> None:

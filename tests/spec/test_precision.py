@@ -57,6 +57,36 @@ def test_parts_of_fp8_are_changed() -> None:
     assert str(fp8) == "delayed, e4m3 and e4m3, first 1 and last 2 layers in bf16"
 
 
+def test_weights_are_gathered_as_codes_where_asked() -> None:
+    words = ["--precision.dtype=fp8_tensorwise", "--precision.fp8_gather=true", "--precision.fp8_bf16_layers=[1, 0]"]
+    got = resolve(overrides=words).run.precision.policy
+    assert got == replace(RECIPES["bf16"], fp8=Fp8(kind="tensorwise", first=1, gather=True)) == Precision.of(got).policy
+    assert str(got.fp8) == "tensorwise, first 1 and last 0 layers in bf16, gathered as codes"
+    assert not any(p.fp8.gather for p in RECIPES.values() if p.fp8)
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        (Layout(dp=2, zero=2), "found zero = 2 / allowed zero = 3 · fix: --parallel.zero 3, or --precision.fp8_"),
+        (Layout(tp=2, zero=3), "found dp·cp = 1 / allowed 2 or more · fix: --parallel.dp 2, or"),
+        (Layout(dp=4, zero=3, shard_group=1), "found shard_group = 1 / allowed 0, or 2 or more · fix: --parallel.s"),
+        (Layout(cp=2, zero=3), ""),
+    ],
+    ids=str,
+)
+def test_codes_are_gathered_where_weights_are_cut(layout: Layout, said: str) -> None:
+    policy = replace(RECIPES["bf16"], fp8=Fp8(kind="tensorwise", gather=True))
+    small = ModelSpec(layers=1, hidden_size=32, heads=2, kv_heads=2, head_size=16, ffn_size=64, vocab_size=64)
+    for training in (True, False):
+        try:
+            compile_step(small, layout, 64, precision=policy, training=training)
+        except BadInput as error:
+            assert said in str(error) and said
+        else:
+            assert not said
+
+
 def test_layers_in_fp8_are_those_between_the_ends() -> None:
     assert sorted(Fp8(kind="rowwise", first=1, last=2).layers(6, ahead=1)) == [1, 2, 3]
     assert sorted(Fp8(kind="rowwise", first=1).layers(3, ahead=2)) == [1, 2, 3, 4]
@@ -93,6 +123,8 @@ def test_sizes_that_are_no_whole_units_are_refused_by_name() -> None:
         (["dtype=fp8_rowwise", "fp8_history=none"], "precision.fp8_history · found none in fp8_rowwise"),
         (["dtype=fp8_blockwise", "fp8_block=40"], "precision.fp8_block · found 40 / allowed multiples of 16"),
         (["dtype=fp8_rowwise", "fp8_gradient=e3m4"], "precision.fp8_gradient"),
+        (["dtype=fp8_rowwise", "fp8_gather=true"], "precision.fp8_gather · found true in fp8_rowwise / allowed true"),
+        (["dtype=bf16", "fp8_gather=true"], "precision.fp8_gather · found True in bf16 / allowed none"),
     ],
     ids=str,
 )

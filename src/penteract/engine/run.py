@@ -68,6 +68,8 @@ class Run:
             self.env.loss_scale = self.state.scaling.used
         if (history := self.state.history) is not None:
             self.env.past, self.env.seen = history.by_name(history.past), history.by_name(history.seen)
+        if self.state.codes is not None:
+            self.env.scales.update(self.state.codes.scales)
         self.totals = torch.zeros(2 + len(self.p.losses), dtype=stat, device=device)
         self.stop = torch.zeros((), dtype=stat, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
@@ -94,6 +96,8 @@ class Run:
             self.state.scaling.begin()
         if self.state.history is not None:
             self.state.history.begin()
+        if self.state.codes is not None:
+            self.state.codes.begin(self._agree)
         self.written.clear()
         self.added.clear()
         for tally in self.state.tallies.values():
@@ -227,10 +231,10 @@ class Run:
             self.optimizer.update(part, self.totals[0])
 
     def gather(self, bucket: int) -> None:
-        flat = self.state.flats[bucket]
-        self.gathering[bucket] = self.comm.start(
-            "all_gather", flat.bucket.sharers, flat.own_parameter, flat.parameter, {}
-        )
+        flat, own = self.state.flats[bucket], self.state.flats[bucket].own_parameter
+        if flat.bucket.gathered_as == "code" and self.state.codes is not None:
+            own = self.state.codes.put(flat.bucket, flat.shard, flat.parameter)
+        self.gathering[bucket] = self.comm.start("all_gather", flat.bucket.sharers, own, flat.parameter, {})
 
     def need(self, bucket: int) -> None:
         self.comm.finish(self.gathering.pop(bucket, None))

@@ -11,7 +11,8 @@ import torch
 
 from penteract.engine import moments
 from penteract.engine.chance import Place
-from penteract.engine.dtypes import dtype_of
+from penteract.engine.codes import Codes, Part
+from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.history import History
 from penteract.engine.scaling import LossScale
 from penteract.ops.params import Param
@@ -45,7 +46,7 @@ class Flat:
 
     bucket: Bucket
     shard: range  # of the bucket's elements
-    parameter: torch.Tensor  # [size]
+    parameter: torch.Tensor  # [size]; bytes where it is gathered as codes
     gradient: torch.Tensor  # [size]; once it is reduced, valid in the shard alone
     cut_parameter: torch.Tensor | None  # [shard_size]
     cut_gradient: torch.Tensor | None
@@ -119,7 +120,7 @@ class Flat:
 
     def follow(self) -> None:
         """The shard's parameters are its masters, rounded."""
-        if self.master.dtype != self.parameter.dtype:
+        if self.master.dtype != self.own_parameter.dtype:
             self.own_parameter.copy_(self.master)
 
 
@@ -135,6 +136,7 @@ class State:
     tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     scaling: LossScale | None = None
     history: History | None = None
+    codes: Codes | None = None
     places: list[Buffers] = field(default_factory=list[Buffers])  # for slices of what lies on the host
 
     def resident(self) -> list[torch.Tensor]:
@@ -167,15 +169,15 @@ class State:
 
 def allocate(p: Program, device: torch.device) -> State:
     """Buffers for rank p.rank, not yet filled."""
-    dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "stat")}
+    dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "stat", "code")}
     state = State([])
-    whole = _Places(parameter_ring(p.buckets, p.layout), dtype["parameter"], device)
-    sums = _Places(gradient_ring(p.buckets), dtype["gradient"], device)
+    whole = _Places(parameter_ring(p.buckets, p.layout, p.widths), dtype["parameter"], device)
+    sums = _Places(gradient_ring(p.buckets, p.widths), dtype["gradient"], device)
     state.rings += [*whole.places, *sums.places]
     for i, b in enumerate(p.buckets):
         shard = b.shard(p.rank)
-        parameter, cut_parameter = whole.buffers(i, b, cut=b.cut_parameters)
-        gradient, cut_gradient = sums.buffers(i, b, cut=b.cut_gradients)
+        parameter, cut_parameter = whole.buffers(i, b, dtype[b.gathered_as], cut=b.cut_parameters)
+        gradient, cut_gradient = sums.buffers(i, b, dtype["gradient"], cut=b.cut_gradients)
         made = _optimizer(b.shard_size, p, device, b.mover, host=b.offloaded)
         names = b.mover.averages
         averages = {kind: made[kind] for kind in names}
@@ -189,7 +191,7 @@ def allocate(p: Program, device: torch.device) -> State:
         state.flats.append(flat)
         for q, at in zip(b.params, b.offsets, strict=True):
             shape = q.local_shape(p.mesh)
-            state.parameters[q.name] = parameter[at : at + q.numel(p.mesh)].view(shape)
+            state.parameters[q.name] = _read(p, b, parameter[at : at + q.numel(p.mesh)]).view(shape)
             state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
     count, most = through((b.shard_size, 1) for b in p.buckets if b.offloaded)
     state.places += [_optimizer(most, p, device, ADAMW) for _ in range(count)]
@@ -197,11 +199,21 @@ def allocate(p: Program, device: torch.device) -> State:
         state.scaling = LossScale(p.precision.loss_scale, p.precision.growth_every, device)
     if sites := p.delayed:
         state.history = History([s.params[0] for s in sites], sites[0].attrs["fp8"].history, device)
+    if sites := p.coded:
+        names = [s.params[0] for s in sites]
+        parts = {x.param.name: Part(x.begin, x.values) for x in state.pieces("parameter") if x.param.name in names}
+        state.codes = Codes(sites[0].attrs["fp8"], names, parts, device)
     experts = p.model.moe.experts if p.model.moe else 0
     for name in p.balanced:
         state.biases[name] = torch.zeros(experts, dtype=dtype["stat"], device=device)
         state.tallies[name] = torch.zeros(experts, dtype=torch.int64, device=device)
     return state
+
+
+def _read(p: Program, b: Bucket, whole: torch.Tensor) -> torch.Tensor:
+    """A parameter as products read it."""
+    fp8 = p.precision.fp8
+    return whole.view(FORMATS[fp8.operand]) if fp8 and b.gathered_as == "code" else whole
 
 
 def _optimizer(n: int, p: Program, device: torch.device, mover: Mover, *, host: bool = False) -> Buffers:
@@ -228,7 +240,7 @@ def _places(p: Program, b: Bucket) -> Iterator[Place]:
 
 @dataclass(slots=True)
 class _Places:
-    """A ring's places, and the buffers of buckets: in the ring where they are cut."""
+    """A ring's places, and the buffers of buckets: in the ring where they are cut. `dtype`: of shards."""
 
     ring: Ring
     dtype: torch.dtype
@@ -236,15 +248,18 @@ class _Places:
     places: list[torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = [self._zeros(n) for n in self.ring.sizes if n]
+        self.places = [self._zeros(n // self.dtype.itemsize) for n in self.ring.sizes if n]
 
-    def buffers(self, bucket: int, b: Bucket, *, cut: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def buffers(
+        self, bucket: int, b: Bucket, whole: torch.dtype, *, cut: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """All of a bucket, and its shard where that is a buffer of its own."""
         if not cut:
             return self._zeros(b.size), None
         place, at = self.ring.of(bucket)
         there = sum(n > 0 for n in self.ring.sizes[:place])
-        return self.places[there][at : at + b.size], self._zeros(b.shard_size)
+        taken = self.places[there].view(torch.uint8)[at : at + b.size * whole.itemsize]
+        return taken.view(whole), self._zeros(b.shard_size)
 
     def _zeros(self, n: int) -> torch.Tensor:
         return torch.zeros(n, dtype=self.dtype, device=self.device)

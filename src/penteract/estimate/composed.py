@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from penteract.estimate.holdings import Holder, Holding
 from penteract.estimate.load import Balanced
-from penteract.estimate.pieces import EMBEDDING, ENDS, HEAD, Kind, Piece, Recorder, Sight, Wire, sight, waiting
+from penteract.estimate.pieces import EMBEDDING, ENDS, HEAD, Kind, Piece, Recorder, Sight, Wire, coded, sight, waiting
 from penteract.estimate.pools import Pools
 from penteract.estimate.price import away, bucket_workspace, fed, owned, ringed
 from penteract.estimate.stages import Borders, Chain, StageSum, add_up, borders, shown
@@ -29,7 +29,7 @@ from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy, policy
 from penteract.step import muon
-from penteract.step.ring import PLACES, places, ring_sizes
+from penteract.step.ring import PLACES, gathered_bytes, places, ring_sizes, summed_bytes
 from penteract.units import Bytes, Flops
 
 _Key = TypeVar("_Key")
@@ -77,6 +77,13 @@ class Deal:
         return Deal(by_rank, tuple(map(tuple, alike.values())), tuple(places[own] for own in by_rank))
 
 
+class _Marks(NamedTuple):
+    """Parameters of a piece whose gradients may wait, and those that are gathered as codes."""
+
+    late: frozenset[str] = frozenset()
+    coded: frozenset[str] = frozenset()
+
+
 @dataclass(slots=True)
 class Composer:
     """Prices ranks of layouts of one model. What two layouts show alike is recorded once."""
@@ -99,7 +106,7 @@ class Composer:
     counted: dict[tuple[object, ...], tuple[tuple[Pack, int], ...]] = field(
         default_factory=dict[tuple[object, ...], tuple[tuple[Pack, int], ...]]
     )
-    late: dict[int, frozenset[str]] = field(default_factory=dict[int, frozenset[str]])  # by a piece's identity
+    marked: dict[int, _Marks] = field(default_factory=dict[int, _Marks])  # by a piece's identity
     chains: dict[_Cut, tuple[Chain, ...]] = field(default_factory=dict[_Cut, tuple[Chain, ...]])
 
     def __post_init__(self) -> None:
@@ -152,7 +159,7 @@ class Composer:
         [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))
         flops, seams = self.work(layout, pp_rank)
         return RankPrice(
-            resident=owned(((b, 1) for b in made), self.policy) | ringed(*self.rings(layout, pp_rank), self.widths)
+            resident=owned(((b, 1) for b in made), self.policy) | ringed(*self.rings(layout, pp_rank))
             | {"data": data},
             arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
             flops=flops + Counter(update=self._update(made, layout, pp_rank)), seams=seams,
@@ -230,20 +237,21 @@ class Composer:
     def packs(self, layout: Layout, pp_rank: int) -> Iterator[Pack]:
         """The groups of parameters that fill the buckets of a rank."""
         both = shared(self.model)
-        units = [Unit(some, self._late(kind, layout), both) for kind, some in self.placed(layout, pp_rank)]
+        placed = ((some, self._marks(kind, layout)) for kind, some in self.placed(layout, pp_rank))
+        units = [Unit(some, marks.late, both, marks.coded) for some, marks in placed]
         where = homes(self.model, layout, {p.name: pp_rank for u in units for p in u.params})
         return packs(units, where, Mesh(layout), self.widths["gradient"], self.movers)
 
-    def _late(self, kind: Kind, layout: Layout) -> frozenset[str]:
+    def _marks(self, kind: Kind, layout: Layout) -> _Marks:
         if layout.zero < 2:
-            return frozenset()
+            return _Marks()
         piece = self.piece(kind, layout, sight(layout))
-        if id(piece) not in self.late:
-            self.late[id(piece)] = waiting(piece)
-        return self.late[id(piece)]
+        if id(piece) not in self.marked:
+            self.marked[id(piece)] = _Marks(waiting(piece), coded(piece))
+        return self.marked[id(piece)]
 
-    def rings(self, layout: Layout, pp_rank: int) -> tuple[int, int]:
-        """Elements of a rank's rings: of gathered parameters, and of gradients in one action."""
+    def rings(self, layout: Layout, pp_rank: int) -> tuple[Bytes, Bytes]:
+        """Bytes of a rank's rings: of gathered parameters, and of gradients in one action."""
         if layout.zero < 2:
             return 0, 0
         kinds = [kind for kind, _ in self.placed(layout, pp_rank)]
@@ -255,8 +263,8 @@ class Composer:
         for pack in self._unit_packs(layout, pp_rank):
             if first[kinds[pack.unit]] == pack.unit:
                 b = bucket_of(pack.at(pp_rank), mesh, rank, self.policy.grain)
-                gathered[pack.unit] += b.size * b.cut_parameters
-                summed[pack.unit] += b.size * b.cut_gradients
+                gathered[pack.unit] += gathered_bytes(b, self.widths)
+                summed[pack.unit] += summed_bytes(b, self.widths)
         parameters = {unit: gathered[first[kind]] for unit, kind in enumerate(kinds)}
         gradients = {unit: summed[first[kind]] for unit, kind in enumerate(kinds)}
         n = places(layout, len(kinds))
@@ -295,7 +303,8 @@ class Composer:
             for pack in self._all_packs(layout, pp_rank):
                 alike = pack.alike
                 several = len(alike.homes)
-                size = ((alike.cut, several, alike.decay, alike.late, pack.unit == NONE, pack.shapes), pack.elements)
+                same = (alike.cut, several, alike.decay, alike.late, alike.gathered_as, pack.unit == NONE, pack.shapes)
+                size = (same, pack.elements)
                 first.setdefault(size, pack)
                 count[size] += 1
             self.counted[key] = tuple((pack, count[size]) for size, pack in first.items())

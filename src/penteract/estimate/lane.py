@@ -3,7 +3,8 @@
 While a unit computes, the lane of its data ranks carries what `step/events.py` puts there: the next unit's gather, and
 the reduce-scatter of the gradients that the last one wrote. The unit takes as long as the slower of both. A pass is
 taken for one of many, so that its ends lie beside passes like it; but nothing lies beside the first unit's gather at
-the start of a step, and the last unit's sum at its end.
+the start of a step, and the last unit's sum at its end. What is gathered as codes of FP8 is made such first, while
+nothing else computes; their scales are agreed on when a step begins.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from typing import NamedTuple
 from penteract.estimate.composed import Composer
 from penteract.estimate.pieces import Kind, read_by, sight
 from penteract.estimate.pipeline import Passes
-from penteract.estimate.rates import Rates
+from penteract.estimate.rates import Rates, Span
 from penteract.estimate.reduction import Times, on_wire
+from penteract.ops.bodies.fp8 import LONE
+from penteract.ops.spec import Widths
 from penteract.parallel.data import Bucket
 from penteract.schedule.in_flight import action_lists, steady
 from penteract.spec.layout import Layout, Schedule
+from penteract.spec.mesh import Mesh
 from penteract.step.ring import Reads, gathers, places
 from penteract.units import Seconds
 
@@ -31,12 +35,14 @@ _GATHERED = ("Fwd", "Bwd", "Inp")
 
 @dataclass(slots=True)
 class UnitLane:
-    """One unit of a rank: seconds of its gather, and of its sums by the action that writes them."""
+    """One unit of a rank: seconds of its gather, of its sums by the action that writes them, and of making its shard
+    codes before it is gathered."""
 
     kind: Kind
     cut: frozenset[str]  # parameters
     gather: Seconds
     sums: Mapping[str, Seconds]
+    coding: Seconds = 0.0
 
 
 class Passing(NamedTuple):
@@ -58,13 +64,15 @@ class Laned(NamedTuple):
 def unit_lanes(
     kinds: Sequence[Kind], buckets: Iterator[Bucket], seconds: Callable[[str, Bucket], Seconds], *, split: bool
 ) -> list[UnitLane]:
-    """Of each unit of a rank. `seconds`: of a collective on a bucket; `split`: input and weight gradients apart."""
+    """Of each unit of a rank. `seconds`: of a collective on a bucket, or of making its shard "code"; `split`: input and
+    weight gradients apart."""
     out = [UnitLane(kind, frozenset(), 0.0, {}) for kind in kinds]
     for b in buckets:
         lane = out[b.unit]
         if b.cut_parameters:
             lane.cut |= {q.name for q in b.params}
             lane.gather += seconds("all_gather", b)
+            lane.coding += seconds("code", b) if b.gathered_as == "code" else 0.0
         if b.cut_gradients:
             action = ("Wgt" if b.late else "Inp") if split else "Bwd"
             lane.sums = {**lane.sums, action: lane.sums.get(action, 0.0) + seconds("reduce_scatter", b)}
@@ -120,34 +128,54 @@ def count_gathers(schedule: Schedule, pp: int, vpp: int, micros: int, asked: _As
     return gathers(action_lists(schedule, pp, vpp, micros)[rank], [dict(r) for r in reads], n)
 
 
-def passing(units: Sequence[UnitLane], times: Times, gathers: Sequence[Seconds], beside: float) -> Passing:
-    """A pass through a chunk's `units`. `gathers`: seconds of each unit's, at every reading; `beside`: how much slower
-    a computation is while its lane is busy."""
+def passing(units: Sequence[UnitLane], times: Times, shares: Sequence[float], beside: float) -> Passing:
+    """A pass through a chunk's `units`. `shares`: of each unit's readings, those with a gather; `beside`: how much
+    slower a computation is while its lane is busy."""
     seconds, exposed = dict[str, Seconds](), dict[str, Seconds]()
     for action in times(units[0].kind):
         order = range(len(units)) if action == "Fwd" else range(len(units))[::-1]
         work = [times(units[i].kind)[action] for i in order]
-        fetch = [gathers[i] if action in _GATHERED else 0.0 for i in order]
+        asked = [shares[i] if action in _GATHERED else 0.0 for i in order]
+        fetch = [share * units[i].gather for i, share in zip(order, asked, strict=True)]
+        coding = [share * units[i].coding for i, share in zip(order, asked, strict=True)]
         sums = [units[i].sums.get(action, 0.0) for i in order]
         total = 0.0
         for k, own in enumerate(work):
-            wire = fetch[(k + 1) % len(work)] + sums[k - 1]
-            total += max(own + min(own, wire) * (beside - 1), wire)
+            following = (k + 1) % len(work)
+            wire = fetch[following] + sums[k - 1]
+            total += coding[following] + max(own + min(own, wire) * (beside - 1), wire)
         seconds[action] = total
         exposed[action] = total - sum(work)
     return Passing(seconds, exposed)
 
 
+def coding(b: Bucket, rates: Rates, widths: Widths) -> Seconds:
+    """Of making a shard codes: it is read, and they are written."""
+    return rates.moved(b.shard_size * (widths["parameter"] + widths["code"]))
+
+
+def agreeing(buckets: Iterator[Bucket], stage: Span, rates: Rates, widths: Widths) -> Seconds:
+    """Of the scales of a step: shards are read for their largest values, on which the ranks of the stage agree."""
+    coded = [b for b in buckets if b.gathered_as == "code"]
+    if not coded:
+        return 0.0
+    read = fsum(rates.moved(b.shard_size * widths["parameter"]) for b in coded)
+    return read + rates.collective("all_reduce", stage, LONE * sum(len(b.params) for b in coded))
+
+
 def beside_lane(composer: Composer, layout: Layout, rank: int, times: Times, rates: Rates, gpus_per_node: int) -> Laned:
     """The passes of a pipeline rank, with what its lane does beside them."""
-    lay, known = layout, dict[tuple[object, ...], Seconds]()
+    lay, widths, known = layout, composer.widths, dict[tuple[object, ...], Seconds]()
 
     def seconds(kind: str, b: Bucket) -> Seconds:
-        key = (kind, b.size, b.sharers[0], b.sharers[-1], b.shards)
+        key = (kind, b.size, b.sharers[0], b.sharers[-1], b.shards, b.gathered_as)
         if key not in known:
-            known[key] = on_wire(kind, b, rates, composer.widths, gpus_per_node)
+            code = kind == "code"
+            known[key] = coding(b, rates, widths) if code else on_wire(kind, b, rates, widths, gpus_per_node)
         return known[key]
 
+    mesh = Mesh(lay)
+    stage = mesh.group("stage", mesh.group("pp", 0)[rank])
     kinds = [kind for kind, _ in composer.placed(lay, rank)]
     lanes = unit_lanes(kinds, composer.unit_buckets(lay, rank), seconds, split=lay.schedule == "zb_h1")
     ends = list(accumulate((sum(n for _, n in chain) for chain in composer.chains_of(lay, rank)), initial=0))
@@ -156,8 +184,9 @@ def beside_lane(composer: Composer, layout: Layout, rank: int, times: Times, rat
     read = {kind: read_by(composer.piece(kind, lay, seen)) for kind in dict.fromkeys(kinds)}
     reads = unit_reads(chunks, read.__getitem__)
     share = gather_shares(lay, rank, reads, len(lanes))
-    fetch = [share.get(i, 0.0) * lane.gather for i, lane in enumerate(lanes)]
-    out = [passing(own, times, fetch[a:], rates.beside) for own, a in zip(chunks, ends, strict=False)]
+    shares = [share.get(i, 0.0) for i in range(len(lanes))]
+    out = [passing(own, times, shares[a:], rates.beside) for own, a in zip(chunks, ends, strict=False)]
     first = lanes[0]
-    ends = first.gather + first.sums.get("Wgt" if lay.schedule == "zb_h1" else "Bwd", 0.0)
+    ends = first.gather + first.coding + first.sums.get("Wgt" if lay.schedule == "zb_h1" else "Bwd", 0.0)
+    ends += agreeing(composer.unit_buckets(lay, rank), Span.of(stage, gpus_per_node), rates, widths)
     return Laned(tuple(p.seconds for p in out), fsum(fsum(p.exposed.values()) for p in out), ends)

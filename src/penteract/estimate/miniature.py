@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from penteract.model.decoder import homes, part, shared
-from penteract.ops.bodies.fp8 import remembered
+from penteract.ops.bodies.fp8 import is_coded, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
 from penteract.ops.params import Homes, Param, holders
@@ -35,13 +35,13 @@ from penteract.step.ring import Reads, gathers, places
 
 @dataclass(frozen=True, slots=True)
 class Short(Program):
-    """A program of a few layers that has the routers of all, and the linears that remember."""
+    """A program of a few layers that has the routers of all, and the linears of which numbers are kept."""
 
     routers: tuple[str, ...] = ()
     linears: tuple[Site, ...] = ()
 
     @property
-    def delayed(self) -> tuple[Site, ...]:
+    def remembering(self) -> tuple[Site, ...]:
         return self.linears
 
     @property
@@ -126,10 +126,15 @@ def miniature(
     )
     owned = tuple(_owned(said, chunks, alike))
     where = homes(m, layout, {o.param.name: at for o in owned})
+    coded = {op.site.params[0] for chunk in chunks for op in chunk.tape.ops if is_coded(op.site)}
     program = Short(
         model, mesh, rank, length, precision, chunks, tuple(o.param for o in owned), (), where,
         tuple(
-            _bucket(o.param, where, mesh, Mesh(cut), rank, shared(m), movers.of(matrix=o.param.matrix)) for o in owned
+            replace(
+                _bucket(o.param, where, mesh, Mesh(cut), rank, shared(m), movers.of(matrix=o.param.matrix)),
+                gathered_as="code" if o.param.name in coded else "parameter",
+            )
+            for o in owned
         ),
         tuple(_actions(name, layout)[at]), {}, _routers(chunks, alike), _linears(chunks, alike),
     )  # fmt: skip
@@ -207,7 +212,7 @@ def _bucket(q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: froz
 
 
 def _linears(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) -> tuple[Site, ...]:
-    """The linears whose scales are made of past steps, of all layers."""
+    """The linears of which numbers are kept, of all layers."""
     return tuple(
         op.site
         for chunk, times in zip(chunks, alike, strict=True)
@@ -250,8 +255,9 @@ def _as_layer(unit: Unit, layer: int) -> Unit:
         return ".".join(["layers", str(layer), *of.split(".")[2:]])
 
     return replace(
-        unit, params=tuple(replace(q, name=name(q.name)) for q in unit.params), late=frozenset(map(name, unit.late))
-    )
+        unit, params=tuple(replace(q, name=name(q.name)) for q in unit.params),
+        late=frozenset(map(name, unit.late)), coded=frozenset(map(name, unit.coded)),
+    )  # fmt: skip
 
 
 def _once(units: list[Unit]) -> list[Unit]:

@@ -21,6 +21,7 @@ from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
 from penteract.ops.bodies import BODIES, body_of
 from penteract.ops.bodies.body import FLOAT
+from penteract.ops.bodies.fp8 import is_coded
 from penteract.ops.collectives import counted
 from penteract.ops.do import Do
 from penteract.ops.offload import ANCHORS, COPIES
@@ -266,6 +267,11 @@ class Recorder:
 def waiting(piece: Piece) -> frozenset[str]:
     """The parameters whose gradients may wait."""
     return frozenset(n for site in piece.sites if site.params and BODIES[site.word].deferrable for n in site.params)
+
+
+def coded(piece: Piece) -> frozenset[str]:
+    """The parameters that are gathered as codes."""
+    return frozenset(site.params[0] for site in piece.sites if is_coded(site))
 
 
 def read_by(piece: Piece) -> Mapping[str, frozenset[str]]:

@@ -10,7 +10,7 @@ from math import prod
 from penteract.estimate.load import Balanced, Load
 from penteract.ops.bodies import body_of
 from penteract.ops.bodies.body import FLOAT
-from penteract.ops.bodies.fp8 import remembered
+from penteract.ops.bodies.fp8 import coding_workspace, remembered
 from penteract.ops.collectives import counted
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths, size
@@ -84,6 +84,7 @@ class Pricing:
 
     def begin(self) -> None:
         self._reduce_over("dp", len(self.p.means) * self.p.widths["index"])
+        self._reduce_over("stage", sum(map(remembered, self.p.coded)))
 
     def call(self, slot: Slot, call: Call) -> None:
         site, specs = call.site, self.p.chunks[slot[0]].specs
@@ -166,8 +167,9 @@ class Pricing:
 
     def gather(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
-        own, whole = Spec((b.shard_size,), "parameter"), Spec((b.size,), "parameter")
+        own, whole = Spec((b.shard_size,), b.gathered_as), Spec((b.size,), b.gathered_as)
         self._bucket_wire("all_gather", b.sharers, own, whole)
+        self._note(gather_workspace(b), None)
 
     def end(self) -> None:
         assert not self.alive, "registers outlive the step"
@@ -230,8 +232,8 @@ def price(p: Program, load: Load | None = None) -> Price:
 def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
-    data = fed(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(remembered, p.delayed))
-    rings = ringed(parameter_ring(p.buckets, p.layout).size, gradient_ring(p.buckets).size, p.widths)
+    data = fed(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(remembered, p.remembering))
+    rings = ringed(parameter_ring(p.buckets, p.layout, p.widths).size, gradient_ring(p.buckets, p.widths).size)
     return owned(((b, 1) for b in p.buckets), p.precision) | rings | {"data": data}
 
 
@@ -269,16 +271,21 @@ def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
     }
 
 
-def ringed(parameters: int, gradients: int, widths: Widths) -> dict[str, Bytes]:
-    """What ZeRO 2 and 3 have whole for a while, in elements of their rings: places stay from step to step."""
-    size = parameters * widths["parameter"] + gradients * widths["gradient"]
+def ringed(parameters: Bytes, gradients: Bytes) -> dict[str, Bytes]:
+    """What ZeRO 2 and 3 have whole for a while, in two rings: places stay from step to step."""
+    size = parameters + gradients
     return {"ring": size} if size else {}
 
 
 def bucket_workspace(b: Bucket, p: Policy) -> Bytes:
-    """The most that summing or moving a bucket allocates."""
+    """The most that summing, moving or gathering a bucket allocates."""
     wire = update.wire_workspace(b.size, p) if len(b.holders) > 1 else 0
-    return max(wire, update_workspace(b, p))
+    return max(wire, update_workspace(b, p), gather_workspace(b))
+
+
+def gather_workspace(b: Bucket) -> Bytes:
+    """What gathering a bucket allocates."""
+    return coding_workspace(b.shard_size) if b.gathered_as == "code" else 0
 
 
 def update_workspace(b: Bucket, p: Policy) -> Bytes:

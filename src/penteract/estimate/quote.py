@@ -23,6 +23,7 @@ from penteract.estimate.timing import Device, Part, Timed, time_piece
 from penteract.ops.bodies.fp8 import check_sizes
 from penteract.ops.tape import Site
 from penteract.parallel.data import bucket_of
+from penteract.spec.fp8 import check_gather
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
@@ -139,9 +140,11 @@ class Quoter:
         return Quote(layout, memory, by_stage[r], by_stage, bound, host, self.composer.policy)
 
     def check_sizes(self, layout: Layout) -> None:
-        """Refuse, as the engine does, a layout whose linears are not whole units of their FP8 recipe."""
+        """Refuse, as the engine does, a layout whose linears are not whole units of their FP8 recipe, or that does not
+        gather what travels as codes."""
         if self.composer.policy.fp8 is None:
             return
+        check_gather(self.composer.policy.fp8, layout)
         seen, pieces = sight(layout), 2 if layout.cp > 1 else 1
         for kind in {kind for chain in self.composer.stage_chains(layout) for kind, _ in chain}:
             check_sizes(self.composer.piece(kind, layout, seen).sites, pieces)
@@ -276,7 +279,7 @@ class Quoter:
             p = self.composer.policy
             packs = ((pack.at(r), n) for pack, n in self.composer.counted_packs(lay, r))
             made = [(bucket_of(pack, mesh, rank, p.grain), n) for pack, n in packs]
-            ring = sum(ringed(*self.composer.rings(lay, r), p.widths).values())
+            ring = sum(ringed(*self.composer.rings(lay, r)).values())
             self._reductions[key] = reduction(made, ring, self.rates, p, self.cluster.gpus_per_node)
         return self._reductions[key]
 

@@ -174,7 +174,7 @@ def moving(b: Bucket, rates: Rates, p: Policy, gpus_per_node: int) -> Seconds:
 
 def on_wire(kind: str, b: Bucket, rates: Rates, widths: Widths, gpus_per_node: int) -> Seconds:
     """One collective on a bucket: over those who share it, or over the replicas of a shard."""
-    role = "parameter" if kind == "all_gather" else "reduce"
+    role = b.gathered_as if kind == "all_gather" else "reduce"
     whole, shard = Spec((b.size,), role), Spec((b.shard_size,), role)
     ends = {"all_gather": (shard, whole), "reduce_scatter": (whole, shard), "all_reduce": (shard, shard)}[kind]
     wire, group = counted(kind, *ends), b.replicas if kind == "all_reduce" else b.sharers

@@ -15,7 +15,7 @@ from penteract.estimate.load import Balanced, Load
 from penteract.estimate.miniature import Miniature, miniature
 from penteract.estimate.price import Pricing, away, fed, held
 from penteract.estimate.row import KINDS, Kind, Row, Why
-from penteract.ops.bodies.fp8 import remembered
+from penteract.ops.bodies.fp8 import is_coded, remembered
 from penteract.ops.expression import Expression
 from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values
@@ -33,6 +33,7 @@ from penteract.step.update import kept, through
 from penteract.step.walk import walk, walk_forward
 from penteract.units import Bytes
 
+_PAST = ("largest values", "x, w and g of past steps")
 _WALK = "step/walk.py"
 _RING = "step/ring.py"
 _MUON = "step/muon.py"
@@ -147,7 +148,7 @@ class _Telling(_Silent):
         for chunk in self.p.chunks:
             programs = ((op.site.word, op.program) for op in chunk.tape.ops if op.program is not None)
             self.seams |= {c.site: name for name, program in programs for c in (*program.forward, *program.backward)}
-        self._sums(Pricing.begin, "target tokens")
+        self._sums(Pricing.begin, "target tokens, scales of weights" if self.p.coded else "target tokens")
 
     def call(self, slot: Slot, call: Call) -> None:
         if call.phase == "finish":
@@ -204,7 +205,8 @@ class _Telling(_Silent):
         for c, chunk in enumerate(self.p.chunks):
             for site in (op.site for op in chunk.tape.ops):
                 if amount := self.small.times(c, site.layer) * remembered(site):
-                    self.tell(_Said("data", "largest values", "x, w and g of past steps", site.line), amount)
+                    said = ("scales", "of weights as codes") if is_coded(site) else _PAST
+                    self.tell(_Said("data", *said, site.line), amount)
 
     def padding(self) -> None:
         """What buckets hold and send beside their parameters; no formula, as it depends on how they are packed."""
@@ -234,12 +236,12 @@ class _Telling(_Silent):
     def rings(self) -> None:
         """What is whole for a while, by the place that the largest unit needs."""
         small, widths = self.small, self.p.widths
-        for what, ring, width in (
-            ("gathered parameters", parameter_ring(small.buckets, small.layout), widths["parameter"]),
-            ("gradients of one action", gradient_ring(small.buckets), widths["gradient"]),
+        for what, ring in (
+            ("gathered parameters", parameter_ring(small.buckets, small.layout, widths)),
+            ("gradients of one action", gradient_ring(small.buckets, widths)),
         ):
             for n in ring.sizes:
-                self.tell(_Said("ring", what, "of the largest unit", _RING), n * width)
+                self.tell(_Said("ring", what, "of the largest unit", _RING), n)
 
     def places(self) -> None:
         """Through which what the optimizer keeps on the host passes."""

@@ -7,7 +7,8 @@ Seams      bucket   a flat buffer of gradients is summed over its holders as soo
            shard    under ZeRO the sum is a reduce-scatter: each of the ranks that share the bucket gets its own equal
            part, keeps optimizer state for that part alone, moves it, and an all-gather makes the parameters whole.
            unit     from stage 2 on a bucket is of one unit (the embedding, a layer, the head): its gradients are
-           summed after every micro-batch, and under stage 3 its parameters are gathered one unit ahead of their use.
+           summed after every micro-batch, and under stage 3 its parameters are gathered one unit ahead of their use;
+           matrices that products read as codes of FP8 may travel as such.
 Costs      every gradient once a step, hidden under the backward of earlier layers. ZeRO 1 puts no more on the wire: an
            all-reduce is both of its halves in one, and the second half is then in the parameters' own precision.
            ZeRO 2 sums, and ZeRO 3 gathers too, for every micro-batch.
@@ -26,9 +27,10 @@ from penteract.parallel.matrix import Matrix, matrices, peers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.movers import ADAMW, PLAIN, Mover, Movers
-from penteract.spec.precision import Policy
+from penteract.spec.precision import Policy, Role
 
 UNIT = 8  # elements: shards begin where a load of 16 bytes may, in bf16 too
+CODES = 16  # the same of codes
 NONE = -1  # the unit of what belongs to no single one
 
 
@@ -40,6 +42,7 @@ class Alike(NamedTuple):
     decay: bool
     late: bool = False  # its gradient may wait, so that zero-bubble writes it in another action
     mover: Mover = ADAMW
+    gathered_as: Role = "parameter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,13 @@ class Unit:
     """Parameters that are used together, in the order of their first use: the embedding, a layer, the head.
 
     `late`: those whose gradients may wait. `shared`: those that other units use too, so that they stay whole.
+    `coded`: those that are gathered as codes.
     """
 
     params: tuple[Param, ...]
     late: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
+    coded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,7 @@ class Bucket:
     replicas  the holders with this rank's shard, one in each group of sharers
     unit      the unit that it is a part of, counted on the rank in the order of forward
     matrices  those that its mover needs whole; `peers`: the ranks with the slices of each
+    gathered_as  what its shards go over wires as, and lie whole for a while: "parameter", or codes of FP8
 
     The buffer may end in padding, zero from the start and zero after every update.
     """
@@ -83,6 +89,7 @@ class Bucket:
     matrices: tuple[Matrix, ...] = ()
     peers: tuple[int, ...] = ()
     offloaded: bool = False  # what the optimizer keeps of this rank's shard lies on the host
+    gathered_as: Role = "parameter"
 
     @property
     def team(self) -> tuple[int, ...]:
@@ -136,8 +143,11 @@ def packs(units: Sequence[Unit], homes: Homes, mesh: Mesh, width: int, movers: M
         for p in reversed(unit.params):
             cut = lay.zero >= 2 and p.name not in unit.shared and len(homes[p.name]) == 1
             (own if cut else whole).append(p)
-        yield from packing.groups(own, limit if lay.zero == 2 else None, number, unit.late)
+        yield from packing.groups(own, limit if lay.zero == 2 else None, number, unit)
     yield from packing.groups(sorted(whole, key=lambda q: q.name if len(homes[q.name]) > 1 else ""), limit)
+
+
+_NO_UNIT = Unit(())
 
 
 @dataclass(slots=True)
@@ -145,14 +155,14 @@ class _Packing:
     homes: Homes
     mesh: Mesh
     movers: Movers
-    known: dict[tuple[int, bool], tuple[Alike, int]] = field(
-        default_factory=dict[tuple[int, bool], tuple[Alike, int]]
+    known: dict[tuple[int, bool, bool], tuple[Alike, int]] = field(
+        default_factory=dict[tuple[int, bool, bool], tuple[Alike, int]]
     )  # by identity: layers that are alike may share their parameters
 
     def groups(
-        self, params: Iterable[Param], limit: int | None, unit: int = NONE, late: frozenset[str] = frozenset()
+        self, params: Iterable[Param], limit: int | None, unit: int = NONE, of: Unit = _NO_UNIT
     ) -> Iterator[Pack]:
-        """`limit`: elements that fill a group; None: nothing does."""
+        """`limit`: elements that fill a group; None: nothing does. `of`: the unit of that number."""
         open_: dict[Alike, tuple[list[Param], list[int]]] = {}  # with where each ends
 
         def close(key: Alike) -> Pack:
@@ -160,12 +170,14 @@ class _Packing:
             return Pack(key, tuple(group), (0, *ends[:-1]), ends[-1], unit)
 
         for p in params:
-            waits = p.name in late
-            if (id(p), waits) not in self.known:
-                mover = self.movers.of(matrix=p.matrix)
-                alike = Alike(p.cut(self.mesh), self.homes[p.name], p.decay, waits, mover)
-                self.known[id(p), waits] = alike, p.numel(self.mesh)
-            key, n = self.known[id(p), waits]
+            same = id(p), p.name in of.late, p.name in of.coded
+            if same not in self.known:
+                alike = Alike(
+                    p.cut(self.mesh), self.homes[p.name], p.decay, p.name in of.late,
+                    self.movers.of(matrix=p.matrix), "code" if p.name in of.coded else "parameter",
+                )  # fmt: skip
+                self.known[same] = alike, p.numel(self.mesh)
+            key, n = self.known[same]
             if key in open_:
                 group, ends = open_[key]
                 group.append(p)
@@ -202,7 +214,8 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int, grain: int = 1) -> Bucket:
     members = holders(pack.params[0], where, mesh, rank)
     sharers, replicas = shard_groups(members, lay, rank)
     shards = len(sharers)
-    each = shards * (max(UNIT, grain) if shards > 1 else grain)
+    fewest = CODES if pack.alike.gathered_as == "code" else UNIT
+    each = shards * (max(fewest, grain) if shards > 1 else grain)
     size = -(-pack.elements // each) * each
     cut = pack.unit != NONE and shards > 1
     mover, whole = pack.alike.mover, pack.alike.mover.by_matrix
@@ -211,7 +224,7 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int, grain: int = 1) -> Bucket:
         shards, pack.alike.late, cut_gradients=cut and not lay.whole_gradients, cut_parameters=cut and lay.zero == 3,
         mover=mover, matrices=tuple(matrices(pack.params, pack.offsets, mesh)) if whole else (),
         peers=peers(pack.params, mesh, rank) if whole else (),
-        offloaded=lay.offload_optimizer and not mover.by_matrix,
+        offloaded=lay.offload_optimizer and not mover.by_matrix, gathered_as=pack.alike.gathered_as,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from penteract.errors import BadInput
 from penteract.estimate.quote import Quote, Quoter
 from penteract.plan.ask import Ask, Values
+from penteract.plan.rows import unfit
 from penteract.plan.space import Space
 from penteract.spec.hardware import Cluster, cluster
 from penteract.spec.layout import ZERO_STAGES, Layout
@@ -48,7 +49,7 @@ def _frugal(ask: Ask, make: Make) -> Quote | None:
     prices, hopeless = make(ask), set[tuple[int, ...]]()
     for lay in layouts:
         cut = (lay.tp, lay.pp, lay.ep, lay.expert_tp)
-        if cut in hopeless:
+        if cut in hopeless or (ask.precision.fp8 and unfit(prices, lay)):
             continue
         quote = prices.quote(lay)
         if quote.allocated <= ask.usable:

@@ -187,7 +187,7 @@ class Row:
 
 
 def unfit(prices: Quoter, layout: Layout) -> str:
-    """Why a layout's linears cannot be in FP8; nothing where they can."""
+    """Why a layout cannot be in its recipe of FP8; nothing where it can."""
     try:
         prices.check_sizes(layout)
     except BadInput as bad:

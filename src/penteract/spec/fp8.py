@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from penteract.errors import BadInput
+from penteract.spec.layout import Layout
 
 Kind = Literal["tensorwise", "delayed", "rowwise", "blockwise"]
 Format = Literal["e4m3", "e5m2"]
@@ -39,6 +40,7 @@ class Fp8:
     operand, gradient   formats of activations and weights, and of their gradients
     first, last         layers whose linears are not in FP8; the head and routers never are
     powers              scales are rounded up to powers of two
+    gather              under ZeRO 3 weights travel as codes, each with one scale that is agreed on once a step
 
     Raises BadInput where they do not go together.
     """
@@ -51,6 +53,7 @@ class Fp8:
     powers: bool = False
     history: int = 16
     block: int = 128
+    gather: bool = False
 
     def __post_init__(self) -> None:
         known = {"kind": KINDS, "operand": tuple(LARGEST), "gradient": tuple(LARGEST)}
@@ -63,6 +66,9 @@ class Fp8:
             raise _refusal("block", self.block, f"multiples of {UNIT}", "128")
         if self.history < 1:
             raise _refusal("history", self.history, "1 or more", "16")
+        if self.gather and self.kind != "tensorwise":
+            raise _refusal("gather", f"true in fp8_{self.kind}", "true in fp8_tensorwise",
+                           "false, or --precision.dtype fp8_tensorwise")  # fmt: skip
 
     @property
     def unit(self) -> int:
@@ -85,7 +91,8 @@ class Fp8:
         known = usual(self.kind)
         same = (self.operand, self.gradient) == (known.operand, known.gradient)
         formats = "" if same else f", {self.operand} and {self.gradient}"
-        return f"{self.kind}{formats}{kept}{', powers of two' if self.powers else ''}"
+        told = f"{self.kind}{formats}{kept}{', powers of two' if self.powers else ''}"
+        return f"{told}, gathered as codes" if self.gather else told
 
 
 def usual(kind: Kind) -> Fp8:
@@ -96,6 +103,22 @@ def usual(kind: Kind) -> Fp8:
 def scaled_layers(fp8: Fp8 | None, layers: int, ahead: int = 0) -> Mapping[int, Fp8]:
     """Layer -> the recipe of its linears; those that are not in FP8 are left out."""
     return fp8.layers(layers, ahead) if fp8 else {}
+
+
+def check_gather(fp8: Fp8 | None, layout: Layout) -> None:
+    """Refuse to gather as codes what a layout does not gather."""
+    lay = layout
+    if fp8 is None or not fp8.gather or (lay.zero == 3 and (lay.shard_group or lay.dp * lay.cp) > 1):
+        return
+    if lay.zero != 3:
+        found, allowed, fix = f"zero = {lay.zero}", "zero = 3", "zero 3"
+    elif lay.dp * lay.cp > 1:
+        found, allowed, fix = "shard_group = 1", "0, or 2 or more", "shard_group 0"
+    else:
+        found, allowed, fix = "dp·cp = 1", "2 or more", "dp 2"
+    raise BadInput("FP8", "weights are gathered as codes where ZeRO 3 cuts them, and there alone",
+                   where="precision.fp8_gather", found=found, allowed=allowed,
+                   fix=f"--parallel.{fix}, or --precision.fp8_gather false")  # fmt: skip
 
 
 def _refusal(name: str, found: object, allowed: str, fix: str) -> BadInput:

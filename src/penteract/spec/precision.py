@@ -17,8 +17,9 @@ from penteract.spec.fp8 import KINDS, Fp8, usual
 # compute: activations; stat: statistics kept beside them (1/rms, log-sum-exp), and what updates are computed in;
 # index: token and expert numbers; host: a value in host memory as plain Python (split sizes), no bytes on the device;
 # parameter: what products read; gradient: where gradients accumulate; reduce: their sums on the wire;
-# master: the copy that the optimizer moves (0: parameters are moved themselves); moment: one of its averages.
-Role = Literal["compute", "stat", "index", "host", "parameter", "gradient", "reduce", "master", "moment"]
+# master: the copy that the optimizer moves (0: parameters are moved themselves); moment: one of its averages;
+# code: of FP8, as which weights may travel.
+Role = Literal["compute", "stat", "index", "host", "parameter", "gradient", "reduce", "master", "moment", "code"]
 Widths = Mapping[Role, int]  # bytes of one element of each role
 
 BLOCK = 256  # elements that share a scale, of moments in int8
@@ -118,6 +119,8 @@ class Policy:
                 return self.moments
             case "index" | "host":
                 return "int64"
+            case "code":
+                return "int8"
             case _:
                 return str(getattr(self, role))
 
@@ -163,7 +166,7 @@ def policy(precision: str | Policy, *, where: str = "", fix: str = "bf16") -> Po
 
 @cache
 def _widths(p: Policy) -> Widths:
-    roles: tuple[Role, ...] = ("compute", "stat", "index", "parameter", "gradient", "reduce", "moment")
+    roles: tuple[Role, ...] = ("compute", "stat", "index", "parameter", "gradient", "reduce", "moment", "code")
     widths: dict[Role, int] = {role: BYTES[p.dtype(role)] for role in roles}
     widths["host"], widths["master"] = 0, BYTES[p.master] if p.master else 0
     return MappingProxyType(widths)

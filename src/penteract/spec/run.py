@@ -81,7 +81,7 @@ class Checkpoint:
     keep: int = 2  # the newest; 0: all
 
 
-_FP8 = ("fp8_bf16_layers", "fp8_gradient", "fp8_round_scales", "fp8_history", "fp8_block")
+_FP8 = ("fp8_bf16_layers", "fp8_gradient", "fp8_round_scales", "fp8_history", "fp8_block", "fp8_gather")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +103,7 @@ class Precision:
     fp8_round_scales: bool | Literal["auto", "none"] = "auto"
     fp8_history: int | Literal["auto", "none"] = "auto"
     fp8_block: int | Literal["auto", "none"] = "auto"
+    fp8_gather: bool | Literal["auto", "none"] = "auto"
 
     @staticmethod
     def of(policy: Policy) -> Precision:
@@ -118,7 +119,7 @@ class Precision:
         if fp8 is not None:
             said |= {
                 "fp8_bf16_layers": (fp8.first, fp8.last), "fp8_gradient": fp8.gradient, "fp8_round_scales": fp8.powers,
-                "fp8_history": fp8.history, "fp8_block": fp8.block,
+                "fp8_history": fp8.history, "fp8_block": fp8.block, "fp8_gather": fp8.gather,
             }  # fmt: skip
         return Precision(**said)
 
@@ -148,7 +149,7 @@ class Precision:
     def _fp8(self, recipe: Fp8 | None) -> Fp8 | None:
         said = {
             "layers": self.fp8_bf16_layers, "gradient": self.fp8_gradient, "powers": self.fp8_round_scales,
-            "history": self.fp8_history, "block": self.fp8_block,
+            "history": self.fp8_history, "block": self.fp8_block, "gather": self.fp8_gather,
         }  # fmt: skip
         left = "auto" if recipe else "none"
         for name in _FP8:

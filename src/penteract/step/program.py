@@ -10,7 +10,7 @@ from itertools import groupby
 from penteract.errors import BadInput
 from penteract.model.decoder import homes, record, shared
 from penteract.ops.bodies import BODIES
-from penteract.ops.bodies.fp8 import check_sizes, remembered
+from penteract.ops.bodies.fp8 import check_sizes, is_coded, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.offload import ANCHORS
@@ -22,6 +22,7 @@ from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven, stage_of
 from penteract.schedule.generate import generate
 from penteract.schedule.transfers import with_transfers
+from penteract.spec.fp8 import check_gather
 from penteract.spec.layout import Edit, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
@@ -92,9 +93,19 @@ class Program:
         return tuple(str(s.attrs["name"]) for s in said)
 
     @property
+    def remembering(self) -> tuple[Site, ...]:
+        """Linears of this rank of which numbers are kept beside their parameters, in one of two ways."""
+        return tuple(op.site for c in self.chunks for op in c.tape.ops if remembered(op.site))
+
+    @property
     def delayed(self) -> tuple[Site, ...]:
         """Linears of this rank whose scales are made of past steps."""
-        return tuple(op.site for c in self.chunks for op in c.tape.ops if remembered(op.site))
+        return tuple(site for site in self.remembering if not is_coded(site))
+
+    @property
+    def coded(self) -> tuple[Site, ...]:
+        """Linears of this rank whose weights are gathered as codes."""
+        return tuple(site for site in self.remembering if is_coded(site))
 
     def instructions(self, action: Compute | Woven) -> Iterator[tuple[Slot, Instruction]]:
         """An action's instructions in order; two woven passes take turns."""
@@ -129,6 +140,7 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
 ) -> Program:
     """The step of `rank`. `training=False`: forward passes alone, for validation and sampling, of the next token."""
     mesh, precision = Mesh(layout), policy(precision)
+    check_gather(precision.fp8, layout)
     whole, model = model, model if training else replace(model, predict_ahead=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
@@ -141,7 +153,8 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
         for s in own
     )
     # Passes forward alone run on the state of training: it has the same buckets, whatever they leave out.
-    trained = said if whole is model else [record(whole, mesh, s, sequence_length) for s in range(layout.stages)]
+    fp8, stages = precision.fp8, range(layout.stages)
+    trained = said if whole is model else [record(whole, mesh, s, sequence_length, fp8) for s in stages]
     where = {n: s % layout.pp for s, do in enumerate(trained) for n in do.params}
     all_homes = homes(whole, layout, where)
     units = units_of([trained[s] for s in own], whole)
@@ -187,7 +200,8 @@ def units_of(said: Sequence[Do], m: ModelSpec) -> tuple[Unit, ...]:
                     for n in op.site.params}  # fmt: skip
             names = [n for n in dict.fromkeys(n for op in ops for n in op.site.params) if n not in seen]
             seen.update(names)
-            out.append(Unit(tuple(do.params[n] for n in names), frozenset(late), both))
+            coded = frozenset(op.site.params[0] for op in ops if is_coded(op.site))
+            out.append(Unit(tuple(do.params[n] for n in names), frozenset(late), both, coded))
     return tuple(out)
 
 

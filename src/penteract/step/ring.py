@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from penteract.parallel.data import NONE, Bucket
 from penteract.schedule.actions import Compute, Exchange, Woven
 from penteract.spec.layout import Layout
+from penteract.spec.precision import Widths
+from penteract.units import Bytes
 
 PLACES = 2
 Reads = Mapping[str, tuple[int, ...]]  # action of a chunk -> the units whose cut parameters it reads, in order
@@ -20,18 +22,18 @@ Reads = Mapping[str, tuple[int, ...]]  # action of a chunk -> the units whose cu
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """`sizes`: elements of each place. `at`: bucket -> its place, and where it begins there."""
+    """`sizes`: bytes of each place. `at`: bucket -> its place, and the byte where it begins there."""
 
     sizes: tuple[int, ...] = ()
     at: Mapping[int, tuple[int, int]] | None = None
 
     @property
     def size(self) -> int:
-        """In elements."""
+        """In bytes."""
         return sum(self.sizes)
 
     def of(self, bucket: int) -> tuple[int, int]:
-        """Where a bucket lies: its place, and the first element there."""
+        """Where a bucket lies: its place, and the first byte there."""
         assert self.at is not None
         return self.at[bucket]
 
@@ -46,28 +48,38 @@ def count_units(buckets: Sequence[Bucket]) -> int:
     return max((b.unit for b in buckets), default=NONE) + 1
 
 
-def parameter_ring(buckets: Sequence[Bucket], layout: Layout) -> Ring:
+def parameter_ring(buckets: Sequence[Bucket], layout: Layout, widths: Widths) -> Ring:
     """Where parameters are gathered."""
-    return _ring(buckets, [b.cut_parameters for b in buckets], places(layout, count_units(buckets)))
+    return _ring(buckets, [gathered_bytes(b, widths) for b in buckets], places(layout, count_units(buckets)))
 
 
-def gradient_ring(buckets: Sequence[Bucket]) -> Ring:
+def gradient_ring(buckets: Sequence[Bucket], widths: Widths) -> Ring:
     """Where gradients of one action add up until they are summed over ranks."""
-    return _ring(buckets, [b.cut_gradients for b in buckets], PLACES)
+    return _ring(buckets, [summed_bytes(b, widths) for b in buckets], PLACES)
 
 
-def _ring(buckets: Sequence[Bucket], takes_part: Sequence[bool], n: int) -> Ring:
-    filled: dict[int, int] = {}  # elements of each unit
-    at: dict[int, tuple[int, int]] = {}
-    for i, b in enumerate(buckets):
-        if takes_part[i]:
+def gathered_bytes(b: Bucket, widths: Widths) -> Bytes:
+    """That a bucket takes in the ring of parameters."""
+    return b.size * widths[b.gathered_as] if b.cut_parameters else 0
+
+
+def summed_bytes(b: Bucket, widths: Widths) -> Bytes:
+    """That a bucket takes in the ring of gradients."""
+    return b.size * widths["gradient"] if b.cut_gradients else 0
+
+
+def _ring(buckets: Sequence[Bucket], sizes: Sequence[Bytes], n: int) -> Ring:
+    filled: dict[int, Bytes] = {}  # of each unit
+    at: dict[int, tuple[int, Bytes]] = {}
+    for i, (b, size) in enumerate(zip(buckets, sizes, strict=True)):
+        if size:
             at[i] = b.unit % n, filled.get(b.unit, 0)
-            filled[b.unit] = filled.get(b.unit, 0) + b.size
+            filled[b.unit] = filled.get(b.unit, 0) + size
     return Ring(ring_sizes(filled, n), at)
 
 
 def ring_sizes(filled: Mapping[int, int], n: int) -> tuple[int, ...]:
-    """Each of `n` places is as large as the largest unit that lies there. `filled`: elements by unit."""
+    """Each of `n` places is as large as the largest unit that lies there. `filled`: bytes by unit."""
     sizes = [0] * n
     for unit, size in filled.items():
         sizes[unit % n] = max(sizes[unit % n], size)

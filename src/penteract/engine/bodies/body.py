@@ -36,6 +36,7 @@ class Env:
     agree: Callable[[str, torch.Tensor], None] = _alone
     past: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of scaled linears, [3]: the
     seen: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # largest of x, w, g
+    scales: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of weights that are codes, [1]
 
     def index(self, axis: str) -> int:
         """This rank's place along an axis."""

@@ -6,7 +6,8 @@ x [T, D], w [F, D], g [T, F]. Every product is out [m, n] = a [m, k] · b [n, k]
     input_gradient   g           wᵀ         sums over F
     weight_gradient  gᵀ          xᵀ         sums over T
 
-A scale is the largest absolute value of what shares it, over the largest code.
+A scale is the largest absolute value of what shares it, over the largest code. A weight that was gathered as codes
+comes with its scale (`engine/codes.py`).
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def _weight(product: Product, env: Env, site: Site, ins: Tensors, into: Tensors,
 
 def _operands(env: Env, site: Site, phase: str, a: Look, b: Look) -> tuple[Operand, Operand]:
     fp8 = site.attrs["fp8"]
-    first, second = (_count(fp8, look) for look in (a, b))
+    came = fp8.gather and b.role == _W
+    first, second = _count(fp8, a), 0 if came else _count(fp8, b)
     begin = aligned(first)
     both = torch.zeros(begin + second, dtype=torch.float32, device=a.rows.device)
     scales = both[:first], both[begin:]
@@ -89,10 +91,14 @@ def _operands(env: Env, site: Site, phase: str, a: Look, b: Look) -> tuple[Opera
         _remembered(env, site, phase, (a, b), scales)
     else:
         for look, scale in zip((a, b), scales, strict=True):
-            _put_largest(fp8, look, scale)
+            if len(scale):
+                _put_largest(fp8, look, scale)
         if axis := _axis(site, phase):
             env.agree(axis, both)
-    return _quantised(fp8, a, scales[0]), _quantised(fp8, b, scales[1])
+    quantised = _quantised(fp8, a, scales[0])
+    if came:
+        return quantised, Operand(b.rows.contiguous(), env.scales[site.params[0]])
+    return quantised, _quantised(fp8, b, scales[1])
 
 
 def _axis(site: Site, phase: str) -> str:
@@ -142,10 +148,8 @@ def _remembered(
 def _quantised(fp8: Fp8, look: Look, scale: torch.Tensor) -> Operand:
     """Divide by the scale, saturate, round to the nearest code, ties to even. `scale`: the largest values, which become
     scales in place."""
-    largest, (rows, k) = LARGEST[look.format], look.rows.shape
-    scale.clamp_(min=TINY).div_(torch.full((), largest, device=scale.device))
-    if fp8.powers:  # up to the next: carry any bit of the mantissa into the exponent, and drop the mantissa
-        scale.view(torch.int32).add_(0x7FFFFF).bitwise_and_(0x7F800000)
+    rows, k = look.rows.shape
+    make_scales(fp8, look.format, scale)
     codes = torch.empty(rows, k, dtype=FORMATS[look.format], device=scale.device)
     each = _by_element(fp8, look, scale)
     some = rows_at_once(fp8, k, square=look.square)
@@ -154,9 +158,21 @@ def _quantised(fp8: Fp8, look: Look, scale: torch.Tensor) -> Operand:
         end = min(begin + some, rows)
         part = wide[: end - begin].copy_(look.rows[begin:end])
         each(part, begin, end)
-        codes[begin:end].copy_(part.clamp_(-largest, largest))
+        round_into(codes[begin:end], part, look.format)
     shape = (-1, k // fp8.block) if look.square else (-1, rows)
     return Operand(codes, scale.view(shape) if fp8.kind == "blockwise" else scale)
+
+
+def make_scales(fp8: Fp8, name: Format, largest: torch.Tensor) -> None:
+    """Largest values in fp32 become scales, in place."""
+    largest.clamp_(min=TINY).div_(torch.full((), LARGEST[name], device=largest.device))
+    if fp8.powers:  # up to the next: carry any bit of the mantissa into the exponent, and drop the mantissa
+        largest.view(torch.int32).add_(0x7FFFFF).bitwise_and_(0x7F800000)
+
+
+def round_into(codes: torch.Tensor, scaled: torch.Tensor, name: Format) -> None:
+    """Scaled numbers, which are lost, as the nearest codes."""
+    codes.copy_(scaled.clamp_(-LARGEST[name], LARGEST[name]))
 
 
 def _by_element(fp8: Fp8, look: Look, scale: torch.Tensor) -> Callable[[torch.Tensor, int, int], object]:

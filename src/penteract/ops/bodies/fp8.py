@@ -1,7 +1,8 @@
 """Declaration of linears whose products are of FP8 codes: what `linear` keeps, and codes and scales beside it.
 
 A product out [m, n] = a [m, k] · b [n, k]ᵀ takes two operands, each with codes that lie along k. Both are quantised
-anew in every phase: of x and g along features in one phase, along tokens in the other.
+anew in every phase: of x and g along features in one phase, along tokens in the other. A weight that was gathered as
+codes is read as it came, and for the input gradient put along k.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from penteract.units import Bytes
 
 CODE = 1  # bytes of a code
 ALIGNED = 4  # scales: kernels want those of an operand to begin at a multiple of 16 bytes
+LONE = ALIGNED * FLOAT  # bytes of the scale of a whole tensor, where it lies by itself
 CHUNK = 2**22  # elements that are scaled at a time, in fp32: few enough to stay in a GPU's cache
 
 Sizes = tuple[int, int, int]
@@ -43,12 +45,16 @@ class ScaledLinear(Linear):
         (m, n, k), block = sizes(phase, ins, weights), self.fp8.block
         match self.fp8.kind:
             case "tensorwise" | "delayed":
-                return aligned(1), 1
+                return aligned(1), 0 if self._came(phase) else 1
             case "rowwise":
                 return aligned(m), n
             case "blockwise":
                 square = phase != "weight_gradient"
                 return aligned(m * (k // block)), (n // block if square else n) * (k // block)
+
+    def _came(self, phase: str) -> bool:
+        """Whether the second operand is a weight that came as codes, with its scale."""
+        return self.fp8.gather and phase != "weight_gradient"
 
     def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
         """A row that tp cuts is one of a weight's second dim, or of the gradient where it is the first. Tokens are cut
@@ -71,6 +77,8 @@ class ScaledLinear(Linear):
         (m, n, k), scales = sizes(phase, ins, weights), FLOAT * sum(self.scales(phase, ins, weights))
         a, b = m * k * CODE, n * k * CODE
         first = a + self._chunk(m, k, square=False)
+        if self._came(phase):
+            return scales + max(first, a + (0 if phase == "forward" else b))
         second = a + b + self._chunk(n, k, square=phase != "weight_gradient")
         product = a + b + (m * n * widths["compute"] if phase == "weight_gradient" else 0)
         bias = sum(prod(w) for w in weights[1:]) * widths["gradient"] if phase == "weight_gradient" else 0
@@ -81,8 +89,11 @@ class ScaledLinear(Linear):
 
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
         """Each operand is read for its largest value and again for its codes, which are written. With delayed scales
-        the largest values are looked at once: of x and w in forward, of g as it comes."""
+        the largest values are looked at once: of x and w in forward, of g as it comes. Codes that came are moved where
+        they lie along another dim."""
         m, n, k = sizes(phase, ins, weights)
+        if self._came(phase):
+            return m * k * (2 * widths["compute"] + CODE) + (0 if phase == "forward" else 2 * n * k * CODE)
         new = {"forward": m + n, "input_gradient": m, "weight_gradient": 0}[phase]
         looks = new if self.fp8.kind == "delayed" else m + n
         return (looks + m + n) * k * widths["compute"] + (m + n) * k * CODE
@@ -120,9 +131,23 @@ def check_sizes(sites: Iterable[Site], pieces: int) -> None:
 
 
 def remembered(site: Site) -> Bytes:
-    """What is kept between steps for a linear: of x, w and g the largest of each step, of all of them, and of now."""
+    """What is kept between steps for a linear: of x, w and g the largest of each step, of all of them, and of now; or
+    the scale of a weight that is gathered as codes."""
     fp8: Fp8 | None = site.attrs.get("fp8")
-    return 3 * (fp8.history + 2) * FLOAT if fp8 and fp8.kind == "delayed" else 0
+    if fp8 and fp8.kind == "delayed":
+        return 3 * (fp8.history + 2) * FLOAT
+    return LONE if is_coded(site) else 0
+
+
+def is_coded(site: Site) -> bool:
+    """Whether a site reads its weight, the first of its parameters, as codes that were gathered."""
+    fp8: Fp8 | None = site.attrs.get("fp8")
+    return fp8 is not None and fp8.gather
+
+
+def coding_workspace(elements: int) -> Bytes:
+    """Of a shard that is made codes: some of it at a time, in fp32."""
+    return min(elements, CHUNK) * FLOAT
 
 
 @cache

@@ -1,0 +1,176 @@
+"""Weights that travel as codes: the same bits as without, half the bytes on the wire and in the ring, as priced."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from layouts import Case, Subject, _step
+from parity.test_fp8 import DENSE, EXPERTS, LATENT, length
+from penteract.engine import checkpoint
+from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.codes import Codes
+from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.run import Run
+from penteract.engine.saved import after_load, load_state, state_slices
+from penteract.engine.storages import bytes_of
+from penteract.estimate.price import price, resident
+from penteract.spec.fp8 import usual
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
+from penteract.spec.movers import PLAIN, Mover, Movers
+from penteract.spec.precision import RECIPES, Policy
+from pool import Pool
+from precisions import differ, kept
+from training import train, trainer
+
+TIED = replace(DENSE, tied=True, qkv_bias=True)
+PLACES = [
+    (DENSE, Layout(dp=2, zero=3)),
+    (DENSE, Layout(dp=4, zero=3, shard_group=2, gradient_accumulation_steps=2, keep_gathered=True)),
+    (TIED, Layout(dp=2, tp=2, zero=3, remake=("*",), offload_optimizer=True)),
+    (LATENT, Layout(tp=2, cp=2, zero=3, context_method="ring", whole_gradients=True)),
+    (DENSE, Layout(dp=2, pp=3, zero=3, gradient_accumulation_steps=3, schedule="zb_h1")),
+]
+# Whose buckets are others with codes, so that sums over them are of another order.
+MIXED = [
+    (EXPERTS, Layout(dp=2, cp=2, ep=2, zero=3)),
+    (replace(DENSE, predict_ahead=1), Layout(dp=2, pp=3, zero=3, gradient_accumulation_steps=3, schedule="zb_h1")),
+]
+
+
+MUON = Movers(matrices=Mover("muon", 2))
+
+
+def recipe(policy: Policy, *, gather: bool, powers: bool = False) -> Policy:
+    return replace(policy, fp8=replace(usual("tensorwise"), gather=gather, powers=powers))
+
+
+def joined(rank: int, groups: Groups, case: Case) -> Run | None:
+    """This rank's trainer; None beyond the layout's."""
+    p = case.compile(rank % case.layout.world)
+    groups.make(needed(p))
+    return trainer(case, p, groups) if rank < case.layout.world else None
+
+
+def bits(run: Run) -> list[torch.Tensor]:
+    """Of all that an update moved, and of the gradients."""
+    gradients = [flat.own_gradient.clone().view(torch.uint8) for flat in run.state.flats]
+    return [*kept(run.state, whole=False), *gradients]
+
+
+# ---- the same numbers --------------------------------------------------------------------------------------------
+
+
+def alike(rank: int, groups: Groups, cases: tuple[Case, Case], steps: int) -> tuple[bool, list[int]] | None:
+    """Whether two runs have the same losses, and which of their buffers differ."""
+    runs = [joined(rank, groups, case) for case in cases]
+    if rank >= cases[0].layout.world:
+        return None
+    one, other = (([*train(run, steps)], bits(run)) for run in runs if run)
+    return one[0] == other[0] and len({*one[0]}) == steps, differ(one[1], other[1])
+
+
+@pytest.mark.parametrize(("model", "layout"), PLACES, ids=str)
+def test_a_run_is_the_same_to_the_bit(pool: Pool, model: ModelSpec, layout: Layout) -> None:
+    policies = (recipe(RECIPES["bf16"], gather=gather, powers=layout.pp > 1) for gather in (False, True))
+    movers = MUON if layout.shard_group else PLAIN
+    cases = tuple(Case(model, layout, length(model), precision=policy, movers=movers) for policy in policies)
+    assert pool.run(alike, cases, 3)[: layout.world] == [(True, [])] * layout.world
+
+
+def deaf(rank: int, groups: Groups, cases: tuple[Case, Case], steps: int) -> tuple[bool, list[int]] | None:
+    """`alike`, where every rank makes scales of its own shards."""
+    begin = Codes.begin
+    Codes.begin = lambda codes, agree: begin(codes, lambda axis, x: None)  # type: ignore[method-assign]
+    try:
+        return alike(rank, groups, cases, steps)
+    finally:
+        Codes.begin = begin  # type: ignore[method-assign]
+
+
+def test_scales_of_a_shard_alone_are_seen(pool: Pool) -> None:
+    model, layout = PLACES[0]
+    policies = (recipe(RECIPES["bf16"], gather=gather) for gather in (False, True))
+    cases = tuple(Case(model, layout, length(model), precision=policy) for policy in policies)
+    assert all(told != (True, []) for told in pool.run(deaf, cases, 3)[: layout.world])
+
+
+def resumed(rank: int, groups: Groups, cases: tuple[Case, Case], folder: Path) -> list[int] | None:
+    """Which buffers differ, where a run of the second case goes on with what one of the first has saved."""
+    first, second = (joined(rank, groups, case) for case in cases)
+    if first is None or second is None:
+        return None
+    world = cases[0].layout.world
+    assert len([*train(first, 2)]) == 2
+    barrier = partial(dist.barrier, group=groups[tuple(range(world))])
+    checkpoint.save(
+        folder, 2, state_slices(first.p, first.state), {}, rank=rank, world=world, barrier=barrier, keep=1
+    )  # fmt: skip
+    load_state(checkpoint.latest(folder), second.p, second.state)
+    after_load(second)
+    return [-1] * ([*train(first, 2)] != [*train(second, 2)]) + differ(bits(first), bits(second))
+
+
+def test_a_checkpoint_is_of_numbers_whatever_travels(pool: Pool, tmp_path: Path) -> None:
+    policies = [recipe(RECIPES["bf16"], gather=gather) for gather in (False, True)]
+    for name, some in (("on", policies), ("off", policies[::-1])):
+        cases = tuple(Case(DENSE, Layout(dp=2, zero=3), 64, precision=policy) for policy in some)
+        assert pool.run(resumed, cases, tmp_path / name)[:2] == [[], []]
+
+
+# ---- bytes -------------------------------------------------------------------------------------------------------
+
+
+def measured(rank: int, groups: Groups, cases: tuple[Case, Case]) -> list[str] | None:
+    """What a step of the second case took, beside its price; and its loss beside that of the first."""
+    plain, p = (case.compile(rank % case.layout.world) for case in cases)
+    groups.make(needed(p))
+    if rank >= p.layout.world:
+        return None
+    (run, verdict), (one, _) = (_step(Subject(x, x, dict(REFERENCE), ExitStack()), groups) for x in (p, plain))
+    wrong = [f"{kind}: {what}" for kind, what in verdict.differences]
+    there, before = resident(p), resident(plain)
+    if bytes_of(run.state.resident()) != sum(there.values()) - there["data"]:
+        wrong.append(f"resident: priced {there}, allocated {bytes_of(run.state.resident())}")
+    assert run.state.codes is not None
+    if bytes_of([run.state.codes.table]) != there["data"] - before["data"]:
+        wrong.append("scales are not as priced")
+    if run.totals[1] != one.totals[1]:
+        wrong.append(f"loss {run.totals[1]}, without codes on the wire {one.totals[1]}")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [PLACES[1], PLACES[3], *MIXED],
+    ids=str,
+)
+def test_a_step_takes_what_its_price_says(pool: Pool, model: ModelSpec, layout: Layout) -> None:
+    cases = tuple(
+        Case(model, layout, length(model), precision=recipe(RECIPES["fp64"], gather=gather)) for gather in (False, True)
+    )
+    told = pool.run(measured, cases)
+    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some or []] == []
+
+
+def test_half_of_the_bytes_travel_and_lie_in_the_ring() -> None:
+    """By hand: a layer's linears are q, k, v and o of [64, 32], and three of [64, 32] of its MLP."""
+    case = Case(DENSE, Layout(dp=2, zero=3), 64)
+    plain, coded = (
+        replace(case, precision=recipe(RECIPES["bf16"], gather=gather)).compile(0) for gather in (False, True)
+    )
+    linears, (before, after) = 7 * 64 * 32, (price(p) for p in (plain, coded))
+    assert before.resident["ring"] - after.resident["ring"] == 2 * linears  # of two places
+    gathered = sum(around.before.count(("gather", b)) for around in coded.events.values()
+                   for b, bucket in enumerate(coded.buckets) if bucket.gathered_as == "code")  # fmt: skip
+    assert gathered in range(2 * DENSE.layers - 2, 2 * DENSE.layers + 1)  # in each direction, but for those still there
+    group = (0, 1)
+    assert before.wires["all_gather", group] - after.wires["all_gather", group] == gathered * linears
+    assert before.resident["parameters"] == after.resident["parameters"]
