@@ -68,10 +68,14 @@ class FakeQuoter:
     def check_sizes(self, lay: Layout) -> None:
         """All go."""
 
-    def bound_of_passes(self, lay: Layout) -> float:
+    @property
+    def passes(self) -> FakeQuoter:
+        return self
+
+    def at_least(self, lay: Layout) -> float:
         return 0.98 * self._passes(lay)
 
-    def rough_bound(self, lay: Layout, largest: int) -> float:
+    def roughly(self, lay: Layout, largest: int) -> float:
         """As if each micro-batch were as quick for each sequence as the largest."""
         return 0.98 * self._passes(lay) * (1 + 0.1 / largest) / (1 + 0.1 / lay.micro_batch_size)
 

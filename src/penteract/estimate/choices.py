@@ -123,7 +123,7 @@ _Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a regis
 def _measure(quoter: Quoter, kind: Kind, tape: Tape, layout: Layout) -> _Measure:
     composer = quoter.composer
     load, widths = Balanced.of(composer.model, layout, composer.sequence_length), composer.widths
-    alone = seconds_alone(composer.piece(kind, layout, sight(layout)), quoter.device(layout))
+    alone = seconds_alone(composer.piece(kind, layout, sight(layout)), quoter.passes.device(layout))
     spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}
 
     def size(r: int) -> Bytes:

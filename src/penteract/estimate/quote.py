@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
 
@@ -11,17 +11,14 @@ from penteract.estimate.composed import Chains, Composer
 from penteract.estimate.floor import Floor
 from penteract.estimate.ideal import PARTS, Forward, StepFlops
 from penteract.estimate.lane import Laned, beside_lane
-from penteract.estimate.link import waits
-from penteract.estimate.load import Balanced
-from penteract.estimate.pieces import Kind, Sight, sight
-from penteract.estimate.pipeline import Passes, critical_path, least
+from penteract.estimate.passes import PassTimes, Shape
+from penteract.estimate.pieces import Sight, sight
+from penteract.estimate.pipeline import Passes, critical_path
 from penteract.estimate.price import fed, ringed
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.reduction import Reduction, Tail, ready, reduction, turns, used
-from penteract.estimate.stages import Chain
-from penteract.estimate.timing import Device, Part, Timed, time_piece
+from penteract.estimate.timing import Part
 from penteract.ops.bodies.fp8 import check_sizes
-from penteract.ops.tape import Site
 from penteract.parallel.data import bucket_of
 from penteract.spec.fp8 import check_gather
 from penteract.spec.hardware import Cluster
@@ -31,8 +28,6 @@ from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import RECIPES, Policy, policy
 from penteract.units import Bytes, Flops, Seconds
-
-_Shape = tuple[object, ...]  # what decides the passes of all pipeline ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +81,11 @@ class Quoter:
     composer: Composer = field(init=False)
     keeps: Floor = field(init=False)
     rates: Rates = field(init=False)
-    _pieces: dict[tuple[str, Sight], Timed] = field(default_factory=dict[tuple[str, Sight], Timed])
-    _costs: dict[tuple[Site, str], tuple[Part, Seconds]] = field(
-        default_factory=dict[tuple[Site, str], tuple[Part, Seconds]]
-    )
-    _chains: dict[Sight, dict[Chain, Mapping[str, Seconds]]] = field(
-        default_factory=dict[Sight, dict[Chain, Mapping[str, Seconds]]]
-    )
-    _passes: dict[_Shape, tuple[Passes, ...]] = field(default_factory=dict[_Shape, tuple[Passes, ...]])
-    _laned: dict[_Shape, tuple[Laned, ...]] = field(default_factory=dict[_Shape, tuple[Laned, ...]])
-    _held: dict[_Shape, _Held] = field(default_factory=dict[_Shape, _Held])
-    _reductions: dict[_Shape, Reduction] = field(default_factory=dict[_Shape, Reduction])
-    _summed: dict[_Shape, list[Reduction]] = field(default_factory=dict[_Shape, list[Reduction]])
-    _bounds: dict[_Shape, list[tuple[Seconds, Seconds, Seconds]]] = field(
-        default_factory=dict[_Shape, list[tuple[Seconds, Seconds, Seconds]]]
-    )
-    _shares: dict[_Shape, tuple[Passes, ...]] = field(default_factory=dict[_Shape, tuple[Passes, ...]])
-    _best: Quoter | None = None
+    passes: PassTimes = field(init=False)
+    _laned: dict[Shape, tuple[Laned, ...]] = field(default_factory=dict[Shape, tuple[Laned, ...]])
+    _held: dict[Shape, _Held] = field(default_factory=dict[Shape, _Held])
+    _reductions: dict[Shape, Reduction] = field(default_factory=dict[Shape, Reduction])
+    _summed: dict[Shape, list[Reduction]] = field(default_factory=dict[Shape, list[Reduction]])
     _forward: Forward | None = None
 
     def __post_init__(self) -> None:
@@ -110,6 +93,7 @@ class Quoter:
         self.composer = Composer(self.model, self.sequence_length, self.precision, self.movers)
         self.keeps = Floor(self.composer)
         self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
+        self.passes = PassTimes(self.composer, self.cluster, self.rates)
 
     @property
     def policy(self) -> Policy:
@@ -135,7 +119,7 @@ class Quoter:
         g = deal.group[r]
         other = there.data[g] + max(there.workspace[g], sums[g].largest) + sums[g].ring
         memory = {**sums[g].held, "activations": there.activations[r], "other": other}
-        bound = self._least(layout, self._plain_passes(layout, seen), (seen,), sums)
+        bound = self._least(layout, self.passes.of(layout, seen), (seen,), sums)
         host = max([pinned + s.host for pinned, s in zip(there.host, sums, strict=True)])
         return Quote(layout, memory, by_stage[r], by_stage, bound, host, self.composer.policy)
 
@@ -157,31 +141,6 @@ class Quoter:
             for s, n in zip(self._sums(layout), kept, strict=True)
         )
 
-    def bound_of_passes(self, layout: Layout) -> Seconds:
-        """A lower bound of the step's time from its passes alone, whatever state is cut and gradients take."""
-        seen = sight(layout)
-        return max([max(own, way) for own, way, _ in self._ways(layout, self._plain_passes(layout, seen), (seen,))])
-
-    def rough_bound(self, layout: Layout, largest: int) -> Seconds:
-        """The same, lower, for any micro-batch of up to `largest` sequences from one look at that size.
-
-        At the best rates the seconds of a call fall for each sequence as micro-batches grow, and so do those of a pass,
-        which is made of their sums and maxima. A loss in one chunk is no dearer than one in many.
-        """
-        if self._best is None:
-            self._best = Quoter(self.model, self.cluster, self.sequence_length, self.precision, self.movers)
-            self._best.composer, self._best.rates = self.composer, self.rates.at_best()
-        chunk = self.sequence_length * largest if layout.loss == "chunked" else 0
-        at, share = replace(layout, micro_batch_size=largest, loss_chunk=chunk), layout.micro_batch_size / largest
-        seen = sight(at)
-        key = (seen, layout.pp, layout.vpp, layout.micro_batch_size)
-        if key not in self._shares:
-            self._shares[key] = tuple(
-                tuple([{action: share * s for action, s in times.items()} for times in chunks])
-                for chunks in self._best._plain_passes(at, seen)
-            )
-        return max([max(own, way) for own, way, _ in self._ways(layout, self._shares[key], ("rough", *key))])
-
     def bound(self, quote: Quote) -> Seconds:
         """A closer lower bound of the step's time, with what ZeRO 2 and 3 do beside the passes."""
         lay, seen = quote.layout, sight(quote.layout)
@@ -194,7 +153,7 @@ class Quoter:
         """A lower bound of the same without recomputation: nothing is computed again for longer than it was at first,
         by no rank in any micro-batch, nor on the way of the first of them."""
         lay = quote.layout
-        forward = [fsum([t["Fwd"] for t in chunks]) for chunks in self._plain_passes(lay, sight(lay))]
+        forward = [fsum([t["Fwd"] for t in chunks]) for chunks in self.passes.of(lay, sight(lay))]
         way = fsum([forward[g] for g in self.composer.deal(lay).group]) if lay.pp > 1 else 0.0
         return quote.at_least - lay.gradient_accumulation_steps * max(forward) - way
 
@@ -202,7 +161,7 @@ class Quoter:
         """The step's time with the schedule played out."""
         lay, seen = quote.layout, sight(quote.layout)
         lanes = self._lanes(lay, seen)
-        ends = critical_path(lay, [lanes[g].passes for g in self.composer.deal(lay).group], self._wire(lay))
+        ends = critical_path(lay, [lanes[g].passes for g in self.composer.deal(lay).group], self.passes.wire(lay))
         norm = self.rates.collective("all_reduce", Span.of(tuple(range(lay.world)), self.cluster.gpus_per_node), 16)
         tails = [self._tail(lay, seen, r, norm) for r in range(lay.pp)]
         finish = [end + tail.data + tail.update for end, tail in zip(ends, tails, strict=True)]
@@ -285,105 +244,35 @@ class Quoter:
 
     # ---- time ------------------------------------------------------------------------------------------------
 
-    def _timed(self, kind: Kind, layout: Layout, seen: Sight) -> Timed:
-        key = (kind.name, self.composer.recorder.sight_of(kind, layout, seen))
-        if key not in self._pieces:
-            self._pieces[key] = time_piece(self.composer.piece(kind, layout, seen), self.device(layout))
-        return self._pieces[key]
-
-    def device(self, layout: Layout) -> Device:
-        """What a pass runs on."""
-        load, node = Balanced.of(self.model, layout, self.sequence_length), self.cluster.gpus_per_node
-        return Device(self.rates, self.composer.widths, Mesh(layout), node, load, self._costs)
-
     def _lanes(self, layout: Layout, seen: Sight) -> tuple[Laned, ...]:
         """Of each group of pipeline ranks with the same stages, with what ZeRO does beside them."""
         if layout.zero < 2:
-            return tuple(Laned(passes, 0.0, 0.0) for passes in self._plain_passes(layout, seen))
+            return tuple(Laned(passes, 0.0, 0.0) for passes in self.passes.of(layout, seen))
         lay = layout
         key = (seen, lay.dp, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.schedule, *_sharding(lay))
         if key not in self._laned:
             rates, node = self.rates, self.cluster.gpus_per_node
             self._laned[key] = tuple(
-                beside_lane(self.composer, lay, ranks[0], self._seconds(lay, seen), rates, node)
+                beside_lane(self.composer, lay, ranks[0], self.passes.seconds(lay, seen), rates, node)
                 for ranks in self.composer.deal(lay).alike
             )
         return self._laned[key]
 
-    def _seconds(self, layout: Layout, seen: Sight) -> Callable[[Kind], Mapping[str, Seconds]]:
-        """Of each action of a piece."""
-        return lambda kind: self._timed(kind, layout, seen).seconds
-
-    def _plain_passes(self, layout: Layout, seen: Sight) -> tuple[Passes, ...]:
-        key = (seen, layout.pp, layout.vpp)
-        if key not in self._passes:
-            known, deal = self._chains.setdefault(seen, {}), self.composer.deal(layout)
-            for chain in {chain for ranks in deal.alike for chain in deal.by_rank[ranks[0]]}:
-                if chain not in known:
-                    known[chain] = self._pass(chain, layout, seen)
-            own = (deal.by_rank[ranks[0]] for ranks in deal.alike)
-            self._passes[key] = tuple(tuple([known[chain] for chain in chains]) for chains in own)
-        return self._passes[key]
-
-    def _pass(self, chain: Chain, layout: Layout, seen: Sight) -> Mapping[str, Seconds]:
-        total = dict[str, Seconds]()
-        for kind, n in chain:
-            for action, seconds in self._timed(kind, layout, seen).seconds.items():
-                total[action] = total.get(action, 0.0) + n * seconds
-        for action, seconds in self._waits(chain, layout, seen).items():
-            total[action] += seconds
-        return total
-
-    def _waits(self, chain: Chain, layout: Layout, seen: Sight) -> dict[str, Seconds]:
-        """What a pass waits for copies to and from the host, by action."""
-        if not layout.offload:
-            return {}
-        return waits([timed for kind, n in chain for timed in [self._timed(kind, layout, seen)] * n])
-
-    def _least(self, layout: Layout, passes: tuple[Passes, ...], known: _Shape, sums: list[Reduction]) -> Seconds:
+    def _least(self, layout: Layout, passes: tuple[Passes, ...], known: Shape, sums: list[Reduction]) -> Seconds:
         """`known`: what decides the passes."""
         bound = 0.0
-        for (own, way, last), s in zip(self._ways(layout, passes, known), sums, strict=True):
+        for (own, way, last), s in zip(self.passes.ways(layout, passes, known), sums, strict=True):
             bound = max(bound, way, own + max(0.0, s.reduce - last))
         return bound + max([s.update for s in sums])
-
-    def _ways(
-        self, layout: Layout, passes: tuple[Passes, ...], known: _Shape
-    ) -> list[tuple[Seconds, Seconds, Seconds]]:
-        """Of each group of pipeline ranks with the same stages: the work of one, the longest way through it, and what
-        of the work comes after the last forward."""
-        lay = layout
-        key = (known, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.dp)
-        if key not in self._bounds:
-            deal = self.composer.deal(lay)
-            by_rank = least(lay.gradient_accumulation_steps, [passes[g] for g in deal.group], self._wire(lay))
-            self._bounds[key] = [
-                (
-                    max([by_rank[r][0] for r in ranks]),
-                    max([by_rank[r][1] for r in ranks]),
-                    fsum([t for times in chunks for action, t in times.items() if action != "Fwd"]),
-                )
-                for ranks, chunks in zip(deal.alike, passes, strict=True)
-            ]
-        return self._bounds[key]
-
-    def _wire(self, layout: Layout) -> Seconds:
-        """Of a message between stages, over the slowest border."""
-        lay = layout
-        if lay.pp == 1:
-            return 0.0
-        rows = self.sequence_length // lay.cp // lay.tp * lay.micro_batch_size
-        amount = rows * self.model.hidden_size * self.composer.widths["compute"]
-        return self.rates.send(amount, across=lay.world > self.cluster.gpus_per_node)
 
     def _parts(self, layout: Layout, seen: Sight, r: int) -> dict[Part, Seconds]:
         """Of all passes of rank r."""
         parts = defaultdict[Part, Seconds](float)
         for chain in self.composer.chains_of(layout, r):
-            if waits := self._waits(chain, layout, seen):
+            if waits := self.passes.waits(chain, layout, seen):
                 parts["host"] += layout.gradient_accumulation_steps * fsum(waits.values())
             for kind, n in chain:
-                for told in self._timed(kind, layout, seen).parts.values():
+                for told in self.passes.timed(kind, layout, seen).parts.values():
                     for part, seconds in told.items():
                         parts[part] += layout.gradient_accumulation_steps * n * seconds
         lane = self._lanes(layout, seen)[self.composer.deal(layout).group[r]]
@@ -398,7 +287,7 @@ class Quoter:
         made, mesh = self._reduction(layout, r, self.composer.chains_of(layout, r)), Mesh(layout)
         packs, rank = tuple(self.composer.packs(layout, r)), mesh.group("pp", 0)[r]
         told = turns(packs, mesh, rank, self.rates, self.composer.policy, gpus_per_node=self.cluster.gpus_per_node)
-        placed, seconds = self.composer.placed(layout, r), self._seconds(layout, seen)
+        placed, seconds = self.composer.placed(layout, r), self.passes.seconds(layout, seen)
         at, end = ready(placed, seconds, packs)
         hidden, gathers = min(made.reduce, end), told.after_update(used(placed, seconds, packs), self.rates.beside)
         data = told.after_backward(at, end) + hidden * (self.rates.beside - 1)
@@ -414,7 +303,7 @@ class Quoter:
         return self._asked().limit(parts, seconds, ideal)
 
 
-def _sharding(layout: Layout) -> _Shape:
+def _sharding(layout: Layout) -> Shape:
     """What decides how buckets are cut."""
     lay = layout
     return (lay.zero, lay.shard_group, lay.whole_gradients, lay.keep_gathered, lay.bucket_bytes, lay.offload_optimizer)

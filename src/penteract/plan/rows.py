@@ -130,11 +130,11 @@ class Row:
 
     def bound(self) -> Seconds:
         """What each takes at least."""
-        return min(map(self.branch.prices.bound_of_passes, self._quickest()))
+        return min(map(self.branch.prices.passes.at_least, self._quickest()))
 
     def rough_bound(self, largest: int) -> Seconds:
         """The same, lower, from a look at the largest micro-batch that any row has."""
-        return min([self.branch.prices.rough_bound(lay, largest) for lay in self._quickest()])
+        return min([self.branch.prices.passes.roughly(lay, largest) for lay in self._quickest()])
 
     def _quickest(self) -> list[Layout]:
         """Those that remake and cut least, so far as passes tell."""
