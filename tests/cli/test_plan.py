@@ -155,6 +155,10 @@ def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
         (["tiny", "--gpus", "8xH200", "--layout", "tp=2/4"], "error[AXIS]: an axis takes one value"),
         (["tiny", "--gpus", "8xH200", "--layout", "schedule=zb"], "error[AXIS]: no such schedule"),
         (["tiny", "--gpus", "8xH200", "--fix", "tp=3"], "error[AXIS]: no layout of 8 GPUs has these values"),
+        (
+            ["tiny", "--gpus", "8xH200", "--fix", "shard_group=3"],
+            "error[AXIS]: no layout can have these values: shard_group does not divide dp·cp",
+        ),
         (["tiny", "--gpus", "8xH200", "--fix", "tp=x"], "error[AXIS]: not a size"),
         (["tiny", "--gpus", "8xH200", "--headroom", "1"], "error[VALUE]: not a share"),
         (["tiny", "--gpus", "8xH200", "--precision", "fp4"], "error[PRECISION]"),

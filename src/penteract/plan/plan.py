@@ -131,6 +131,8 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Pla
     for space in spaces:
         quoters[space.ask.precision] = prices = make(space.ask)
         frontier.add(space.families(found.refused), prices)
+    if ask.pins and not frontier.branches:
+        _refuse_pins(ask, f"no layout can have these values: {found.refused.most_common(1)[0][0]}")
     search = Search(quoters, frontier)
     between = try_between(ask, search, top)
     best = search.best(top)
@@ -229,13 +231,12 @@ def _no_such(n: int, most: int) -> BadInput:
     return BadInput("NUMBER", "no layout of that number", found=n, allowed=f"1 to {most}", fix="1")
 
 
-def _refuse_pins(ask: Ask) -> None:
+def _refuse_pins(ask: Ask, what: str = "") -> None:
+    """`what`: why none can be; without, as none is made of so many GPUs."""
     written = ",".join(f"{axis}={'/'.join(map(str, values))}" for axis, values in ask.pins.items())
-    raise BadInput(
-        "AXIS", f"no layout of {ask.cluster.gpus} GPUs has these values", where="--fix", found=written,
-        allowed="dp·tp·pp·cp = the GPUs, and schedules and context methods where pp and cp are more than 1",
-        fix="leave one out",
-    )  # fmt: skip
+    allowed = "dp·tp·pp·cp = the GPUs, and schedules and context methods where pp and cp are more than 1"
+    raise BadInput("AXIS", what or f"no layout of {ask.cluster.gpus} GPUs has these values", where="--fix",
+                   found=written, allowed="" if what else allowed, fix="leave one out")  # fmt: skip
 
 
 def _most_first(refused: Counter[str]) -> dict[str, int]:

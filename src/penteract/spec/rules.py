@@ -190,5 +190,5 @@ def _batch(case: Case) -> Iterator[Breach]:
     else:
         yield (
             "micro_batch_size",
-            (f"micro-batches of {lay.micro_batch_size} do not cut a replica's {total // lay.dp} sequences a step"),
+            f"micro_batch_size = {lay.micro_batch_size} does not cut a replica's {total // lay.dp} sequences a step",
         )
