@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from unittest.mock import patch
 
@@ -108,6 +109,19 @@ def test_the_first_update_is_corrected_as_the_first_after_an_overflow() -> None:
         begun.step(2)
     skipped.step(2)
     assert not differ(kept(skipped.state), kept(begun.state))
+
+
+def test_a_step_that_is_skipped_leaves_the_history_of_delayed_scales_as_it_was() -> None:
+    poisoned, without = Small(POLICIES["fp8_delayed"]), Small(POLICIES["fp8_delayed"])
+    for n in (1, 2):
+        assert poisoned.step(n) == without.step(n)
+    assert poisoned.state.history is not None and without.state.history is not None
+    before = poisoned.state.history.steps.clone()
+    with patch.object(type(poisoned.trainer.run), "after", _infinite):
+        assert not isfinite(poisoned.step(3).norm)
+    assert before[:2].all() and torch.equal(before, poisoned.state.history.steps)
+    assert poisoned.step(4) == without.step(4)
+    assert torch.equal(poisoned.state.history.steps, without.state.history.steps)
 
 
 def _infinite(run: object, action: object) -> None:
