@@ -111,6 +111,22 @@ def test_the_first_update_is_corrected_as_the_first_after_an_overflow() -> None:
     assert not differ(kept(skipped.state), kept(begun.state))
 
 
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_a_loss_that_is_not_finite_moves_nothing_though_its_gradient_is(name: str) -> None:
+    run = Small(POLICIES[name], model=BALANCED)
+    run.step(1)
+    before = kept(run.state)
+    with patch.object(type(run.trainer.run), "after", _lost):
+        assert not isfinite(run.step(2).norm)
+    assert not differ(before, kept(run.state))
+    assert isfinite(run.step(3).norm) and differ(before, kept(run.state))
+
+
+def _lost(run: object, action: object) -> None:
+    """In place of `Run.after`: a loss that overflowed, of gradients that did not."""
+    run.totals[1] = float("inf")  # type: ignore[attr-defined]
+
+
 def test_a_step_that_is_skipped_leaves_the_history_of_delayed_scales_as_it_was() -> None:
     poisoned, without = Small(POLICIES["fp8_delayed"]), Small(POLICIES["fp8_delayed"])
     for n in (1, 2):
