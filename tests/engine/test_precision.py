@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import isfinite
 from pathlib import Path
 from unittest.mock import patch
@@ -209,6 +210,34 @@ def test_precisions_read_each_other_rounded_once(tmp_path: Path) -> None:
     theirs = {q.param.name: q.values for q in run.state.pieces("master")}
     for piece in other.state.pieces("master"):
         assert torch.equal(piece.values, theirs[piece.param.name].bfloat16())
+
+
+def test_what_is_kept_in_fewer_bits_is_widened_and_narrowed_by_slices(tmp_path: Path) -> None:
+    """On a device a whole bucket would not fit beside the rest. All storages count here: the wide copies on the CPU,
+    and beside them what one slice takes."""
+    run = Small(POLICIES["bf16, no master, moments in 8 bits"])
+    run.step(1)
+    _save(tmp_path, run)
+    before, program, shards = kept(run.state), run.trainer.program, [len(f.master) for f in run.state.flats]
+    wide, slice_ = 4 * 3 * sum(shards), 4 * 4 * 2 * BLOCK  # the master and two averages; a slice and its codes
+    assert max(shards) * 4 > 2 * slice_
+    with patch.object(update, "SLICE", 2 * BLOCK):
+        with Storages() as seen:
+            slices = list(state_slices(program, run.state))
+        assert wide <= seen.peak <= wide + slice_
+        del slices
+        at, plain = checkpoint.latest(tmp_path), checkpoint.load
+        with Storages() as seen, patch.object(checkpoint, "load", partial(_after, seen, plain)):
+            load_state(at, program, run.state)
+        assert seen.peak <= wide + slice_
+    assert not differ(before, kept(run.state))
+
+
+def _after(seen: Storages, load: Callable[..., object], *asked: object) -> object:
+    """`checkpoint.load`, and the most that is alive counts anew: it reads whole tensors."""
+    extra = load(*asked)
+    seen.peak = seen.now
+    return extra
 
 
 def _save(folder: Path, run: Small) -> None:

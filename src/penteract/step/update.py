@@ -5,7 +5,7 @@ Roles narrower than the update's own dtype are widened a slice at a time, so wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from penteract.spec.movers import ADAMW, Mover
 from penteract.spec.precision import BLOCK, Policy
@@ -22,6 +22,11 @@ def kept(elements: int, p: Policy, mover: Mover = ADAMW) -> Bytes:
     n = len(mover.averages)
     scales = n * (elements // BLOCK) * 4 if p.moments == "int8" else 0
     return elements * (p.widths["master"] + n * p.widths["moment"]) + scales
+
+
+def parts(elements: int) -> Iterator[slice]:
+    """Slices of that many elements, in order: whoever widens what is kept does it by these."""
+    return (slice(at, min(at + SLICE, elements)) for at in range(0, elements, SLICE))
 
 
 def is_sliced(p: Policy) -> bool:
