@@ -14,11 +14,22 @@ from penteract.engine.trainer import Outcome, Trainer
 from penteract.spec.fp8 import usual
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
+from penteract.spec.modules import Pattern
 from penteract.spec.precision import RECIPES, Policy
 from penteract.spec.run import Data, Optimizer, Precision, RunSpec, Training
 
 SMALL = ModelSpec(
     layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=96, vocab_size=264, initial_std=0.05
+)
+
+
+def patterns(*words: str) -> tuple[Pattern, ...]:
+    return tuple(map(Pattern.of, words))
+
+
+# As Dettmers 2022 (2110.02861) §2.3 has it: the embedding's moments stay in fp32.
+BY_NAME = replace(
+    RECIPES["bf16"], moments="int8", modules=patterns("embedding*:moments=fp32", "layers.0.*:moments=bf16")
 )
 POLICIES = {name: p for name, p in RECIPES.items() if name not in ("fp64", "fp32")} | {
     "fp8_blockwise": replace(RECIPES["fp8_blockwise"], fp8=replace(usual("blockwise"), block=16)),
@@ -30,6 +41,10 @@ POLICIES = {name: p for name, p in RECIPES.items() if name not in ("fp64", "fp32
     "bf16, sums in 16 bits": replace(RECIPES["bf16"], reduce="bf16"),
     "bf16, no master, moments in 8 bits": replace(RECIPES["bf16"], master="", stochastic=True, moments="int8"),
     "fp16, moments in 8 bits": replace(RECIPES["fp16"], moments="int8"),
+    "bf16, moments in 8 bits but of the embedding, and in 16 of layer 0": BY_NAME,
+    "fp8_rowwise, no output projection, moments of norms in 16 bits": replace(
+        RECIPES["fp8_rowwise"], modules=patterns("*.attention.o.weight:linears=bf16", "*norm*:moments=bf16")
+    ),
 }
 
 

@@ -25,7 +25,7 @@ from penteract.spec.precision import RECIPES, Policy
 from penteract.spec.run import Optimizer
 from penteract.step.walk import walk
 from pool import Pool
-from precisions import differ, kept
+from precisions import BY_NAME, differ, kept
 from samples import sample
 from tiny import SIZES
 from tolerances import LAYOUTS
@@ -92,7 +92,7 @@ def held(rank: int, groups: Groups, case: Case) -> list[str] | None:
     return wrong
 
 
-NARROW = replace(RECIPES["bf16"], reduce="bf16", moments="int8")  # sums in 16 bits, moments in 8: both at once
+NARROW = replace(BY_NAME, reduce="bf16")  # sums in 16 bits, moments in 8 and by name: all at once
 
 
 @pytest.mark.parametrize("policy", [*(RECIPES[name] for name in ("bf16", "bf16_pure", "fp16")), NARROW], ids=str)

@@ -215,7 +215,7 @@ class Composer:
         both = shared(self.model)
         units = [Unit(some, self._late(kind, layout), both) for kind, some in self.placed(layout, pp_rank)]
         where = homes(self.model, layout, {p.name: pp_rank for u in units for p in u.params})
-        return packs(units, where, Mesh(layout), self.widths["gradient"], self.movers)
+        return packs(units, where, Mesh(layout), self.policy, self.movers)
 
     def _late(self, kind: Kind, layout: Layout) -> frozenset[str]:
         if layout.zero < 2:
@@ -251,14 +251,14 @@ class Composer:
         for pack in self._unit_packs(layout, pp_rank):
             key = (pack.alike, pack.elements)
             if key not in known:
-                known[key] = bucket_of(pack.at(pp_rank), mesh, rank, self.policy.grain)
+                known[key] = bucket_of(pack.at(pp_rank), mesh, rank)
             yield pack.unit, known[key]
 
     def buckets(self, layout: Layout, pp_rank: int) -> tuple[Bucket, ...]:
         """The buckets of a rank."""
         mesh = Mesh(layout)
         rank = mesh.ranks(range(pp_rank, pp_rank + 1), range(1), range(1))[0]
-        return tuple(bucket_of(pack, mesh, rank, self.policy.grain) for pack in self.packs(layout, pp_rank))
+        return tuple(bucket_of(pack, mesh, rank) for pack in self.packs(layout, pp_rank))
 
     def counted_packs(self, layout: Layout, pp_rank: int) -> tuple[tuple[Pack, int], ...]:
         """The packs of a rank, of those of one kind and size the first, and how many there are of them."""
@@ -269,7 +269,8 @@ class Composer:
             for pack in self._all_packs(layout, pp_rank):
                 alike = pack.alike
                 several = len(alike.homes)
-                size = ((alike.cut, several, alike.decay, alike.late, pack.unit == NONE, pack.shapes), pack.elements)
+                own = (alike.decay, alike.late, alike.moments, pack.unit == NONE)
+                size = ((alike.cut, several, own, pack.shapes), pack.elements)
                 first.setdefault(size, pack)
                 count[size] += 1
             self.counted[key] = tuple((pack, count[size]) for size, pack in first.items())

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from penteract.errors import BadInput
 from penteract.model.decoder import homes, record, shared
+from penteract.model.modules import check_modules
 from penteract.ops.bodies import BODIES
 from penteract.ops.bodies.fp8 import check_sizes, remembered
 from penteract.ops.do import Do
@@ -132,7 +133,9 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
     whole, model = model, model if training else replace(model, predict_ahead=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
-    said = [record(model, mesh, s, sequence_length, precision.fp8) for s in range(layout.stages)]
+    check_modules(whole, precision)
+    linears = precision.linears(model.layers, model.predict_ahead)
+    said = [record(model, mesh, s, sequence_length, linears) for s in range(layout.stages)]
     check_words(layout)
     cut = stage_layers(model.layers, layout.stages)
     own = [stage_of(pp_rank, c, layout.pp) for c in range(layout.vpp)]
