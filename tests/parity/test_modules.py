@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from estimate.test_why import check_sums
 from layouts import CPU, Case
 from parity.test_fp8 import DENSE as WIDE
 from parity.test_fp8 import EXPERTS as WIDE_EXPERTS
@@ -21,7 +22,10 @@ from penteract.engine.state import allocate
 from penteract.engine.storages import bytes_of
 from penteract.estimate.composed import Composer
 from penteract.estimate.price import price, resident
+from penteract.estimate.quote import Quoter
+from penteract.estimate.why import why
 from penteract.spec.fp8 import usual
+from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
@@ -80,12 +84,14 @@ def test_a_price_without_a_walk_is_that_of_the_walk(case: Case, drawn: list[tupl
         return
     policy, mesh = with_drawn("bf16", drawn), Mesh(case.layout)
     composer = Composer(case.model, case.sequence_length, policy)
+    quote = Quoter(case.model, cluster("8xH200"), case.sequence_length, policy).quote(case.layout)
     for pp_rank in range(case.layout.pp):
         rank = mesh.group("pp", 0)[pp_rank]
         walked = price(compile_step(case.model, case.layout, case.sequence_length, rank=rank, precision=policy))
         summed = composer.rank(case.layout, pp_rank)
         assert summed.resident == walked.resident
         assert (summed.arena, summed.workspace, summed.host) == (walked.arena, walked.workspace, walked.host)
+        assert quote.by_stage[pp_rank] == summed.allocated
 
 
 @pytest.mark.parametrize(("model", "layout"), IN_FP8, ids=str)
@@ -94,11 +100,12 @@ def test_a_price_of_linears_by_name_is_that_of_the_walk(model: ModelSpec, layout
     policy = replace(RECIPES["fp8_delayed"], modules=modules)
     composer, mesh = Composer(deep, 64, policy), Mesh(layout)
     for pp_rank in range(layout.pp):
-        walked = price(compile_step(deep, layout, 64, rank=mesh.group("pp", 0)[pp_rank], precision=policy))
-        summed = composer.rank(layout, pp_rank)
+        program = compile_step(deep, layout, 64, rank=mesh.group("pp", 0)[pp_rank], precision=policy)
+        walked, summed = price(program), composer.rank(layout, pp_rank)
         assert summed.resident == walked.resident
         assert (summed.arena, summed.workspace) == (walked.arena, walked.workspace)
         assert summed.flops == +walked.flops
+        check_sums(why(deep, layout, 64, policy, program.rank), program)
 
 
 def in_fp8() -> Policy:
