@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from math import isfinite
 from pathlib import Path
 from unittest.mock import patch
@@ -16,7 +17,7 @@ from penteract.engine import checkpoint, optimizer
 from penteract.engine.moments import read, write
 from penteract.engine.saved import load_state, state_slices
 from penteract.engine.storages import Storages, bytes_of
-from penteract.estimate.price import resident
+from penteract.estimate.price import resident, update_workspace
 from penteract.spec.model import MoESpec
 from penteract.spec.precision import BLOCK, RECIPES
 from penteract.step import update
@@ -55,13 +56,14 @@ def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) 
     assert adamw is not None
     held = sum(size for kind, size in resident(p).items() if kind != "data")
     assert bytes_of(t for f in flats for t in f.buffers) == held
-    norm, largest = torch.ones((), dtype=run.trainer.run.totals.dtype), max(flats, key=lambda f: len(f.master))
-    adamw.update(largest, norm)  # the tables of codes are there from then on
-    for size in (2 * BLOCK, update.SLICE):
+    norm = torch.ones((), dtype=run.trainer.run.totals.dtype)
+    largest = {f.bucket.moments: f for f in sorted(flats, key=lambda f: len(f.master))}
+    for flat, size in product(largest.values(), (2 * BLOCK, update.SLICE)):
+        adamw.update(flat, norm)  # the tables of codes are there from then on
         with patch.object(update, "SLICE", size), patch.object(optimizer, "SLICE", size):
             with Storages() as seen:
-                adamw.update(largest, norm)
-            declared = update.workspace(len(largest.master), policy.keeping(largest.bucket.moments))
+                adamw.update(flat, norm)
+            declared = update_workspace(flat.bucket, policy)
         few = 256 + declared // 64  # scalars, and the borders of blocks
         assert declared <= seen.peak + few and seen.peak <= declared + few, (size, declared, seen.peak)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from estimate.test_why import check_sums
@@ -29,7 +29,7 @@ from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
-from penteract.spec.precision import RECIPES, Policy
+from penteract.spec.precision import BLOCK, RECIPES, Policy
 from penteract.step.program import compile_step
 from pool import Pool
 from precisions import BY_NAME, patterns
@@ -69,7 +69,8 @@ def test_moments_are_what_the_last_pattern_says_and_take_what_is_priced(
             said = [dtype for names, dtype in drawn if fnmatchcase(q.name, names)]
             wanted = said[-1] if said else "int8"
             assert {t.dtype for t in flat.averages.values()} == {DTYPES[wanted]}, q.name
-            assert bool(flat.scales) == (wanted == "int8")
+            scales = [len(t) * BLOCK for t in flat.scales.values()]  # whole blocks of them
+            assert scales == [len(flat.master)] * len(flat.averages) * (wanted == "int8")
             seen[q.name] += 1
     assert seen == Counter(q.name for q in p.params)
     kept = resident(p)
@@ -79,6 +80,8 @@ def test_moments_are_what_the_last_pattern_says_and_take_what_is_priced(
 
 @settings(max_examples=25, deadline=None)
 @given(case=cases(), drawn=DRAWN)
+@example(case=Case(replace(DENSE, layers=5), Layout(dp=2, pp=2, zero=3)), drawn=[("layers.0.*", "bf16")])
+@example(case=Case(DENSE, Layout(dp=4, zero=1, offload_optimizer=True)), drawn=[("embedding*", "fp32")])
 def test_a_price_without_a_walk_is_that_of_the_walk(case: Case, drawn: list[tuple[str, str]]) -> None:
     if case.schedule:
         return
