@@ -27,9 +27,12 @@ def patterns(*words: str) -> tuple[Pattern, ...]:
     return tuple(map(Pattern.of, words))
 
 
-# As Dettmers 2022 (2110.02861) §2.3 has it: the embedding's moments stay in fp32.
+# As Dettmers 2022 (2110.02861) §2.3 has it: the embedding's moments stay in fp32. Others so that buckets of every kind
+# are in more than one dtype.
 BY_NAME = replace(
-    RECIPES["bf16"], moments="int8", modules=patterns("embedding*:moments=fp32", "layers.0.*:moments=bf16")
+    RECIPES["bf16"],
+    moments="int8",
+    modules=patterns("embedding*:moments=fp32", "layers.0.*:moments=bf16", "*.attention.o.weight:moments=fp32"),
 )
 POLICIES = {name: p for name, p in RECIPES.items() if name not in ("fp64", "fp32")} | {
     "fp8_blockwise": replace(RECIPES["fp8_blockwise"], fp8=replace(usual("blockwise"), block=16)),
@@ -41,7 +44,7 @@ POLICIES = {name: p for name, p in RECIPES.items() if name not in ("fp64", "fp32
     "bf16, sums in 16 bits": replace(RECIPES["bf16"], reduce="bf16"),
     "bf16, no master, moments in 8 bits": replace(RECIPES["bf16"], master="", stochastic=True, moments="int8"),
     "fp16, moments in 8 bits": replace(RECIPES["fp16"], moments="int8"),
-    "bf16, moments in 8 bits but of the embedding, and in 16 of layer 0": BY_NAME,
+    "bf16, moments in 8 bits but of the embedding, of others in 16 and 32": BY_NAME,
     "fp8_rowwise, no output projection, moments of norms in 16 bits": replace(
         RECIPES["fp8_rowwise"], modules=patterns("*.attention.o.weight:linears=bf16", "*norm*:moments=bf16")
     ),

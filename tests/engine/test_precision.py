@@ -189,7 +189,7 @@ def test_codes_are_read_as_they_were_written(signed: bool) -> None:
 @pytest.mark.parametrize(
     "wrote",
     ["bf16", "bf16_pure", "fp16", "bf16, moments in 8 bits", "fp8_delayed",
-     "bf16, moments in 8 bits but of the embedding, and in 16 of layer 0"],
+     "bf16, moments in 8 bits but of the embedding, of others in 16 and 32"],
 )  # fmt: skip
 def test_a_precision_reads_its_own_bit_for_bit(wrote: str, tmp_path: Path) -> None:
     run, again = Small(POLICIES[wrote]), Small(POLICIES[wrote])
