@@ -36,8 +36,10 @@ BY_NAME = replace(
 )
 POLICIES = {name: p for name, p in RECIPES.items() if name not in ("fp64", "fp32")} | {
     "fp8_blockwise": replace(RECIPES["fp8_blockwise"], fp8=replace(usual("blockwise"), block=16)),
-    "fp8_rowwise, powers of two, last layer in bf16": replace(
-        RECIPES["fp8_rowwise"], fp8=replace(usual("rowwise"), powers=True, last=1)
+    "fp8_rowwise, powers of two, last layer and output projections in bf16": replace(
+        RECIPES["fp8_rowwise"],
+        fp8=replace(usual("rowwise"), powers=True, last=1),
+        modules=patterns("*.attention.o.weight:linears=bf16"),
     ),
     "bf16, moments in 8 bits": replace(RECIPES["bf16"], moments="int8"),
     "bf16, moments in 16 bits": replace(RECIPES["bf16"], moments="bf16"),
@@ -45,9 +47,6 @@ POLICIES = {name: p for name, p in RECIPES.items() if name not in ("fp64", "fp32
     "bf16, no master, moments in 8 bits": replace(RECIPES["bf16"], master="", stochastic=True, moments="int8"),
     "fp16, moments in 8 bits": replace(RECIPES["fp16"], moments="int8"),
     "bf16, moments in 8 bits but of the embedding, of others in 16 and 32": BY_NAME,
-    "fp8_rowwise, no output projection, moments of norms in 16 bits": replace(
-        RECIPES["fp8_rowwise"], modules=patterns("*.attention.o.weight:linears=bf16", "*norm*:moments=bf16")
-    ),
 }
 
 
