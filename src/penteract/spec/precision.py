@@ -80,7 +80,7 @@ class Policy:
             raise BadInput(
                 "PRECISION", f"does not go with {self.compute} and the rest of its recipe", where="precision.modules",
                 found=str(one)[:80], allowed=" or ".join(fits) or "linears in recipes of FP8 alone",
-                fix=f"--precision.modules '{one.names}:{fits[0]}'" if fits else "--precision.dtype fp8_rowwise",
+                fix=f"--precision.modules '{one.names}:{fits[0]}'" if fits else "a recipe of FP8, or no such pattern",
             )  # fmt: skip
 
     def _fitting(self) -> Mapping[str, tuple[object, ...]]:
