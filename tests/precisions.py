@@ -14,22 +14,39 @@ from penteract.engine.trainer import Outcome, Trainer
 from penteract.spec.fp8 import usual
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
+from penteract.spec.modules import Pattern
 from penteract.spec.precision import RECIPES, Policy
 from penteract.spec.run import Data, Optimizer, Precision, RunSpec, Training
 
 SMALL = ModelSpec(
     layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=96, vocab_size=264, initial_std=0.05
 )
+
+
+def patterns(*words: str) -> tuple[Pattern, ...]:
+    return tuple(map(Pattern.of, words))
+
+
+# As Dettmers 2022 (2110.02861) §2.3 has it: the embedding's moments stay in fp32. Others so that buckets of every kind
+# are in more than one dtype.
+BY_NAME = replace(
+    RECIPES["bf16"],
+    moments="int8",
+    modules=patterns("embedding*:moments=fp32", "layers.0.*:moments=bf16", "*.attention.o.weight:moments=fp32"),
+)
 POLICIES = {name: p for name, p in RECIPES.items() if name not in ("fp64", "fp32")} | {
     "fp8_blockwise": replace(RECIPES["fp8_blockwise"], fp8=replace(usual("blockwise"), block=16)),
-    "fp8_rowwise, powers of two, last layer in bf16": replace(
-        RECIPES["fp8_rowwise"], fp8=replace(usual("rowwise"), powers=True, last=1)
+    "fp8_rowwise, powers of two, last layer and output projections in bf16": replace(
+        RECIPES["fp8_rowwise"],
+        fp8=replace(usual("rowwise"), powers=True, last=1),
+        modules=patterns("*.attention.o.weight:linears=bf16"),
     ),
     "bf16, moments in 8 bits": replace(RECIPES["bf16"], moments="int8"),
     "bf16, moments in 16 bits": replace(RECIPES["bf16"], moments="bf16"),
     "bf16, sums in 16 bits": replace(RECIPES["bf16"], reduce="bf16"),
     "bf16, no master, moments in 8 bits": replace(RECIPES["bf16"], master="", stochastic=True, moments="int8"),
     "fp16, moments in 8 bits": replace(RECIPES["fp16"], moments="int8"),
+    "bf16, moments in 8 bits but of the embedding, of others in 16 and 32": BY_NAME,
 }
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from penteract.plan.ask import AXES, EDITS, as_text, parse_axes
 from penteract.plan.plan import exact
 from penteract.spec import catalog
 from penteract.spec.layout import Layout
+from penteract.spec.modules import Pattern
 from penteract.spec.precision import RECIPES
 from penteract.spec.presets import TINY
 from penteract.spec.resolve import resolve
@@ -225,6 +227,21 @@ def test_a_run_file_has_what_the_plan_chose(tell: Tell, tmp_path: Path) -> None:
     lay = run.layout
     assert (lay.zero, lay.keep_gathered, lay.remake_every, lay.loss, lay.loss_chunk) == (3, True, 2, "chunked", 64)
     assert (lay.bucket_bytes, run.precision.policy) == (2**20, RECIPES["bf16_pure"])
+
+
+def test_precision_by_name_is_priced_and_written(tell: Tell, tmp_path: Path) -> None:
+    one = (*TINY_STEP, "--layout", "zero=1", "--json")
+    plain, coded, but = (
+        json.loads(tell("plan", *one, *words).out)["layouts"][0]["memory"]["optimizer_gib"]
+        for words in ((), ("--modules", "*:moments=int8"), ("--modules", "*:moments=int8,embedding*:moments=fp32"))
+    )
+    assert coded < but < plain
+    told = tell("plan", *one, "--precision", "fp8_rowwise", "--modules", "*.o.*:linears=bf16", "--out", "run.toml")
+    assert told.code == 0, told.err
+    modules = (Pattern("*.o.*", "linears", "bf16"),)
+    assert resolve(tmp_path / "run.toml").run.precision.policy == replace(RECIPES["fp8_rowwise"], modules=modules)
+    told = tell("plan", *one, "--modules", "embeding*:moments=int8")
+    assert told.code == 2 and "--modules · found embeding*:moments=int8 / allowed embedding.weight" in told.err
 
 
 def test_only_prices_are_loaded() -> None:

@@ -14,6 +14,7 @@ from penteract.engine.chance import Place, chances, round_into
 from penteract.ops.params import Param, Shard
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
+from penteract.step import update
 
 STEP = torch.tensor(7.0, dtype=torch.float64)
 
@@ -72,7 +73,7 @@ def test_every_layout_rounds_alike(shape: tuple[int, ...], axes: list[str], data
 def test_sums_are_narrowed_and_widened_in_their_place(part: range) -> None:
     x = torch.randn(100, generator=torch.Generator().manual_seed(0))
     buffer = x.clone()
-    with patch.object(wire, "SLICE", 8):
+    with patch.object(update, "SLICE", 8):
         narrow = wire.narrowed(buffer, torch.bfloat16)
         assert narrow.data_ptr() == buffer.data_ptr() and torch.equal(narrow, x.bfloat16())
         wire.widened(buffer, torch.bfloat16, part)

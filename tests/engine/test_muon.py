@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -95,13 +96,14 @@ def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) 
     held = sum(size for kind, size in resident(p).items() if kind != "data")
     assert bytes_of(t for f in flats for t in f.buffers) == held
     norm = torch.ones((), dtype=run.trainer.run.totals.dtype)
-    largest = max((f for f in flats if f.bucket.mover.by_matrix), key=lambda f: len(f.master))
-    ours.update(largest, norm)  # the tables of codes are there from then on
-    for size in (2 * BLOCK, update.SLICE):
+    matrices = sorted((f for f in flats if f.bucket.mover.by_matrix), key=lambda f: len(f.master))
+    largest = {f.bucket.moments: f for f in matrices}
+    for flat, size in product(largest.values(), (2 * BLOCK, update.SLICE)):
+        ours.update(flat, norm)  # the tables of codes are there from then on
         with patch.object(update, "SLICE", size):
             with Storages() as seen:
-                ours.update(largest, norm)
-            declared = muon.workspace(largest.bucket, policy)
+                ours.update(flat, norm)
+            declared = muon.workspace(flat.bucket, policy)
         few = 256 + declared // 64  # scalars, and the borders of blocks
         assert declared <= seen.peak + few and seen.peak <= declared + few, (size, declared, seen.peak)
 

@@ -20,11 +20,12 @@ from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.spec.precision import RECIPES, Policy
 from penteract.step.program import compile_step
+from precisions import BY_NAME
 from strategies import cases, coded_cases
 
 NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
 MOVERS = [PLAIN, Movers(matrices=Mover("muon", 3))]
-PRECISIONS = [RECIPES["bf16"], RECIPES["fp64"], RECIPES["bf16_pure"], NARROW]
+PRECISIONS = [RECIPES["bf16"], RECIPES["fp64"], RECIPES["bf16_pure"], NARROW, BY_NAME]
 
 
 @given(cases(), st.integers(0, 5), st.integers(1, 3), st.sampled_from(PRECISIONS), st.sampled_from(MOVERS))

@@ -29,6 +29,7 @@ from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.spec.precision import RECIPES, Policy
 from penteract.step.program import Program, compile_step
+from precisions import BY_NAME
 from strategies import cases, coded_cases
 
 DENSE = ModelSpec(layers=5, hidden_size=256, heads=16, kv_heads=8, head_size=8, ffn_size=128, vocab_size=256)
@@ -72,7 +73,7 @@ def check_sums(told: Why, p: Program) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     case=cases(),
-    precision=st.sampled_from(["fp32", "bf16", NARROW]),
+    precision=st.sampled_from(["fp32", "bf16", NARROW, BY_NAME]),
     of=st.integers(0, 7),
     movers=st.sampled_from(MOVERS),
 )

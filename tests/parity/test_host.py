@@ -28,13 +28,13 @@ from penteract.step import update
 from penteract.step.program import Program
 from penteract.step.walk import walk
 from pool import Pool
-from precisions import POLICIES, differ, kept
+from precisions import POLICIES, differ, kept, patterns
 from strategies import cases, remakes
 from tiny import SIZES
 
 DENSE = ModelSpec(**SIZES, tied=True)
 EXPERTS = replace(DENSE, moe=MoESpec(experts=4, top_k=2, ffn_size=24, dense_layers=(0,), balance="bias"))
-CODED = replace(RECIPES["bf16"], moments="int8")
+CODED = replace(RECIPES["bf16"], moments="int8", modules=patterns("embedding*:moments=fp32"))
 PLACES: list[tuple[ModelSpec, Layout, str | Policy]] = [
     (DENSE, Layout(dp=4), "bf16"),
     (EXPERTS, Layout(dp=2, tp=2, ep=2, zero=1, bucket_bytes=2**12), CODED),

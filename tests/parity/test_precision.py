@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from penteract.spec.precision import RECIPES, Policy
 from penteract.spec.run import Optimizer
 from penteract.step.walk import walk
 from pool import Pool
-from precisions import differ, kept
+from precisions import BY_NAME, differ, kept
 from samples import sample
 from tiny import SIZES
 from tolerances import LAYOUTS
@@ -92,7 +93,7 @@ def held(rank: int, groups: Groups, case: Case) -> list[str] | None:
     return wrong
 
 
-NARROW = replace(RECIPES["bf16"], reduce="bf16", moments="int8")  # sums in 16 bits, moments in 8: both at once
+NARROW = replace(BY_NAME, reduce="bf16")  # sums in 16 bits, moments in 8 and by name: all at once
 
 
 @pytest.mark.parametrize("policy", [*(RECIPES[name] for name in ("bf16", "bf16_pure", "fp16")), NARROW], ids=str)
@@ -102,9 +103,9 @@ def test_a_layout_is_one_process_in_every_recipe(pool: Pool, policy: Policy) -> 
         assert [f"{layout} rank {r}: {w}" for r, some in enumerate(told) for w in some or []] == []
 
 
-def overflowed(rank: int, groups: Groups, case: Case, step: int) -> list[int] | None:
-    """Which of this rank's buffers differ, where one element of one rank's gradient overflowed in `step`, from those of
-    a run that made no such step, its scale set by hand."""
+def overflowed(rank: int, groups: Groups, case: Case, step: int, what: str) -> list[int] | None:
+    """Which of this rank's buffers differ, where one element of one rank's gradient, or its loss alone, overflowed in
+    `step`, from those of a run that made no such step, its scale set by hand."""
     p = case.compile(rank % case.layout.world)
     groups.make(needed(p))
     if rank >= case.layout.world:
@@ -123,7 +124,8 @@ def overflowed(rank: int, groups: Groups, case: Case, step: int) -> list[int] | 
                 continue
             here = n == step and rank == case.layout.world - 1
             bad = {"linear": replace(REFERENCE["linear"], weight_gradient=_infinite)}
-            run.bodies = REFERENCE | (bad if here else {})
+            run.bodies = REFERENCE | (bad if here and what == "gradient" else {})
+            run.on_action = _lose(run) if here and what == "loss" else None
             run.counts.copy_(counts)
             walk(p, run)
         run.settle_parameters()
@@ -138,8 +140,14 @@ def _infinite(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> N
     into[0].view(-1)[0] = float("inf")
 
 
+def _lose(run: Run) -> Callable[[str], None]:
+    """After each action the loss is not finite; gradients are as ever."""
+    return lambda action: run.totals[1].fill_(float("nan"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("what", ["gradient", "loss"])
 @pytest.mark.parametrize("layout", [Layout(dp=2, tp=2, zero=1), Layout(pp=2, gradient_accumulation_steps=2)], ids=str)
-def test_an_overflow_on_one_rank_skips_the_update_on_all(pool: Pool, layout: Layout) -> None:
+def test_an_overflow_on_one_rank_skips_the_update_on_all(pool: Pool, layout: Layout, what: str) -> None:
     policy = replace(RECIPES["fp16"], loss_scale=2.0**10)
-    told = pool.run(overflowed, Case(DENSE, layout, precision=policy), 2)
+    told = pool.run(overflowed, Case(DENSE, layout, precision=policy), 2, what)
     assert told[: layout.world] == [[]] * layout.world

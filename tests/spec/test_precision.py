@@ -88,10 +88,10 @@ def test_codes_are_gathered_where_weights_are_cut(layout: Layout, said: str) -> 
 
 
 def test_layers_in_fp8_are_those_between_the_ends() -> None:
-    assert sorted(Fp8(kind="rowwise", first=1, last=2).layers(6, ahead=1)) == [1, 2, 3]
-    assert sorted(Fp8(kind="rowwise", first=1).layers(3, ahead=2)) == [1, 2, 3, 4]
+    assert Fp8(kind="rowwise", first=1, last=2).beside(6, ahead=1) == (0, 4, 5, 6)
+    assert Fp8(kind="rowwise", first=1).beside(3, ahead=2) == (0,)
     with pytest.raises(BadInput, match="fewer than the 3 layers"):
-        Fp8(kind="rowwise", first=1, last=2).layers(3)
+        Fp8(kind="rowwise", first=1, last=2).beside(3)
 
 
 def test_sizes_that_are_no_whole_units_are_refused_by_name() -> None:

@@ -64,6 +64,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     precision: Annotated[
         str, Parameter(help="A recipe, or several to choose among: bf16,fp16. It changes what is trained.")
     ] = "bf16",
+    modules: Annotated[
+        str, Parameter(help="What parameters have otherwise, by name: *:moments=int8,embedding*:moments=fp32.")
+    ] = "",
     optimizer: Annotated[str, Parameter(help="adamw, or muon for matrices between hidden states.")] = "adamw",
     headroom: Annotated[float, Parameter(help="Share of a GPU's memory that tensors are kept out of.")] = HEADROOM,
     out: Annotated[Path | None, Parameter(help="Write a run file of the best, or of --why.")] = None,
@@ -86,8 +89,8 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         raise BadInput("FILE", "it exists already", where="--out", found=out, fix="choose another name, or remove it")
     found = ask_plan(
         model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
-        tp_across_nodes=tp_across_nodes, precision=precision, optimizer=optimizer, headroom=headroom,
-        number=why or 1,
+        tp_across_nodes=tp_across_nodes, precision=precision, modules=modules, optimizer=optimizer,
+        headroom=headroom, number=why or 1,
     )  # fmt: skip
     chosen = found.number(why or 1) if found.layouts or why or out else None
     money = budget(found, chosen, whole, usd_per_gpu_hour) if chosen and whole else None

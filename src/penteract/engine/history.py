@@ -31,11 +31,13 @@ class History:
         torch.amax(self.steps, 0, out=self.past)
         self.seen.zero_()
 
-    def end(self) -> None:
-        """`seen`, agreed on, is the newest. A step whose values are not finite counts for nothing."""
+    def end(self, squared_norm: torch.Tensor) -> None:
+        """`seen`, agreed on, is the newest. A step whose norm is not finite leaves no trace: its update is skipped, and
+        what it saw may be as wrong as its gradients."""
+        good = squared_norm.isfinite()
         for i in range(self.length - 1, 0, -1):
-            self.steps[i].copy_(self.steps[i - 1])
-        self.steps[0].copy_(self.seen.nan_to_num_(0.0, 0.0, 0.0))
+            self.steps[i].copy_(torch.where(good, self.steps[i - 1], self.steps[i]))
+        self.steps[0].copy_(torch.where(good, self.seen.nan_to_num_(0.0, 0.0, 0.0), self.steps[0]))
 
     def by_name(self, table: torch.Tensor) -> dict[str, torch.Tensor]:
         """Rows of `past` or `seen`, [3]."""

@@ -39,7 +39,7 @@ class Muon(AdamW):
             return AdamW.update(self, flat, squared_norm)
         whole = torch.empty(b.size, dtype=DTYPES[self.policy.products], device=flat.master.device)
         own = whole[flat.shard.start : flat.shard.stop] if b.shards > 1 else whole
-        parts = [slice(at, min(at + update.SLICE, len(own))) for at in range(0, len(own), update.SLICE)]
+        parts = list(update.parts(len(own)))
         for part in parts:
             self._average(flat, part, own[part], squared_norm)
         if b.shards > 1:

@@ -211,13 +211,15 @@ class Run:
         self._sum_tallies()
         if (history := self.state.history) is not None:
             self.comm.finish(self.comm.largest(self._ranks("stage"), history.seen))
-            history.end()
         for flat in self.state.flats:
             if flat.bucket.replicas[0] == self.p.rank:  # one rank counts each element
                 self.totals[0].add_(_squares(flat.own_gradient, self.totals.dtype))
         self.collect()
+        self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # what a loss that is not finite taught is skipped as well
         if self.state.scaling is not None:
             self.state.scaling.unscale(self.totals[0])
+        if history is not None:
+            history.end(self.totals[0])
 
     def collect(self) -> None:
         """Sum the totals over all ranks."""

@@ -2,7 +2,8 @@
 
 Masters and moments are saved as numbers of the dtype that updates are computed in, whatever they are kept in, so that
 layouts and precisions read each other's. What is kept in fewer bits is rounded again when it is loaded: with the same
-blocks to the same bits, and in other blocks or another dtype by one more rounding.
+blocks to the same bits, and in other blocks or another dtype by one more rounding. It is widened on the CPU: the device
+has no more of it than a slice.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from penteract.engine.dtypes import dtype_of
 from penteract.engine.run import Run
 from penteract.engine.state import Flat, Kept, Piece, State
 from penteract.step.program import Program
+from penteract.step.update import parts
 
 log = logging.getLogger(__name__)
 RECIPE = ("loss_scale", "/largest")  # ends of the names of what one recipe of precision alone keeps
@@ -49,7 +51,8 @@ def load_state(at: Path, p: Program, state: State) -> dict[str, Any]:
         for flat, values in zip(state.flats, wide, strict=True):
             kept = flat.kept(kind)
             if kept is not None and values is not None and kept.dtype != values.dtype:
-                flat.write(kind, slice(0, len(kept)), values.to(kept.device))
+                for part in parts(len(kept)):
+                    flat.write(kind, part, values[part].to(kept.device))
     return extra
 
 
@@ -69,7 +72,12 @@ def _logical(p: Program, state: State) -> Logical:
 
     def numbers(flat: Flat, kind: Kept) -> torch.Tensor | None:
         kept = flat.kept(kind)
-        return kept if kept is None or kept.dtype == dtype else flat.read(kind, slice(0, len(kept)), dtype).cpu()
+        if kept is None or kept.dtype == dtype:
+            return kept
+        wide = torch.empty(len(kept), dtype=dtype)
+        for part in parts(len(kept)):
+            wide[part].copy_(flat.read(kind, part, dtype))
+        return wide
 
     return {kind: [numbers(flat, kind) for flat in state.flats] for kind in KINDS.values()}
 

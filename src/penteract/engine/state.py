@@ -18,7 +18,7 @@ from penteract.engine.scaling import LossScale
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 from penteract.spec.movers import ADAMW, Average, Mover
-from penteract.spec.precision import BLOCK
+from penteract.spec.precision import BLOCK, Policy
 from penteract.step.program import Program
 from penteract.step.ring import Ring, gradient_ring, parameter_ring
 from penteract.step.update import is_sliced, through
@@ -178,14 +178,15 @@ def allocate(p: Program, device: torch.device) -> State:
         shard = b.shard(p.rank)
         parameter, cut_parameter = whole.buffers(i, b, dtype[b.gathered_as], cut=b.cut_parameters)
         gradient, cut_gradient = sums.buffers(i, b, dtype["gradient"], cut=b.cut_gradients)
-        made = _optimizer(b.shard_size, p, device, b.mover, host=b.offloaded)
+        policy = p.precision.keeping(b.moments)
+        made = _optimizer(b.shard_size, policy, device, b.mover, host=b.offloaded)
         names = b.mover.averages
         averages = {kind: made[kind] for kind in names}
         scales = {kind: made[f"{kind}/scales"] for kind in names if f"{kind}/scales" in made}
         places = tuple(_places(p, b)) if p.precision.stochastic else ()
         flat = Flat(
             b, shard, parameter, gradient, cut_parameter, cut_gradient, parameter, averages, scales,
-            is_sliced(p.precision), places,
+            is_sliced(policy), places,
         )  # fmt: skip
         flat.master = made.get("master", flat.own_parameter)
         state.flats.append(flat)
@@ -193,8 +194,8 @@ def allocate(p: Program, device: torch.device) -> State:
             shape = q.local_shape(p.mesh)
             state.parameters[q.name] = _read(p, b, parameter[at : at + q.numel(p.mesh)]).view(shape)
             state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
-    count, most = through((b.shard_size, 1) for b in p.buckets if b.offloaded)
-    state.places += [_optimizer(most, p, device, ADAMW) for _ in range(count)]
+    there = through(((b, 1) for b in p.buckets), p.precision)
+    state.places += [_optimizer(there.elements, there.p, device, scaled=there.scaled) for _ in range(there.count)]
     if p.precision.loss_scale:
         state.scaling = LossScale(p.precision.loss_scale, p.precision.growth_every, device)
     if sites := p.delayed:
@@ -216,15 +217,18 @@ def _read(p: Program, b: Bucket, whole: torch.Tensor) -> torch.Tensor:
     return whole.view(FORMATS[fp8.operand]) if fp8 and b.gathered_as == "code" else whole
 
 
-def _optimizer(n: int, p: Program, device: torch.device, mover: Mover, *, host: bool = False) -> Buffers:
-    """What the optimizer keeps of n elements: on the device, or on the host, page-locked for copies beside compute."""
+def _optimizer(
+    n: int, p: Policy, device: torch.device, mover: Mover = ADAMW, *, host: bool = False, scaled: bool = False
+) -> Buffers:
+    """What the optimizer keeps of n elements: on the device, or on the host, page-locked for copies beside compute.
+    `scaled`: with scales, though averages of this dtype have none."""
     where, pinned = (torch.device("cpu"), device.type == "cuda") if host else (device, False)
 
     def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(count, dtype=dtype, device=where, pin_memory=pinned)
 
-    moment, scaled = dtype_of("moment", p.precision), p.precision.moments == "int8"
-    master = {"master": zeros(n, dtype_of("master", p.precision))} if p.precision.master else {}
+    moment, scaled = dtype_of("moment", p), scaled or p.moments == "int8"
+    master = {"master": zeros(n, dtype_of("master", p))} if p.master else {}
     scales = {f"{kind}/scales": zeros(n // BLOCK, torch.float32) for kind in mover.averages if scaled}
     return {**master, **{kind: zeros(n, moment) for kind in mover.averages}, **scales}
 

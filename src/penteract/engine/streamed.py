@@ -33,7 +33,7 @@ class Streamed:
     """`slices(flat)` are flats whose buffers are on the device, for an optimizer to move in place, one after another.
 
     flats   in the order in which they are moved: all of them, once a step, and then `settle`
-    places  on the device, that slices take in turns: three, or as many as there are slices
+    places  on the device, that slices take in turns: three, or as many as there are slices; narrow averages take a part
     """
 
     flats: Sequence[Flat]
@@ -82,7 +82,7 @@ class Streamed:
         if len(self.leaving) == len(self.places) - 1 > 0:
             self._finish(self.leaving.popleft())
         there = {name: _part(name, x, part) for name, x in owner.apart.items()}
-        here = {name: self.places[place][name][: len(x)] for name, x in there.items()}
+        here = {name: self.places[place][name].view(x.dtype)[: len(x)] for name, x in there.items()}
         flights = [self.copies.start(x, here[name]) for name, x in there.items()]
         self.coming.append((Guest(owner, owner.part(part, here), here, there), flights))
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
-from penteract.step.update import SLICE
+from penteract.step.update import parts
 
 
 def narrowed(whole: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -17,8 +15,8 @@ def narrowed(whole: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if whole.dtype == dtype:
         return whole
     wire = whole.view(dtype)[: len(whole)]
-    for at, end in _slices(len(whole)):
-        wire[at:end].copy_(whole[at:end].to(dtype))
+    for part in parts(len(whole)):
+        wire[part].copy_(whole[part].to(dtype))
     return wire
 
 
@@ -26,10 +24,6 @@ def widened(whole: torch.Tensor, dtype: torch.dtype, part: range) -> None:
     """Elements `part` of a buffer that was narrowed, back in their places: from the last one down."""
     if whole.dtype == dtype:
         return
-    wire = whole.view(dtype)
-    for at, end in reversed(list(_slices(len(part)))):
-        whole[part.start + at : part.start + end] = wire[part.start + at : part.start + end].to(whole.dtype)
-
-
-def _slices(n: int) -> Iterator[tuple[int, int]]:
-    return ((at, min(at + SLICE, n)) for at in range(0, n, SLICE))
+    wire, whole = whole.view(dtype)[part.start : part.stop], whole[part.start : part.stop]
+    for some in reversed(list(parts(len(part)))):
+        whole[some] = wire[some].to(whole.dtype)

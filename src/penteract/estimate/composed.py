@@ -240,7 +240,7 @@ class Composer:
         placed = ((some, self._marks(kind, layout)) for kind, some in self.placed(layout, pp_rank))
         units = [Unit(some, marks.late, both, marks.coded) for some, marks in placed]
         where = homes(self.model, layout, {p.name: pp_rank for u in units for p in u.params})
-        return packs(units, where, Mesh(layout), self.widths["gradient"], self.movers)
+        return packs(units, where, Mesh(layout), self.policy, self.movers)
 
     def _marks(self, kind: Kind, layout: Layout) -> _Marks:
         if layout.zero < 2:
@@ -262,7 +262,7 @@ class Composer:
         rank = mesh.group("pp", 0)[pp_rank]
         for pack in self._unit_packs(layout, pp_rank):
             if first[kinds[pack.unit]] == pack.unit:
-                b = bucket_of(pack.at(pp_rank), mesh, rank, self.policy.grain)
+                b = bucket_of(pack.at(pp_rank), mesh, rank)
                 gathered[pack.unit] += gathered_bytes(b, self.widths)
                 summed[pack.unit] += summed_bytes(b, self.widths)
         parameters = {unit: gathered[first[kind]] for unit, kind in enumerate(kinds)}
@@ -285,14 +285,14 @@ class Composer:
         for pack in self._unit_packs(layout, pp_rank):
             key = (pack.alike, pack.elements)
             if key not in known:
-                known[key] = bucket_of(pack.at(pp_rank), mesh, rank, self.policy.grain)
+                known[key] = bucket_of(pack.at(pp_rank), mesh, rank)
             yield pack.unit, known[key]
 
     def buckets(self, layout: Layout, pp_rank: int) -> tuple[Bucket, ...]:
         """The buckets of a rank."""
         mesh = Mesh(layout)
         rank = mesh.ranks(range(pp_rank, pp_rank + 1), range(1), range(1))[0]
-        return tuple(bucket_of(pack, mesh, rank, self.policy.grain) for pack in self.packs(layout, pp_rank))
+        return tuple(bucket_of(pack, mesh, rank) for pack in self.packs(layout, pp_rank))
 
     def counted_packs(self, layout: Layout, pp_rank: int) -> tuple[tuple[Pack, int], ...]:
         """The packs of a rank, of those of one kind and size the first, and how many there are of them."""
@@ -303,8 +303,8 @@ class Composer:
             for pack in self._all_packs(layout, pp_rank):
                 alike = pack.alike
                 several = len(alike.homes)
-                same = (alike.cut, several, alike.decay, alike.late, alike.gathered_as, pack.unit == NONE, pack.shapes)
-                size = (same, pack.elements)
+                own = (alike.decay, alike.late, alike.moments, alike.gathered_as, pack.unit == NONE)
+                size = ((alike.cut, several, own, pack.shapes), pack.elements)
                 first.setdefault(size, pack)
                 count[size] += 1
             self.counted[key] = tuple((pack, count[size]) for size, pack in first.items())

@@ -6,11 +6,12 @@ What it holds and asks for is what the whole step does, so many times over: `ali
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from penteract.model.decoder import homes, part, shared
+from penteract.model.modules import anonymous, first_like
 from penteract.ops.bodies.fp8 import is_coded, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
@@ -21,7 +22,6 @@ from penteract.parallel.data import Bucket, Unit, buckets, shard_groups
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, Exchange, computes, stage_of
 from penteract.schedule.in_flight import action_lists
-from penteract.spec.fp8 import scaled_layers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
@@ -114,10 +114,10 @@ def miniature(
     at = mesh.coordinates(rank)["pp"]
     model, cut, length = symbolic(m, layout, sequence_length)
     stages = [stage_layers(m.layers, layout.stages)[stage_of(at, c, layout.pp)] for c in range(layout.vpp)]
-    scaled = scaled_layers(precision.fp8, m.layers, m.predict_ahead)
-    alike = tuple(_alike(m, layout, layers, scaled) for layers in stages)
+    linears, like = precision.linears(m.layers, m.predict_ahead), first_like(m, precision)
+    alike = tuple(_alike(layout, layers, like) for layers in stages)
     said = [
-        _record(Do(Mesh(cut), scaled), model, length, sorted(some), ends=(layers.start == 0, layers.stop == m.layers))
+        _record(Do(Mesh(cut), linears), model, length, sorted(some), ends=(layers.start == 0, layers.stop == m.layers))
         for layers, some in zip(stages, alike, strict=True)
     ]
     chunks = tuple(
@@ -133,13 +133,14 @@ def miniature(
             replace(
                 _bucket(o.param, where, mesh, Mesh(cut), rank, shared(m), movers.of(matrix=o.param.matrix)),
                 gathered_as="code" if o.param.name in coded else "parameter",
+                moments=precision.moments_of(o.param.name),
             )
             for o in owned
         ),
         tuple(_actions(name, layout)[at]), {}, _routers(chunks, alike), _linears(chunks, alike),
     )  # fmt: skip
     units = [
-        [_plain_unit(u) for u in _units(do, some, layers, m)]
+        [_plain_unit(u) for u in _units(do, some, layers, m, like)]
         for do, some, layers in zip(said, alike, stages, strict=True)
     ]
     whole = [unit for some in units for unit in some]
@@ -150,26 +151,19 @@ def miniature(
     reads = _reads(chunks, units, real)
     turns = gathers(program.actions, reads, places(layout, len(whole))) if any(reads) else Counter[int]()
     told = {
-        i: _stand_in(i, some, m) for layers, some in zip(stages, alike, strict=True) for i in layers
+        i: _stand_in(i, some, like) for layers, some in zip(stages, alike, strict=True) for i in layers
     }  # fmt: skip
     return Miniature(program, cut, tuple(_gathered(owned, real, turns, told)), alike, real, turns)
 
 
-def anonymous(name: str) -> str:
-    """`layers.*.norm1.weight` for that of any layer."""
-    words = name.split(".")
-    return ".".join([words[0], "*", *words[2:]]) if words[0] == "layers" else name
-
-
-def _alike(m: ModelSpec, layout: Layout, layers: range, scaled: Collection[int]) -> dict[int, int]:
+def _alike(layout: Layout, layers: range, like: Sequence[int]) -> dict[int, int]:
     """The layers to record, and how many each stands for: one of each kind, and the last, as what follows it may
     keep something else of it. Where layers differ in their edit, each is recorded."""
     if not layout.uniform:
         return dict.fromkeys(layers, 1)
-    first: dict[tuple[bool, bool], int] = {}
-    found = Counter[int]()
+    first, found = dict[int, int](), Counter[int]()
     for layer in layers[:-1]:
-        found[first.setdefault((m.has_experts(layer), layer in scaled), layer)] += 1
+        found[first.setdefault(like[layer], layer)] += 1
     return {**found, layers[-1]: 1}
 
 
@@ -235,19 +229,19 @@ def _by_experts(q: Param) -> bool:
     return any(s.axis == "ep" for s in q.shards)
 
 
-def _units(do: Do, recorded: Mapping[int, int], layers: range, m: ModelSpec) -> Iterator[Unit]:
+def _units(do: Do, recorded: Mapping[int, int], layers: range, m: ModelSpec, like: Sequence[int]) -> Iterator[Unit]:
     """The units of a chunk's layers, each like the one that was recorded for its kind, and of what is at its ends."""
     told, first = list(units_of([do], m)), layers.start == 0
     inside = dict(zip(sorted(recorded), told[first:], strict=False))
     yield from told[:first]
     for i in layers:
-        yield _as_layer(inside[_stand_in(i, recorded, m)], i)
+        yield _as_layer(inside[_stand_in(i, recorded, like)], i)
     yield from told[first + len(inside) :]
 
 
-def _stand_in(layer: int, recorded: Mapping[int, int], m: ModelSpec) -> int:
+def _stand_in(layer: int, recorded: Mapping[int, int], like: Sequence[int]) -> int:
     """The recorded layer that this one is like."""
-    return layer if layer in recorded else next(i for i in recorded if m.has_experts(i) == m.has_experts(layer))
+    return layer if layer in recorded else next(i for i in recorded if like[i] == like[layer])
 
 
 def _as_layer(unit: Unit, layer: int) -> Unit:

@@ -19,6 +19,7 @@ from penteract.estimate.load import Balanced, Load
 from penteract.estimate.outline import Outline, Saying, saying, sites_of
 from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
+from penteract.model.modules import first_like
 from penteract.ops.bodies import BODIES, body_of
 from penteract.ops.bodies.body import FLOAT
 from penteract.ops.bodies.fp8 import is_coded
@@ -29,10 +30,10 @@ from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site, Tape
 from penteract.parallel.tensor import chunk_tokens
-from penteract.spec.fp8 import Fp8, scaled_layers
 from penteract.spec.layout import Edit, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.modules import Linears
 from penteract.spec.precision import Policy
 from penteract.step.events import READS
 from penteract.step.places import Span, aligned
@@ -43,8 +44,8 @@ Wire = tuple[str, str]  # collective, axis
 
 
 class Kind(NamedTuple):
-    """The embedding, the head, or a kind of layer: "dense" or "experts", and the first place of a stage that has its
-    edit."""
+    """The embedding, the head, or a kind of layer: by the first that is like it, and the first place of a stage that
+    has its edit."""
 
     name: str
     place: int = -1
@@ -121,10 +122,12 @@ class Recorder:
     tapes: dict[tuple[object, ...], _Recorded] = field(default_factory=dict[tuple[object, ...], "_Recorded"])
     told: dict[tuple[object, ...], _Told] = field(default_factory=dict[tuple[object, ...], "_Told"])
     outlines: dict[tuple[object, ...], Outline] = field(default_factory=dict[tuple[object, ...], Outline])
-    scaled: Mapping[int, Fp8] = field(init=False)  # the recipe of each layer whose linears are in FP8
+    linears: Linears = field(init=False)
+    names: Sequence[str] = field(init=False)  # of the kind of each layer
 
     def __post_init__(self) -> None:
-        self.scaled = scaled_layers(self.precision.fp8, self.model.layers, self.model.predict_ahead)
+        self.linears = self.precision.linears(self.model.layers, self.model.predict_ahead)
+        self.names = [f"as layer {first}" for first in first_like(self.model, self.precision)]
 
     @property
     def widths(self) -> Widths:
@@ -134,17 +137,12 @@ class Recorder:
         """The kinds of a stage's layers in order, runs of the same counted."""
         runs: list[tuple[Kind, int]] = []
         for place, i in enumerate(layers):
-            kind = Kind(self._name(i), layout.like(place))
+            kind = Kind(self.names[i], layout.like(place))
             if runs and runs[-1][0] == kind:
                 runs[-1] = (kind, runs[-1][1] + 1)
             else:
                 runs.append((kind, 1))
         return tuple(runs)
-
-    def _name(self, layer: int) -> str:
-        """Of the kind of a layer: "dense" or "experts", and whether it is one of those that stay out of FP8."""
-        name = "experts" if self.model.has_experts(layer) else "dense"
-        return name if layer in self.scaled or not self.scaled else f"{name}, no fp8"
 
     def sight_of(self, kind: Kind, layout: Layout, seen: Sight) -> Sight:
         """What a piece sees of `seen`, all that a layout shows. A layer sees its own edit. At the ends there is no
@@ -234,13 +232,10 @@ class Recorder:
         alone, length = replace(layout, pp=1, vpp=1, schedule="1f1b"), self.sequence_length
         if tokens := self._flat(kind, layout):
             alone, length = replace(alone, dp=1, cp=1, ep=1, micro_batch_size=1), tokens
-        do = Do(Mesh(alone), self.scaled, trains=True)
-        layers = () if kind in ENDS else (self._layer(kind),)
+        do = Do(Mesh(alone), self.linears, trains=True)
+        layers = () if kind in ENDS else (self.names.index(kind.name),)
         part(do, self.model, layers, length, first=kind == EMBEDDING, last=kind == HEAD)
         return do
-
-    def _layer(self, kind: Kind) -> int:
-        return next(i for i in range(self.model.layers) if self._name(i) == kind.name)
 
     def work(self, piece: Piece, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
         """FLOPs by phase, and bytes on wires."""

@@ -239,20 +239,18 @@ def resident(p: Program) -> dict[str, Bytes]:
 
 def owned(counted: Iterable[tuple[Bucket, int]], p: Policy) -> dict[str, Bytes]:
     """What a rank holds of its buckets, of equal ones how many, with the places of what passes through."""
-    total, shards = Counter[str](), list[tuple[int, int]]()
-    for b, n in counted:
+    total, every = Counter[str](), list(counted)
+    for b, n in every:
         for kind, amount in held((b,), p).items():
             total[kind] += n * amount
-        if b.offloaded:
-            shards.append((b.shard_size, n))
-    places, most = update.through(shards)
-    total["optimizer"] += places * kept(most, p)
+    places = update.through(every, p)
+    total["optimizer"] += places.count * places.each
     return dict(total)
 
 
 def away(b: Bucket, p: Policy) -> Bytes:
     """What the optimizer keeps of a bucket on the host: it comes and leaves once a step."""
-    return kept(b.shard_size, p, b.mover) if b.offloaded else 0
+    return kept(b.shard_size, p.keeping(b.moments), b.mover) if b.offloaded else 0
 
 
 def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
@@ -263,7 +261,7 @@ def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
     for b in buckets:
         parameters += b.shard_size if b.cut_parameters else b.size
         gradients += b.shard_size if b.cut_gradients else b.size
-        optimizer += 0 if b.offloaded else kept(b.shard_size, p, b.mover)
+        optimizer += 0 if b.offloaded else kept(b.shard_size, p.keeping(b.moments), b.mover)
     return {
         "parameters": parameters * p.widths["parameter"],
         "gradients": gradients * p.widths["gradient"],
@@ -290,7 +288,9 @@ def gather_workspace(b: Bucket) -> Bytes:
 
 def update_workspace(b: Bucket, p: Policy) -> Bytes:
     """The most that moving a bucket allocates."""
-    return muon.workspace(b, p) if b.mover.by_matrix else update.workspace(b.shard_size, p, offloaded=b.offloaded)
+    if b.mover.by_matrix:
+        return muon.workspace(b, p)
+    return update.workspace(b.shard_size, p.keeping(b.moments), offloaded=b.offloaded)
 
 
 def fed(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:

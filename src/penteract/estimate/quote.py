@@ -237,7 +237,7 @@ class Quoter:
             rank = mesh.group("pp", 0)[r]
             p = self.composer.policy
             packs = ((pack.at(r), n) for pack, n in self.composer.counted_packs(lay, r))
-            made = [(bucket_of(pack, mesh, rank, p.grain), n) for pack, n in packs]
+            made = [(bucket_of(pack, mesh, rank), n) for pack, n in packs]
             ring = sum(ringed(*self.composer.rings(lay, r)).values())
             self._reductions[key] = reduction(made, ring, self.rates, p, self.cluster.gpus_per_node)
         return self._reductions[key]

@@ -125,7 +125,7 @@ def reduction(
     for b, n in buckets:
         turn, there = turn_of(b, rates, p, gpus_per_node), away(b, p)
         largest, host = max(largest, bucket_workspace(b, p)), host + n * there
-        slice_ = max(slice_, kept(min(b.shard_size, SLICE), p) if there else 0)
+        slice_ = max(slice_, kept(min(b.shard_size, SLICE), p.keeping(b.moments)) if there else 0)
         reduce, update, wait = reduce + n * turn.reduce, update + n * turn.update, wait + n * turn.wait
     ends = fsum(rates.copy(word, slice_) for word in COPIES)  # the first slice comes, and the last leaves, alone
     return Reduction(owned(buckets, p), ring, largest, reduce, update + ends, host, wait + ends)
@@ -138,7 +138,7 @@ def turns(packs: Iterable[Pack], mesh: Mesh, rank: int, rates: Rates, p: Policy,
     for pack in packs:
         key = (pack.alike, pack.elements, pack.unit == NONE, pack.shapes)
         if key not in known:
-            known[key] = turn_of(bucket_of(pack, mesh, rank, p.grain), rates, p, gpus_per_node)
+            known[key] = turn_of(bucket_of(pack, mesh, rank), rates, p, gpus_per_node)
         out.append(known[key])
     return Turns(tuple(out))
 
@@ -161,7 +161,7 @@ def turn_of(b: Bucket, rates: Rates, p: Policy, gpus_per_node: int) -> Turn:
 def moving(b: Bucket, rates: Rates, p: Policy, gpus_per_node: int) -> Seconds:
     """Of a bucket's update; where matrices are dealt, all wait for the rank whose own take longest."""
     if not b.mover.by_matrix:
-        return rates.update(touched(b.shard_size, p))
+        return rates.update(touched(b.shard_size, p.keeping(b.moments)))
 
     def seconds(hand: tuple[Matrix, ...]) -> Seconds:
         sent = (rates.collective(w.kind, Span.of(w.group, gpus_per_node), w.amount) for w in muon.wires(b, hand, p))

@@ -25,11 +25,11 @@ from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Movers
-from penteract.spec.precision import Policy, policy
+from penteract.spec.precision import Policy, grain, policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.program import Program, Slot
 from penteract.step.ring import gradient_ring, parameter_ring
-from penteract.step.update import kept, through
+from penteract.step.update import through
 from penteract.step.walk import walk, walk_forward
 from penteract.units import Bytes
 
@@ -212,7 +212,7 @@ class _Telling(_Silent):
         """What buckets hold and send beside their parameters; no formula, as it depends on how they are packed."""
         plain = replace(self.p, buckets=self.small.buckets)
         for i, b in enumerate(self.small.buckets):
-            if b.shards == self.p.precision.grain == 1:
+            if b.shards == grain(b.moments) == 1:
                 continue
             alone = [replace(b, params=(q,), offsets=(0,), size=q.numel(self.p.mesh)) for q in b.params]
             beside = self._of_bucket(plain, i)
@@ -245,9 +245,9 @@ class _Telling(_Silent):
 
     def places(self) -> None:
         """Through which what the optimizer keeps on the host passes."""
-        count, most = through((b.shard_size, 1) for b in self.small.buckets if b.offloaded)
-        for _ in range(count):
-            self.tell(_Said("optimizer", "a slice of the host's", "on its way", _UPDATE), kept(most, self.p.precision))
+        places = through(((b, 1) for b in self.small.buckets), self.p.precision)
+        for _ in range(places.count):
+            self.tell(_Said("optimizer", "a slice of the host's", "on its way", _UPDATE), places.each)
 
     def kept(self) -> None:
         """Registers alive after the last forward that comes before a backward."""

@@ -11,10 +11,10 @@ from penteract.model.norm import norm
 from penteract.ops.do import Do, Value
 from penteract.ops.params import Homes, Param
 from penteract.parallel.pipeline import stage_layers
-from penteract.spec.fp8 import Fp8, scaled_layers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
+from penteract.spec.modules import Linears
 
 
 def stage(do: Do, m: ModelSpec, number: int, sequence_length: int) -> None:
@@ -60,9 +60,9 @@ def _embed(do: Do, m: ModelSpec, sequence_length: int) -> Value:
     return x
 
 
-def record(m: ModelSpec, mesh: Mesh, number: int, sequence_length: int, fp8: Fp8 | None = None) -> Do:
+def record(m: ModelSpec, mesh: Mesh, number: int, sequence_length: int, linears: Linears | None = None) -> Do:
     """Record stage `number` for a layout: its tape and its parameters, in order of first use."""
-    do = Do(mesh, scaled_layers(fp8, m.layers, m.predict_ahead))
+    do = Do(mesh, linears)
     stage(do, m, number, sequence_length)
     return do
 

@@ -10,7 +10,7 @@ A value through which a gradient flows has exactly one consumer; `fork` says tha
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import PurePath
@@ -22,8 +22,8 @@ from penteract.ops.bodies import BODIES
 from penteract.ops.params import Param
 from penteract.ops.spec import Dim, Role, Spec
 from penteract.ops.tape import Call, Op, SeamProgram, Site, Tape
-from penteract.spec.fp8 import Fp8
 from penteract.spec.mesh import Mesh
+from penteract.spec.modules import Linears
 
 
 @dataclass(eq=False, slots=True)
@@ -174,14 +174,14 @@ def _ids(values: Sequence[Value]) -> tuple[int, ...]:
 class Do:
     """Records one chunk of the network for one layout onto a tape.
 
-    `scaled`: the recipe of the linears of each layer that are in FP8. `trains`: nothing is asked but training, so that
-    ends of the network need no forward.
+    `linears`: which of them are in FP8. `trains`: nothing is asked but training, so that ends of the network need no
+    forward.
     """
 
-    def __init__(self, mesh: Mesh, scaled: Mapping[int, Fp8] | None = None, *, trains: bool = False) -> None:
+    def __init__(self, mesh: Mesh, linears: Linears | None = None, *, trains: bool = False) -> None:
         self.mesh = mesh
         self.trains = trains
-        self.scaled = scaled or {}
+        self.linears = linears or Linears()
         self.layout = mesh.layout
         self.tape = Tape()
         self.layer = -1
@@ -283,11 +283,11 @@ class Do:
         return self.say("embedding", ids, params=(w,), axis=axis)[0]
 
     def linear(self, x: Value, w: Param, bias: Param | None = None) -> Value:
-        """x [.., D], w [F, D] -> [.., F]. In FP8 where the layer's linears are: `cut` says which dim of w tp cuts."""
+        """x [.., D], w [F, D] -> [.., F]. In FP8 where its recipe says so: `cut` says which dim of w tp cuts."""
         attrs: dict[str, Any] = {}
-        if self.layer in self.scaled:
+        if (fp8 := self.linears.of(w.name)) is not None:
             cut = [s.dim for s in w.shards if s.pieces(self.mesh) > 1]
-            attrs = {"fp8": self.scaled[self.layer], "cut": cut[0] if cut else None}
+            attrs = {"fp8": fp8, "cut": cut[0] if cut else None}
         return self.say("linear", x, params=(w,) if bias is None else (w, bias), **attrs)[0]
 
     def add_bias(self, x: Value, b: Param) -> Value:

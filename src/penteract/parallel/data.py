@@ -27,7 +27,7 @@ from penteract.parallel.matrix import Matrix, matrices, peers
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.movers import ADAMW, PLAIN, Mover, Movers
-from penteract.spec.precision import Policy, Role
+from penteract.spec.precision import Policy, Role, grain
 
 UNIT = 8  # elements: shards begin where a load of 16 bytes may, in bf16 too
 CODES = 16  # the same of codes
@@ -40,6 +40,7 @@ class Alike(NamedTuple):
     cut: tuple[tuple[str, int], ...]
     homes: tuple[int, ...]
     decay: bool
+    moments: str
     late: bool = False  # its gradient may wait, so that zero-bubble writes it in another action
     mover: Mover = ADAMW
     gathered_as: Role = "parameter"
@@ -68,6 +69,7 @@ class Bucket:
     unit      the unit that it is a part of, counted on the rank in the order of forward
     matrices  those that its mover needs whole; `peers`: the ranks with the slices of each
     gathered_as  what its shards go over wires as, and lie whole for a while: "parameter", or codes of FP8
+    moments   the dtype of the averages that its mover keeps
 
     The buffer may end in padding, zero from the start and zero after every update.
     """
@@ -90,6 +92,7 @@ class Bucket:
     peers: tuple[int, ...] = ()
     offloaded: bool = False  # what the optimizer keeps of this rank's shard lies on the host
     gathered_as: Role = "parameter"
+    moments: str = "fp32"
 
     @property
     def team(self) -> tuple[int, ...]:
@@ -128,15 +131,15 @@ class Pack:
         return self if several else replace(self, alike=self.alike._replace(homes=(stage,)))
 
 
-def packs(units: Sequence[Unit], homes: Homes, mesh: Mesh, width: int, movers: Movers = PLAIN) -> Iterator[Pack]:
+def packs(units: Sequence[Unit], homes: Homes, mesh: Mesh, policy: Policy, movers: Movers = PLAIN) -> Iterator[Pack]:
     """The units of a rank in the order of forward -> groups of about layout.bucket_bytes, as backward finishes them.
 
     Those of what is cut from ZeRO 2 on are of one unit; what a unit needs together under ZeRO 3 is in one, however
     large. Parameters with several homes come last, in the order of their names: stages hold them among different
-    others, and must pack them alike and talk about them in one order. `width`: bytes of one gradient element.
+    others, and must pack them alike and talk about them in one order.
     """
-    lay, limit = mesh.layout, mesh.layout.bucket_bytes // width
-    packing = _Packing(homes, mesh, movers)
+    lay, limit = mesh.layout, mesh.layout.bucket_bytes // policy.widths["gradient"]
+    packing = _Packing(homes, mesh, policy, movers)
     whole = list[Param]()
     for number, unit in reversed(list(enumerate(units))):
         own = list[Param]()
@@ -154,6 +157,7 @@ _NO_UNIT = Unit(())
 class _Packing:
     homes: Homes
     mesh: Mesh
+    policy: Policy
     movers: Movers
     known: dict[tuple[int, bool, bool], tuple[Alike, int]] = field(
         default_factory=dict[tuple[int, bool, bool], tuple[Alike, int]]
@@ -173,7 +177,7 @@ class _Packing:
             same = id(p), p.name in of.late, p.name in of.coded
             if same not in self.known:
                 alike = Alike(
-                    p.cut(self.mesh), self.homes[p.name], p.decay, p.name in of.late,
+                    p.cut(self.mesh), self.homes[p.name], p.decay, self.policy.moments_of(p.name), p.name in of.late,
                     self.movers.of(matrix=p.matrix), "code" if p.name in of.coded else "parameter",
                 )  # fmt: skip
                 self.known[same] = alike, p.numel(self.mesh)
@@ -208,14 +212,15 @@ def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[t
     return tuple(own), tuple(sorted(g[at] for g in groups.values()))
 
 
-def bucket_of(pack: Pack, mesh: Mesh, rank: int, grain: int = 1) -> Bucket:
-    """The flat buffer of a pack on one rank. `grain`: elements that no shard ends within."""
+def bucket_of(pack: Pack, mesh: Mesh, rank: int) -> Bucket:
+    """The flat buffer of a pack on one rank."""
     lay, where = mesh.layout, pack.alike.homes
     members = holders(pack.params[0], where, mesh, rank)
     sharers, replicas = shard_groups(members, lay, rank)
     shards = len(sharers)
+    block = grain(pack.alike.moments)
     fewest = CODES if pack.alike.gathered_as == "code" else UNIT
-    each = shards * (max(fewest, grain) if shards > 1 else grain)
+    each = shards * (max(fewest, block) if shards > 1 else block)
     size = -(-pack.elements // each) * each
     cut = pack.unit != NONE and shards > 1
     mover, whole = pack.alike.mover, pack.alike.mover.by_matrix
@@ -225,6 +230,7 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int, grain: int = 1) -> Bucket:
         mover=mover, matrices=tuple(matrices(pack.params, pack.offsets, mesh)) if whole else (),
         peers=peers(pack.params, mesh, rank) if whole else (),
         offloaded=lay.offload_optimizer and not mover.by_matrix, gathered_as=pack.alike.gathered_as,
+        moments=pack.alike.moments,
     )  # fmt: skip
 
 
@@ -232,5 +238,4 @@ def buckets(
     units: Sequence[Unit], homes: Homes, mesh: Mesh, rank: int, policy: Policy, *, movers: Movers = PLAIN
 ) -> tuple[Bucket, ...]:
     """The flat buckets of a rank, in the order in which they fill."""
-    told = packs(units, homes, mesh, policy.widths["gradient"], movers)
-    return tuple(bucket_of(pack, mesh, rank, policy.grain) for pack in told)
+    return tuple(bucket_of(pack, mesh, rank) for pack in packs(units, homes, mesh, policy, movers))

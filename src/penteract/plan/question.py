@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from penteract.errors import BadInput
+from penteract.model.modules import check_modules
 from penteract.plan.ask import HEADROOM, Ask, Values, parse_batch
 from penteract.spec import catalog
 from penteract.spec.hardware import Cluster, cluster
 from penteract.spec.hf_config import model_from_hf
 from penteract.spec.model import ModelSpec
+from penteract.spec.modules import Pattern
 from penteract.spec.movers import MOVERS, MoverName
 from penteract.spec.precision import Policy, policy
 from penteract.spec.presets import PRESETS
@@ -25,13 +28,14 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     sequence_length: int | None = None,
     batch: str | int = "1Mi",
     precision: str | Policy | Sequence[str | Policy] = "bf16",
+    modules: str | Sequence[str] = (),
     optimizer: str = "adamw",
     headroom: float = HEADROOM,
     tp_across_nodes: bool = False,
     pins: Mapping[str, Values] | None = None,
 ) -> Ask:
     """The question that these texts and values make. `batch`: tokens, or `128seqs`. `precision`: one or several, as a
-    text with commas too.
+    text with commas too; `modules`: patterns of names with what they have in each of them.
 
     Raises BadInput, naming what is allowed.
     """
@@ -43,7 +47,8 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     if not 0 <= headroom < 1:
         fix = f"--headroom {HEADROOM}"
         raise BadInput("VALUE", "not a share", where="--headroom", found=headroom, allowed="0 to 1", fix=fix)
-    first, *also = _precisions(precision)
+    patterns = modules.split(",") if isinstance(modules, str) else modules
+    first, *also = _by_name(m, _precisions(precision), [word.strip() for word in patterns if word.strip()])
     if c.gpu is not None:  # which refuses a precision that it does not have
         for p in (first, *also):
             c.gpu.peak(p.products)
@@ -74,6 +79,20 @@ def _precisions(named: str | Policy | Sequence[str | Policy]) -> tuple[Policy, .
     if not found:
         raise BadInput("PRECISION", "no precision to plan for", where="--precision", found="none", fix="bf16")
     return tuple(dict.fromkeys(found))
+
+
+def _by_name(m: ModelSpec, precisions: Sequence[Policy], words: Sequence[str]) -> tuple[Policy, ...]:
+    """The precisions with the patterns that `words` are, which the model has parameters for."""
+    try:
+        patterns = tuple(map(Pattern.of, words))
+        found = tuple([replace(p, modules=(*p.modules, *patterns)) for p in precisions])
+        for p in found:
+            check_modules(m, p)
+    except BadInput as bad:
+        if words:
+            bad.where, bad.fix = "--modules", bad.fix.replace("--precision.modules", "--modules")
+        raise
+    return found
 
 
 def find_model(text: str | Path) -> ModelSpec:

@@ -75,16 +75,14 @@ class Fp8:
         """Of what a product's three sizes are multiples."""
         return self.block if self.kind == "blockwise" else UNIT
 
-    def layers(self, layers: int, ahead: int = 0) -> Mapping[int, Fp8]:
-        """The layers, of so many, whose linears are in FP8; those that predict ahead are as the last.
+    def beside(self, layers: int, ahead: int = 0) -> tuple[int, ...]:
+        """The layers at both ends, of so many, whose linears are not in FP8; those that predict ahead are as the last.
 
-        BadInput where there are none.
+        BadInput where no other is left.
         """
-        scaled = range(self.first, layers - self.last)
-        if not scaled:
+        if self.first + self.last >= layers:
             raise _refusal("bf16_layers", (self.first, self.last), f"fewer than the {layers} layers", "[1, 1]")
-        beyond = () if self.last else range(layers, layers + ahead)
-        return dict.fromkeys((*scaled, *beyond), self)
+        return (*range(self.first), *(range(layers - self.last, layers + ahead) if self.last else ()))
 
     def __str__(self) -> str:
         kept = f", first {self.first} and last {self.last} layers in bf16" if self.first or self.last else ""
@@ -98,11 +96,6 @@ class Fp8:
 def usual(kind: Kind) -> Fp8:
     """The recipe of a kind. Blocks are small enough for gradients to do without the wider range (DeepSeek-V3 2024)."""
     return Fp8(kind=kind, gradient="e4m3" if kind == "blockwise" else "e5m2")
-
-
-def scaled_layers(fp8: Fp8 | None, layers: int, ahead: int = 0) -> Mapping[int, Fp8]:
-    """Layer -> the recipe of its linears; those that are not in FP8 are left out."""
-    return fp8.layers(layers, ahead) if fp8 else {}
 
 
 def check_gather(fp8: Fp8 | None, layout: Layout) -> None:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from penteract.errors import BadInput
 from penteract.spec.fp8 import KINDS, Fp8, usual
+from penteract.spec.modules import CODES, Linears, Pattern, decided
 
 # compute: activations; stat: statistics kept beside them (1/rms, log-sum-exp), and what updates are computed in;
 # index: token and expert numbers; host: a value in host memory as plain Python (split sizes), no bytes on the device;
@@ -36,6 +37,7 @@ class Policy:
     loss_scale   of the first step: the loss is multiplied by it, so that small gradients are not rounded to zero; 0: no
     growth_every steps without an overflow after which the scale doubles
     fp8          how the products of layers' linears are of codes of 8 bits; None: they are not
+    modules      parameters that have it otherwise, by their names
 
     Raises BadInput where roles do not go together.
     """
@@ -50,6 +52,7 @@ class Policy:
     loss_scale: float = 0.0
     growth_every: int = 0
     fp8: Fp8 | None = None
+    modules: tuple[Pattern, ...] = ()
 
     def __post_init__(self) -> None:
         for role, fits in self._fitting().items():
@@ -67,6 +70,19 @@ class Policy:
         if self.fp8 and self.compute == "fp16":
             raise BadInput("PRECISION", "FP8 has scales of its own", where="precision.compute", found=self.compute,
                            allowed="bf16, fp32, fp64", fix=f"--precision.dtype fp8_{self.fp8.kind}")  # fmt: skip
+        for one in self.modules:
+            self._check(one)
+
+    def _check(self, one: Pattern) -> None:
+        """What a pattern says is what the role may be."""
+        linears = (self.compute, CODES) if self.fp8 else ()
+        fits = [f"{one.part}={f}" for f in (linears if one.part == "linears" else self._fitting()["moments"])]
+        if f"{one.part}={one.value}" not in fits:
+            raise BadInput(
+                "PRECISION", f"does not go with {self.compute} and the rest of its recipe", where="precision.modules",
+                found=str(one)[:80], allowed=" or ".join(fits) or "linears in recipes of FP8 alone",
+                fix=f"--precision.modules '{one.names}:{fits[0]}'" if fits else "a recipe of FP8, or no such pattern",
+            )  # fmt: skip
 
     def _fitting(self) -> Mapping[str, tuple[object, ...]]:
         """What each role may be, the usual first."""
@@ -95,10 +111,20 @@ class Policy:
         """
         return "bf16" if self.compute == "fp16" else self.compute
 
-    @property
-    def grain(self) -> int:
-        """Elements that belong together: shards begin and end between them."""
-        return BLOCK if self.moments == "int8" else 1
+    def moments_of(self, name: str) -> str:
+        """The dtype of a parameter's averages."""
+        return decided(self.modules, "moments", name, self.moments) if self.modules else self.moments
+
+    def keeping(self, moments: str) -> Policy:
+        """The policy of parameters alone whose averages are of one dtype."""
+        return self if moments == self.moments else _keeping(self, moments)
+
+    def linears(self, layers: int, ahead: int = 0) -> Linears:
+        """Which linears are in FP8, of a model of so many layers. BadInput where `fp8` leaves none."""
+        if self.fp8 is None:
+            return Linears()
+        beside = (Pattern(f"layers.{i}.*", "linears", self.compute) for i in self.fp8.beside(layers, ahead))
+        return Linears(self.fp8, (*beside, *self.modules))
 
     @property
     def widths(self) -> Widths:
@@ -164,6 +190,16 @@ def policy(precision: str | Policy, *, where: str = "", fix: str = "bf16") -> Po
     return RECIPES[precision]
 
 
+def grain(moments: str) -> int:
+    """Elements that belong together: shards begin and end between them."""
+    return BLOCK if moments == "int8" else 1
+
+
+@cache
+def _keeping(p: Policy, moments: str) -> Policy:
+    return replace(p, moments=moments, modules=())
+
+
 @cache
 def _widths(p: Policy) -> Widths:
     roles: tuple[Role, ...] = ("compute", "stat", "index", "parameter", "gradient", "reduce", "moment", "code")
@@ -178,4 +214,5 @@ def _name(p: Policy) -> str:
         return [f.name for f in fields(p) if getattr(p, f.name) != getattr(other, f.name)]
 
     nearest = min((n for n, r in RECIPES.items() if r.compute == p.compute), key=lambda n: len(unlike(RECIPES[n])))
-    return ", ".join([nearest, *(f"{f} {getattr(p, f) or 'none'}" for f in unlike(RECIPES[nearest]))])
+    told = {f: getattr(p, f) or "none" for f in unlike(RECIPES[nearest]) if f != "modules"}
+    return ", ".join([nearest, *(f"{f} {value}" for f, value in told.items()), *map(str, p.modules)])

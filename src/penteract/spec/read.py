@@ -14,7 +14,9 @@ from penteract.spec.keys import SECTIONS, find_key, keys, show_key
 
 _LARGEST_FILE = 2**20  # bytes of a run file; a real one has a few thousand
 _SPECIAL = ("preset", "model.config")  # where a model comes from, not a value of the run
-_WORDS = ("memory.recompute", "memory.recompute_else", "memory.offload")  # lists, of which one word is one too
+_WORDS = (  # lists, of which one word is one too
+    "memory.recompute", "memory.recompute_else", "memory.offload", "precision.modules",
+)  # fmt: skip
 
 _PAIR = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+=.*", re.DOTALL)  # a.b=v
 
@@ -110,7 +112,7 @@ def _parse(name: str, text: str, origin: str) -> object:
     if tuple not in forms:
         return value
     if "," not in value:
-        return [value] if name in _WORDS and value not in ("none", "full", "budget") else value
+        return [value] if name in _WORDS and value not in ("auto", "none", "full", "budget") else value
     return [_number(part.strip()) for part in value.split(",")]
 
 

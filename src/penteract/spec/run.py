@@ -9,6 +9,7 @@ from penteract.errors import BadInput
 from penteract.spec.fp8 import Fp8
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
+from penteract.spec.modules import Pattern
 from penteract.spec.movers import PLAIN, Mover, MoverName, Movers
 from penteract.spec.precision import RECIPES, Policy
 
@@ -104,6 +105,7 @@ class Precision:
     fp8_history: int | Literal["auto", "none"] = "auto"
     fp8_block: int | Literal["auto", "none"] = "auto"
     fp8_gather: bool | Literal["auto", "none"] = "auto"
+    modules: tuple[str, ...] | Literal["auto", "none"] = "auto"
 
     @staticmethod
     def of(policy: Policy) -> Precision:
@@ -115,7 +117,7 @@ class Precision:
             "dtype": dtype, "gradient": policy.gradient, "reduce": policy.reduce, "master": policy.master or "none",
             "moments": policy.moments, "loss_scale": policy.loss_scale, "loss_scale_growth_every": policy.growth_every,
         }  # fmt: skip
-        said |= dict.fromkeys(_FP8, "none")
+        said |= dict.fromkeys(_FP8, "none") | {"modules": tuple(map(str, policy.modules)) or "none"}
         if fp8 is not None:
             said |= {
                 "fp8_bf16_layers": (fp8.first, fp8.last), "fp8_gradient": fp8.gradient, "fp8_round_scales": fp8.powers,
@@ -144,7 +146,8 @@ class Precision:
             changes["reduce"] = self.gradient
         bare = not changes.get("master", recipe.master)
         stochastic = bare and recipe.parameter == "bf16"
-        return replace(recipe, **changes, stochastic=stochastic, fp8=self._fp8(recipe.fp8))
+        modules = () if isinstance(self.modules, str) else tuple(map(Pattern.of, self.modules))
+        return replace(recipe, **changes, stochastic=stochastic, fp8=self._fp8(recipe.fp8), modules=modules)
 
     def _fp8(self, recipe: Fp8 | None) -> Fp8 | None:
         said = {

@@ -68,6 +68,7 @@ def flops(b: Bucket, some: tuple[Matrix, ...]) -> Flops:
 
 def workspace(b: Bucket, p: Policy) -> Bytes:
     """At the worst moment: the bucket in the dtype of products, and a slice's widened copies or a matrix's room."""
+    p = p.keeping(b.moments)
     wide, narrow = p.widths["stat"], BYTES[p.products]
     gradient, average, master, product = (
         wide * (d != p.stat) for d in (p.gradient, p.moments, p.dtype("master"), p.products)
@@ -80,4 +81,4 @@ def workspace(b: Bucket, p: Policy) -> Bytes:
 
 def touched(b: Bucket, p: Policy) -> Bytes:
     """What AdamW reads and writes, with one average; and the gathered bucket, written and read again."""
-    return update.touched(b.shard_size, p, b.mover) + 2 * b.shard_size * BYTES[p.products]
+    return update.touched(b.shard_size, p.keeping(b.moments), b.mover) + 2 * b.shard_size * BYTES[p.products]

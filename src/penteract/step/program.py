@@ -9,6 +9,7 @@ from itertools import groupby
 
 from penteract.errors import BadInput
 from penteract.model.decoder import homes, record, shared
+from penteract.model.modules import check_modules
 from penteract.ops.bodies import BODIES
 from penteract.ops.bodies.fp8 import check_sizes, is_coded, remembered
 from penteract.ops.do import Do
@@ -144,7 +145,9 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
     whole, model = model, model if training else replace(model, predict_ahead=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
-    said = [record(model, mesh, s, sequence_length, precision.fp8) for s in range(layout.stages)]
+    check_modules(whole, precision)
+    linears = precision.linears(model.layers, model.predict_ahead)
+    said = [record(model, mesh, s, sequence_length, linears) for s in range(layout.stages)]
     check_words(layout)
     cut = stage_layers(model.layers, layout.stages)
     own = [stage_of(pp_rank, c, layout.pp) for c in range(layout.vpp)]
@@ -153,8 +156,8 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
         for s in own
     )
     # Passes forward alone run on the state of training: it has the same buckets, whatever they leave out.
-    fp8, stages = precision.fp8, range(layout.stages)
-    trained = said if whole is model else [record(whole, mesh, s, sequence_length, fp8) for s in stages]
+    every, stages = precision.linears(whole.layers, whole.predict_ahead), range(layout.stages)
+    trained = said if whole is model else [record(whole, mesh, s, sequence_length, every) for s in stages]
     where = {n: s % layout.pp for s, do in enumerate(trained) for n in do.params}
     all_homes = homes(whole, layout, where)
     units = units_of([trained[s] for s in own], whole)

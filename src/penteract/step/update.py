@@ -5,10 +5,12 @@ Roles narrower than the update's own dtype are widened a slice at a time, so wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
+from penteract.parallel.data import Bucket
 from penteract.spec.movers import ADAMW, Mover
-from penteract.spec.precision import BLOCK, Policy
+from penteract.spec.precision import BLOCK, BYTES, Policy
 from penteract.units import Bytes
 
 SLICE = 2**22  # elements; whole blocks. A pass over as many takes a GPU longer than the launch of its kernel
@@ -17,11 +19,17 @@ INDEX = 4  # bytes of a code while it is looked up
 CHANCE = 16  # bytes an element of random bits while they are mixed
 
 
-def kept(elements: int, p: Policy, mover: Mover = ADAMW) -> Bytes:
-    """Between steps: a master where there is one, the mover's averages, and the scales of their blocks."""
+def kept(elements: int, p: Policy, mover: Mover = ADAMW, *, scaled: bool = False) -> Bytes:
+    """Between steps: a master where there is one, the mover's averages, and the scales of their blocks, for which there
+    is room too where they are `scaled`."""
     n = len(mover.averages)
-    scales = n * (elements // BLOCK) * 4 if p.moments == "int8" else 0
+    scales = n * (elements // BLOCK) * 4 if scaled or p.moments == "int8" else 0
     return elements * (p.widths["master"] + n * p.widths["moment"]) + scales
+
+
+def parts(elements: int) -> Iterator[slice]:
+    """Slices of that many elements, in order: whoever widens what is kept does it by these."""
+    return (slice(at, min(at + SLICE, elements)) for at in range(0, elements, SLICE))
 
 
 def is_sliced(p: Policy) -> bool:
@@ -29,12 +37,33 @@ def is_sliced(p: Policy) -> bool:
     return {p.gradient, p.moments, p.dtype("master")} != {p.stat}
 
 
-def through(shards: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Of shards on the host, (elements, how many): the places on the device that slices of them take in turns, and the
-    elements of each."""
-    counted = list(shards)
-    slices = sum(-(-n // SLICE) * times for n, times in counted)
-    return min(PLACES, slices), max([min(n, SLICE) for n, _ in counted], default=0)
+@dataclass(frozen=True, slots=True)
+class Through:
+    """The places on the device that slices of what is on the host take in turns: how many, and the elements of each.
+
+    p       has the widest averages of them
+    scaled  some have scales
+    """
+
+    count: int
+    elements: int
+    p: Policy
+    scaled: bool
+
+    @property
+    def each(self) -> Bytes:
+        return kept(self.elements, self.p, scaled=self.scaled)
+
+
+def through(counted: Iterable[tuple[Bucket, int]], p: Policy) -> Through:
+    """Of buckets, and how many there are of each."""
+    away = [(b, n) for b, n in counted if b.offloaded]
+    slices = sum(-(-b.shard_size // SLICE) * n for b, n in away)
+    widest = max((b.moments for b, _ in away), key=BYTES.__getitem__, default=p.moments)
+    return Through(
+        min(PLACES, slices), max([min(b.shard_size, SLICE) for b, _ in away], default=0), p.keeping(widest),
+        any(b.moments == "int8" for b, _ in away),
+    )  # fmt: skip
 
 
 def workspace(elements: int, p: Policy, *, offloaded: bool = False) -> Bytes:

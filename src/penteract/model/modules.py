@@ -1,0 +1,99 @@
+"""Patterns over names, held against the names that a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+
+from penteract.errors import BadInput
+from penteract.model.decoder import part
+from penteract.ops.do import Do
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.model import ModelSpec
+from penteract.spec.modules import Part, Pattern
+from penteract.spec.precision import Policy
+
+_SHOWN = 3  # names in a message
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Of parameters: those of each layer, and all others. `weights`: of linears that may be in FP8."""
+
+    layers: tuple[tuple[str, ...], ...]
+    others: tuple[str, ...]
+    weights: frozenset[str]
+
+    def of(self, what: Part) -> Iterator[str]:
+        """Those that have such a part."""
+        every = (name for some in (*self.layers, self.others) for name in some)
+        return (name for name in every if what == "moments" or name in self.weights)
+
+
+@cache
+def _names(m: ModelSpec) -> _Names:
+    """Read off the recorded program: one layer of each kind tells those of all."""
+    first = {m.has_experts(layer): layer for layer in reversed(range(m.layers))}
+    do = Do(Mesh(Layout()))
+    part(do, m, sorted(first.values()), 1, first=True, last=True)
+    said = {op.site.params[0] for op in do.tape.ops if op.site.word == "linear" and op.site.layer >= 0}
+    own = {layer: [n for n in do.params if n.startswith(f"layers.{layer}.")] for layer in first.values()}
+    layers, weights = list[tuple[str, ...]](), {n for n in said if not any(n in some for some in own.values())}
+    for layer in range(m.layers):
+        recorded = first[m.has_experts(layer)]
+        named = {n: n.replace(f"layers.{recorded}.", f"layers.{layer}.", 1) for n in own[recorded]}
+        layers.append(tuple(named.values()))
+        weights |= {here for there, here in named.items() if there in said}
+    others = tuple(n for n in do.params if not any(n in some for some in own.values()))
+    return _Names(tuple(layers), others, frozenset(weights))
+
+
+@cache
+def check_modules(m: ModelSpec, policy: Policy) -> None:
+    """Refuse a pattern that no parameter of the model matches, and patterns that leave no linear in FP8."""
+    for pattern in policy.modules:
+        found = list(_names(m).of(pattern.part))
+        if not any(map(pattern.matches, found)):
+            raise _unmatched(pattern, found)
+    if policy.modules and policy.fp8 is not None:
+        linears = policy.linears(m.layers, m.predict_ahead)
+        if not any(map(linears.of, _names(m).weights)):
+            raise BadInput("PRECISION", "leaves no linear in FP8", where="precision.modules",
+                           found=", ".join(map(str, policy.modules))[:80], allowed="one linear in FP8 or more",
+                           fix="--precision.dtype bf16")  # fmt: skip
+
+
+def _unmatched(pattern: Pattern, found: list[str]) -> BadInput:
+    """With the nearest patterns that match: a parameter of any layer, or all of one layer."""
+    layers = dict.fromkeys(".".join([*n.split(".")[:2], "*"]) for n in found if n.startswith("layers."))
+    every = dict.fromkeys(anonymous(n) for n in found)
+    near = get_close_matches(pattern.names, [*every, *layers], _SHOWN, cutoff=0)
+    what = "no linear of a layer has such a name" if pattern.part == "linears" else "no parameter has such a name"
+    return BadInput("PATTERN", what, where="precision.modules", found=str(pattern)[:80], allowed=", ".join(near),
+                    fix=f"--precision.modules '{near[0]}:{pattern.part}={pattern.value}'")  # fmt: skip
+
+
+def anonymous(name: str) -> str:
+    """`layers.*.norm1.weight` for that of any layer."""
+    words = name.split(".")
+    return ".".join([words[0], "*", *words[2:]]) if words[0] == "layers" else name
+
+
+@cache
+def first_like(m: ModelSpec, policy: Policy) -> tuple[int, ...]:
+    """Of each layer the first that is like it: with experts or without, and in the same precision, name by name.
+
+    BadInput where `check_modules` has it.
+    """
+    check_modules(m, policy)
+    plain = not policy.modules and (policy.fp8 is None or not policy.fp8.beside(m.layers, m.predict_ahead))
+    linears, first = policy.linears(m.layers, m.predict_ahead), dict[object, int]()
+
+    def told(layer: int) -> object:
+        names = () if plain else _names(m).layers[layer]
+        return m.has_experts(layer), *((policy.moments_of(n), linears.of(n)) for n in names)
+
+    return tuple(first.setdefault(told(layer), layer) for layer in range(m.layers))
