@@ -217,7 +217,7 @@ class Quoter:
     def _sums(self, layout: Layout) -> list[Reduction]:
         """Of each group of pipeline ranks with the same stages."""
         lay, node = layout, self.cluster.gpus_per_node
-        key = (lay.dp, lay.tp, lay.pp, lay.vpp, lay.cp, lay.ep, lay.expert_tp, *_sharding(lay))
+        key = (lay.dp * lay.cp, lay.tp, lay.pp, lay.vpp, lay.ep, lay.expert_tp, *_sharding(lay))
         if key not in self._summed:
             deal, each = self.composer.deal(lay), lay.world // lay.pp
             even = each % node == 0 or node % each == 0  # all stages lie on nodes alike
@@ -231,7 +231,8 @@ class Quoter:
         lay = layout
         edge = (lay.pp, r) if self.composer.shared(chains) else ()
         place = r * (lay.world // lay.pp) % self.cluster.gpus_per_node  # of the stage's first rank on its node
-        key = (chains, place, lay.dp, lay.tp, lay.cp, lay.ep, lay.expert_tp, *_sharding(lay), edge)
+        # dp and cp share parameters alike: who holds what is known from their product.
+        key = (chains, place, lay.dp * lay.cp, lay.tp, lay.ep, lay.expert_tp, *_sharding(lay), edge)
         if key not in self._reductions:
             mesh = Mesh(lay)
             rank = mesh.group("pp", 0)[r]

@@ -23,7 +23,7 @@ _Key = tuple[object, ...]  # of a row: the precision, all but `Memory`, the micr
 class Frontier:
     """What is to be priced. `found`: what has been. `largest`: sequences that no micro-batch is above.
 
-    A row waits with a rough bound, and again with its own, when it is known to have what may fit, before it is priced.
+    A row waits with a rough bound, and again with its own, before it is priced.
     """
 
     found: Priced = field(default_factory=Priced)
@@ -57,15 +57,12 @@ class Frontier:
 
     def advance(self) -> tuple[list[Quote], list[Slower]]:
         """Price the row of the lowest bound, or look at it more closely."""
-        _, serial, key, close = heappop(self._heap)
-        row = self._rows.pop(key)
-        if close:
-            return row.price(self.found)
-        if (left := row.screened(self.found)).memories:
-            self._rows[key] = left
-            # Of those that do not fit, too: with some recomputation they may, and what fits is asked for it.
-            heappush(self._heap, (row.bound(), serial, key, True))
-        return [], []
+        bound, serial, key, close = heappop(self._heap)
+        # Where what has the lowest bound does not fit, some recomputation may make it: what fits is asked for that.
+        if not close and (own := self._rows[key].bound()) > bound:
+            heappush(self._heap, (own, serial, key, True))
+            return [], []
+        return self._rows.pop(key).screened(self.found).price(self.found)
 
     def reach(self, layout: Layout, precision: Policy) -> list[Quote]:
         """Price the row of a layout, unless that is done, or there is none."""
