@@ -57,6 +57,7 @@ class Frontier:
 
     def advance(self) -> tuple[list[Quote], list[Slower]]:
         """Price the row of the lowest bound, or look at it more closely."""
+        assert self.lowest < inf
         bound, serial, key, close = heappop(self._heap)
         # Where what has the lowest bound does not fit, some recomputation may make it: what fits is asked for that.
         if not close and (own := self._rows[key].bound()) > bound:

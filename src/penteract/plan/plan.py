@@ -30,9 +30,10 @@ from penteract.step.program import check_words
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Layouts: of the product, refused by reason, priced, within memory, and simulated for the ranking.
+    """Layouts: of the product, refused by reason, priced, known to be within memory, and simulated for the ranking.
 
-    enumerated = fit + the sum of `refused`. Recomputing what fits without it fits too, and is not priced. `between` is
+    enumerated = fit + the sum of `refused`, where those are too whose bound alone tells that they are not among the
+    best. Recomputing what fits without it fits too, and is not priced. `between` is
     of those with some recomputation: what was tried of them is enumerated too.
     """
 

@@ -23,7 +23,7 @@ UNIT = 16  # sizes of a product are multiples of it
 # Whose largest absolute value makes a scale, so that results hang on the micro-batch and not on the layout.
 GROUPS: Mapping[Kind, str] = {
     "tensorwise": "the ranks that hold one micro-batch (cp and tp)",
-    "delayed": "all ranks of a pipeline stage, over the last steps",
+    "delayed": "all ranks of a pipeline stage, over the last steps; in the first step, each rank's own",
     "rowwise": "a whole row: the ranks that it is cut over",
     "blockwise": "a block, which lies on one rank",
 }
