@@ -10,7 +10,7 @@ from math import fsum, inf
 
 from penteract.units import Seconds
 
-_FAR = 1e18  # beyond all sizes
+_FAR = 1e18  # where a curve at its best ends; beyond, its rate no longer grows
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
 
-from penteract.estimate.composed import Composer
-from penteract.estimate.link import waits as late
+from penteract.estimate.composed import Chains, Composer
+from penteract.estimate.link import waits as waits_of
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, Sight, sight
 from penteract.estimate.pipeline import Passes, least
@@ -20,7 +20,7 @@ from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.units import Seconds
 
-Shape = tuple[object, ...]  # what decides the passes of all pipeline ranks
+Shape = tuple[object, ...]  # what decides what is known of several layouts
 Ways = list[tuple[Seconds, Seconds, Seconds]]
 
 
@@ -74,15 +74,22 @@ class PassTimes:
         for kind, n in chain:
             for action, seconds in self.timed(kind, layout, seen).seconds.items():
                 total[action] = total.get(action, 0.0) + n * seconds
-        for action, seconds in self.waits(chain, layout, seen).items():
-            total[action] += seconds
-        return total
+        return self.waited((total,), (chain,), layout, seen)[0]
+
+    def waited(self, passes: Passes, chains: Chains, layout: Layout, seen: Sight) -> Passes:
+        """With what they wait for the host."""
+        if not layout.offload:
+            return passes
+        late = [self.waits(chain, layout, seen) for chain in chains]
+        return tuple(
+            {a: s + wait.get(a, 0.0) for a, s in times.items()} for times, wait in zip(passes, late, strict=True)
+        )
 
     def waits(self, chain: Chain, layout: Layout, seen: Sight) -> dict[str, Seconds]:
         """What a pass waits for copies to and from the host, by action."""
         if not layout.offload:
             return {}
-        return late([timed for kind, n in chain for timed in [self.timed(kind, layout, seen)] * n])
+        return waits_of([timed for kind, n in chain for timed in [self.timed(kind, layout, seen)] * n])
 
     def ways(self, layout: Layout, passes: tuple[Passes, ...], known: Shape) -> Ways:
         """Of each group of pipeline ranks with the same stages: the work of one, the longest way through it, and what

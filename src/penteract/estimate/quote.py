@@ -253,9 +253,15 @@ class Quoter:
         key = (seen, lay.dp, lay.pp, lay.vpp, lay.gradient_accumulation_steps, lay.schedule, *_sharding(lay))
         if key not in self._laned:
             rates, node = self.rates, self.cluster.gpus_per_node
-            self._laned[key] = tuple(
+            deal = self.composer.deal(lay)
+            made = [
                 beside_lane(self.composer, lay, ranks[0], self.passes.seconds(lay, seen), rates, node)
-                for ranks in self.composer.deal(lay).alike
+                for ranks in deal.alike
+            ]
+            chains = [deal.by_rank[ranks[0]] for ranks in deal.alike]
+            self._laned[key] = tuple(
+                lane._replace(passes=self.passes.waited(lane.passes, own, lay, seen))
+                for lane, own in zip(made, chains, strict=True)
             )
         return self._laned[key]
 

@@ -88,10 +88,10 @@ class Rates:
 
     def at_best(self) -> Rates:
         """Seconds no more than these, that fall for each unit of work as the work grows. So those of products do as
-        they are: their law has no negative term."""
+        they are: their law has no negative term. What is on the wire slows nothing down."""
         fused = tuple((head, Fused(*(curve.at_best() for curve in some))) for head, some in self.fused)
         wires = replace(self.wires, best=True, lines={})
-        return replace(self, fused=fused, pointwise=self.pointwise.at_best(), wires=wires)
+        return replace(self, fused=fused, pointwise=self.pointwise.at_best(), wires=wires, beside=1.0)
 
     def product(self, p: Product) -> Seconds:
         """One batch of matrix products, as one kernel."""

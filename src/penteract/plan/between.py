@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penteract.plan.ask import EDITS, RECOMPUTE, Ask
-from penteract.plan.rows import PLAIN, TOO_LARGE, Priced, Sharing, lower_stages
+from penteract.plan.rows import TOO_LARGE, Priced, Sharing, lower_stages
 from penteract.plan.search import Search, four_digits
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
+from penteract.spec.recompute import NONE
 from penteract.units import Seconds
 
 _FULL = RECOMPUTE["full"]
@@ -38,9 +39,9 @@ def recomputations(model: ModelSpec) -> tuple[Mapping[str, Any], ...]:
     """Fields of a layout, from the cheapest up: the activation, norms too, and all of every other layer."""
     norm = "rms_norm" if model.norm == "rms" else "layer_norm"
     return (
-        {"remake": (*PLAIN, model.activation)},
-        {"remake": (*PLAIN, norm, model.activation)},
-        {"remake": _FULL, "remake_every": 2, "remake_else": PLAIN},
+        {"remake": (*NONE, model.activation)},
+        {"remake": (*NONE, norm, model.activation)},
+        {"remake": _FULL, "remake_every": 2, "remake_else": NONE},
     )
 
 
@@ -62,7 +63,7 @@ def try_between(ask: Ask, search: Search, k: int) -> Between:
         if beyond(bound):
             break
         own, rest = _shared(layout)
-        if any((_cut(rest, sharing, PLAIN), precision) in fits for sharing in (own, *lower_stages(*own))):
+        if any((_cut(rest, sharing, NONE), precision) in fits for sharing in (own, *lower_stages(*own))):
             continue
         looked_at += 1
         known = reached.setdefault((rest, precision), {})

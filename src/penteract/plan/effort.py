@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from penteract.plan.ask import RECOMPUTE
 from penteract.spec.layout import SCHEDULES, Layout
+from penteract.spec.recompute import NONE
 
 Effort = tuple[int, ...]  # an order
-_PLAIN = RECOMPUTE["none"]
 _PLAINEST_FIRST = ("1f1b", "afab", "interleaved", "zb_h1")
 
 
@@ -14,7 +13,7 @@ def effort(layout: Layout) -> Effort:
     """How much a layout is beyond plain data parallelism: techniques in use, then how far each goes."""
     lay = layout
     degrees = (lay.tp, lay.pp, lay.cp, lay.ep)
-    remade = lay.remake != _PLAIN or lay.remake_else != _PLAIN
+    remade = lay.remake != NONE or lay.remake_else != NONE
     extras = (lay.zero > 0, remade, lay.expert_tp > 1, lay.schedule != _PLAINEST_FIRST[0], lay.shard_group > 0,
               lay.whole_gradients, lay.keep_gathered, bool(lay.offload), lay.offload_optimizer)  # fmt: skip
     used = sum(n > 1 for n in degrees) + sum(extras)

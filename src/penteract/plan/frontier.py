@@ -10,10 +10,11 @@ from math import inf
 
 from penteract.estimate.quote import Quote, Quoter
 from penteract.plan.effort import Effort, effort
-from penteract.plan.rows import PLAIN, Branch, Priced, Row, Slower, unfit
+from penteract.plan.rows import Branch, Priced, Row, Slower, unfit
 from penteract.plan.space import Family
 from penteract.spec.layout import Layout
 from penteract.spec.precision import Policy
+from penteract.spec.recompute import NONE
 from penteract.units import Seconds
 
 _Key = tuple[object, ...]  # of a row: the precision, all but `Memory`, the micro-batch's size
@@ -74,16 +75,20 @@ class Frontier:
     def simplest(self, precision: Policy, most: Effort | None) -> Quote | None:
         """Of layouts that fit, the one with the least effort, if that is less than `most`; whatever its bound is."""
         own = [b for b in self.branches if b.prices.policy == precision]
-        heap: list[tuple[Effort, int, Branch | Layout]] = []
+        heap: list[tuple[Effort, int, Branch | tuple[Layout, ...]]] = []
         heap += [(effort(_plainest(b.family)), next(self._serial), b) for b in own]
         heapify(heap)
         while heap and (most is None or heap[0][0] < most):
             _, _, item = heappop(heap)
-            if isinstance(item, Branch):
-                for smallest, *_ in item.family.runs():  # where it does not fit, the larger do not
-                    heappush(heap, (effort(smallest), next(self._serial), smallest))
-            elif not unfit(own[0].prices, item) and (quote := self.found.within(own[0].prices, item)):
-                return quote
+            runs = item.family.runs() if isinstance(item, Branch) else ()
+            if isinstance(item, tuple):
+                smallest, *larger = item
+                if unfit(own[0].prices, smallest):
+                    runs = (tuple(larger),) if larger else ()
+                elif quote := self.found.within(own[0].prices, smallest):  # if it does not fit, the larger do not
+                    return quote
+            for run in runs:
+                heappush(heap, (effort(run[0]), next(self._serial), run))
         return None
 
 
@@ -91,6 +96,6 @@ def _plainest(family: Family) -> Layout:
     """With no more effort than any of a family."""
     sizes = [pair for _, pairs in family.members for pair in pairs]
     memory = family.members[0][0]._replace(
-        zero=0, shard_group=0, whole_gradients=False, keep_gathered=False, remake=PLAIN, offload_optimizer=False
+        zero=0, shard_group=0, whole_gradients=False, keep_gathered=False, remake=NONE, offload_optimizer=False
     )  # fmt: skip
     return family.layout(memory, *min(sizes))

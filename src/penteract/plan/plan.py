@@ -115,10 +115,10 @@ def quoter(ask: Ask) -> Quoter:
 
 
 def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Plan:
-    """The `top` best layouts of a question, exactly.
+    """The `top` best layouts of a question, and all up to `number`, exactly.
 
-    Raises BadInput where the model cannot have such a step at all, where pins leave nothing to try, and, as soon as it
-    is known, where some fit but fewer than `number`.
+    Raises BadInput where the model cannot have such a step at all, where pins leave nothing to try, and where some fit
+    but fewer than `number`.
     """
     check_step(ask)
     spaces = [Space(one) for one in ask.each]
@@ -135,11 +135,12 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Pla
     if ask.pins and not frontier.branches:
         _refuse_pins(ask, f"no layout can have these values: {found.refused.most_common(1)[0][0]}")
     search = Search(quoters, frontier)
-    between = try_between(ask, search, top)
-    best = search.best(top)
+    most = max(top, number)
+    between = try_between(ask, search, most)
+    best = search.best(most)
     if number > len(best) > 0:
         raise _no_such(number, len(best))
-    refused = found.refused + Counter({behind(top): frontier.left})
+    refused = found.refused + Counter({behind(most): frontier.left})
     fit = len(found.fits) + len(found.slower) - found.needless
     counts = Counts(enumerated + between.tried, _most_first(refused), found.count, fit, search.simulated, between)
     larger = None if best else larger_cluster(ask, make)
@@ -172,7 +173,7 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
         if ask.usable and q.allocated > ask.usable:
             found.miss(q.allocated, q.layout, q.precision)
             found.refused[TOO_LARGE] += 1
-    counts = Counts(len(every), found.refused, len(every), len(every) - found.refused.total(), len(every))
+    counts = Counts(len(every), dict(found.refused), len(every), len(every) - found.refused.total(), len(every))
     return Plan(ask, counts, tuple(search.best(len(every))), search)
 
 

@@ -9,17 +9,21 @@ from typing import NamedTuple
 
 from penteract.errors import BadInput
 from penteract.estimate.quote import Quote, Quoter
-from penteract.plan.ask import RECOMPUTE
 from penteract.plan.space import Family, Memory
 from penteract.spec.layout import Layout
 from penteract.spec.precision import Policy
+from penteract.spec.recompute import NONE
 from penteract.units import Bytes, Seconds
 
 TOO_LARGE = "does not fit"
 SMALLER_TOO_LARGE = "a smaller micro-batch does not fit"
 NEEDLESS = "a lower stage of ZeRO fits"
 
-PLAIN = RECOMPUTE["none"]
+
+def plain(remake: tuple[str, ...]) -> tuple[str, ...]:
+    """What takes no longer than to remake these words: `NONE`, which remakes what costs nothing, where they are more
+    than that."""
+    return NONE if "*" in remake or {*NONE} <= {*remake} else remake
 
 
 class Slower(NamedTuple):
@@ -106,6 +110,16 @@ class Branch:
     prices: Quoter
     too_large: dict[Memory, int] = field(default_factory=dict[Memory, int])
 
+    @property
+    def comparable(self) -> bool:
+        """Whether recomputing takes no less: it does where what is made again need not come back from the host."""
+        return not self.family.rest.get("offload")
+
+    @property
+    def spares(self) -> bool:
+        """Whether recomputing keeps no more, either: what waits for its gradient may be more than what it spares."""
+        return self.comparable and self.family.rest["schedule"] != "zb_h1"
+
     def rows(self) -> Iterator[Row]:
         """One for each size of the micro-batch."""
         members: dict[tuple[int, int], list[Memory]] = {}
@@ -137,9 +151,10 @@ class Row:
         return min([self.branch.prices.passes.roughly(lay, largest) for lay in self._quickest()])
 
     def _quickest(self) -> list[Layout]:
-        """Those that remake and cut least, so far as passes tell."""
-        kept = [m for m in self.memories if m.remake == PLAIN] or self.memories
-        return [self.layout(m) for m in {(m.remake, m.attention, m.loss, m.loss_chunk): m for m in kept}.values()]
+        """One of those with the same passes; what remakes more than another of them takes no less."""
+        apart = {(m.remake, m.attention, m.loss, m.loss_chunk): m for m in self.memories}
+        some = {m.remake for m in self.memories} if self.branch.comparable else set[tuple[str, ...]]()
+        return [self.layout(m) for m in apart.values() if plain(m.remake) == m.remake or plain(m.remake) not in some]
 
     def screened(self, found: Priced) -> Row:
         """Those that may fit: what does not by a bound is refused, and as a larger micro-batch keeps no less, so is
@@ -148,7 +163,9 @@ class Row:
         for memory in self.memories:
             if self.size > too_large.get(memory, self.size):
                 found.refused[SMALLER_TOO_LARGE] += 1
-            elif found.may_fit(self.branch.prices, self.layout(memory)):
+            elif why := unfit(self.branch.prices, layout := self.layout(memory)):
+                found.refused[why] += 1
+            elif found.may_fit(self.branch.prices, layout):
                 may.append(memory)
             else:
                 found.refused[TOO_LARGE] += 1
@@ -163,20 +180,17 @@ class Row:
         """
         fits, slower = dict[Memory, Quote](), list[Slower]()
         family, prices, too_large = self.branch.family, self.branch.prices, self.branch.too_large
-        spares = family.rest["schedule"] != "zb_h1"  # there, what waits may be more than what recomputing spares
+        spares = self.branch.spares
         for memory in self.memories:
             enough = next((fits[m] for m in _lower(memory, spares=spares) if m in fits), None)
-            plain = memory._replace(remake=PLAIN) if spares and memory.remake != PLAIN else None
-            if twin := enough or (fits.get(plain) if plain else None):
+            if twin := enough or (fits.get(memory._replace(remake=plain(memory.remake))) if spares else None):
                 slower.append(Slower(twin, family, memory, self.size, self.steps))
                 if enough:
                     found.refused[NEEDLESS] += 1
                     found.needless += 1
             elif self.size > too_large.get(memory, self.size):
                 found.refused[SMALLER_TOO_LARGE] += 1
-            elif why := unfit(prices, layout := self.layout(memory)):
-                found.refused[why] += 1
-            elif quote := found.within(prices, layout):
+            elif quote := found.within(prices, self.layout(memory)):
                 fits[memory] = quote
             else:
                 found.refused[TOO_LARGE] += 1
@@ -212,6 +226,6 @@ def _lower(memory: Memory, *, spares: bool) -> list[Memory]:
     """The same with a lower stage, and no more recomputation."""
     stages = lower_stages(memory.zero, memory.whole_gradients, memory.keep_gathered)
     found = [memory._replace(zero=z, whole_gradients=w, keep_gathered=k) for z, w, k in stages]
-    if spares and memory.remake != PLAIN:
-        found += [m._replace(remake=PLAIN) for m in found]
+    if spares and (remake := plain(memory.remake)) != memory.remake:
+        found += [m._replace(remake=remake) for m in found]
     return found

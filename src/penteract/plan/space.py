@@ -80,7 +80,7 @@ class Space:
     shard_group        all who share parameters; over several nodes also those of one node, where their number divides
     whole_gradients,   of ZeRO 3 where there are several micro-batches: neither, or one of both (both together are
     keep_gathered      ZeRO 1 in all but name)
-    recompute          none, full; `search.py` tries others between the two
+    recompute          none, full; `between.py` tries others between the two
     loss               in chunks, as runs have it
     attention          the fastest kernel that the rest allows, on GPUs in bf16
     micro_batch_size   the divisors of a replica's share of the batch
