@@ -170,6 +170,7 @@ def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
     run.on_action = lambda name: alive.append(_settled(watched, prices.kept(len(alive))))
     with wires.watch(), watched:
         walk(run.p, run)
+    run.on_action = None  # what walks it again is not observed
     verdict = Verdict(received=sum(run.received.values()))
     priced = price(subject.priced, Recorded(run.received))
     verdict.differences += _compare_bytes(priced, wires, watched, alive)
