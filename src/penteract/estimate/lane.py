@@ -145,7 +145,7 @@ def passing(units: Sequence[UnitLane], times: Times, shares: Sequence[float], be
             wire = fetch[following] + sums[k - 1]
             total += coding[following] + max(own + min(own, wire) * (beside - 1), wire)
         seconds[action] = total
-        exposed[action] = total - sum(work)
+        exposed[action] = total - fsum(work)
     return Passing(seconds, exposed)
 
 

@@ -7,6 +7,7 @@ and the one before it in backward, and the first of all only what runs before it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 
 from penteract.estimate.timing import Timed
 from penteract.units import Seconds
@@ -31,7 +32,7 @@ def waits_away(row: Sequence[Window]) -> Seconds:
         if copies:
             now = max(now, lands)
             lands = max(begun, lands) + copies
-    return max(now, lands) - sum(compute for compute, _ in row)
+    return max(now, lands) - fsum(compute for compute, _ in row)
 
 
 def waits_back(row: Sequence[Window]) -> Seconds:
@@ -43,4 +44,4 @@ def waits_back(row: Sequence[Window]) -> Seconds:
             now = max(now, lands)
             lands = now + next(coming, 0.0)
         now += compute
-    return now - sum(compute for compute, _ in row)
+    return now - fsum(compute for compute, _ in row)

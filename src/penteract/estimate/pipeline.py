@@ -42,7 +42,7 @@ def critical_path(layout: Layout, ranks: Sequence[Passes], wire: Seconds) -> tup
 
 def _ends(lay: Layout, ranks: Sequence[Passes], wire: Seconds, micros: int) -> tuple[Seconds, ...]:
     line = _line(lay.schedule, lay.pp, lay.vpp, micros)
-    costs = [sum(ranks[rank][chunk][kind] for kind, chunk in parts) for rank, parts in line.works]
+    costs = [fsum(ranks[rank][chunk][kind] for kind, chunk in parts) for rank, parts in line.works]
     at = line.order.ends([costs[work] for work in line.work], wire)
     return tuple(at[moment] for moment in line.last)
 
