@@ -17,6 +17,7 @@ import pytest
 
 from penteract.cli.overrides import split_overrides
 from penteract.estimate.quote import Quoter
+from penteract.plan.plan import SLOWER_FP8
 from penteract.spec import catalog
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import AttentionBody, Layout
@@ -184,3 +185,17 @@ def test_times_are_as_far_from_the_record_as_it_says() -> None:
             seconds = quoter.time(quoter.quote(Layout(attention=kernel))).seconds
             ratios.append(row[key]["median_ms"] / 1e3 / seconds)
     assert told and (float(told[1]), float(told[2])) == (round(min(ratios), 1), round(max(ratios), 1))
+
+
+def test_precisions_are_as_far_from_the_record_as_it_says() -> None:
+    """On four GPUs, an 8B model's steps in each precision over the planned time."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "memory_options_8b_4xh200.json").read_text())["rows"]
+    over = {row["case"]: round(row["time_over_predicted"], 1) for row in rows}
+    fp8 = [ratio for case, ratio in over.items() if case.startswith("fp8")]
+    base = next(ratio for case, ratio in over.items() if case.startswith("base"))
+    low, high = f"{min(fp8)} to {max(fp8)} times as long as planned", f"bf16 {base} times"
+    page = " ".join(PAGE.split())
+    assert low in SLOWER_FP8 and high in SLOWER_FP8 and low in page
+    told = re.search(r"moments of 8 bits (\S+) times, bf16 alone (\S+) times .* host (\S+) times", page)
+    names = ("moments in 8 bits", "bf16 alone, rounded by chance", "optimizer on the host")
+    assert told and [float(x) for x in told.groups()] == [over[name] for name in names]

@@ -54,7 +54,13 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     top: Annotated[int, Parameter(help="How many of the best to show.")] = 10,
     why: Annotated[int | None, Parameter(help="Explain the layout of this number, and what would change it.")] = None,
     layout: Annotated[str | None, Parameter(help="Price this one alone: tp=2,pp=2,zero=1; dp is what is left.")] = None,
-    fix: Annotated[str | None, Parameter(help="Search with these axes held: tp=2/4,recompute=none.")] = None,
+    fix: Annotated[
+        str | None,
+        Parameter(
+            help="Search with axes held, a slash between choices: tp=2/4,recompute=none. "
+            "Axes are those of the table, and those that run files have under parallel and memory."
+        ),
+    ] = None,
     tp_across_nodes: Annotated[bool, Parameter(negative="", help="Let tensor groups span nodes.")] = False,
     draw: Annotated[
         bool, Parameter(negative="", help="Draw the pipeline's schedule of the best, or of --why.")
@@ -65,7 +71,10 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         str, Parameter(help="A recipe, or several to choose among: bf16,fp16. It changes what is trained.")
     ] = "bf16",
     modules: Annotated[
-        str, Parameter(help="What parameters have otherwise, by name: *:moments=int8,embedding*:moments=fp32.")
+        str,
+        Parameter(
+            help="Exceptions by parameter name, the last match decides: `*:moments=int8,embedding*:moments=fp32`."
+        ),
     ] = "",
     optimizer: Annotated[str, Parameter(help="adamw, or muon for matrices between hidden states.")] = "adamw",
     headroom: Annotated[float, Parameter(help="Share of a GPU's memory that tensors are kept out of.")] = HEADROOM,
@@ -73,7 +82,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     json: Annotated[bool, Parameter(negative="", help="Print one JSON object, schema 1.")] = False,
     debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
 ) -> int:
-    """Rank every layout of a training step on a cluster, by simulated time among those that fit.
+    """Rank the layouts of a training step that fit a cluster, by simulated time.
+
+    Layouts that recompute or shard more than they need to fit are left out: --layout or --fix asks for them.
 
     Exit code 0 is an answer, also that nothing fits; 2 a question that cannot be asked.
     """

@@ -1,7 +1,8 @@
 """Weights that travel as codes of FP8: their scales, and a shard's codes when it is gathered.
 
-A weight has one scale, of the largest value that any rank has of it. It changes when the weight does, so ranks agree
-once, when a step begins; linears then read codes and scale, in whichever pass, and quantise the weight no more.
+A weight has one scale, of its largest absolute value over the ranks of a stage. It changes when the weight does, so
+ranks agree once, when a step begins; linears then read codes and scale, in whichever pass, and quantise the weight no
+more.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Codes:
         self.scales = {name: row[:1] for name, row in zip(self.names, self.table.unbind(), strict=True)}
 
     def begin(self, agree: Callable[[str, torch.Tensor], None]) -> None:
-        """Make scales of the weights as they are now. `agree`: the largest over an axis's ranks."""
+        """Make scales of the weights as they are now. `agree`: puts the largest over an axis's ranks in place."""
         self.table.zero_()
         for name, part in self.parts.items():
             self.scales[name].copy_(torch.linalg.vector_norm(part.values, ord=torch.inf))

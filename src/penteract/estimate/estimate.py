@@ -52,7 +52,7 @@ def estimate(
 
     Raises BadInput for a layout that cannot be, naming the nearest that can.
     """
-    precision = policy(precision, fix="precision='bf16'")
+    precision = policy(precision)
     check_legal(model, layout, sequence_length)
     mesh = Mesh(layout)
     ranks = mesh.group("pp", 0)

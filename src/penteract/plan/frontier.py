@@ -60,7 +60,7 @@ class Frontier:
         """Price the row of the lowest bound, or look at it more closely."""
         assert self.lowest < inf
         bound, serial, key, close = heappop(self._heap)
-        # Where what has the lowest bound does not fit, some recomputation may make it: what fits is asked for that.
+        # Its own bound is of the quickest of the row, fitting or not: what is remade in part lies between.
         if not close and (own := self._rows[key].bound()) > bound:
             heappush(self._heap, (own, serial, key, True))
             return [], []

@@ -75,7 +75,7 @@ def _precisions(named: str | Policy | Sequence[str | Policy]) -> tuple[Policy, .
         named = [name.strip() for name in named.split(",")]
     elif isinstance(named, Policy):
         named = [named]
-    found = [policy(p, where="--precision", fix="--precision bf16") for p in named]
+    found = [policy(p, where="--precision", flag="--precision") for p in named]
     if not found:
         raise BadInput("PRECISION", "no precision to plan for", where="--precision", found="none", fix="bf16")
     return tuple(dict.fromkeys(found))

@@ -18,7 +18,8 @@ MEMORY = ("parameters", "gradients", "optimizer", "activations", "other")
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """Of the GPU's dense peak in the step's precision; None where no device is named.
+    """Of the GPU's dense peak in the dtype that a recipe computes in (bf16 for those of FP8, whose linears alone are
+    faster, so that it may be more than all); None where no device is named.
 
     mfu         matmul parameters (no embedding lookup) and full attention: the Playbook's convention
     mfu_causal  the same with the half of attention that a causal mask leaves

@@ -17,17 +17,16 @@ from penteract.units import Bytes, Seconds
 
 TOO_LARGE = "does not fit"
 SMALLER_TOO_LARGE = "a smaller micro-batch does not fit"
-NEEDLESS = "a lower stage of ZeRO fits"
+NEEDLESS = "it fits with less of its state cut"
 
 
 def plain(remake: tuple[str, ...]) -> tuple[str, ...]:
-    """What takes no longer than to remake these words: `NONE`, which remakes what costs nothing, where they are more
-    than that."""
+    """The least that is never slower than to remake these words: `NONE` where they are more than it, or else they."""
     return NONE if "*" in remake or {*NONE} <= {*remake} else remake
 
 
 class Slower(NamedTuple):
-    """A layout that is not priced, as `twin`, with less beside it, fits and is no slower."""
+    """A layout left without a price: `twin`, the same with less recomputed or cut, fits and is no slower."""
 
     twin: Quote
     family: Family
@@ -175,8 +174,8 @@ class Row:
     def price(self, found: Priced) -> tuple[list[Quote], list[Slower]]:
         """Put the layouts, screened, into `found`; those that fit, and those that need not be looked at as others do.
 
-        Recomputing keeps no more and takes no less than not recomputing. And a stage of ZeRO takes no less than the
-        lower ones from 1 on: where one of those fits, it is counted as needless.
+        Recomputing keeps no more and takes no less than not recomputing, but where `Branch.spares` says otherwise. And
+        a stage of ZeRO takes no less than the lower ones from 1 on: where one of those fits, it is counted as needless.
         """
         fits, slower = dict[Memory, Quote](), list[Slower]()
         family, prices, too_large = self.branch.family, self.branch.prices, self.branch.too_large

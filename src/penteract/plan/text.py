@@ -43,12 +43,12 @@ def counted(plan: Plan, seconds: float) -> str:
         told += ["Left out:", *refused]
     if counts.refused.get(NEEDLESS) or counts.fit > counts.priced - counts.refused.get(TOO_LARGE, 0):
         told.append(
-            "Recomputing what fits without, or cutting it by a higher stage of ZeRO, is never faster: not listed"
+            "Not listed, fast as they may be: layouts that recompute or shard more than they need to fit (see --layout)"
         )
     if counts.between.looked_at:
         b = counts.between
-        told.append(f"{_spaced(b.looked_at)} that need recomputation could be among the best: with less than all of "
-                    f"it, {_spaced(b.fit)} of {_spaced(b.tried)} tried fit")  # fmt: skip
+        told.append(f"Recomputing in part: {_spaced(b.looked_at)} layouts that fit with all of it might rank; "
+                    f"{_spaced(b.tried)} with less were tried, {_spaced(b.fit)} fit (counted above)")  # fmt: skip
     if ask.usable:
         told.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
                     f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
@@ -96,8 +96,9 @@ def details(plan: Plan, timed: Timed) -> str:
         stages = f"\n  by pipeline rank: {each}"
     precision = f" in {timed.quote.precision.name}" if plan.ask.also else ""
     used = utilisation(plan, timed)
+    peak = "of the peak in bf16 " if timed.quote.precision.fp8 else ""
     rates = "" if used.mfu is None else (
-        f"\n  MFU {used.mfu:.1%} (full attention), {used.mfu_causal:.1%} (causal half), HFU {used.hfu:.1%}"
+        f"\n  MFU {used.mfu:.1%} {peak}(full attention), {used.mfu_causal:.1%} (causal half), HFU {used.hfu:.1%}"
     )  # fmt: skip
     return "\n".join(
         [

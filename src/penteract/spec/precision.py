@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType
 from typing import Literal
@@ -75,13 +76,12 @@ class Policy:
 
     def _check(self, one: Pattern) -> None:
         """What a pattern says is what the role may be."""
-        linears = (self.compute, CODES) if self.fp8 else ()
+        linears = (self.compute, CODES) if self.fp8 else (self.compute,)
         fits = [f"{one.part}={f}" for f in (linears if one.part == "linears" else self._fitting()["moments"])]
         if f"{one.part}={one.value}" not in fits:
             raise BadInput(
                 "PRECISION", f"does not go with {self.compute} and the rest of its recipe", where="precision.modules",
-                found=str(one)[:80], allowed=" or ".join(fits) or "linears in recipes of FP8 alone",
-                fix=f"--precision.modules '{one.names}:{fits[0]}'" if fits else "a recipe of FP8, or no such pattern",
+                found=str(one)[:80], allowed=" or ".join(fits), fix=f"--precision.modules '{one.names}:{fits[0]}'",
             )  # fmt: skip
 
     def _fitting(self) -> Mapping[str, tuple[object, ...]]:
@@ -179,14 +179,15 @@ RECIPES: Mapping[str, Policy] = MappingProxyType(
 )
 
 
-def policy(precision: str | Policy, *, where: str = "", fix: str = "bf16") -> Policy:
-    """A recipe by name; a policy is itself. BadInput with the known names."""
+def policy(precision: str | Policy, *, where: str = "", flag: str = "") -> Policy:
+    """A recipe by name; a policy is itself. BadInput with the known names. `flag`: what a recipe is given by."""
     if isinstance(precision, Policy):
         return precision
     if precision not in RECIPES:
-        raise BadInput(
-            "PRECISION", "no such precision", where=where, found=precision, allowed=", ".join(RECIPES), fix=fix
-        )
+        near = [name for name in RECIPES if precision and name.startswith(precision)]
+        near = near or get_close_matches(precision, RECIPES, 1, cutoff=0.3) or ["bf16"]
+        raise BadInput("PRECISION", "no such precision", where=where, found=precision, allowed=", ".join(RECIPES),
+                       fix=f"{flag} {near[0]}".strip())  # fmt: skip
     return RECIPES[precision]
 
 
