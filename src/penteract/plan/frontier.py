@@ -64,13 +64,13 @@ class Frontier:
         if not close and (own := self._rows[key].bound()) > bound:
             heappush(self._heap, (own, serial, key, True))
             return [], []
-        return self._rows.pop(key).screened(self.found).price(self.found)
+        return self._rows.pop(key).price(self.found)
 
     def reach(self, layout: Layout, precision: Policy) -> list[Quote]:
         """Price the row of a layout, unless that is done, or there is none."""
         names = self.branches[0].family.rest if self.branches else ()
         row = self._rows.pop((precision, layout.micro_batch_size, *(getattr(layout, name) for name in names)), None)
-        return row.screened(self.found).price(self.found)[0] if row else []
+        return row.price(self.found)[0] if row else []
 
     def simplest(self, precision: Policy, most: Effort | None) -> Quote | None:
         """Of layouts that fit, the one with the least effort, if that is less than `most`; whatever its bound is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penteract.errors import BadInput
@@ -29,10 +29,8 @@ class Slower(NamedTuple):
     """A layout left without a price: `twin`, the same with less recomputed or cut, fits and is no slower."""
 
     twin: Quote
-    family: Family
+    row: Row
     memory: Memory
-    size: int
-    steps: int
 
     @property
     def bound(self) -> Seconds:
@@ -44,7 +42,7 @@ class Slower(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        return self.family.layout(self.memory, self.size, self.steps)
+        return self.row.layout(self.memory)
 
 
 class Miss(NamedTuple):
@@ -82,22 +80,16 @@ class Priced:
         if alike not in self.nearest or size < self.nearest[alike].size:
             self.nearest[alike] = Miss(size, layout, precision)
 
-    def may_fit(self, prices: Quoter, layout: Layout) -> bool:
-        """Whether a bound of its memory lies within `usable` bytes (0: any); it is noted where it does not."""
-        if not self.usable or (size := prices.floor(layout)) <= self.usable:
-            return True
-        self.miss(size, layout, prices.policy)
-        return False
-
     def within(self, prices: Quoter, layout: Layout) -> Quote | None:
-        """The quote of a layout that fits; None, and it is noted, where it does not."""
-        if not self.may_fit(prices, layout):
-            return None
-        self.count += 1
-        quote = prices.quote(layout)
-        if not self.usable or quote.allocated <= self.usable:
-            return quote
-        self.miss(quote.allocated, layout, prices.policy)
+        """The quote of a layout that fits in `usable` bytes (0: any); None, and it is noted, where it does not."""
+        size = prices.floor(layout) if self.usable else 0
+        if size <= self.usable:
+            self.count += 1
+            quote = prices.quote(layout)
+            if not self.usable or quote.allocated <= self.usable:
+                return quote
+            size = quote.allocated
+        self.miss(size, layout, prices.policy)
         return None
 
 
@@ -155,41 +147,28 @@ class Row:
         some = {m.remake for m in self.memories} if self.branch.comparable else set[tuple[str, ...]]()
         return [self.layout(m) for m in apart.values() if plain(m.remake) == m.remake or plain(m.remake) not in some]
 
-    def screened(self, found: Priced) -> Row:
-        """Those that may fit: what does not by a bound is refused, and as a larger micro-batch keeps no less, so is
-        what is larger than one that did not."""
-        may, too_large = list[Memory](), self.branch.too_large
-        for memory in self.memories:
-            if self.size > too_large.get(memory, self.size):
-                found.refused[SMALLER_TOO_LARGE] += 1
-            elif why := unfit(self.branch.prices, layout := self.layout(memory)):
-                found.refused[why] += 1
-            elif found.may_fit(self.branch.prices, layout):
-                may.append(memory)
-            else:
-                found.refused[TOO_LARGE] += 1
-                too_large[memory] = self.size
-        return replace(self, memories=tuple(may))
-
     def price(self, found: Priced) -> tuple[list[Quote], list[Slower]]:
-        """Put the layouts, screened, into `found`; those that fit, and those that need not be looked at as others do.
+        """Put the layouts into `found`; those that fit, and those that need not be looked at as others do.
 
-        Recomputing keeps no more and takes no less than not recomputing, but where `Branch.spares` says otherwise. And
-        a stage of ZeRO takes no less than the lower ones from 1 on: where one of those fits, it is counted as needless.
+        A micro-batch larger than one that does not fit keeps at least as much, and is not asked. Recomputing keeps
+        no more and takes no less than not recomputing, but where `Branch.spares` says otherwise. And a stage of ZeRO
+        takes no less than the lower ones from 1 on: where one of those fits, it is counted as needless.
         """
         fits, slower = dict[Memory, Quote](), list[Slower]()
-        family, prices, too_large = self.branch.family, self.branch.prices, self.branch.too_large
+        prices, too_large = self.branch.prices, self.branch.too_large
         spares = self.branch.spares
         for memory in self.memories:
             enough = next((fits[m] for m in _lower(memory, spares=spares) if m in fits), None)
             if twin := enough or (fits.get(memory._replace(remake=plain(memory.remake))) if spares else None):
-                slower.append(Slower(twin, family, memory, self.size, self.steps))
+                slower.append(Slower(twin, self, memory))
                 if enough:
                     found.refused[NEEDLESS] += 1
                     found.needless += 1
             elif self.size > too_large.get(memory, self.size):
                 found.refused[SMALLER_TOO_LARGE] += 1
-            elif quote := found.within(prices, self.layout(memory)):
+            elif why := unfit(prices, layout := self.layout(memory)):
+                found.refused[why] += 1
+            elif quote := found.within(prices, layout):
                 fits[memory] = quote
             else:
                 found.refused[TOO_LARGE] += 1
