@@ -1,7 +1,7 @@
 """Losses of one model in each recipe of precision, from the same weights on the same text, and their picture.
 
-    python benchmarks/recipe_curves.py --out FOLDER                     # on one GPU
-    python benchmarks/recipe_curves.py --draw benchmarks/results/recipe_curves_1b_h200.json
+    python benchmarks/recipe_curves.py --out FOLDER [--only fp8_blockwise,fp8_delayed]           # on one GPU
+    python benchmarks/recipe_curves.py --draw benchmarks/results/recipe_curves_1b_h200.json [--add FOLDER/recipe_curves.json]
 
 Text is bytes, and the vocabulary is the model's whole: most of its rows are never asked for, as in the first steps of
 any run. The picture is an SVG beside the record: a mean over 10 steps for each recipe, and below it how far each lies
@@ -97,6 +97,16 @@ def draw(record: dict[str, Any]) -> str:
     return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *out, "</svg>", ""])
 
 
+def join_rows(record: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """`record` with `more`'s rows, in the order of `RECIPES`. A row from another commit says which."""
+    same = ("model", "sequence_length", "sequences_a_step", "rate", "device", "torch")
+    if unlike := [key for key in same if record[key] != more[key]]:
+        raise SystemExit(f"found records that differ in {', '.join(unlike)}: rows join records of one case")
+    new = {row["recipe"]: row | {"commit": more["commit"], "date": more["date"]} for row in more["rows"]}
+    rows = {row["recipe"]: row for row in record["rows"]} | new
+    return record | {"rows": sorted(rows.values(), key=lambda row: RECIPES.index(row["recipe"]))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="llama-3.2-1b")
@@ -106,11 +116,17 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--seconds", type=float, default=1e9, help="no recipe begins later than this")
     parser.add_argument("--commit", default="")
+    parser.add_argument("--only", default=",".join(RECIPES))
     parser.add_argument("--draw", type=Path)
+    parser.add_argument("--add", type=Path, help="a record of the same case: its rows join those of --draw")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     if asked.draw:
-        asked.draw.with_suffix(".svg").write_text(draw(json.loads(asked.draw.read_text())))
+        record = json.loads(asked.draw.read_text())
+        if asked.add:
+            record = join_rows(record, json.loads(asked.add.read_text()))
+            asked.draw.write_text(json.dumps(record, indent=1) + "\n")
+        asked.draw.with_suffix(".svg").write_text(draw(record))
         return
     import torch
 
@@ -124,7 +140,7 @@ def main() -> None:
     }  # fmt: skip
     begun = time.monotonic()
     asked.out.mkdir(parents=True, exist_ok=True)
-    for recipe in RECIPES:
+    for recipe in asked.only.split(","):
         if time.monotonic() - begun > asked.seconds:
             break
         try:
