@@ -63,7 +63,7 @@ def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) 
         with patch.object(update, "SLICE", size), patch.object(optimizer, "SLICE", size):
             with Storages() as seen:
                 adamw.update(flat, norm)
-            declared = update_workspace(flat.bucket, policy)
+            declared = update_workspace(flat.bucket, policy, "reference")
         few = 256 + declared // 64  # scalars, and the borders of blocks
         assert declared <= seen.peak + few and seen.peak <= declared + few, (size, declared, seen.peak)
 

@@ -240,7 +240,7 @@ def test_moves_lead_from_the_simplest_to_the_best() -> None:
 
 
 def test_nothing_fits_and_what_would() -> None:
-    found = small(0.005)
+    found = small(0.004)
     assert (found.counts.fit, found.layouts) == (0, ())
     assert found.misses()[0].allocated > found.ask.usable
     prices = quoter(found.ask)

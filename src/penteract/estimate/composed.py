@@ -153,7 +153,7 @@ class Composer:
         """Price the ranks of pipeline coordinate `pp_rank`."""
         stages, made = self.stages(layout, pp_rank), self.buckets(layout, pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
-        beside = max(bucket_workspace(b, self.policy) for b in made)
+        beside = max(bucket_workspace(b, self.policy, layout.elementwise) for b in made)
         data = fed(inputs, layout.gradient_accumulation_steps, self.widths) + sum(s.remembered for s in stages)
         pools = self.pools(layout, pp_rank, stages)
         [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))

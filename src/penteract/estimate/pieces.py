@@ -63,7 +63,7 @@ def tape_sight(layout: Layout) -> Sight:
     """What a piece sees of a layout when it is recorded."""
     lay = layout
     return (lay.tp, lay.cp, lay.ep, lay.expert_tp, lay.context_method if lay.cp > 1 else "", lay.micro_batch_size,
-            lay.attention, lay.loss, lay.loss_chunk)  # fmt: skip
+            lay.attention, lay.elementwise, lay.loss, lay.loss_chunk)  # fmt: skip
 
 
 @dataclass(frozen=True)

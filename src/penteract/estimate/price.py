@@ -17,6 +17,7 @@ from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
 from penteract.parallel.data import Bucket
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.spec.layout import Elementwise
 from penteract.spec.precision import Policy
 from penteract.step import muon, update
 from penteract.step.arena import plan_arena
@@ -163,7 +164,7 @@ class Pricing:
             for kind, group, amount in muon.wires(b, mine, self.p.precision):
                 self.price.wires[kind, group] += amount
         self.price.copied.update(dict.fromkeys(COPIES, away(b, self.p.precision)))
-        self._note(update_workspace(b, self.p.precision), None)
+        self._note(update_workspace(b, self.p.precision, self.p.layout.elementwise), None)
 
     def gather(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
@@ -275,10 +276,10 @@ def ringed(parameters: Bytes, gradients: Bytes) -> dict[str, Bytes]:
     return {"ring": size} if size else {}
 
 
-def bucket_workspace(b: Bucket, p: Policy) -> Bytes:
+def bucket_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
     """The most that summing, moving or gathering a bucket allocates."""
     wire = update.wire_workspace(b.size, p) if len(b.holders) > 1 else 0
-    return max(wire, update_workspace(b, p), gather_workspace(b))
+    return max(wire, update_workspace(b, p, elementwise), gather_workspace(b))
 
 
 def gather_workspace(b: Bucket) -> Bytes:
@@ -286,11 +287,11 @@ def gather_workspace(b: Bucket) -> Bytes:
     return coding_workspace(b.shard_size) if b.gathered_as == "code" else 0
 
 
-def update_workspace(b: Bucket, p: Policy) -> Bytes:
+def update_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
     """The most that moving a bucket allocates."""
     if b.mover.by_matrix:
         return muon.workspace(b, p)
-    return update.workspace(b.shard_size, p.keeping(b.moments), offloaded=b.offloaded)
+    return update.workspace(b.shard_size, p.keeping(b.moments), elementwise, offloaded=b.offloaded)
 
 
 def fed(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:

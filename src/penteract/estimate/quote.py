@@ -240,7 +240,7 @@ class Quoter:
             packs = ((pack.at(r), n) for pack, n in self.composer.counted_packs(lay, r))
             made = [(bucket_of(pack, mesh, rank), n) for pack, n in packs]
             ring = sum(ringed(*self.composer.rings(lay, r)).values())
-            self._reductions[key] = reduction(made, ring, self.rates, p, self.cluster.gpus_per_node)
+            self._reductions[key] = reduction(made, ring, self.rates, p, lay.elementwise, self.cluster.gpus_per_node)
         return self._reductions[key]
 
     # ---- time ------------------------------------------------------------------------------------------------
@@ -311,6 +311,7 @@ class Quoter:
 
 
 def _sharding(layout: Layout) -> Shape:
-    """What decides how buckets are cut."""
+    """What decides how buckets are cut and moved."""
     lay = layout
-    return (lay.zero, lay.shard_group, lay.whole_gradients, lay.keep_gathered, lay.bucket_bytes, lay.offload_optimizer)
+    return (lay.zero, lay.shard_group, lay.whole_gradients, lay.keep_gathered, lay.bucket_bytes, lay.offload_optimizer,
+            lay.elementwise)  # fmt: skip

@@ -18,6 +18,7 @@ from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.parallel.data import NONE, Alike, Bucket, Pack, bucket_of
 from penteract.parallel.matrix import Matrix, deal
+from penteract.spec.layout import Elementwise
 from penteract.spec.mesh import Mesh
 from penteract.spec.precision import Policy
 from penteract.step import muon
@@ -116,7 +117,12 @@ def used(placed: Sequence[tuple[Kind, tuple[Param, ...]]], times: Times, packs: 
 
 
 def reduction(
-    counted: Iterable[tuple[Bucket, int]], ring: Bytes, rates: Rates, p: Policy, gpus_per_node: int
+    counted: Iterable[tuple[Bucket, int]],
+    ring: Bytes,
+    rates: Rates,
+    p: Policy,
+    elementwise: Elementwise,
+    gpus_per_node: int,
 ) -> Reduction:
     """Price the buckets of a rank; of equal ones there is one, and how many."""
     buckets = list(counted)
@@ -124,7 +130,7 @@ def reduction(
     reduce = update = wait = 0.0
     for b, n in buckets:
         turn, there = turn_of(b, rates, p, gpus_per_node), away(b, p)
-        largest, host = max(largest, bucket_workspace(b, p)), host + n * there
+        largest, host = max(largest, bucket_workspace(b, p, elementwise)), host + n * there
         slice_ = max(slice_, kept(min(b.shard_size, SLICE), p.keeping(b.moments)) if there else 0)
         reduce, update, wait = reduce + n * turn.reduce, update + n * turn.update, wait + n * turn.wait
     ends = fsum(rates.copy(word, slice_) for word in COPIES)  # the first slice comes, and the last leaves, alone

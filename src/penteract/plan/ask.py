@@ -13,11 +13,13 @@ from penteract.spec.kernels import KERNEL_DTYPES, fastest_attention
 from penteract.spec.layout import (
     ATTENTION_BODIES,
     CONTEXT_METHODS,
+    ELEMENTWISE,
     LOSS_BODIES,
     SCHEDULES,
     ZERO_STAGES,
     AttentionBody,
     ContextMethod,
+    Elementwise,
     Layout,
 )
 from penteract.spec.model import ModelSpec
@@ -42,11 +44,12 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "context_method": CONTEXT_METHODS,
     "attention": ATTENTION_BODIES,
     "loss": LOSS_BODIES,
+    "elementwise": ELEMENTWISE,
 }
 _CHOICES = ("whole_gradients", "keep_gathered", "offload_optimizer")  # true or false
 AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "context_method", "micro_batch_size", "zero",
-        "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "recompute_every", "recompute_first",
-        "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
+        "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "recompute_every",
+        "recompute_first", "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
 LOSS = Kernels().loss  # that of a run which says nothing
 # Those that say what is remade and offloaded, as fields of a layout.
 EDITS: Mapping[str, str] = {
@@ -56,6 +59,8 @@ EDITS: Mapping[str, str] = {
 _FROM_0 = ("zero", "shard_group", "recompute_first", "loss_chunk", "bucket_bytes")
 # Left out of a layout's text and JSON where they say nothing.
 _QUIET = ("shard_group", *_CHOICES, "loss_chunk", "bucket_bytes")
+
+_BY_DEVICE = ("attention", "elementwise")
 
 Values = tuple[Any, ...]
 
@@ -99,6 +104,11 @@ class Ask:
         if self.cluster.gpu is None or self.precision.compute not in KERNEL_DTYPES:
             return "reference"
         return fastest_attention(self.model, cp, method)
+
+    @property
+    def elementwise(self) -> Elementwise:
+        """Kernels on GPUs, whatever the precision."""
+        return "reference" if self.cluster.gpu is None else "triton"
 
     @property
     def usable(self) -> int:
@@ -159,13 +169,13 @@ def as_axes(layout: Layout) -> dict[str, Any]:
 
 
 def as_text(layout: Layout) -> str:
-    """A layout as `--layout` reads it: dp, the micro-batch, and what is not the default (attention follows the GPU)."""
+    """A layout as `--layout` reads it: dp, the micro-batch, and what is not the default. Kernels follow the GPU."""
     plain, axes = as_axes(Layout(loss=LOSS)), as_axes(layout)
     always = ("dp", "micro_batch_size")
     return ",".join(
         f"{_LONG.get(name, name)}={str(axes[name]).lower() if name in _CHOICES else axes[name]}"
         for name in axes
-        if name in always or (name in AXES and axes[name] != plain.get(name) and name != "attention")
+        if name in always or (name in AXES and axes[name] != plain.get(name) and name not in _BY_DEVICE)
     )
 
 

@@ -187,6 +187,7 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
     """The one layout of these axes, checked."""
     given: dict[str, Any] = {name: values[0] for name, values in axes.items()}
     given.setdefault("loss", LOSS)
+    given.setdefault("elementwise", ask.elementwise)
     given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("context_method", "gather")))
     if budget_of(str(given.get("recompute", ""))):
         del given["recompute"]

@@ -143,7 +143,7 @@ class Row:
 
     def _quickest(self) -> list[Layout]:
         """One of those with the same passes; what remakes more than another of them takes no less."""
-        apart = {(m.remake, m.attention, m.loss, m.loss_chunk): m for m in self.memories}
+        apart = {(m.remake, m.attention, m.loss, m.loss_chunk, m.elementwise): m for m in self.memories}
         some = {m.remake for m in self.memories} if self.branch.comparable else set[tuple[str, ...]]()
         return [self.layout(m) for m in apart.values() if plain(m.remake) == m.remake or plain(m.remake) not in some]
 

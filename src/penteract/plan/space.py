@@ -19,6 +19,7 @@ from penteract.spec.layout import (
     ZERO_STAGES,
     AttentionBody,
     ContextMethod,
+    Elementwise,
     Layout,
     LossBody,
     Schedule,
@@ -39,6 +40,7 @@ class Memory(NamedTuple):
     attention: AttentionBody
     loss: LossBody
     loss_chunk: int
+    elementwise: Elementwise
     bucket_bytes: int
     offload_optimizer: bool
 
@@ -83,6 +85,7 @@ class Space:
     recompute          none, full; `between.py` tries others between the two
     loss               in chunks, as runs have it
     attention          the fastest kernel that the rest allows, on GPUs in bf16
+    elementwise        kernels, on GPUs
     micro_batch_size   the divisors of a replica's share of the batch
 
     """
@@ -148,6 +151,7 @@ class Space:
         bodies = product(
             self._values("attention", (self.ask.attention(cp, method),)),
             self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)),
+            self._values("elementwise", (self.ask.elementwise,)),
             self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [Memory(*sharing, remake, *body) for sharing, remake, body in product(sharings, remakes, list(bodies))]

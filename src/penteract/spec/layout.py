@@ -9,11 +9,13 @@ Schedule = Literal["afab", "1f1b", "interleaved", "zb_h1"]
 ContextMethod = Literal["gather", "ring", "exchange"]
 AttentionBody = Literal["reference", "flash", "cudnn"]
 LossBody = Literal["reference", "chunked"]
+Elementwise = Literal["reference", "triton"]
 
 SCHEDULES: tuple[Schedule, ...] = ("afab", "1f1b", "interleaved", "zb_h1")
 ZERO_STAGES = (0, 1, 2, 3)
 ATTENTION_BODIES: tuple[AttentionBody, ...] = ("reference", "flash", "cudnn")
 LOSS_BODIES: tuple[LossBody, ...] = ("reference", "chunked")
+ELEMENTWISE: tuple[Elementwise, ...] = ("reference", "triton")
 CONTEXT_METHODS: tuple[ContextMethod, ...] = ("gather", "ring", "exchange")
 
 
@@ -72,6 +74,7 @@ class Layout:
     attention: AttentionBody = "reference"  # which body of the word: plain torch, or a fused kernel of a GPU
     loss: LossBody = "reference"  # chunked: logits of some tokens at a time, all of it in backward
     loss_chunk: int = 0  # those tokens; 0: as many as a moderate block of logits has
+    elementwise: Elementwise = "reference"  # what makes codes of FP8 and moves parameters: plain torch, or GPU kernels
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 
     @property

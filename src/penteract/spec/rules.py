@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from penteract.spec.case import Case
 from penteract.spec.kernels import kernel_breaches
-from penteract.spec.layout import CONTEXT_METHODS, LOSS_BODIES, SCHEDULES, ZERO_STAGES
+from penteract.spec.layout import CONTEXT_METHODS, ELEMENTWISE, LOSS_BODIES, SCHEDULES, ZERO_STAGES
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from penteract.spec.schedules import schedule_breach
 
 Breach = tuple[str, str]  # (axis, what is wrong)
 
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
-           "sequence_length")  # fmt: skip
+           "sequence_length", "remake_every", "offload_every")  # fmt: skip
+_FROM_0 = ("remake_first", "bucket_bytes", "shard_group", "loss_chunk")
+_KNOWN: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "zero": (ZERO_STAGES, "stage of ZeRO here"),
+    "schedule": (SCHEDULES, "schedule"),
+    "context_method": (CONTEXT_METHODS, "context method"),
+    "loss": (LOSS_BODIES, "body of the loss"),
+    "elementwise": (ELEMENTWISE, "body of what is done element by element"),
+}
 
 
 def breaches(case: Case) -> list[Breach]:
@@ -29,30 +37,15 @@ def breaches(case: Case) -> list[Breach]:
 
 
 def _counts(case: Case) -> Iterator[Breach]:
-    for axis in _COUNTS:
-        if case.get(axis) < 1:
-            yield axis, f"{axis} is less than 1"
-    for axis in ("remake_every", "offload_every"):
-        if case.get(axis) < 1:
-            yield axis, f"{axis} is less than 1"
-    if case.layout.remake_first < 0:
-        yield "remake_first", "remake_first is less than 0"
-    if case.layout.bucket_bytes < 0:
-        yield "bucket_bytes", "bucket_bytes is less than 0"
-    if case.global_batch_size is not None and case.global_batch_size < 1:
-        yield "global_batch_size", "global_batch_size is less than 1"
-    if case.layout.zero not in ZERO_STAGES:
-        yield "zero", "no such stage of ZeRO here"
-    if case.layout.shard_group < 0:
-        yield "shard_group", "shard_group is less than 0"
-    if case.layout.schedule not in SCHEDULES:
-        yield "schedule", "no such schedule"
-    if case.layout.context_method not in CONTEXT_METHODS:
-        yield "context_method", "no such context method"
-    if case.layout.loss not in LOSS_BODIES:
-        yield "loss", "no such body of the loss"
-    if case.layout.loss_chunk < 0:
-        yield "loss_chunk", "loss_chunk is less than 0"
+    least = {axis: 1 for axis in _COUNTS} | {axis: 0 for axis in _FROM_0}
+    if case.global_batch_size is not None:
+        least["global_batch_size"] = 1
+    for axis, n in least.items():
+        if case.get(axis) < n:
+            yield axis, f"{axis} is less than {n}"
+    for axis, (known, what) in _KNOWN.items():
+        if case.get(axis) not in known:
+            yield axis, f"no such {what}"
 
 
 def _model(case: Case) -> Iterator[Breach]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NewType
 
-from penteract.spec.layout import AttentionBody, ContextMethod, LossBody, Schedule
+from penteract.spec.layout import AttentionBody, ContextMethod, Elementwise, LossBody, Schedule
 
 Count = NewType("Count", int)  # read from 4096, "1M" (10^6) or "1Mi" (2^20)
 
@@ -62,6 +62,7 @@ class Kernels:
     attention: AttentionBody = "reference"
     loss: LossBody = "chunked"
     loss_chunk: int = 0
+    elementwise: Elementwise = "reference"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -87,7 +87,12 @@ def _sections(run: RunSpec) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             "offload_optimizer": lay.offload_optimizer,
             "bucket_bytes": lay.bucket_bytes,
         },
-        "kernels": {"attention": lay.attention, "loss": lay.loss, "loss_chunk": lay.loss_chunk},
+        "kernels": {
+            "attention": lay.attention,
+            "loss": lay.loss,
+            "loss_chunk": lay.loss_chunk,
+            "elementwise": lay.elementwise,
+        },
         "optimizer": run.optimizer,
         "learning_rate": run.schedule,
         "data": run.data,

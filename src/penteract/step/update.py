@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from penteract.parallel.data import Bucket
+from penteract.spec.layout import Elementwise
 from penteract.spec.movers import ADAMW, Mover
 from penteract.spec.precision import BLOCK, BYTES, Policy
 from penteract.units import Bytes
@@ -66,9 +67,11 @@ def through(counted: Iterable[tuple[Bucket, int]], p: Policy) -> Through:
     )  # fmt: skip
 
 
-def workspace(elements: int, p: Policy, *, offloaded: bool = False) -> Bytes:
+def workspace(elements: int, p: Policy, elementwise: Elementwise = "reference", *, offloaded: bool = False) -> Bytes:
     """At the worst moment: one temporary of the shard's size, or the widened copies of a slice. What is kept on the
-    host is moved by slices."""
+    host is moved by slices. A kernel moves each element in registers."""
+    if elementwise == "triton":
+        return 0
     wide, elements = p.widths["stat"], min(elements, SLICE) if offloaded else elements
     if not is_sliced(p):
         return elements * wide

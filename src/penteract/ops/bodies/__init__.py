@@ -19,7 +19,7 @@ def body_of(site: Site, layout: Layout) -> Body:
     """The body that computes a word where it is said, under a layout. All bodies of a word keep the same; they differ
     in what they allocate and how fast they are."""
     if (fp8 := site.attrs.get("fp8")) is not None:
-        return scaled_linear(fp8)
+        return scaled_linear(fp8, layout.elementwise)
     return fused(layout).get(site.word) or BODIES[site.word]
 
 

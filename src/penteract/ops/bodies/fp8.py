@@ -17,6 +17,7 @@ from penteract.ops.bodies.dense import Linear
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.spec.fp8 import UNIT, Fp8
+from penteract.spec.layout import Elementwise
 from penteract.units import Bytes
 
 CODE = 1  # bytes of a code
@@ -34,10 +35,10 @@ def sizes(phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> Sizes:
 
 
 class ScaledLinear(Linear):
-    """`linear` in FP8."""
+    """`linear` in FP8. `elementwise`: what makes the codes; kernels scale in registers, with no copy in fp32."""
 
-    def __init__(self, fp8: Fp8) -> None:
-        self.fp8 = fp8
+    def __init__(self, fp8: Fp8, elementwise: Elementwise = "reference") -> None:
+        self.fp8, self.elementwise = fp8, elementwise
 
     def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
         """How many the two operands have, the first with what fills it up to ALIGNED. A weight in blocks is the second
@@ -85,6 +86,8 @@ class ScaledLinear(Linear):
         return max(scales + max(first, second, product), bias)
 
     def _chunk(self, rows: int, k: int, *, square: bool) -> Bytes:
+        if self.elementwise == "triton":
+            return 0
         return min(rows, rows_at_once(self.fp8, k, square=square)) * k * FLOAT
 
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
@@ -151,6 +154,6 @@ def coding_workspace(elements: int) -> Bytes:
 
 
 @cache
-def scaled_linear(fp8: Fp8) -> ScaledLinear:
+def scaled_linear(fp8: Fp8, elementwise: Elementwise = "reference") -> ScaledLinear:
     """The declaration for a recipe."""
-    return ScaledLinear(fp8)
+    return ScaledLinear(fp8, elementwise)
