@@ -18,9 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests")]
+sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests", "benchmarks")]
 
 import torch
+from memory_options import drawn_on_device
 
 from penteract.engine.bodies.kernels import bodies
 from penteract.engine.comm.comm import Comm
@@ -45,7 +46,7 @@ STEPS, WARM_UP = 10, 3
 def prepare(p: Program, device: torch.device) -> Run:
     """A run of one sequence, weights by the seed."""
     state = allocate(p, device)
-    initialise(p, state, 0)
+    (drawn_on_device if device.type == "cuda" else initialise)(p, state, 0)
     run = Run(p, state, Comm(Groups(), 0), bodies(p.layout, device), Arena(plan_arena(p), p.precision, device))
     drawn = [sample(0, p.sequence_length, p.model.vocab_size)]
     run.batches = [constants(p, device) | micro_batch(p, drawn, device)]
@@ -84,7 +85,7 @@ def measure(model: ModelSpec, layout: Layout, tokens: int, device: torch.device)
 
 def off(run: Run, wanted: dict[str, torch.Tensor]) -> dict[str, float]:
     """Norm of each gradient's difference over its norm. NaN stays NaN."""
-    pairs = ((n, run.state.gradients[n].cpu(), g) for n, g in wanted.items())
+    pairs = ((n, run.state.gradients[n], g) for n, g in wanted.items())
     return {n: ((x - g).norm() / g.norm().clamp(min=1e-9)).item() for n, x, g in pairs}
 
 
@@ -104,7 +105,7 @@ def main() -> None:
     )  # fmt: skip
     plain = Layout(attention="cudnn" if device.type == "cuda" else "reference")  # documents see each other: in all runs
     told, run = measure(model, plain, given.tokens, device)
-    wanted, rows = {n: g.cpu() for n, g in run.state.gradients.items()}, [told]
+    wanted, rows = dict(run.state.gradients), [told]
     del run
     for chunk in map(int, given.chunks.split(",")):
         layout = Layout(attention=plain.attention, loss="chunked", loss_chunk=chunk)

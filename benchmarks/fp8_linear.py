@@ -2,12 +2,13 @@
 
     python benchmarks/fp8_linear.py --out FOLDER [--commit HASH] [--only tensorwise,rowwise,...] [--tokens 8192]
 
-Writes FOLDER/fp8_linear.json after every recipe; one that fails leaves its traceback there and the rest goes on.
+Writes FOLDER/fp8_linear.json after every recipe; one that fails leaves its traceback there and the rest goes on. Codes
+are made by kernels (`kernels.elementwise = "triton"`); `speed of the reference` has the times with plain torch.
 
 Held: each of a linear's three products, by the GPU's units, is within `TOLERANCE` of the emulation's on the same codes
 and scales, by the largest difference over the largest value. Results are rounded to bf16, by 2^-9, and the units may
-keep sums of a forward pass in fewer bits; a wrong scale or layout is off by much more. And codes made on the GPU are,
-bit for bit, those made on the CPU.
+keep sums of a forward pass in fewer bits; a wrong scale or layout is off by much more. And codes made by the kernels
+are, bit for bit, those that plain torch makes on the CPU.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ import torch
 from penteract.engine.bodies import fp8 as body
 from penteract.engine.bodies.body import Env
 from penteract.engine.bodies.dense import DENSE
+from penteract.engine.bodies.quantise import TORCH, Look, Operand, Quantiser, scale_count
+from penteract.engine.kernels.quantise import TRITON
 from penteract.ops.bodies import body_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
@@ -40,6 +43,7 @@ from penteract.spec.mesh import Mesh
 from penteract.spec.precision import RECIPES
 
 DEVICE = torch.device("cuda")
+KERNELS = Layout(elementwise="triton")
 TOLERANCE = {"forward": 2e-2, "input_gradient": 5e-3, "weight_gradient": 5e-3}
 LINEARS = {"q, o": (4096, 4096), "k, v": (1024, 4096), "gate, up": (14336, 4096), "down": (4096, 14336)}  # Llama 3 8B
 SMALL = {"whole blocks, odd count": (384, 640), "tall": (2048, 128)}
@@ -96,7 +100,7 @@ def correct(fp8: Fp8) -> list[dict[str, Any]]:
         tokens = 1024
         real, twin = (Linear(tokens, out, width, fp8) for _ in range(2))
         emulated = twin.phases(body.scaled(body.emulated))
-        for phase, run in real.phases(body.scaled(body.real)).items():
+        for phase, run in real.phases(body.scaled(body.real, TRITON)).items():
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -109,7 +113,7 @@ def correct(fp8: Fp8) -> list[dict[str, Any]]:
             error = ((got - want).abs().max() / want.abs().max()).item()
             rows.append({
                 "linear": name, "phase": phase, "error": error, "held": error < TOLERANCE[phase],
-                "declared": body_of(real.site, Layout()).workspace(*about), "allocated": allocated,
+                "declared": body_of(real.site, KERNELS).workspace(*about), "allocated": allocated,
             })  # fmt: skip
         rows += codes(fp8, name, real)
         del real, twin, emulated, run
@@ -124,18 +128,18 @@ def codes(fp8: Fp8, name: str, linear: Linear) -> list[dict[str, Any]]:
     looks = {"w": (linear.w.t(), fp8.operand, True), "g": (linear.g.view(-1, linear.g.shape[-1]), fp8.gradient, False)}
     rows: list[dict[str, Any]] = []
     for what, (x, form, square) in looks.items():
-        made: list[body.Operand] = []
-        for rows_of in (x, x.cpu()):
-            look = body.Look(1, rows_of, form, square)
-            scale = torch.zeros(body._count(fp8, look), device=rows_of.device)
-            body._put_largest(fp8, look, scale)
-            made.append(body._quantised(fp8, look, scale))
+        made: list[Operand] = []
+        for rows_of, how in ((x, TRITON), (x.cpu(), TORCH)):
+            look = Look(1, rows_of, form, square)
+            scale = torch.zeros(scale_count(fp8, look), device=rows_of.device)
+            how.put_largest(fp8, look, scale)
+            made.append(how.quantised(fp8, look, scale))
         same = [torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*made, strict=True)]
         rows.append({"linear": name, "phase": f"codes and scales of {what}", "held": all(same)})
     return rows
 
 
-def speed(fp8: Fp8 | None, tokens: int) -> list[dict[str, Any]]:
+def speed(fp8: Fp8 | None, tokens: int, how: Quantiser = TRITON) -> list[dict[str, Any]]:
     """Seconds of whole phases; of FP8, of products alone beside them, so that the rest is quantising."""
     rows: list[dict[str, Any]] = []
     for name, (out, width) in LINEARS.items():
@@ -146,13 +150,13 @@ def speed(fp8: Fp8 | None, tokens: int) -> list[dict[str, Any]]:
             kept[:] = [about]
             body.real(*about)
 
-        for phase, run in linear.phases(body.scaled(product) if fp8 else DENSE["linear"]).items():
+        for phase, run in linear.phases(body.scaled(product, how) if fp8 else DENSE["linear"]).items():
             row: dict[str, Any] = {"linear": name, "phase": phase, "seconds": seconds(run)}
             if fp8:
                 row["product_seconds"] = seconds(partial(body.real, *kept[0]))
                 row["quantising_seconds"] = row["seconds"] - row["product_seconds"]
                 shapes = ([(tokens, 1, width)], linear.site.weights)
-                row["declared_bytes"] = body_of(linear.site, Layout()).passes(phase, *shapes, RECIPES["bf16"].widths)
+                row["declared_bytes"] = body_of(linear.site, KERNELS).passes(phase, *shapes, RECIPES["bf16"].widths)
             row["product_tflops"] = flops / row.get("product_seconds", row["seconds"]) * 1e-12
             rows.append(row)
         kept.clear()
@@ -177,9 +181,13 @@ def main() -> None:
     for name in given.only.split(","):
         fp8, told = None if name == "bf16" else usual(name), dict[str, Any]()
         begun = time.perf_counter()
-        for part in ("correct", "speed"):
+        parts: dict[str, Callable[[], list[dict[str, Any]]]] = {"speed": partial(speed, fp8, given.tokens)}
+        if fp8:
+            slow = partial(speed, fp8, given.tokens, TORCH)
+            parts = {"correct": partial(correct, fp8), **parts, "speed of the reference": slow}
+        for part, measured in parts.items():
             try:
-                told[part] = speed(fp8, given.tokens) if part == "speed" else correct(fp8) if fp8 else []
+                told[part] = measured()
             except Exception:
                 told[part] = {"failed": traceback.format_exc()}
                 print(name, part, told[part]["failed"], file=sys.stderr, flush=True)
@@ -193,13 +201,15 @@ def main() -> None:
 
 def _line(name: str, told: dict[str, Any]) -> str:
     parts = [name]
-    if isinstance(told["correct"], list) and told["correct"]:
+    if isinstance(told.get("correct"), list):
         worst = max(row.get("error", 0.0) for row in told["correct"])
         parts.append(f"worst error {worst:.1e}, {sum(not row['held'] for row in told['correct'])} not held")
     if isinstance(told["speed"], list):
         whole = sum(row["seconds"] for row in told["speed"])
         parts.append(f"all phases of all linears {whole * 1e3:.2f} ms")
-        if name != "bf16":
+        if isinstance(told.get("speed of the reference"), list):
+            slow = sum(row["seconds"] for row in told["speed of the reference"])
+            parts.append(f"{slow * 1e3:.2f} ms with plain torch")
             parts.append(f"products {sum(row['product_seconds'] for row in told['speed']) * 1e3:.2f} ms")
     return " · ".join(parts)
 

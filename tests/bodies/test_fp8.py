@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bodies.fp8 import nearest, rounded, values
 from penteract.engine.bodies import fp8 as engine
+from penteract.engine.bodies import quantise
 from penteract.engine.bodies.body import Env
 from penteract.engine.bodies.kernels import _check_fp8
 from penteract.engine.bodies.reference import REFERENCE
@@ -27,7 +28,7 @@ from penteract.ops.bodies import fp8 as declared
 from penteract.ops.bodies.dense import Linear
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import KINDS, Fp8, usual
+from penteract.spec.fp8 import KINDS, LARGEST, Fp8, usual
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.precision import RECIPES, Policy
@@ -67,8 +68,8 @@ class Trial:
         self.env.past, self.env.seen = ({"w": torch.zeros(3)} for _ in range(2))
         self.read = self.w
         if fp8.gather:  # what products read came as codes
-            look, largest = engine.Look(1, self.w, "e4m3"), self.w.abs().max().float().view(1)
-            self.read, self.env.scales["w"] = engine._quantised(fp8, look, largest)
+            look, largest = quantise.Look(1, self.w, "e4m3"), self.w.abs().max().float().view(1)
+            self.read, self.env.scales["w"] = quantise.quantised(fp8, look, largest)
         self.body, self.precision = engine.scaled(product), precision
         self.y, self.dx = torch.empty(*T, F, dtype=dtype), torch.empty(*T, D, dtype=dtype)
         self.dw = [torch.full(s, 3.0, dtype=dtype_of("gradient", precision)) for s in shapes]
@@ -98,7 +99,7 @@ class Trial:
 def test_the_tables_are_the_formats(name: str) -> None:
     codes = torch.arange(len(values(name)), dtype=torch.uint8).view(FORMATS[name]).double()
     assert codes.tolist() == list(values(name))
-    assert max(values(name)) == engine.LARGEST[name]  # type: ignore[index]
+    assert max(values(name)) == LARGEST[name]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -108,15 +109,15 @@ def test_every_border_between_codes_rounds_as_by_hand(name: str) -> None:
     ties = [(a + b) / 2 for a, b in pairwise(table)]
     numbers = [v * s for v in (*table, *ties) for s in (1, 1 + 2.0**-20, 1 - 2.0**-20)]
     row = torch.tensor([[*numbers, *(-v for v in numbers)]], dtype=torch.float32).clamp(-table[-1], table[-1])
-    look = engine.Look(0, row, name)  # type: ignore[arg-type]
-    made = engine._quantised(fp8, look, torch.tensor([table[-1]]))
+    look = quantise.Look(0, row, name)  # type: ignore[arg-type]
+    made = quantise.quantised(fp8, look, torch.tensor([table[-1]]))
     assert made.scale.tolist() == [1.0]
     assert made.codes.double().tolist() == [[nearest(v, name) for v in row[0].tolist()]]
 
 
 def test_what_is_too_large_saturates_and_what_is_no_number_stays_none() -> None:
     row = torch.tensor([[1e9, -1e9, math.nan, 1.0]])
-    made = engine._quantised(Fp8(kind="tensorwise"), engine.Look(0, row, "e4m3"), torch.tensor([448.0]))
+    made = quantise.quantised(Fp8(kind="tensorwise"), quantise.Look(0, row, "e4m3"), torch.tensor([448.0]))
     assert made.codes.float().tolist()[0][:2] == [448.0, -448.0]
     assert made.codes.float().isnan().tolist() == [[False, False, True, False]]
 

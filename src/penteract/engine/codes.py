@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from penteract.engine.bodies.fp8 import make_scales, round_into
+from penteract.engine.bodies.quantise import make_scales, round_into
 from penteract.engine.dtypes import FORMATS
 from penteract.ops.bodies.body import FLOAT
 from penteract.ops.bodies.fp8 import ALIGNED, coding_workspace

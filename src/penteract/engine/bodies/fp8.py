@@ -6,43 +6,24 @@ x [T, D], w [F, D], g [T, F]. Every product is out [m, n] = a [m, k] · b [n, k]
     input_gradient   g           wᵀ         sums over F
     weight_gradient  gᵀ          xᵀ         sums over T
 
-A scale is the largest absolute value of what shares it, over the largest code. A weight that was gathered as codes
-comes with its scale (`engine/codes.py`).
+`quantise.py` makes the codes. A weight that was gathered as codes comes with its scale (`engine/codes.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from penteract.engine.bodies.body import Env, Tensors, TorchBody, put
-from penteract.engine.dtypes import FORMATS
-from penteract.ops.bodies.fp8 import aligned, rows_at_once, scaled_linear
+from penteract.engine.bodies.quantise import TORCH, Look, Operand, Quantiser, scale_count
+from penteract.ops.bodies.fp8 import aligned, scaled_linear
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import LARGEST, Format, Fp8
+from penteract.spec.fp8 import Fp8
 
-TINY = 2.0**-96  # what is smaller counts as this, so that no scale is zero
 _X, _W, _G = range(3)  # places in what is remembered of a linear
-
-
-class Operand(NamedTuple):
-    """codes [rows, k], each times its scale: [1]; [rows]; [k / block, rows]; of squares [rows / block, k / block]."""
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-
-
-class Look(NamedTuple):
-    """A tensor as one product wants it: a view [rows, k]."""
-
-    role: int
-    rows: torch.Tensor
-    format: Format
-    square: bool = False
-
 
 Product = Callable[[Fp8, Operand, Operand, torch.Tensor, bool], None]  # recipe, a, b, out, of a forward pass
 
@@ -51,144 +32,75 @@ def _flat(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def _forward(product: Product, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    fp8, out = site.attrs["fp8"], _flat(outs[0])
-    a, b = Look(_X, _flat(ins[0]), fp8.operand), Look(_W, weights[0], fp8.operand, square=True)
-    product(fp8, *_operands(env, site, "forward", a, b), out, True)
-    if len(weights) == 2:
-        out.add_(weights[1])
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """The three phases, over what makes codes and what multiplies them."""
 
+    product: Product
+    quantiser: Quantiser
 
-def _input(product: Product, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    fp8 = site.attrs["fp8"]
-    a, b = Look(_G, _flat(ins[0]), fp8.gradient), Look(_W, weights[0].t(), fp8.operand, square=True)
-    product(fp8, *_operands(env, site, "input_gradient", a, b), _flat(outs[0]), False)
+    def forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        fp8, out = site.attrs["fp8"], _flat(outs[0])
+        a, b = Look(_X, _flat(ins[0]), fp8.operand), Look(_W, weights[0], fp8.operand, square=True)
+        self.product(fp8, *self._operands(env, site, "forward", a, b), out, True)
+        if len(weights) == 2:
+            out.add_(weights[1])
 
+    def input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        fp8 = site.attrs["fp8"]
+        a, b = Look(_G, _flat(ins[0]), fp8.gradient), Look(_W, weights[0].t(), fp8.operand, square=True)
+        self.product(fp8, *self._operands(env, site, "input_gradient", a, b), _flat(outs[0]), False)
 
-def _weight(product: Product, env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
-    fp8, x, g = site.attrs["fp8"], _flat(ins[0]), _flat(ins[1])
-    a, b = Look(_G, g.t(), fp8.gradient), Look(_X, x.t(), fp8.operand)
-    operands = _operands(env, site, "weight_gradient", a, b)
-    made = torch.empty(into[0].shape, dtype=x.dtype, device=x.device)
-    product(fp8, *operands, made, False)
-    put(into[0], made, add)
-    del operands, made
-    if len(into) == 2:
-        put(into[1], g.sum(0, dtype=into[1].dtype), add)
+    def weight_gradient(self, env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+        fp8, x, g = site.attrs["fp8"], _flat(ins[0]), _flat(ins[1])
+        a, b = Look(_G, g.t(), fp8.gradient), Look(_X, x.t(), fp8.operand)
+        operands = self._operands(env, site, "weight_gradient", a, b)
+        made = torch.empty(into[0].shape, dtype=x.dtype, device=x.device)
+        self.product(fp8, *operands, made, False)
+        put(into[0], made, add)
+        del operands, made
+        if len(into) == 2:
+            put(into[1], g.sum(0, dtype=into[1].dtype), add)
 
+    def _operands(self, env: Env, site: Site, phase: str, a: Look, b: Look) -> tuple[Operand, Operand]:
+        fp8, how = site.attrs["fp8"], self.quantiser
+        came = fp8.gather and b.role == _W
+        first, second = scale_count(fp8, a), 0 if came else scale_count(fp8, b)
+        begin = aligned(first)
+        both = torch.zeros(begin + second, dtype=torch.float32, device=a.rows.device)
+        scales = both[:first], both[begin:]
+        if fp8.kind == "delayed":
+            self._remembered(env, site, phase, (a, b), scales)
+        else:
+            for look, scale in zip((a, b), scales, strict=True):
+                if len(scale):
+                    how.put_largest(fp8, look, scale)
+            if axis := _axis(site, phase):
+                env.agree(axis, both)
+        quantised = how.quantised(fp8, a, scales[0])
+        if came:
+            return quantised, Operand(b.rows.contiguous(), env.scales[site.params[0]])
+        return quantised, how.quantised(fp8, b, scales[1])
 
-# ---- scales and codes --------------------------------------------------------------------------------------------
-
-
-def _operands(env: Env, site: Site, phase: str, a: Look, b: Look) -> tuple[Operand, Operand]:
-    fp8 = site.attrs["fp8"]
-    came = fp8.gather and b.role == _W
-    first, second = _count(fp8, a), 0 if came else _count(fp8, b)
-    begin = aligned(first)
-    both = torch.zeros(begin + second, dtype=torch.float32, device=a.rows.device)
-    scales = both[:first], both[begin:]
-    if fp8.kind == "delayed":
-        _remembered(env, site, phase, (a, b), scales)
-    else:
-        for look, scale in zip((a, b), scales, strict=True):
-            if len(scale):
-                _put_largest(fp8, look, scale)
-        if axis := _axis(site, phase):
-            env.agree(axis, both)
-    quantised = _quantised(fp8, a, scales[0])
-    if came:
-        return quantised, Operand(b.rows.contiguous(), env.scales[site.params[0]])
-    return quantised, _quantised(fp8, b, scales[1])
+    def _remembered(
+        self, env: Env, site: Site, phase: str, looks: tuple[Look, Look], out: tuple[torch.Tensor, torch.Tensor]
+    ) -> None:
+        """The largest of past steps; of this one, so far as it has gone, where there are none. What a phase is the
+        first to look at is remembered for steps to come."""
+        past, seen = env.past[site.params[0]], env.seen[site.params[0]]
+        new = {"forward": (_X, _W), "input_gradient": (_G,), "weight_gradient": ()}[phase]
+        for look, into in zip(looks, out, strict=True):
+            role = slice(look.role, look.role + 1)
+            if look.role in new:
+                self.quantiser.put_largest(site.attrs["fp8"], look, into)
+                torch.maximum(seen[role], into, out=seen[role])
+            torch.where(past[role] > 0, past[role], seen[role], out=into)
 
 
 def _axis(site: Site, phase: str) -> str:
     """Whose ranks share scales; as declared."""
     shapes = [s.shape for s in site.ins]
     return scaled_linear(site.attrs["fp8"]).agreed(phase, shapes, site.weights, site.attrs)[0]  # type: ignore[arg-type]
-
-
-def _count(fp8: Fp8, look: Look) -> int:
-    rows, k = look.rows.shape
-    if fp8.kind == "rowwise":
-        return rows
-    if fp8.kind == "blockwise":
-        return (rows // fp8.block if look.square else rows) * (k // fp8.block)
-    return 1
-
-
-def _put_largest(fp8: Fp8, look: Look, out: torch.Tensor) -> None:
-    """Absolute values, of all that share a scale. A NaN is the largest of all."""
-    norm = partial(torch.linalg.vector_norm, ord=torch.inf)
-    if fp8.kind == "rowwise":
-        out.copy_(norm(look.rows, dim=1))
-    elif fp8.kind != "blockwise":
-        out.copy_(norm(look.rows))
-    elif look.square:
-        squares = look.rows.unflatten(1, (-1, fp8.block)).unflatten(0, (-1, fp8.block))
-        out.copy_(norm(squares, dim=(1, 3)).view(-1))
-    else:
-        out.view(-1, look.rows.shape[0]).copy_(norm(look.rows.unflatten(1, (-1, fp8.block)), dim=2).t())
-
-
-def _remembered(
-    env: Env, site: Site, phase: str, looks: tuple[Look, Look], out: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    """The largest of past steps; of this one, so far as it has gone, where there are none. What a phase is the first to
-    look at is remembered for steps to come."""
-    past, seen = env.past[site.params[0]], env.seen[site.params[0]]
-    new = {"forward": (_X, _W), "input_gradient": (_G,), "weight_gradient": ()}[phase]
-    for look, into in zip(looks, out, strict=True):
-        role = slice(look.role, look.role + 1)
-        if look.role in new:
-            _put_largest(site.attrs["fp8"], look, into)
-            torch.maximum(seen[role], into, out=seen[role])
-        torch.where(past[role] > 0, past[role], seen[role], out=into)
-
-
-def _quantised(fp8: Fp8, look: Look, scale: torch.Tensor) -> Operand:
-    """Divide by the scale, saturate, round to the nearest code, ties to even. `scale`: the largest values, which become
-    scales in place."""
-    rows, k = look.rows.shape
-    make_scales(fp8, look.format, scale)
-    codes = torch.empty(rows, k, dtype=FORMATS[look.format], device=scale.device)
-    each = _by_element(fp8, look, scale)
-    some = rows_at_once(fp8, k, square=look.square)
-    wide = torch.empty(min(some, rows), k, dtype=torch.float32, device=scale.device)
-    for begin in range(0, rows, some):
-        end = min(begin + some, rows)
-        part = wide[: end - begin].copy_(look.rows[begin:end])
-        each(part, begin, end)
-        round_into(codes[begin:end], part, look.format)
-    shape = (-1, k // fp8.block) if look.square else (-1, rows)
-    return Operand(codes, scale.view(shape) if fp8.kind == "blockwise" else scale)
-
-
-def make_scales(fp8: Fp8, name: Format, largest: torch.Tensor) -> None:
-    """Largest values in fp32 become scales, in place."""
-    largest.clamp_(min=TINY).div_(torch.full((), LARGEST[name], device=largest.device))
-    if fp8.powers:  # up to the next: carry any bit of the mantissa into the exponent, and drop the mantissa
-        largest.view(torch.int32).add_(0x7FFFFF).bitwise_and_(0x7F800000)
-
-
-def round_into(codes: torch.Tensor, scaled: torch.Tensor, name: Format) -> None:
-    """Scaled numbers, which are lost, as the nearest codes."""
-    codes.copy_(scaled.clamp_(-LARGEST[name], LARGEST[name]))
-
-
-def _by_element(fp8: Fp8, look: Look, scale: torch.Tensor) -> Callable[[torch.Tensor, int, int], object]:
-    """Divides rows [begin, end) by their scales, in place."""
-    block, rows = fp8.block, look.rows.shape[0]
-    if fp8.kind == "rowwise":
-        return lambda part, begin, end: part.div_(scale[begin:end, None])
-    if fp8.kind != "blockwise":
-        return lambda part, begin, end: part.div_(scale)
-    if look.square:
-        squares = scale.view(rows // block, 1, -1, 1)
-        return lambda part, begin, end: part.view(-1, block, squares.shape[2], block).div_(
-            squares[begin // block : end // block]
-        )
-    blocks = scale.view(-1, rows).t()
-    return lambda part, begin, end: part.view(end - begin, -1, block).div_(blocks[begin:end, :, None])
 
 
 # ---- products ----------------------------------------------------------------------------------------------------
@@ -230,9 +142,10 @@ def real(fp8: Fp8, a: Operand, b: Operand, out: torch.Tensor, forward: bool) -> 
     torch._scaled_mm(a.codes, b.codes.t(), *scales, out_dtype=out.dtype, use_fast_accum=fast, out=out)
 
 
-def scaled(product: Product) -> TorchBody:
-    """The body, over what multiplies."""
-    return TorchBody(partial(_forward, product), partial(_input, product), partial(_weight, product))
+def scaled(product: Product, quantiser: Quantiser = TORCH) -> TorchBody:
+    """The body, over what multiplies and what makes codes."""
+    how = Scaled(product, quantiser)
+    return TorchBody(how.forward, how.input_gradient, how.weight_gradient)
 
 
 def by_recipe(plain: TorchBody, fp8: TorchBody) -> TorchBody:

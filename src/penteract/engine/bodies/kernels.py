@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 
 import torch
 
 from penteract.engine.bodies import cudnn, dense, flash, reference
 from penteract.engine.bodies.body import TorchBody
 from penteract.engine.bodies.fp8 import by_recipe, real, scaled
+from penteract.engine.bodies.quantise import TORCH, Quantiser
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
 from penteract.ops.bodies.flash import most_documents, piece
@@ -29,13 +31,23 @@ PLAIN = f"--{KEY} reference"
 def bodies(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
     """The body of every word under a layout."""
     kernels: Mapping[str, dict[str, TorchBody]] = {"reference": {}, "flash": flash.FLASH, "cudnn": cudnn.CUDNN}
-    products = {"linear": by_recipe(dense.DENSE["linear"], scaled(real))} if device.type == "cuda" else {}
+    made = scaled(real, _quantiser(layout))
+    products = {"linear": by_recipe(dense.DENSE["linear"], made)} if device.type == "cuda" else {}
     return reference.REFERENCE | products | kernels[layout.attention]
+
+
+def _quantiser(layout: Layout) -> Quantiser:
+    if layout.elementwise == "reference":
+        return TORCH
+    from penteract.engine.kernels.quantise import TRITON  # triton is imported where it is asked for
+
+    return TRITON
 
 
 def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
     """Refuse a program that its kernels cannot run. `packed`: documents share sequences."""
     _check_fp8(p.precision, device, first=p.rank == 0)
+    _check_elementwise(p.layout, device)
     kernel = p.layout.attention
     if kernel == "reference":
         return
@@ -53,6 +65,20 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
     if kernel == "cudnn" and packed:
         raise _refusal(kernel, "takes whole sequences", "documents that share them", "data.pack_documents false",
                        f"--data.pack_documents false, or --{KEY} flash")  # fmt: skip
+
+
+def _check_elementwise(layout: Layout, device: torch.device) -> None:
+    key = spec_case.AXES["elementwise"]
+    if layout.elementwise == "reference":
+        return
+    if device.type != "cuda":
+        found, allowed = device.type, "cuda"
+    elif find_spec("triton") is None:
+        found, allowed = "a python without triton", "triton"
+    else:
+        return
+    raise BadInput("KERNEL", "what is done element by element has kernels for GPUs, in Triton", where=key, found=found,
+                   allowed=allowed, fix=f"--{key} reference")  # fmt: skip
 
 
 def _check_fp8(policy: Policy, device: torch.device, *, first: bool) -> None:

@@ -93,12 +93,13 @@ class ScaledLinear(Linear):
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
         """Each operand is read for its largest value and again for its codes, which are written. With delayed scales
         the largest values are looked at once: of x and w in forward, of g as it comes. Codes that came are moved where
-        they lie along another dim."""
+        they lie along another dim. A kernel reads a block once for both."""
         m, n, k = sizes(phase, ins, weights)
         if self._came(phase):
             return m * k * (2 * widths["compute"] + CODE) + (0 if phase == "forward" else 2 * n * k * CODE)
         new = {"forward": m + n, "input_gradient": m, "weight_gradient": 0}[phase]
-        looks = new if self.fp8.kind == "delayed" else m + n
+        one_reading = self.fp8.kind == "blockwise" and self.elementwise == "triton"
+        looks = new if self.fp8.kind == "delayed" else 0 if one_reading else m + n
         return (looks + m + n) * k * widths["compute"] + (m + n) * k * CODE
 
 

@@ -1,0 +1,126 @@
+"""Codes of FP8 and their scales by kernels: what `bodies/quantise.py` says in plain torch, equal to the bit.
+
+A tensor [rows, k] is read through its strides in tiles, so that one that lies the other way round is turned on the
+way. The largest absolute values are found as patterns of bits: without their sign, those of floats are in the order
+of the floats, a NaN above all, and `max` has one answer in any order. Blocks lie in one tile each: their largest value
+and their codes come from one reading.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from penteract.engine.bodies.quantise import TINY, Look, Operand, Quantiser, as_shared, make_scales
+from penteract.engine.dtypes import FORMATS
+from penteract.spec.fp8 import LARGEST, Fp8
+
+TILE = (64, 128)  # rows, and of k: whole lines of memory whichever way a tensor lies
+_WARPS = 8
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # all bits but the sign
+
+
+@triton.jit
+def _read(x, rows, k, by_row, by_k, R: tl.constexpr, K: tl.constexpr):
+    """A tile as fp32, zeros beyond the end; where its elements are: row, place in it, and whether they are there."""
+    r = (tl.program_id(0).to(tl.int64) * R + tl.arange(0, R))[:, None]
+    c = (tl.program_id(1).to(tl.int64) * K + tl.arange(0, K))[None, :]
+    inside = (r < rows) & (c < k)
+    return tl.load(x + r * by_row + c * by_k, mask=inside, other=0.0).to(tl.float32), r, c, inside
+
+
+@triton.jit
+def _patterns(tile):
+    """Absolute values as numbers in the same order."""
+    return tile.to(tl.int32, bitcast=True) & _MAGNITUDE
+
+
+@triton.jit
+def _largest(x, out, rows, k, by_row, by_k, BY_ROW: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
+    """out: int32 [1], or BY_ROW [rows]."""
+    tile, r, _, _ = _read(x, rows, k, by_row, by_k, R, K)
+    of_rows = tl.max(_patterns(tile), axis=1)
+    if BY_ROW:
+        tl.atomic_max(out + r, of_rows[:, None], mask=r < rows)
+    else:
+        tl.atomic_max(out, tl.max(of_rows, axis=0))
+
+
+@triton.jit
+def _put_codes(tile, scale, limit, out, r, c, inside, k):
+    """Divide, saturate, round to the nearest code, ties to even. A NaN stays one."""
+    scaled = tl.div_rn(tile, scale)
+    scaled = tl.maximum(scaled, -limit, propagate_nan=tl.PropagateNan.ALL)
+    scaled = tl.minimum(scaled, limit, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out + r * k + c, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _codes(x, out, scale, rows, k, by_row, by_k, limit, BY_ROW: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
+    """scale: [1], or BY_ROW [rows]."""
+    tile, r, c, inside = _read(x, rows, k, by_row, by_k, R, K)
+    if BY_ROW:
+        own = tl.load(scale + r, mask=r < rows, other=1.0) + tl.zeros_like(tile)
+    else:
+        own = tl.load(scale) + tl.zeros_like(tile)
+    _put_codes(tile, own, limit, out, r, c, inside, k)
+
+
+@triton.jit
+def _blocks(
+    x, out, scale, rows, k, by_row, by_k, limit, least, POWERS: tl.constexpr, SQUARE: tl.constexpr,
+    R: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """A tile is K wide, a block; SQUARE: it is one. scale: [k / K, rows], or [rows / R, k / K]."""
+    tile, r, c, inside = _read(x, rows, k, by_row, by_k, R, K)
+    largest = tl.max(_patterns(tile), axis=1, keep_dims=True)
+    if SQUARE:
+        largest = tl.max(largest, axis=0, keep_dims=True)
+    made = tl.maximum(largest.to(tl.float32, bitcast=True), least, propagate_nan=tl.PropagateNan.ALL)
+    made = tl.div_rn(made, limit + tl.zeros_like(made))
+    if POWERS:
+        made = ((made.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    block = tl.program_id(1)
+    if SQUARE:
+        at = tl.program_id(0) * tl.num_programs(1) + block + tl.zeros_like(largest)
+        tl.store(scale + at, made)
+    else:
+        tl.store(scale + block.to(tl.int64) * rows + r, made, mask=r < rows)
+    _put_codes(tile, made + tl.zeros_like(tile), limit, out, r, c, inside, k)
+
+
+def put_largest(fp8: Fp8, look: Look, out: torch.Tensor) -> None:
+    """Absolute values, of all that share a scale, into zeros. Those of blocks are found with their codes."""
+    if fp8.kind == "blockwise":
+        return
+    x, (rows, k) = look.rows, look.rows.shape
+    _largest[_grid(rows, k, *TILE)](
+        x, out.view(torch.int32), rows, k, *x.stride(), BY_ROW=fp8.kind == "rowwise", R=TILE[0], K=TILE[1],
+        num_warps=_WARPS,
+    )  # fmt: skip
+
+
+def quantised(fp8: Fp8, look: Look, scale: torch.Tensor) -> Operand:
+    """`scale`: the largest values, which become scales in place; of blocks, room for them."""
+    x, (rows, k) = look.rows, look.rows.shape
+    codes = torch.empty(rows, k, dtype=FORMATS[look.format], device=x.device)
+    about = (x, codes, scale, rows, k, *x.stride(), LARGEST[look.format])
+    if fp8.kind == "blockwise":
+        tile = (fp8.block if look.square else TILE[0], fp8.block)
+        _blocks[_grid(rows, k, *tile)](
+            *about, TINY, POWERS=fp8.powers, SQUARE=look.square, R=tile[0], K=tile[1], num_warps=_WARPS
+        )
+    else:
+        make_scales(fp8, look.format, scale)
+        _codes[_grid(rows, k, *TILE)](
+            *about, BY_ROW=fp8.kind == "rowwise", R=TILE[0], K=TILE[1], num_warps=_WARPS
+        )  # fmt: skip
+    return Operand(codes, as_shared(fp8, look, scale))
+
+
+def _grid(rows: int, k: int, high: int, wide: int) -> tuple[int, int]:
+    return triton.cdiv(rows, high), triton.cdiv(k, wide)
+
+
+TRITON = Quantiser(put_largest, quantised)

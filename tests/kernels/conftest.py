@@ -1,0 +1,35 @@
+"""Kernels run in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's file is imported
+
+_NARROW = {"bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
+
+
+@pytest.fixture(autouse=True)
+def rounds_to_the_nearest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU's conversions round to the nearest, ties to even; the interpreter's cut off: here they are torch's."""
+    from triton.runtime import interpreter
+
+    before: Any = interpreter._convert_float
+
+    def convert(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if str(source) != "fp32" or str(target) not in _NARROW:
+            return before(data, source, target, mode)
+        with _disable_current_modes():  # what the interpreter allocates is not the kernel's
+            narrow = torch.from_numpy(data.copy()).to(_NARROW[str(target)])
+        unsigned = {1: torch.uint8, 2: torch.uint16}[narrow.element_size()]
+        return narrow.view(unsigned).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
+    yield

@@ -1,0 +1,113 @@
+"""Codes and scales by kernels against those of plain torch: the same bits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from penteract.engine.bodies.body import Env
+from penteract.engine.bodies.fp8 import emulated, scaled
+from penteract.engine.bodies.quantise import TORCH, Look, Operand, Quantiser, scale_count
+from penteract.engine.kernels.quantise import TRITON
+from penteract.engine.storages import Storages
+from penteract.ops.bodies import body_of
+from penteract.ops.spec import Spec
+from penteract.ops.tape import Site
+from penteract.spec.fp8 import KINDS, Fp8, usual
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.precision import RECIPES
+
+RECIPE = {
+    **{kind: replace(usual(kind), block=32) for kind in KINDS},
+    "tensorwise, powers of two": replace(usual("tensorwise"), powers=True),
+    "blockwise, powers of two": replace(usual("blockwise"), block=32, powers=True),
+}
+SHAPE = 96, 160  # not whole tiles, either way round
+
+
+def drawn(rows: int, k: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Values far apart, with zeros among them, and a row and a block of zeros alone."""
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, k, generator=generator) * torch.exp(4 * torch.randn(k, generator=generator))
+    x[:, ::7] = 0
+    x[3] = 0
+    x[:32, 32:64] = 0
+    return x.to(dtype)
+
+
+def made(how: Quantiser, fp8: Fp8, look: Look) -> Operand:
+    scale = torch.zeros(scale_count(fp8, look))
+    how.put_largest(fp8, look, scale)
+    return how.quantised(fp8, look, scale)
+
+
+def same(a: Operand, b: Operand) -> bool:
+    return a.scale.shape == b.scale.shape and all(
+        torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["as it lies", "turned"])
+@pytest.mark.parametrize("name", RECIPE)
+def test_codes_and_scales_are_those_of_torch(name: str, turned: bool) -> None:
+    fp8 = RECIPE[name]
+    for square, format_ in ((False, fp8.operand), (True, fp8.operand), (False, "e5m2")):
+        x = drawn(*SHAPE)
+        look = Look(0, x.t() if turned else x, format_, square)  # type: ignore[arg-type]
+        assert same(made(TRITON, fp8, look), made(TORCH, fp8, look)), (square, format_)
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in divide:RuntimeWarning")
+@pytest.mark.parametrize("name", RECIPE)
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e-30])
+def test_what_is_no_number_is_told_alike(name: str, odd: float) -> None:
+    """Where one scale is NaN or infinite, so are the codes that share it, and no others."""
+    x = drawn(*SHAPE, dtype=torch.float32)
+    x[5, 40] = odd
+    fp8 = RECIPE[name]
+    look = Look(0, x, fp8.operand)
+    for kernel, torchs in zip(made(TRITON, fp8, look), made(TORCH, fp8, look), strict=True):
+        assert torch.equal(kernel.float().nan_to_num(7.0), torchs.float().nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_linear_is_the_same_and_allocates_what_is_declared(name: str) -> None:
+    fp8 = RECIPE[name]
+    results = [_linear(fp8, how, kernels) for how, kernels in ((TORCH, "reference"), (TRITON, "triton"))]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def _linear(fp8: Fp8, how: Quantiser, kernels: Any) -> list[torch.Tensor]:
+    t, (f, d) = 64, SHAPE
+    x, w, g = drawn(t, d).view(t, 1, d), drawn(f, d), drawn(t, f).view(t, 1, f)
+    site = Site("linear", (Spec((t, 1, d)),), (Spec((t, 1, f)),), ("w",), ((f, d),), {"fp8": fp8, "cut": None})
+    env = Env(Mesh(Layout()), 0, torch.float32)
+    env.past, env.seen = ({"w": torch.zeros(3)} for _ in range(2))
+    body, declared = scaled(emulated, how), body_of(site, Layout(elementwise=kernels))
+    bare = scaled(_no_product, how)
+    outs = [torch.empty_like(g), torch.empty_like(x), torch.empty(f, d)]
+    about = ([(t, 1, d)], site.weights, site.attrs, RECIPES["bf16"].widths)
+    for one in (bare, body):
+        runs = {
+            "forward": lambda one=one: one.forward(env, site, [x], [w], [outs[0]]),
+            "input_gradient": lambda one=one: one.input_gradient(env, site, [g], [w], [outs[1]]),  # type: ignore[misc]
+            "weight_gradient": lambda one=one: one.weight_gradient(env, site, [x, g], [outs[2]], False),  # type: ignore[misc]
+        }
+        for phase, run in runs.items():
+            with Storages() as seen:
+                run()
+            if one is bare:
+                few = 64  # scalars
+                assert abs(seen.peak - declared.workspace(phase, *about)) <= few, (phase, kernels)
+    return outs
+
+
+def _no_product(fp8: Fp8, a: Operand, b: Operand, out: torch.Tensor, forward: bool) -> None:
+    """Nothing beside what is declared: emulated products widen codes."""
+    out.zero_()
