@@ -39,7 +39,7 @@ class Quantiser(NamedTuple):
     """How codes are made.
 
     put_largest  absolute values, of all that share a scale, into zeros; kernels leave those of blocks to `quantised`
-    quantised    the codes; the largest values become scales in place
+    quantised    codes and scales of these; the largest values may be lost
     """
 
     put_largest: Callable[[Fp8, Look, torch.Tensor], None]

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.bodies.quantise import TINY, Look, Operand, Quantiser, as_shared, make_scales
+from penteract.engine.bodies.quantise import TINY, Look, Operand, Quantiser, as_shared
 from penteract.engine.dtypes import FORMATS
 from penteract.spec.fp8 import LARGEST, Fp8
 
@@ -48,23 +48,36 @@ def _largest(x, out, rows, k, by_row, by_k, BY_ROW: tl.constexpr, R: tl.constexp
 
 
 @triton.jit
+def _scale(patterns, least, limit, POWERS: tl.constexpr):
+    """The scale of what is as large as this; POWERS: rounded up to a power of two."""
+    largest = tl.maximum(patterns.to(tl.float32, bitcast=True), least, propagate_nan=tl.PropagateNan.ALL)
+    made = tl.div_rn(largest, limit + tl.zeros_like(largest))
+    if POWERS:
+        made = ((made.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    return made
+
+
+@triton.jit
 def _put_codes(tile, scale, limit, out, r, c, inside, k):
     """Divide, saturate, round to the nearest code, ties to even. A NaN stays one."""
-    scaled = tl.div_rn(tile, scale)
+    scaled = tl.div_rn(tile, scale + tl.zeros_like(tile))
     scaled = tl.maximum(scaled, -limit, propagate_nan=tl.PropagateNan.ALL)
     scaled = tl.minimum(scaled, limit, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + r * k + c, scaled.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _codes(x, out, scale, rows, k, by_row, by_k, limit, BY_ROW: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
-    """scale: [1], or BY_ROW [rows]."""
+def _codes(
+    x, out, scale, largest, rows, k, by_row, by_k, limit, least, POWERS: tl.constexpr, BY_ROW: tl.constexpr,
+    R: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """scale, and the patterns of the largest: [1], or BY_ROW [rows]."""
     tile, r, c, inside = _read(x, rows, k, by_row, by_k, R, K)
-    if BY_ROW:
-        own = tl.load(scale + r, mask=r < rows, other=1.0) + tl.zeros_like(tile)
-    else:
-        own = tl.load(scale) + tl.zeros_like(tile)
-    _put_codes(tile, own, limit, out, r, c, inside, k)
+    at = r if BY_ROW else tl.zeros_like(r)
+    made = _scale(tl.load(largest + at, mask=at < rows, other=0), least, limit, POWERS)
+    if tl.program_id(1) == 0:  # who shares a scale writes the same
+        tl.store(scale + at, made, mask=at < rows)
+    _put_codes(tile, made, limit, out, r, c, inside, k)
 
 
 @triton.jit
@@ -77,17 +90,13 @@ def _blocks(
     largest = tl.max(_patterns(tile), axis=1, keep_dims=True)
     if SQUARE:
         largest = tl.max(largest, axis=0, keep_dims=True)
-    made = tl.maximum(largest.to(tl.float32, bitcast=True), least, propagate_nan=tl.PropagateNan.ALL)
-    made = tl.div_rn(made, limit + tl.zeros_like(made))
-    if POWERS:
-        made = ((made.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    made = _scale(largest, least, limit, POWERS)
     block = tl.program_id(1)
     if SQUARE:
-        at = tl.program_id(0) * tl.num_programs(1) + block + tl.zeros_like(largest)
-        tl.store(scale + at, made)
+        tl.store(scale + tl.program_id(0) * tl.num_programs(1) + block + tl.zeros_like(largest), made)
     else:
         tl.store(scale + block.to(tl.int64) * rows + r, made, mask=r < rows)
-    _put_codes(tile, made + tl.zeros_like(tile), limit, out, r, c, inside, k)
+    _put_codes(tile, made, limit, out, r, c, inside, k)
 
 
 def put_largest(fp8: Fp8, look: Look, out: torch.Tensor) -> None:
@@ -101,20 +110,21 @@ def put_largest(fp8: Fp8, look: Look, out: torch.Tensor) -> None:
     )  # fmt: skip
 
 
-def quantised(fp8: Fp8, look: Look, scale: torch.Tensor) -> Operand:
-    """`scale`: the largest values, which become scales in place; of blocks, room for them."""
+def quantised(fp8: Fp8, look: Look, largest: torch.Tensor) -> Operand:
+    """`largest`: of blocks, room for their scales."""
     x, (rows, k) = look.rows, look.rows.shape
     codes = torch.empty(rows, k, dtype=FORMATS[look.format], device=x.device)
-    about = (x, codes, scale, rows, k, *x.stride(), LARGEST[look.format])
+    about = (rows, k, *x.stride(), LARGEST[look.format], TINY)
     if fp8.kind == "blockwise":
-        tile = (fp8.block if look.square else TILE[0], fp8.block)
+        scale, tile = largest, (fp8.block if look.square else TILE[0], fp8.block)
         _blocks[_grid(rows, k, *tile)](
-            *about, TINY, POWERS=fp8.powers, SQUARE=look.square, R=tile[0], K=tile[1], num_warps=_WARPS
+            x, codes, scale, *about, POWERS=fp8.powers, SQUARE=look.square, R=tile[0], K=tile[1], num_warps=_WARPS
         )
     else:
-        make_scales(fp8, look.format, scale)
+        scale = torch.empty_like(largest)
         _codes[_grid(rows, k, *TILE)](
-            *about, BY_ROW=fp8.kind == "rowwise", R=TILE[0], K=TILE[1], num_warps=_WARPS
+            x, codes, scale, largest.view(torch.int32), *about, POWERS=fp8.powers, BY_ROW=fp8.kind == "rowwise",
+            R=TILE[0], K=TILE[1], num_warps=_WARPS,
         )  # fmt: skip
     return Operand(codes, as_shared(fp8, look, scale))
 

@@ -76,6 +76,8 @@ class ScaledLinear(Linear):
     ) -> Bytes:
         """Scales and codes of both operands, and beside them what is scaled at the time, or the product."""
         (m, n, k), scales = sizes(phase, ins, weights), FLOAT * sum(self.scales(phase, ins, weights))
+        if self.elementwise == "triton" and self.fp8.kind != "blockwise":  # beside the largest values, not in place
+            scales += scales
         a, b = m * k * CODE, n * k * CODE
         first = a + self._chunk(m, k, square=False)
         if self._came(phase):
