@@ -16,8 +16,9 @@ from penteract.engine.bodies.quantise import TINY, Look, Operand, Quantiser, as_
 from penteract.engine.dtypes import FORMATS
 from penteract.spec.fp8 import LARGEST, Fp8
 
-TILE = (64, 128)  # rows, and of k: whole lines of memory whichever way a tensor lies
-_WARPS = 8
+# Rows, and of k: whole lines of memory whichever way a tensor lies.
+TILE, TO_LOOK = (32, 128), (64, 128)
+_WARPS = 4  # of one; of a square of a weight, twice as many
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # all bits but the sign
 
 
@@ -104,9 +105,9 @@ def put_largest(fp8: Fp8, look: Look, out: torch.Tensor) -> None:
     if fp8.kind == "blockwise":
         return
     x, (rows, k) = look.rows, look.rows.shape
-    _largest[_grid(rows, k, *TILE)](
-        x, out.view(torch.int32), rows, k, *x.stride(), BY_ROW=fp8.kind == "rowwise", R=TILE[0], K=TILE[1],
-        num_warps=_WARPS,
+    _largest[_grid(rows, k, *TO_LOOK)](
+        x, out.view(torch.int32), rows, k, *x.stride(), BY_ROW=fp8.kind == "rowwise", R=TO_LOOK[0],
+        K=TO_LOOK[1], num_warps=_WARPS,
     )  # fmt: skip
 
 
@@ -118,7 +119,15 @@ def quantised(fp8: Fp8, look: Look, largest: torch.Tensor) -> Operand:
     if fp8.kind == "blockwise":
         scale, tile = largest, (fp8.block if look.square else TILE[0], fp8.block)
         _blocks[_grid(rows, k, *tile)](
-            x, codes, scale, *about, POWERS=fp8.powers, SQUARE=look.square, R=tile[0], K=tile[1], num_warps=_WARPS
+            x,
+            codes,
+            scale,
+            *about,
+            POWERS=fp8.powers,
+            SQUARE=look.square,
+            R=tile[0],
+            K=tile[1],
+            num_warps=_WARPS * (1 + look.square),
         )
     else:
         scale = torch.empty_like(largest)
