@@ -1,7 +1,7 @@
 """What makes a model fit, each option once against a common base on one node: predicted bytes and time beside measured.
 
-    torchrun --nproc-per-node 4 benchmarks/memory_options.py --model llama-3.1-8b --gpus 4xH200 --out FOLDER
-    torchrun --nproc-per-node 4 benchmarks/memory_options.py --model llama-3.1-70b --cases large --out FOLDER
+    torchrun --nproc-per-node 2 benchmarks/memory_options.py --model llama-3.1-8b --gpus 2xH200 --out FOLDER
+    torchrun --nproc-per-node 4 benchmarks/memory_options.py --model llama-3.1-70b --gpus 4xH200 --cases large --out FOLDER
 
 Weights are drawn on the devices, the text is the one that every machine has. A step's time is from a CUDA event to the
 next; the first `WARM` warm up. What was allocated is the allocator's peak over all of the steps, on each rank. A case
@@ -78,6 +78,10 @@ CASES: Mapping[str, list[Case]] = {
         *FP8,
         Case("optimizer on the host", {"offload_optimizer": True}),
         Case("Muon", optimizer={"kind": "muon"}),
+        Case("ZeRO 3, FP8 tensorwise", {"zero": 3}, {"dtype": "fp8_tensorwise"}),
+        Case("ZeRO 3, FP8 tensorwise, gathered as codes", {"zero": 3}, {"dtype": "fp8_tensorwise", "fp8_gather": True}),
+        Case("codes and updates by plain torch: bf16", {"elementwise": "reference"}),
+        Case("codes and updates by plain torch: FP8 tensorwise", {"elementwise": "reference"}, {"dtype": "fp8_tensorwise"}),
     ],
     "large": [
         Case("ZeRO 3, bf16 parameters, gradients and 8-bit moments (6 bytes a parameter), full recomputation",
@@ -106,7 +110,10 @@ def drawn_on_device(p: Program, state: State, seed: int) -> None:
 def as_run(asked: argparse.Namespace, case: Case, world: int) -> RunSpec:
     changes = dict(case.layout)
     dp = world // changes.get("tp", 1)
-    base = Layout(dp=dp, zero=1, attention="cudnn", loss="chunked", gradient_accumulation_steps=asked.sequences // dp)
+    base = Layout(
+        dp=dp, zero=1, attention="cudnn", loss="chunked", elementwise="triton",
+        gradient_accumulation_steps=asked.sequences // dp,
+    )  # fmt: skip
     return RunSpec(
         model=find_model(asked.model), layout=replace(base, **changes), sequence_length=asked.seq,
         optimizer=Optimizer(learning_rate=asked.rate, **case.optimizer), schedule=LearningRate(warmup_steps=2),
@@ -157,7 +164,7 @@ def measure(rank: Rank, asked: argparse.Namespace, case: Case) -> dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="llama-3.1-8b")
-    parser.add_argument("--gpus", default="4xH200")
+    parser.add_argument("--gpus", default="2xH200")
     parser.add_argument("--seq", type=int, default=8192)
     parser.add_argument("--sequences", type=int, default=8, help="of a step")
     parser.add_argument("--steps", type=int, default=13)

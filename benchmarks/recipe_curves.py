@@ -41,7 +41,7 @@ def train(asked: argparse.Namespace, recipe: str) -> dict[str, Any]:
     from penteract.spec.run import Data, LearningRate, Optimizer, Precision, RunSpec
 
     engine.initialise = drawn_on_device
-    lay = Layout(attention="cudnn", loss="chunked", gradient_accumulation_steps=asked.sequences)
+    lay = Layout(attention="cudnn", loss="chunked", elementwise="triton", gradient_accumulation_steps=asked.sequences)
     run = RunSpec(
         model=find_model(asked.model), layout=lay, sequence_length=asked.seq, data=Data(pack_documents=False),
         optimizer=Optimizer(learning_rate=asked.rate), schedule=LearningRate(warmup_steps=20),
