@@ -15,6 +15,7 @@ from penteract.plan.between import Between, try_between
 from penteract.plan.frontier import Frontier
 from penteract.plan.grow import Make, larger_cluster
 from penteract.plan.legality import CROSSES, crosses_node
+from penteract.plan.options import told_by
 from penteract.plan.rows import TOO_LARGE, Miss, Priced
 from penteract.plan.search import Search, Timed
 from penteract.plan.space import Space, divisors
@@ -172,7 +173,8 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
         if budget := budget_of(str(axes.get("recompute", ("",))[0])):
             layout = within(prices, layout, budget).layout
         quoters[one.precision] = prices
-        prices.check_sizes(layout)
+        with told_by("--layout"):
+            prices.check_sizes(layout)
         search.add(prices.quote(layout))
     every, found = search.quotes, search.frontier.found
     for q in every:
@@ -199,7 +201,8 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
         ).counted()
     )  # fmt: skip
     _check(case, settle, "--layout")
-    check_words(case.layout)
+    with told_by("--layout"):
+        check_words(case.layout)
     c, tp = ask.cluster, case.layout.tp
     if not ask.tp_across_nodes and crosses_node(tp, c.gpus, c.gpus_per_node):
         allowed = ", ".join(str(n) for n in divisors(c.gpus_per_node) if c.gpus % n == 0)
