@@ -73,16 +73,13 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     precision: Annotated[
         str,
         Parameter(
-            help="A recipe, or several to choose among: bf16,fp16. It changes what is trained. "
-            "Its parts as in run files: --precision.moments int8."
+            help="A recipe, or several to choose among: bf16,fp16. Its parts as in run files: "
+            "--precision.moments int8. It changes what is trained."
         ),
     ] = "bf16",
     modules: Annotated[
         str,
-        Parameter(
-            help="Short for --precision.modules: exceptions by parameter name, the last match decides: "
-            "`*:moments=int8,embedding*:moments=fp32`."
-        ),
+        Parameter(help="Short for --precision.modules, by parameter name: `*:moments=int8,embedding*:moments=fp32`."),
     ] = "",
     optimizer: Annotated[str, Parameter(help="adamw, or muon for matrices between hidden states.")] = "adamw",
     headroom: Annotated[float, Parameter(help="Share of a GPU's memory that tensors are kept out of.")] = HEADROOM,

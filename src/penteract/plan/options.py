@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from penteract.errors import BadInput
@@ -14,7 +14,7 @@ _KEY = re.compile(r"(?:parallel|batch|memory|kernels)\.(\w+)")
 
 
 @contextmanager
-def told_by(flag: str) -> Iterator[None]:
+def told_by(flag: str) -> Generator[None]:
     """A refusal from inside names what to type here: `--memory.recompute swiglu` is `FLAG recompute=swiglu`, and
     `--precision.dtype` is `--precision`."""
     try:
