@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     fix: str | None = None,
     tp_across_nodes: bool = False,
     precision: str | Policy | Sequence[str | Policy] = "bf16",
+    parts: Mapping[str, Any] | None = None,
     modules: str | Sequence[str] = (),
     optimizer: str = "adamw",
     headroom: float = HEADROOM,
@@ -40,14 +41,15 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     `batch`: tokens of a step ("1Mi"), or sequences ("128seqs"). `layout`: price this one alone ("tp=2,pp=2").
     `fix`: hold these axes ("tp=2/4,recompute=none"). `headroom`: share of a GPU's memory kept free of tensors.
     `precision`: a recipe, or several to choose among ("bf16,fp8_tensorwise").
+    `parts`: what a run file's `[precision]` may say beside it ({"moments": "int8", "fp8_gather": True}).
     `modules`: what parameters have otherwise, by name ("*:moments=int8,embedding*:moments=fp32").
     `number`: refuse as soon as it is known that fewer layouts fit.
     Raises BadInput, naming what is allowed and the fix.
     """
     pins = parse_axes(fix, flag="--fix", several=True) if fix else {}
     ask = question(
-        model, gpus, sequence_length=sequence_length, batch=batch, precision=precision, modules=modules,
-        optimizer=optimizer, headroom=headroom, tp_across_nodes=tp_across_nodes, pins=pins,
+        model, gpus, sequence_length=sequence_length, batch=batch, precision=precision, parts=parts,
+        modules=modules, optimizer=optimizer, headroom=headroom, tp_across_nodes=tp_across_nodes, pins=pins,
     )  # fmt: skip
     with uncollected():
         if layout is not None:

@@ -145,6 +145,13 @@ def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
         (["none.json", "--gpus", "8xH200"], "error[FILE]: cannot be read"),
         (["tiny", "--gpus", "8xH2000"], "error[GPU]: no such GPU"),
         (["tiny", "--gpus", "12xH200"], "error[CLUSTER]"),
+        (
+            ["tiny", "--gpus", "h200x8@efa"],
+            "error[CLUSTER]: the number comes first · --gpus · found h200x8@efa / allowed [nodes x] devices x name"
+            " [@ fabric] · fix: --gpus 8xH200@efa",
+        ),
+        (["tiny", "--gpus", "H200 x 8 x 2"], "error[CLUSTER]: the number comes first"),
+        (["tiny", "--gpus", "B300x8"], "error[GPU]: no such GPU · found b300 /"),
         (["tiny"], "error[USAGE]: on which GPUs? · --gpus"),
         (["--gpus", "8xH200"], "error[USAGE]: which model?"),
         (["tiny", "--gpus", "8xH200", "--seq", "0"], "error[VALUE]: an empty sequence"),
@@ -178,6 +185,35 @@ def test_refusals_are_a_line_in_no_time(tell: Tell, words: list[str], line: str)
     assert told.err.startswith(line)
     assert told.err.count("\n") == 1
     assert told.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["8xH200", "--fix", "tp=3"], "--fix tp=2/4"),
+        (["6xH200", "--fix", "tp=3,zero=1"], "--fix tp=1/2,zero=1"),
+        (["8xH200", "--fix", "pp=2,tp=6/3"], "--fix pp=2,tp=2/4"),
+        (["8xH200", "--fix", "dp=2,tp=2,pp=4"], "--fix dp=1,tp=2,pp=4"),
+        (["8xH200", "--fix", "shard_group=3"], "--fix shard_group=2/4"),
+        (["8xH200", "--fix", "zero=0,keep_gathered=true"], "--fix zero=3,keep_gathered=true"),
+        (["8xH200", "--fix", "micro_batch_size=5"], "--fix micro_batch_size=4/6"),
+        (["8xH200", "--fix", "schedule=interleaved,pp=1"], "--fix schedule=1f1b,pp=1"),
+        (["8xH200", "--fix", "tp=3,pp=3"], "leave one out"),
+    ],
+)
+def test_values_that_would_go_are_named_and_do(tell: Tell, words: list[str], fix: str) -> None:
+    one = ["plan", "tiny", "--seq", "256", "--batch", "48seqs", "--top", "1", "--gpus"]
+    told = tell(*one, *words)
+    assert (told.code, told.err.strip().split(" · fix: ")[1]) == (2, fix)
+    if fix.startswith("--fix"):
+        assert tell(*one, words[0], *fix.split()).code == 0
+
+
+@pytest.mark.parametrize("flag", ["--fix", "--layout"])
+def test_words_that_are_none_are_mended_where_they_were_said(tell: Tell, flag: str) -> None:
+    told = tell("plan", *TINY_STEP, flag, "mbs=1,recompute=swiglu+norm")
+    assert told.code == 2 and f"has this name · {flag} recompute · found norm /" in told.err
+    assert told.err.strip().endswith(f"fix: {flag} recompute=rms_norm")
 
 
 def test_a_fix_is_a_layout_that_is_priced(tell: Tell) -> None:

@@ -9,19 +9,21 @@ import pytest
 import torch
 
 from penteract.engine import checkpoint
-from penteract.engine.going_on import check_going_on, promised
+from penteract.engine.dtypes import dtype_of
+from penteract.engine.going_on import check_going_on, other_precision, promised
 from penteract.errors import BadInput
 from penteract.spec.layout import Layout
 from penteract.spec.presets import TINY, TINY_MOE
-from penteract.spec.run import RunSpec, Training
+from penteract.spec.run import Precision, RunSpec, Training
 
 SPEC = RunSpec(model=TINY, layout=Layout(), sequence_length=64, train=Training(steps=9))
 
 
-def check(kept: RunSpec, now: RunSpec, folder: Path) -> None:
-    """Three steps of `kept`, saved; then `now`."""
+def check(kept: RunSpec, now: RunSpec, folder: Path, *, unsaid: str = "") -> None:
+    """Three steps of `kept`, saved without saying `unsaid`; then `now`."""
     extra = {"step": 3, "samples": 12, "layout": {}, **promised(kept)}
-    whole = checkpoint.Slice("w", (2,), (0,), torch.zeros(2))
+    extra.pop(unsaid, None)
+    whole = checkpoint.Slice("w", (2,), (0,), torch.zeros(2, dtype=dtype_of("stat", kept.precision.policy)))
     checkpoint.save_alone(folder / "checkpoints", 3, [[whole]], extra)
     check_going_on(folder, now)
 
@@ -51,3 +53,31 @@ def test_what_may_not_is_one_line(spec: RunSpec, words: list[str], tmp_path: Pat
 def test_a_part_that_was_there_and_is_not(tmp_path: Path):
     with pytest.raises(BadInput, match=r"found none / allowed .* · fix: --model\.moe\."):
         check(replace(SPEC, model=TINY_MOE), SPEC, tmp_path)
+
+
+BF16 = replace(SPEC, precision=Precision(dtype="bf16", moments="int8"))
+FP64 = replace(SPEC, precision=Precision(dtype="fp64"))
+
+
+def test_another_precision_may_go_on_and_is_told(tmp_path: Path):
+    check(SPEC, BF16, tmp_path)
+    line = other_precision(promised(SPEC), BF16)
+    assert line.startswith("trained in fp32 so far, goes on in bf16, moments int8: ") and "\n" not in line
+    assert other_precision(promised(BF16), BF16) == "" == other_precision(promised(SPEC), SPEC)
+    old = {key: value for key, value in promised(SPEC).items() if key != "precision"}
+    assert other_precision(old, BF16) == ""  # it is not known
+
+
+@pytest.mark.parametrize(
+    ("kept", "now", "words"),
+    [
+        (SPEC, FP64, "found fp64 / allowed all but fp64 · fix: another --precision.dtype, or"),
+        (FP64, BF16, "found bf16, moments int8 / allowed fp64 · fix: --precision.dtype fp64, or"),
+    ],
+)
+def test_fp64_and_the_others_do_not_read_each_others_state(kept: RunSpec, now: RunSpec, words: str, tmp_path: Path):
+    for unsaid in ("", "precision"):  # checkpoints did not always say it
+        with pytest.raises(BadInput, match="kept as numbers of fp") as told:
+            check(kept, now, tmp_path / unsaid, unsaid=unsaid)
+        assert words in str(told.value) and "\n" not in str(told.value)
+    check(FP64, FP64, tmp_path / "same")

@@ -176,6 +176,21 @@ def test_a_refused_resume_leaves_the_run_as_it_was(base: dict[str, Any], words: 
     assert _all_of(folder) == before
 
 
+def test_a_resume_in_another_precision_says_so_once(base: dict[str, Any], tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(base["run_dir"], copy, symlinks=True)
+    words = command(tmp_path, f"--resume={copy}", "--checkpoint.every=1", "--parallel.dp=2")
+    for steps, told in (("7", 1), ("8", 0)):  # the second goes on as the first ended
+        asked = [*words, f"--steps={steps}", "--precision.dtype=bf16_pure"]
+        done = subprocess.run(asked, capture_output=True, text=True, env=environment(), timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("trained in fp32 so far, goes on in bf16_pure: ") == told
+    asked = [*words, "--steps=9", "--precision.dtype=fp64"]
+    done = subprocess.run(asked, capture_output=True, text=True, env=environment(), timeout=240)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.startswith("error[RESUME]: the run's state is kept as numbers of fp32")
+
+
 def test_a_resume_that_fails_leaves_the_status_of_the_run(base: dict[str, Any], tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(base["run_dir"], copy, symlinks=True)

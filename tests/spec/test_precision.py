@@ -54,7 +54,7 @@ def test_parts_of_fp8_are_changed() -> None:
     got = resolve(overrides=[f"--precision.{w}" for w in words]).run.precision.policy
     fp8 = Fp8(kind="delayed", gradient="e4m3", first=1, last=2, history=4)
     assert got == replace(RECIPES["bf16"], moments="bf16", fp8=fp8) == Precision.of(got).policy
-    assert str(fp8) == "delayed, e4m3 and e4m3, first 1 and last 2 layers in bf16"
+    assert str(fp8) == "delayed, e4m3 and e4m3, first 1 and last 2 layers in bf16, scales of 4 steps"
 
 
 def test_weights_are_gathered_as_codes_where_asked() -> None:
@@ -63,6 +63,7 @@ def test_weights_are_gathered_as_codes_where_asked() -> None:
     assert got == replace(RECIPES["bf16"], fp8=Fp8(kind="tensorwise", first=1, gather=True)) == Precision.of(got).policy
     assert str(got.fp8) == "tensorwise, first 1 and last 0 layers in bf16, gathered as codes"
     assert not any(p.fp8.gather for p in RECIPES.values() if p.fp8)
+    assert got.name == "fp8_tensorwise, first 1 and last 0 layers in bf16, gathered as codes"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_sizes_that_are_no_whole_units_are_refused_by_name() -> None:
         (["dtype=fp8_blockwise", "fp8_block=40"], "precision.fp8_block · found 40 / allowed multiples of 16"),
         (["dtype=fp8_rowwise", "fp8_gradient=e3m4"], "precision.fp8_gradient"),
         (["dtype=fp8_rowwise", "fp8_gather=true"], "precision.fp8_gather · found true in fp8_rowwise / allowed true"),
-        (["dtype=bf16", "fp8_gather=true"], "precision.fp8_gather · found True in bf16 / allowed none"),
+        (["dtype=bf16", "fp8_gather=true"], "precision.fp8_gather · found true in bf16 / allowed none"),
     ],
     ids=str,
 )

@@ -1,4 +1,7 @@
-"""`memory.recompute = "budget"`: solved with prices before the engine, which knows none, sees the run."""
+"""`memory.recompute = "budget"`: solved with prices before the engine, which knows none, sees the run.
+
+The run's file keeps both the budget and what was chosen, so it is solved anew whenever a run starts or goes on.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from penteract.spec.resolve import Resolved
 
 
 def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:
-    """The run with its recomputation written out, and what was chosen; as it is where it asks for no budget.
+    """The run with its recomputation chosen, and the choice; as it is where it asks for no budget.
 
     Which GPUs will run it is not known here: work and bytes moved weigh as on the reference node.
     """
@@ -26,6 +29,6 @@ def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:
         budget,
     )
     said = f"budget {budget.fraction:g}" if budget.fraction else f"budget {budget.allocated / 2**30:g} GiB"
-    names = ("recompute", "recompute_every", "recompute_first", "recompute_else")
+    names = ("chosen", "recompute_every", "recompute_first", "recompute_else")
     origins = dict(resolved.origins) | {f"memory.{name}": f"derived: {said}" for name in names}
-    return Resolved(run=replace(run, layout=chosen.layout), origins=origins), chosen
+    return Resolved(run=replace(run, layout=chosen.layout), origins=origins, budget=budget), chosen

@@ -1,13 +1,22 @@
-"""Telling a run's values (`--parallel.tp 2`, `parallel.tp=2`) from the options of a verb."""
+"""A run's values (`--parallel.tp 2`, `parallel.tp=2`) beside the options of a verb, and what `plan` takes of them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from penteract.spec.read import is_setting
+from penteract.errors import BadInput
+from penteract.plan.ask import AXES
+from penteract.spec.read import is_setting, read_overrides
+from penteract.spec.run import PARTS
 
 _FLAG = re.compile(r"--[A-Za-z_][\w-]*\.[^=]*(=.*)?", re.DOTALL)
+_ASKED = {  # options of `plan` for what a run file says
+    "precision.dtype": "--precision {}", "batch.sequence_length": "--seq {}",
+    "batch.global_batch_size": "--batch {}seqs", "batch.global_batch_tokens": "--batch {}",
+    "optimizer.kind": "--optimizer {}",
+}  # fmt: skip
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -31,3 +40,28 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             verb.append(word)
     return verb, overrides
+
+
+def parts_of_precision(words: Sequence[str]) -> dict[str, Any]:
+    """The values of a run that change a recipe (`--precision.moments int8`), by their names in its section.
+
+    Raises BadInput for other values, with the option of `plan` that says the same where there is one.
+    """
+    found = dict[str, Any]()
+    for key, setting in read_overrides(words).items():
+        section, _, name = key.rpartition(".")
+        if section != "precision" or name not in PARTS:
+            said = _shown(setting.value)
+            fix = _ASKED.get(key, "--fix {0}={1}" if name in AXES else "leave it out")
+            raise BadInput("USAGE", "of a run's values a plan takes those that change a recipe", where=setting.origin,
+                           found=said, allowed=", ".join(f"precision.{part}" for part in PARTS),
+                           fix=fix.format(said) if key in _ASKED else fix.format(name, said))  # fmt: skip
+        found[name] = setting.value
+    return found
+
+
+def _shown(value: Any) -> str:
+    """As options take it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as to_json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from penteract.api import plan as ask_plan
+from penteract.cli.overrides import parts_of_precision
 from penteract.errors import BadInput, DiskFailure
 from penteract.plan.ask import HEADROOM, Ask
 from penteract.plan.catalogue import catalogue, catalogue_rows
@@ -35,6 +37,7 @@ EXAMPLES = (
     "penteract plan llama-3.1-8b --gpus 8xA100-40GB --layout zero=3,recompute=budget:0.5",
     "penteract plan llama-3.1-70b --gpus 4x8xH100 --fix zero=2/3,shard_group=8",
     "penteract plan llama-3.1-8b --gpus 8xH200 --precision bf16,bf16_pure",
+    "penteract plan llama-3.1-8b --gpus 8xH200 --precision fp8_tensorwise --precision.fp8_gather true",
     "penteract plan llama-3.1-8b --gpus 8xH200 --out run.toml",
     "penteract plan --models",
 )
@@ -68,19 +71,22 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     tokens: Annotated[str | None, Parameter(help="Of a whole training (15T): days and GPU-hours.")] = None,
     usd_per_gpu_hour: Annotated[float | None, Parameter(help="With --tokens: the cost.")] = None,
     precision: Annotated[
-        str, Parameter(help="A recipe, or several to choose among: bf16,fp16. It changes what is trained.")
+        str,
+        Parameter(
+            help="A recipe, or several to choose among: bf16,fp16. Its parts as in run files: "
+            "--precision.moments int8. It changes what is trained."
+        ),
     ] = "bf16",
     modules: Annotated[
         str,
-        Parameter(
-            help="Exceptions by parameter name, the last match decides: `*:moments=int8,embedding*:moments=fp32`."
-        ),
+        Parameter(help="Short for --precision.modules, by parameter name: `*:moments=int8,embedding*:moments=fp32`."),
     ] = "",
     optimizer: Annotated[str, Parameter(help="adamw, or muon for matrices between hidden states.")] = "adamw",
     headroom: Annotated[float, Parameter(help="Share of a GPU's memory that tensors are kept out of.")] = HEADROOM,
     out: Annotated[Path | None, Parameter(help="Write a run file of the best, or of --why.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print one JSON object, schema 1.")] = False,
     debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
+    overrides: Annotated[Sequence[str], Parameter(parse=False)],
 ) -> int:
     """Rank the layouts of a training step that fit a cluster, by simulated time.
 
@@ -100,8 +106,8 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         raise BadInput("FILE", "it exists already", where="--out", found=out, fix="choose another name, or remove it")
     found = ask_plan(
         model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
-        tp_across_nodes=tp_across_nodes, precision=precision, modules=modules, optimizer=optimizer,
-        headroom=headroom, number=why or 1,
+        tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,
+        optimizer=optimizer, headroom=headroom, number=why or 1,
     )  # fmt: skip
     chosen = found.number(why or 1) if found.layouts or why or out else None
     money = budget(found, chosen, whole, usd_per_gpu_hour) if chosen and whole else None

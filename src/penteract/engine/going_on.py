@@ -1,4 +1,7 @@
-"""What must stay as it was when a run goes on: kept in its checkpoints, and asked before anything starts."""
+"""What must stay as it was when a run goes on: kept in its checkpoints, and asked before anything starts.
+
+The precision need not: masters and moments are saved as numbers (`saved.py`). That it is another is told.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from penteract.engine import checkpoint
+from penteract.engine.checkpoint import manifest
+from penteract.engine.checkpoint.manifest import Manifest
+from penteract.engine.checkpoint.slices import DTYPES
+from penteract.engine.dtypes import dtype_of
 from penteract.errors import BadInput
 from penteract.spec.keys import keys
+from penteract.spec.precision import Policy
 from penteract.spec.run import RunSpec
 from penteract.spec.write import toml_value
 
@@ -23,14 +31,15 @@ def promised(spec: RunSpec) -> dict[str, Any]:
     """For a checkpoint's `extra`, as JSON has it."""
     kept = {
         "seed": spec.train.seed, "sequence_length": spec.sequence_length, "model": asdict(spec.model),
-        "optimizer": spec.optimizer.kind,
+        "optimizer": spec.optimizer.kind, "precision": spec.precision.policy.name,
     }  # fmt: skip
     return json.loads(json.dumps(kept))
 
 
 def check_going_on(folder: Path, spec: RunSpec) -> None:
     """Raise BadInput unless a run of `spec` may go on from the newest checkpoint of the run in `folder`."""
-    extra = checkpoint.extra(checkpoint.latest(folder / "checkpoints"))
+    stored = manifest.read(checkpoint.latest(folder / "checkpoints"))
+    extra = stored.extra
     then, now = (dict(_leaves({"optimizer": "adamw", **kept})) for kept in (extra, promised(spec)))
     other = sorted((key for key in then | now if then.get(key) != now.get(key)), key=lambda key: key == _LAST)
     if other:
@@ -39,10 +48,36 @@ def check_going_on(folder: Path, spec: RunSpec) -> None:
         fix = f"--{key} {toml_value(then[key])}, or a new run without --resume" if known else "a new run, no --resume"
         raise BadInput("RESUME", f"the run was trained with another {key}{more}", where="--resume",
                        found=_shown(now, key), allowed=_shown(then, key), fix=fix)  # fmt: skip
+    _check_numbers(stored, spec.precision.policy)
     step = int(extra["step"])
     if step >= spec.train.steps:
         raise BadInput("STEPS", "the run is already that far", where="--resume", found=spec.train.steps,
                        allowed=f"> {step}", fix=f"--steps {step + spec.train.steps}")  # fmt: skip
+
+
+def other_precision(extra: Mapping[str, Any], spec: RunSpec) -> str:
+    """A line where a checkpoint's precision is another than that of the run which goes on from it; or nothing, also
+    where the checkpoint does not say it."""
+    then, now = extra.get("precision"), spec.precision.policy.name
+    if then in (None, now):
+        return ""
+    return (
+        f"trained in {then} so far, goes on in {now}: masters and moments are read as numbers, and rounded to what "
+        "they are kept in; what one recipe alone keeps begins anew"
+    )
+
+
+def _check_numbers(stored: Manifest, policy: Policy) -> None:
+    """Masters and moments are read in the dtype that they were saved in: fp64 by fp64 alone."""
+    wide = any(DTYPES[entry.dtype] == dtype_of("stat", "fp64") for entry in stored.tensors.values())
+    if wide != (policy.stat == "fp64"):
+        kept, allowed, fix = (
+            ("fp64", "fp64", "--precision.dtype fp64")
+            if wide
+            else ("fp32", "all but fp64", "another --precision.dtype")
+        )
+        raise BadInput("RESUME", f"the run's state is kept as numbers of {kept}", where="--resume", found=policy.name,
+                       allowed=allowed, fix=f"{fix}, or a new run without --resume")  # fmt: skip
 
 
 def _leaves(kept: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

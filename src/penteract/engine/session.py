@@ -21,7 +21,7 @@ from penteract.engine import checkpoint, rundir
 from penteract.engine.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.display import LiveTable
-from penteract.engine.going_on import promised
+from penteract.engine.going_on import other_precision, promised
 from penteract.engine.metrics import MetricsWriter
 from penteract.engine.rank import Rank
 from penteract.engine.sample import write
@@ -99,6 +99,8 @@ class Session:
         self.rank.barrier()
         if self.rank.number == 0:
             rundir.go_on(folder, world=self.rank.world)
+        if self.rank.number == 0 and (line := other_precision(extra, self.spec)):
+            log.warning("%s", line)
         log.info("resumed from step %d of %s", step, folder)
 
     # ---- the loop --------------------------------------------------------------------------------------------

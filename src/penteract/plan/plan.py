@@ -15,6 +15,8 @@ from penteract.plan.between import Between, try_between
 from penteract.plan.frontier import Frontier
 from penteract.plan.grow import Make, larger_cluster
 from penteract.plan.legality import CROSSES, crosses_node
+from penteract.plan.options import told_by
+from penteract.plan.pins import refuse_pins
 from penteract.plan.rows import TOO_LARGE, Miss, Priced
 from penteract.plan.search import Search, Timed
 from penteract.plan.space import Space, divisors
@@ -130,7 +132,7 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Pla
     spaces = [Space(one) for one in ask.each]
     enumerated = sum(space.enumerated for space in spaces)
     if not enumerated:
-        _refuse_pins(ask)
+        refuse_pins(ask)
     if number > enumerated:
         raise _no_such(number, enumerated)
     quoters, frontier = dict[Policy, Quoter](), Frontier(Priced(ask.usable), ask.global_batch_size)
@@ -139,7 +141,7 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Pla
         quoters[space.ask.precision] = prices = make(space.ask)
         frontier.add(space.families(found.refused), prices)
     if ask.pins and not frontier.branches:
-        _refuse_pins(ask, f"no layout can have these values: {found.refused.most_common(1)[0][0]}")
+        refuse_pins(ask, f"no layout can have these values: {found.refused.most_common(1)[0][0]}")
     search = Search(quoters, frontier)
     most = max(top, number)
     between = try_between(ask, search, most)
@@ -172,7 +174,8 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
         if budget := budget_of(str(axes.get("recompute", ("",))[0])):
             layout = within(prices, layout, budget).layout
         quoters[one.precision] = prices
-        prices.check_sizes(layout)
+        with told_by("--layout"):
+            prices.check_sizes(layout)
         search.add(prices.quote(layout))
     every, found = search.quotes, search.frontier.found
     for q in every:
@@ -200,7 +203,8 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
         ).counted()
     )  # fmt: skip
     _check(case, settle, "--layout")
-    check_words(case.layout)
+    with told_by("--layout"):
+        check_words(case.layout)
     c, tp = ask.cluster, case.layout.tp
     if not ask.tp_across_nodes and crosses_node(tp, c.gpus, c.gpus_per_node):
         allowed = ", ".join(str(n) for n in divisors(c.gpus_per_node) if c.gpus % n == 0)
@@ -238,14 +242,6 @@ def _check(case: Case, settle: Settle, where: str) -> None:
 
 def _no_such(n: int, most: int) -> BadInput:
     return BadInput("NUMBER", "no layout of that number", found=n, allowed=f"1 to {most}", fix="1")
-
-
-def _refuse_pins(ask: Ask, what: str = "") -> None:
-    """`what`: why none can be; without, as none is made of so many GPUs."""
-    written = ",".join(f"{axis}={'/'.join(map(str, values))}" for axis, values in ask.pins.items())
-    allowed = "dp·tp·pp·cp = the GPUs, and schedules and context methods where pp and cp are more than 1"
-    raise BadInput("AXIS", what or f"no layout of {ask.cluster.gpus} GPUs has these values", where="--fix",
-                   found=written, allowed="" if what else allowed, fix="leave one out")  # fmt: skip
 
 
 def _most_first(refused: Counter[str]) -> dict[str, int]:

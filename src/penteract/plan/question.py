@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from penteract.errors import BadInput
 from penteract.model.modules import check_modules
 from penteract.plan.ask import HEADROOM, Ask, Values, parse_batch
+from penteract.plan.options import told_by
 from penteract.spec import catalog
 from penteract.spec.hardware import Cluster, cluster
 from penteract.spec.hf_config import model_from_hf
+from penteract.spec.keys import find_key
 from penteract.spec.model import ModelSpec
 from penteract.spec.modules import Pattern
 from penteract.spec.movers import MOVERS, MoverName
 from penteract.spec.precision import Policy, policy
 from penteract.spec.presets import PRESETS
+from penteract.spec.run import PARTS, Precision
 
 _USUAL_LENGTH = 8192  # tokens of a sequence, where the model has as many positions
 
@@ -28,6 +32,7 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     sequence_length: int | None = None,
     batch: str | int = "1Mi",
     precision: str | Policy | Sequence[str | Policy] = "bf16",
+    parts: Mapping[str, Any] | None = None,
     modules: str | Sequence[str] = (),
     optimizer: str = "adamw",
     headroom: float = HEADROOM,
@@ -35,7 +40,8 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     pins: Mapping[str, Values] | None = None,
 ) -> Ask:
     """The question that these texts and values make. `batch`: tokens, or `128seqs`. `precision`: one or several, as a
-    text with commas too; `modules`: patterns of names with what they have in each of them.
+    text with commas too; `parts`: what a run file's `[precision]` may say beside the recipe, of each of them;
+    `modules`: a short form of its patterns of names.
 
     Raises BadInput, naming what is allowed.
     """
@@ -48,7 +54,12 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
         fix = f"--headroom {HEADROOM}"
         raise BadInput("VALUE", "not a share", where="--headroom", found=headroom, allowed="0 to 1", fix=fix)
     patterns = modules.split(",") if isinstance(modules, str) else modules
-    first, *also = _by_name(m, _precisions(precision), [word.strip() for word in patterns if word.strip()])
+    words = [word.strip() for word in patterns if word.strip()]
+    if words and parts and "modules" in parts:
+        raise BadInput("USAGE", "patterns of names are given twice", where="--modules", found="--precision.modules",
+                       fix="leave one out")  # fmt: skip
+    with told_by("--fix"):
+        first, *also = _by_name(m, _precisions(precision, parts or {}), words)
     if c.gpu is not None:  # which refuses a precision that it does not have
         for p in (first, *also):
             c.gpu.peak(p.products)
@@ -69,16 +80,39 @@ def _mover(name: str) -> MoverName:
                    fix="--optimizer adamw")  # fmt: skip
 
 
-def _precisions(named: str | Policy | Sequence[str | Policy]) -> tuple[Policy, ...]:
-    """Each once, in their order."""
+def _precisions(named: str | Policy | Sequence[str | Policy], parts: Mapping[str, Any]) -> tuple[Policy, ...]:
+    """Each once, in their order, with these parts."""
     if isinstance(named, str):
         named = [name.strip() for name in named.split(",")]
     elif isinstance(named, Policy):
         named = [named]
-    found = [policy(p, where="--precision", flag="--precision") for p in named]
+    found = [_with(p, _checked(parts)) for p in named]
     if not found:
         raise BadInput("PRECISION", "no precision to plan for", where="--precision", found="none", fix="bf16")
     return tuple(dict.fromkeys(found))
+
+
+def _checked(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as the keys of a run file take them."""
+    found = dict[str, Any]()
+    for name, value in parts.items():
+        found[name] = find_key(f"precision.{name}", "parts").check(value, "parts")
+        if name not in PARTS:
+            raise BadInput("PRECISION", "no part of a precision", where="parts", found=name, allowed=", ".join(PARTS),
+                           fix="precision=\"…\" names the recipe")  # fmt: skip
+    return found
+
+
+def _with(named: str | Policy, parts: Mapping[str, Any]) -> Policy:
+    """As a run file's section of this recipe and these parts means it."""
+    found = policy(named, where="--precision", flag="--precision")
+    if not parts:
+        return found
+    if isinstance(named, Policy):
+        raise BadInput("PRECISION", "a policy is whole", where="parts", found=named.name,
+                       allowed="parts of a recipe by name", fix="dataclasses.replace the policy")  # fmt: skip
+    said: dict[str, Any] = {"dtype": named, **parts}
+    return Precision(**said).policy
 
 
 def _by_name(m: ModelSpec, precisions: Sequence[Policy], words: Sequence[str]) -> tuple[Policy, ...]:

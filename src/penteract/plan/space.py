@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from penteract.errors import BadInput
 from penteract.plan.ask import EDITS, LOSS, RECOMPUTE, Ask, Values, budget_of, edits_of
 from penteract.plan.legality import CROSSES, Legality, crosses_node
+from penteract.plan.options import told_by
 from penteract.spec.kernels import kernel_breaches
 from penteract.spec.layout import (
     CONTEXT_METHODS,
@@ -234,7 +235,8 @@ class Space:
                 raise BadInput("AXIS", what, where="--fix", found=f"{name}={'/'.join(map(str, values))}",
                                fix=f"--layout …,{name}={next(iter(values))}")  # fmt: skip
         edits = edits_of({name: next(iter(values)) for name, values in pinned.items()})
-        check_words(Layout(**edits))
+        with told_by("--fix"):
+            check_words(Layout(**edits))
         return {name: value for name, value in edits.items() if name != EDITS["recompute"]}
 
     def _sizes(

@@ -84,13 +84,22 @@ class Fp8:
             raise _refusal("bf16_layers", (self.first, self.last), f"fewer than the {layers} layers", "[1, 1]")
         return (*range(self.first), *(range(layers - self.last, layers + ahead) if self.last else ()))
 
-    def __str__(self) -> str:
-        kept = f", first {self.first} and last {self.last} layers in bf16" if self.first or self.last else ""
+    @property
+    def unusual(self) -> tuple[str, ...]:
+        """In words, where it differs from the usual of its kind."""
         known = usual(self.kind)
-        same = (self.operand, self.gradient) == (known.operand, known.gradient)
-        formats = "" if same else f", {self.operand} and {self.gradient}"
-        told = f"{self.kind}{formats}{kept}{', powers of two' if self.powers else ''}"
-        return f"{told}, gathered as codes" if self.gather else told
+        told = {
+            f"{self.operand} and {self.gradient}": (self.operand, self.gradient) != (known.operand, known.gradient),
+            f"first {self.first} and last {self.last} layers in bf16": self.first or self.last,
+            "powers of two": self.powers,
+            f"scales of {self.history} steps": self.history != known.history,
+            f"blocks of {self.block}": self.block != known.block,
+            "gathered as codes": self.gather,
+        }
+        return tuple(words for words, differs in told.items() if differs)
+
+    def __str__(self) -> str:
+        return ", ".join([self.kind, *self.unusual])
 
 
 def usual(kind: Kind) -> Fp8:

@@ -154,6 +154,9 @@ def reference() -> Curves:
     return _curves(tables(REFERENCE))
 
 
+_FORM = "[nodes x] devices x name [@ fabric]"
+
+
 def cluster(text: str, *, fabric: str = "") -> Cluster:
     """What `text` names: `8xH200`, `64x8xH100` (nodes, devices of each), `16xA100-40GB`, `64x8xH100@efa`, or the path
     of a TOML file of measured curves. `fabric` is what joins nodes, by default what such nodes usually have.
@@ -163,9 +166,12 @@ def cluster(text: str, *, fabric: str = "") -> Cluster:
     if text.lower().endswith(".toml"):
         return _measured(Path(text), fabric)
     found = re.fullmatch(r"\s*(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([a-z][\w.-]*?)\s*(?:@\s*([\w-]+))?\s*", text.lower())
+    if turned := re.fullmatch(r"\s*([a-z][\w.-]*?)\s*((?:x\s*\d+\s*)+)(@.*)?", text.lower()):
+        numbers = "x".join(re.findall(r"\d+", turned[2])[::-1])
+        raise BadInput("CLUSTER", "the number comes first", where="--gpus", found=text, allowed=_FORM,
+                       fix=f"--gpus {numbers}x{gpu(turned[1]).name}{turned[3] or ''}")  # fmt: skip
     if not found:
-        raise BadInput("CLUSTER", "not a cluster", found=repr(text), allowed="[nodes x] devices x name [@ fabric]",
-                       fix="8xH200")  # fmt: skip
+        raise BadInput("CLUSTER", "not a cluster", found=repr(text), allowed=_FORM, fix="8xH200")
     counts = [int(n) for n in found.groups()[:2] if n is not None]
     device = gpu(found[3])
     usual = int(tables("nodes")[device.name]["gpus_per_node"])

@@ -113,6 +113,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "memory.recompute": ('"none", "full", "budget", or the words remade in backward: ["enter", "swiglu"]', 0, 0),
     "memory.budget": ('of "budget": share of the activations of "none" that may be kept; 0: see budget_gib', 0, 1),
     "memory.budget_gib": ('of "budget", instead: GiB that all tensors of a rank may take', 0, 1e6),
+    "memory.chosen": ('of "budget": the words that it chose, written by a run, and chosen anew at each start', 0, 0),
     "memory.recompute_every": ("1: in every layer; n: in every n-th of a stage, from its first on", 1, 10_000),
     "memory.recompute_first": ("in that many layers of a stage, its first; 0: in all", 0, 10_000),
     "memory.recompute_else": ("of the layers that recompute_every and recompute_first leave out", 0, 0),

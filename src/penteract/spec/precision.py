@@ -211,9 +211,14 @@ def _widths(p: Policy) -> Widths:
 
 @cache
 def _name(p: Policy) -> str:
+    def alike(other: Policy) -> bool:
+        return p.fp8 is not None and other.fp8 is not None and p.fp8.kind == other.fp8.kind
+
     def unlike(other: Policy) -> list[str]:
-        return [f.name for f in fields(p) if getattr(p, f.name) != getattr(other, f.name)]
+        apart = [f.name for f in fields(p) if getattr(p, f.name) != getattr(other, f.name)]
+        return [f for f in apart if f != "modules" and not (f == "fp8" and alike(other))]
 
     nearest = min((n for n, r in RECIPES.items() if r.compute == p.compute), key=lambda n: len(unlike(RECIPES[n])))
-    told = {f: getattr(p, f) or "none" for f in unlike(RECIPES[nearest]) if f != "modules"}
-    return ", ".join([nearest, *(f"{f} {value}" for f, value in told.items()), *map(str, p.modules)])
+    told = [f"{f} {getattr(p, f) or 'none'}" for f in unlike(RECIPES[nearest])]
+    coded = p.fp8.unusual if p.fp8 and alike(RECIPES[nearest]) else ()
+    return ", ".join([nearest, *told, *coded, *map(str, p.modules)])

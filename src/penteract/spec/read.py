@@ -15,7 +15,7 @@ from penteract.spec.keys import SECTIONS, find_key, keys, show_key
 _LARGEST_FILE = 2**20  # bytes of a run file; a real one has a few thousand
 _SPECIAL = ("preset", "model.config")  # where a model comes from, not a value of the run
 _WORDS = (  # lists, of which one word is one too
-    "memory.recompute", "memory.recompute_else", "memory.offload", "precision.modules",
+    "memory.recompute", "memory.recompute_else", "memory.chosen", "memory.offload", "precision.modules",
 )  # fmt: skip
 
 _PAIR = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+=.*", re.DOTALL)  # a.b=v

@@ -16,12 +16,14 @@ from penteract.spec.legal import check_legal
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.presets import preset as find_preset
 from penteract.spec.read import Setting, Settings, read_overrides, read_toml
-from penteract.spec.recompute import NONE, Budget, words_of
+from penteract.spec.recompute import Budget, words_of
 from penteract.spec.run import Checkpoint, Data, LearningRate, Optimizer, Precision, RunSpec, Training
 from penteract.spec.settle import Settle
 
 # The parts of a model that are sections of their own.
 _PARTS: Mapping[str, type] = {"moe": MoESpec, "latent": LatentSpec, "rope_scaling": RopeScaling}
+_BUDGETS = ("memory.budget", "memory.budget_gib")
+_CHOSEN = tuple(f"memory.{name}" for name in ("chosen", "recompute_every", "recompute_first", "recompute_else"))
 _BYTES = 257  # what the byte tokenizer needs: 256 bytes and the end of a document
 
 
@@ -32,7 +34,7 @@ class Resolved:
 
     run: RunSpec
     origins: Mapping[str, str]
-    budget: Budget | None = None  # to be solved with prices: until then the layout remakes nothing
+    budget: Budget | None = None  # to be solved with prices: until then the layout remakes what was chosen, or nothing
 
 
 def resolve(
@@ -99,7 +101,8 @@ def _model_settings(model: ModelSpec, origin: str) -> Settings:
 def _build(settings: Settings, layers: list[Settings], largest: int, world: int | None) -> Resolved:
     settings = _with_model_defaults(settings)
     _batch_size(settings, layers)
-    model = _model(settings)
+    _last_of_budgets(settings, layers[-1])
+    model, budget = _model(settings), _budget(settings)
     layout, length = _layout(settings, model, largest, world), settings["batch.sequence_length"].value
     _precision(settings)
     run = RunSpec(
@@ -114,13 +117,30 @@ def _build(settings: Settings, layers: list[Settings], largest: int, world: int 
         out=settings["output.folder"].value,
     )  # fmt: skip
     _check_words(run, settings)
-    return Resolved(run=run, origins={k: settings[k].origin for k in settings}, budget=_budget(settings))
+    return Resolved(run=run, origins={k: settings[k].origin for k in settings}, budget=budget)
+
+
+def _last_of_budgets(settings: Settings, flags: Settings) -> None:
+    """A command line that asks for another recomputation, or another budget, leaves none of what its file had."""
+    asked = flags.get("memory.recompute")
+    other = asked is not None and asked.value != "budget"
+    dropped = _BUDGETS if other or flags.keys() & {*_BUDGETS} else ()
+    if other and settings["memory.chosen"].value != "none":
+        dropped = (*dropped, *_CHOSEN)  # what goes with it
+    for key in dropped:
+        if key not in flags:
+            settings[key] = Setting(keys()[key].default, "default")
 
 
 def _budget(settings: Settings) -> Budget | None:
     """What `recompute = "budget"` asks for. BadInput where it says nothing, or a budget is given without it."""
     asked = settings["memory.recompute"]
-    given = {k: settings[k] for k in ("memory.budget", "memory.budget_gib") if settings[k].value}
+    given = {k: settings[k] for k in _BUDGETS if settings[k].value}
+    chosen = settings["memory.chosen"]
+    if asked.value != "budget" and chosen.value != "none":
+        words = chosen.value if isinstance(chosen.value, str) else ",".join(chosen.value)
+        raise BadInput("BUDGET", "a choice that no budget made", where=f"memory.chosen ({chosen.origin})", found=words,
+                       allowed='of memory.recompute "budget" alone', fix=f"--memory.recompute {words}")  # fmt: skip
     if asked.value == "budget" and len(given) == 1:
         return Budget(settings["memory.budget"].value, int(settings["memory.budget_gib"].value * 2**30))
     if asked.value != "budget" and not given:
@@ -213,7 +233,7 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
     total, length = batch["global_batch_size"], batch["sequence_length"]
     layout = Layout(
         **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
-        remake=NONE if memory["recompute"] == "budget" else words_of(memory["recompute"]),
+        remake=words_of(memory["chosen" if memory["recompute"] == "budget" else "recompute"]),
         remake_every=memory["recompute_every"], remake_first=memory["recompute_first"],
         remake_else=words_of(memory["recompute_else"]),
         offload=() if memory["offload"] == "none" else words_of(memory["offload"]),

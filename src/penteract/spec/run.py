@@ -129,8 +129,7 @@ class Precision:
     def asked(self) -> Precision:
         """The same with "auto" for what the recipe decides, so that another recipe decides it anew."""
         usual = Precision.of(RECIPES[self.dtype])
-        told = [f.name for f in fields(self) if f.name not in ("dtype", "device")]
-        own: Any = {name: "auto" for name in told if getattr(self, name) == getattr(usual, name)}
+        own: Any = {name: "auto" for name in PARTS if getattr(self, name) == getattr(usual, name)}
         return replace(self, **own)
 
     @property
@@ -159,7 +158,7 @@ class Precision:
             found = getattr(self, name)
             if found != "auto" and (found == "none") == (recipe is not None):
                 raise BadInput("PRECISION", "recipes of FP8 have this, and they alone", where=f"precision.{name}",
-                               found=f"{found} in {self.dtype}", allowed=left,
+                               found=f"{str(found).lower()} in {self.dtype}", allowed=left,
                                fix=f"--precision.{name} auto")  # fmt: skip
         if recipe is None:
             return None
@@ -167,6 +166,9 @@ class Precision:
         if (layers := changes.pop("layers", None)) is not None:
             changes["first"], changes["last"] = layers
         return replace(recipe, **changes)
+
+
+PARTS = tuple(f.name for f in fields(Precision) if f.name not in ("dtype", "device"))  # what changes a recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

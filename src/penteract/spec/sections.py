@@ -46,6 +46,7 @@ class Memory:
     recompute: Literal["none", "full", "budget"] | tuple[str, ...] = "none"
     budget: float = 0.0
     budget_gib: float = 0.0
+    chosen: Literal["none", "full"] | tuple[str, ...] = "none"
     recompute_every: int = 1
     recompute_first: int = 0
     recompute_else: Literal["none", "full"] | tuple[str, ...] = "none"

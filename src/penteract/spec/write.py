@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from penteract.spec.keys import SECTIONS, Key, keys
-from penteract.spec.recompute import name_of
+from penteract.spec.recompute import Budget, name_of
 from penteract.spec.resolve import Resolved
 from penteract.spec.run import RunSpec
 
@@ -30,7 +30,7 @@ preset = "tiny"
 def to_toml(resolved: Resolved) -> str:
     """The run as TOML that loads to an equal `RunSpec`; each value's comment names its origin."""
     lines = [_HEAD]
-    for section, values in _sections(resolved.run):
+    for section, values in _sections(resolved.run, resolved.budget):
         lines.append(f"[{section}]")
         rows = [(name, toml_value(value), resolved.origins.get(f"{section}.{name}", "")) for name, value in values]
         width = max(len(f"{name} = {text}") for name, text, _ in rows)
@@ -63,9 +63,13 @@ def _template_row(key: Key) -> str:
     return f"# {leaf} = {value}  # {about}"
 
 
-def _sections(run: RunSpec) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+def _sections(run: RunSpec, budget: Budget | None) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
     """(section, its keys and values) in the order of `SECTIONS`; absent parts of the model are left out."""
     lay = run.layout
+    remade: dict[str, Any] = {"recompute": name_of(lay.remake)}
+    if budget:
+        bound = {"budget": budget.fraction} if budget.fraction else {"budget_gib": budget.allocated / 2**30}
+        remade = {"recompute": "budget", **bound, "chosen": name_of(lay.remake)}
     parts: Mapping[str, Any] = {
         "model": run.model,
         "model.moe": run.model.moe,
@@ -78,7 +82,7 @@ def _sections(run: RunSpec) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             "global_batch_size": lay.global_batch_size,
         },
         "memory": {
-            "recompute": name_of(lay.remake),
+            **remade,
             "recompute_every": lay.remake_every,
             "recompute_first": lay.remake_first,
             "recompute_else": name_of(lay.remake_else),

@@ -1,0 +1,95 @@
+"""A recomputation for a budget is chosen anew whenever a run starts: one that goes on may have another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penteract.cli.budget import settle_budget
+from penteract.spec.layout import Layout
+from penteract.spec.recompute import NONE, Budget
+from penteract.spec.resolve import resolve
+from penteract.spec.write import to_toml
+
+Tell = Callable[..., Any]
+Calls = list[dict[str, Any]]
+BUDGET = ("memory.recompute=budget", "memory.budget_gib=0.05")
+
+
+def a_run(folder: Path, *words: str) -> Path:
+    """One that was trained so: its file is what `train` hands to the engine, as that writes it."""
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "latest").touch()
+    (folder / "run.toml").write_text(to_toml(settle_budget(resolve(overrides=words))[0]), encoding="utf-8")
+    return folder
+
+
+def remade(layout: Layout) -> tuple[object, ...]:
+    return layout.remake, layout.remake_every, layout.remake_first, layout.remake_else
+
+
+def test_it_is_chosen_anew_for_the_layout_that_goes_on(tell: Tell, started: Calls, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "runs" / "a", *BUDGET, "parallel.tp=4")
+    assert remade(resolve(run / "run.toml").run.layout)[0] == NONE  # it fits as it is
+    told = tell("train", "--resume", run, "--parallel.tp", "1")
+    assert (told.code, told.out.count("Recomputation remakes ")) == (0, 1)
+    assert tell("train", *BUDGET).code == 0
+    again, fresh = (call["resolved"].run.layout for call in started)
+    assert remade(again) == remade(fresh) and again.remake != NONE
+    assert started[0]["resolved"].budget == Budget(allocated=int(0.05 * 2**30))
+    less = tell("train", "--resume", run, "--parallel.tp", "1", "--memory.budget_gib", "0.03")
+    assert less.code == 2 and "no recomputation keeps so little · memory.budget_gib" in less.err
+
+
+@pytest.mark.parametrize("layout", ["parallel.tp=4", "parallel.tp=1", "parallel.pp=2"])
+def test_a_run_file_holds_the_budget_and_the_choice(layout: str, tmp_path: Path) -> None:
+    """The ranks, which know no prices, read the choice."""
+    path = a_run(tmp_path / "a", *BUDGET, layout) / "run.toml"
+    settled = settle_budget(resolve(overrides=[*BUDGET, layout]))[0]
+    read = resolve(path)
+    assert read.run == settled.run and read.budget == settled.budget
+    assert to_toml(settle_budget(read)[0]).count("derived: budget 0.05 GiB") == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "remake", "budget"),
+    [
+        (["--memory.recompute", "none"], NONE, None),
+        (["--memory.recompute", "full"], ("*",), None),
+        (["--memory.recompute", "swiglu"], ("swiglu",), None),
+        (["--memory.budget", "1"], NONE, Budget(1.0)),
+        (["--memory.budget_gib", "1"], NONE, Budget(allocated=2**30)),
+    ],
+)
+def test_the_command_line_has_the_last_word(
+    words: list[str], remake: tuple[str, ...], budget: Budget | None, tell: Tell, started: Calls, tmp_path: Path
+) -> None:
+    run = a_run(tmp_path / "runs" / "a", *BUDGET)
+    assert resolve(run / "run.toml").run.layout.remake_first  # two sets of words were chosen
+    told = tell("train", "--resume", run, *words)
+    assert told.code == 0, told.err
+    resolved = started[0]["resolved"]
+    assert remade(resolved.run.layout) == (remake, 1, 0, NONE)
+    assert resolved.budget == budget
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--memory.budget", "0.5"], "error[BUDGET]: a budget that nothing asks for"),
+        (["--memory.recompute", "full", "--memory.budget", "0.5"], "error[BUDGET]: a budget that nothing asks for"),
+        (["--memory.recompute", "budget"], "error[BUDGET]: a budget without a bound"),
+        ([*BUDGET, "--memory.budget", "0.5"], "error[BUDGET]: a budget is given twice"),
+        (
+            ["--memory.chosen", "swiglu"],
+            "error[BUDGET]: a choice that no budget made · memory.chosen (--memory.chosen) · found swiglu"
+            ' / allowed of memory.recompute "budget" alone · fix: --memory.recompute swiglu',
+        ),
+    ],
+)
+def test_words_that_do_not_go_together(tell: Tell, words: list[str], line: str) -> None:
+    told = tell("train", *words)
+    assert told.code == 2 and told.err.startswith(line) and told.err.count("\n") == 1

@@ -1,0 +1,167 @@
+"""`penteract plan` with the parts of a precision: what is priced, told and written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penteract import plan
+from penteract.errors import BadInput
+from penteract.spec.modules import Pattern
+from penteract.spec.precision import RECIPES
+from penteract.spec.resolve import resolve
+from penteract.spec.run import PARTS
+
+Tell = Callable[..., Any]
+TINY_STEP = ["tiny", "--gpus", "4xH200", "--seq", "256", "--batch", "16seqs"]
+FEW = ["--fix", "cp=1,pp=1/2,recompute=none"]
+FP8 = ["--precision", "fp8_tensorwise"]
+# Of each part a value, and a recipe that can have it. `gradient` decides `reduce` where nothing else does.
+VALUES = {
+    "gradient": ("bf16", "bf16"), "reduce": ("bf16", "bf16"), "master": ("bf16", "none"), "moments": ("bf16", "int8"),
+    "loss_scale": ("fp16", "1024"), "loss_scale_growth_every": ("fp16", "7"),
+    "fp8_bf16_layers": ("fp8_rowwise", "1,1"), "fp8_gradient": ("fp8_rowwise", "e4m3"),
+    "fp8_round_scales": ("fp8_rowwise", "true"), "fp8_history": ("fp8_delayed", "4"),
+    "fp8_block": ("fp8_blockwise", "64"), "fp8_gather": ("fp8_tensorwise", "true"),
+    "modules": ("bf16", "embedding*:moments=int8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_is_told_and_written_and_is_that_of_train(part: str, tell: Tell, tmp_path: Path) -> None:
+    """What `train` makes of the same words is what `plan` prices, names and writes."""
+    recipe, value = VALUES[part]
+    words = [f"--precision.{part}", value]
+    asked = ("plan", *TINY_STEP, "--layout", "zero=3", "--precision", recipe, *words)
+    told = tell(*asked, "--json", "--out", "run.toml")
+    assert told.code == 0, told.err
+    policy = resolve(overrides=["--precision.dtype", recipe, *words]).run.precision.policy
+    assert policy != RECIPES[recipe]
+    assert resolve(tmp_path / "run.toml").run.precision.policy == policy
+    found = json.loads(told.out)
+    assert policy.name != recipe
+    assert found["step"]["precision"] == found["layouts"][0]["precision"] == policy.name
+    assert policy.name in tell(*asked).out.splitlines()[0]
+
+
+def test_parts_apply_to_each_recipe(tell: Tell) -> None:
+    words = ["--precision", "bf16,fp8_tensorwise", "--precision.moments", "int8", "precision.reduce=bf16"]
+    found = json.loads(tell("plan", *TINY_STEP, *FEW, *words, "--json").out)
+    names = ["bf16, reduce bf16, moments int8", "fp8_tensorwise, reduce bf16, moments int8"]
+    assert found["step"]["precisions"] == names
+    optimizer = [
+        json.loads(tell("plan", *TINY_STEP, "--layout", "mbs=1", *w, "--json").out)["layouts"][0]["memory"]
+        for w in ((), ("--precision.moments", "int8"))
+    ]
+    assert optimizer[1]["optimizer_gib"] < optimizer[0]["optimizer_gib"]
+    assert optimizer[1]["parameters_gib"] == pytest.approx(optimizer[0]["parameters_gib"], rel=1e-3)  # whole blocks
+
+
+def test_gathering_codes_is_answered_among_zero_3(tell: Tell) -> None:
+    told = tell("plan", *TINY_STEP, *FEW, *FP8, "--precision.fp8_gather", "true", "--json")
+    assert told.code == 0, told.err
+    found = json.loads(told.out)
+    assert found["layouts"] and {row["layout"]["zero"] for row in found["layouts"]} == {3}
+    why = "weights are gathered as codes where ZeRO 3 cuts them, and there alone"
+    assert found["counts"]["refused"][why] > 0
+    assert found["counts"]["enumerated"] == found["counts"]["fit"] + sum(found["counts"]["refused"].values())
+    none = tell("plan", *TINY_STEP, "--fix", "zero=0/1,pp=1,cp=1", *FP8, "--precision.fp8_gather", "true")
+    assert none.code == 0 and why in none.out and "No layout is possible" in none.out
+
+
+def test_modules_by_either_name(tell: Tell, tmp_path: Path) -> None:
+    one = ("plan", *TINY_STEP, "--layout", "mbs=1")
+    for n, flag in enumerate(("--modules", "--precision.modules")):
+        assert tell(*one, flag, "*:moments=int8,head*:moments=fp32", "--out", f"{n}.toml").code == 0
+        modules = (Pattern("*", "moments", "int8"), Pattern("head*", "moments", "fp32"))
+        assert resolve(tmp_path / f"{n}.toml").run.precision.policy == replace(RECIPES["bf16"], modules=modules)
+    assert tomllib.loads((tmp_path / "0.toml").read_text()) == tomllib.loads((tmp_path / "1.toml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["--precision.fp8_gather", "true"],
+            "error[PRECISION]: recipes of FP8 have this, and they alone · precision.fp8_gather"
+            " · found true in bf16 / allowed none · fix: --precision.fp8_gather auto",
+        ),
+        (
+            ["--precision", "bf16_pure,bf16", "--precision.master", "fp32", "--precision.gradient", "fp64"],
+            "error[PRECISION]: does not go with bf16 and the rest of its recipe · precision.gradient"
+            " · found fp64 / allowed fp32, bf16 · fix: --precision.gradient fp32",
+        ),
+        (
+            ["--precision", "fp8_rowwise", "--precision.fp8_gather", "true"],
+            "error[PRECISION]: no such recipe of FP8 · precision.fp8_gather · found true in fp8_rowwise"
+            " / allowed true in fp8_tensorwise"
+            " · fix: --precision.fp8_gather false, or --precision fp8_tensorwise",
+        ),
+        (
+            [*FP8, "--modules", "*:linears=bf16"],
+            "error[PRECISION]: leaves no linear in FP8 · --modules · found *:linears=bf16"
+            " / allowed one linear in FP8 or more · fix: --precision bf16",
+        ),
+        (
+            [*FP8, "--precision.fp8_gather", "true", "--layout", "zero=1"],
+            "error[FP8]: weights are gathered as codes where ZeRO 3 cuts them, and there alone"
+            " · precision.fp8_gather · found zero = 1 / allowed zero = 3"
+            " · fix: --layout zero=3, or --precision.fp8_gather false",
+        ),
+        (
+            ["--precision.moments", "int4"],
+            "error[VALUE]: not a value for this key · precision.moments (--precision.moments)"
+            ' · found "int4" / allowed auto or fp64 or fp32 or bf16 or int8',
+        ),
+        (
+            ["--precision.moment", "int8"],
+            "error[KEY]: unknown key · --precision.moment · found precision.moment"
+            " · fix: did you mean precision.moments?",
+        ),
+        (["--precision.moments"], "error[USAGE]: an override without a value · --precision.moments"),
+        (
+            ["--precision.dtype", "fp16"],
+            "error[USAGE]: of a run's values a plan takes those that change a recipe · --precision.dtype · found fp16"
+            " / allowed precision.gradient, ",
+        ),
+        (["--precision.dtype", "fp16"], "fix: --precision fp16"),
+        (["precision.device=cpu"], "fix: leave it out"),
+        (["--parallel.tp", "2"], "fix: --fix tp=2"),
+        (["--memory.recompute", "swiglu,rms_norm"], "fix: --fix recompute=swiglu+rms_norm"),
+        (["--parallel.keep_gathered", "true"], "fix: --fix keep_gathered=true"),
+        (["--batch.sequence_length", "512"], "fix: --seq 512"),
+        (["--batch.global_batch_size", "512"], "fix: --batch 512seqs"),
+        (["--optimizer.kind", "muon"], "fix: --optimizer muon"),
+        (["--optimizer.learning_rate", "1"], "fix: leave it out"),
+        (
+            ["--modules", "*:moments=int8", "--precision.modules", "*:moments=bf16"],
+            "error[USAGE]: patterns of names are given twice · --modules · found --precision.modules",
+        ),
+    ],
+)
+def test_what_cannot_be_is_a_line(tell: Tell, words: list[str], line: str) -> None:
+    told = tell("plan", *TINY_STEP, *words)
+    assert told.code == 2, told.out
+    assert line in told.err and told.err.count("\n") == 1
+    assert told.out == "" and "--parallel." not in told.err.split("fix:")[-1]
+
+
+def test_from_python() -> None:
+    asked: dict[str, Any] = {"sequence_length": 256, "batch": "16seqs", "layout": "mbs=1"}
+    found = plan("tiny", "1xH200", parts={"moments": "int8"}, **asked)
+    assert found.ask.precision == replace(RECIPES["bf16"], moments="int8")
+    for parts, words in (
+        ({"moments": "int4"}, "not a value for this key"),
+        ({"moment": "int8"}, "unknown key"),
+        ({"dtype": "bf16"}, "no part of a precision"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            plan("tiny", "1xH200", parts=parts, **asked)
+    with pytest.raises(BadInput, match="a policy is whole"):
+        plan("tiny", "1xH200", precision=RECIPES["bf16"], parts={"moments": "int8"}, **asked)
