@@ -127,7 +127,7 @@ class AdamW:
 
     def _factor(self, squared_norm: torch.Tensor) -> torch.Tensor:
         """Clipping, with the loss's scale taken out; zero where the norm is not finite."""
-        clipping = self.clipping(squared_norm).nan_to_num(0.0)
+        clipping = self.clipping(squared_norm).where(squared_norm.isfinite(), 0)
         return clipping if self.scaling is None else clipping / self.scaling.used
 
     def end(self, p: Program, state: State, squared_norm: torch.Tensor) -> None:
