@@ -57,7 +57,7 @@ class Place:
         return int.from_bytes(whole[:8], "little", signed=True)
 
     def put_global(self, out: torch.Tensor, first: int) -> None:
-        """Where elements of the shard from `first` on, all of this part, are in the global tensor, into out: int64 [n]."""
+        """Where elements from `first` of the shard on, all of this part, are in the global one, into out: int64 [n]."""
         span = (self.begin + first - self.at, self.begin + first - self.at + len(out))
         torch.arange(*span, out=out)
         for row, gap in self.gaps:
