@@ -138,8 +138,8 @@ def _close(adamw: AdamW, ours: Flat, theirs: Flat, before: dict[str, torch.Tenso
         assert other.sum() <= 1 + len(other) // 500, (kind, narrow, int(other.sum()))
 
 
-def test_a_large_first_beta_is_averaged_from_the_other_end() -> None:
-    """torch's lerp has two forms, by its weight."""
+def test_averages_that_forget_fast_are_those_by_torch() -> None:
+    """Whose lerp has another form then."""
     spec = replace(SPEC, betas=(0.3, 0.8))
     ours = state(EVERY["fp32"])
     reference, kernel = movers(ours, spec)

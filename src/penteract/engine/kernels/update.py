@@ -106,19 +106,20 @@ def _move(
     master, parameter, factors, step, places, grains, gain, epsilon,
     GRAIN: tl.constexpr, DECAY: tl.constexpr, PLACES: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
-    """One tile. `grains` of GRAIN elements are the shard. `gain`: the square's weight in the second average."""
+    """One tile. `grains` of GRAIN elements are the shard. `gain`: the square's weight in the second average.
+
+    Where the norm is not finite, no element is read or written; where it is, so are all gradients.
+    """
     row = tl.program_id(0).to(tl.int64) * _ROWS + tl.arange(0, _ROWS)
     tile = tl.program_id(0).to(tl.int64) * (_ROWS * _ROW)
     inner = tl.arange(0, _ROWS)[:, None] * _ROW + tl.arange(0, _ROW)[None, :]
     at, n = tile + inner, tl.where(tl.load(factors) > 0, grains, 0).to(tl.int64) * GRAIN
     here, rows = at < n, row * _ROW < n
 
-    g = _wide(tl.load(gradient + at, here, other=0.0))
-    g = tl.where(tl.abs(g) < float("inf"), g, 0.0) * tl.load(factors + 1)
+    g = _wide(tl.load(gradient + at, here, other=0.0)) * tl.load(factors + 1)
     m = _read(mean, mean_scales, mean_levels, at, row, here, rows)
     v = _read(square, square_scales, square_levels, at, row, here, rows)
-    weight = tl.load(factors + 2)
-    m = tl.where(weight < 0.5, m + weight * (g - m), g - (g - m) * (1 - weight))
+    m = m + tl.load(factors + 2) * (g - m)
     v = v * tl.load(factors + 3) + gain * (g * g)
     quotient = tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), tl.load(factors + 4)) + epsilon)
     _write(mean, mean_scales, mean_borders, m, at, row, here, rows)
