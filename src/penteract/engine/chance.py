@@ -18,9 +18,10 @@ from penteract.ops.params import Param
 from penteract.spec.mesh import Mesh
 
 # SplitMix64 (Steele 2014), as signed numbers: products wrap.
-_STEP = 0x9E3779B97F4A7C15 - 2**64
-_MIXES = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
-_LOW = 16  # bits that bfloat16 does not have of float32
+STRIDE = 0x9E3779B97F4A7C15 - 2**64
+MIXES = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1))
+EPOCH = 2**40  # from a step's numbers to those of the next
+LOW = 16  # bits that bfloat16 does not have of float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +43,34 @@ class Place:
         origin = sum(o * s for o, s in zip(q.offset(mesh, rank), strides, strict=True))
         return Place(q.name, q.local_shape(mesh), strides, origin, at, begin, count)
 
-    def put_global(self, out: torch.Tensor, first: int) -> None:
-        """Where the shard's elements from `first` on, all of this part, lie in the global tensor, into out: int64 [n].
+    @property
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """Where a dim is cut: the elements of a row here, and those between what is here and what is whole, which each
+        row before adds."""
+        gaps = ((prod(self.local[i + 1 :]), self.strides[i] - self.local[i + 1] * self.strides[i + 1])
+                for i in range(len(self.local) - 1))  # fmt: skip
+        return tuple((row, gap) for row, gap in gaps if gap)
 
-        Where a dim is cut, each row before adds the gap between what is here and what is whole.
-        """
+    def digest(self, seed: int) -> int:
+        """Where its numbers begin: 64 bits, signed."""
+        whole = hashlib.sha256(f"{seed}/{self.name}/rounding".encode()).digest()
+        return int.from_bytes(whole[:8], "little", signed=True)
+
+    def put_global(self, out: torch.Tensor, first: int) -> None:
+        """Where elements from `first` of the shard on, all of this part, are in the global one, into out: int64 [n]."""
         span = (self.begin + first - self.at, self.begin + first - self.at + len(out))
         torch.arange(*span, out=out)
-        for i in range(len(self.local) - 1):
-            gap = self.strides[i] - self.local[i + 1] * self.strides[i + 1]
-            if gap:
-                rows = torch.arange(*span, device=out.device)
-                rows.div_(prod(self.local[i + 1 :]), rounding_mode="floor")
-                out.add_(rows, alpha=gap)
-                del rows
+        for row, gap in self.gaps:
+            rows = torch.arange(*span, device=out.device)
+            out.add_(rows.div_(row, rounding_mode="floor"), alpha=gap)
+            del rows
         out.add_(self.origin)
 
 
 def round_into(narrow: torch.Tensor, wide: torch.Tensor, bits: torch.Tensor) -> None:
     """bfloat16 from float32, whose content is lost: `bits`, below 2^16, are added below the last bit that stays."""
     pattern = wide.view(torch.int32)
-    pattern.add_(bits).bitwise_and_(-(2**_LOW))
+    pattern.add_(bits).bitwise_and_(-(2**LOW))
     narrow.copy_(wide)
 
 
@@ -75,11 +83,10 @@ def chances(places: Iterable[Place], part: slice, seed: int, step: torch.Tensor)
         if first < last:
             own = z[first - part.start : last - part.start]
             place.put_global(own, first)
-            digest = hashlib.sha256(f"{seed}/{place.name}/rounding".encode()).digest()
-            own.add_(now, alpha=2**40).mul_(_STEP).add_(int.from_bytes(digest[:8], "little", signed=True))
-    for shift, factor in _MIXES:
+            own.add_(now, alpha=EPOCH).mul_(STRIDE).add_(place.digest(seed))
+    for shift, factor in MIXES:
         above = z >> shift
         above.bitwise_and_(2 ** (64 - shift) - 1)
         z.bitwise_xor_(above).mul_(factor)
         del above
-    return z.bitwise_and_(2**_LOW - 1)
+    return z.bitwise_and_(2**LOW - 1)

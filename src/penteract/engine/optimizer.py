@@ -5,7 +5,9 @@ Loshchilov 2017 (1711.05101), decoupled decay; Wang 2024 (2408.15664) for the bi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -17,17 +19,43 @@ from penteract.step.program import Program
 from penteract.step.update import SLICE
 
 
+class Factors(NamedTuple):
+    """What one step does alike to all elements: [] each, on the device, as updates are computed.
+
+    good      1; 0 where the norm is not finite: then the others leave everything as it was
+    gradient  clipping, with the loss's scale taken out
+    mean      weight of the gradient in the first average
+    square    what stays of the second average
+    root      by which its root is divided: of its bias correction
+    decay     what stays of a parameter that decays
+    rate      bias correction of the first average included
+    """
+
+    good: torch.Tensor
+    gradient: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+    root: torch.Tensor
+    decay: torch.Tensor
+    rate: torch.Tensor
+
+
+Move = Callable[[Flat, Factors, torch.Tensor], None]  # a shard, and the step, from 1: [], on the device
+
+
 @dataclass(slots=True)
 class AdamW:
     """Rate and step are device tensors, so that a captured step needs nothing from the host.
 
-    `seed` decides how parameters without a master are rounded. `scaling`: of the loss, or None.
+    `seed` decides how parameters without a master are rounded. `scaling`: of the loss, or None. `kernel` moves a shard
+    in one pass, in place of torch.
     """
 
     spec: Optimizer
     device: torch.device
     seed: int = 0
     scaling: LossScale | None = None
+    kernel: Move | None = None
     rate: torch.Tensor = field(init=False)
     step: torch.Tensor = field(init=False)
 
@@ -37,37 +65,47 @@ class AdamW:
 
     def update(self, flat: Flat, squared_norm: torch.Tensor) -> None:
         """One step of a shard's parameters, in place but for one temporary of its size; what is narrower than the
-        update is widened by slices.
+        update is widened by slices. A kernel needs neither.
 
         Where the norm is not finite, on the device: the gradient counts as zero and every factor as one, so that
         parameters and moments stay what they were.
         """
+        factors = self._factors(squared_norm)
+        if self.kernel is not None:
+            return self.kernel(flat, factors, self.step)
         whole = len(flat.master)
         size = SLICE if flat.sliced else max(1, whole)
         for at in range(0, whole, size):
-            self._move(flat, slice(at, min(at + size, whole)), squared_norm)
-        flat.follow()
+            self._move(flat, slice(at, min(at + size, whole)), factors)
+        return flat.follow()
 
-    def _move(self, flat: Flat, part: slice, squared_norm: torch.Tensor) -> None:
+    def _factors(self, squared_norm: torch.Tensor) -> Factors:
         s, dtype = self.spec, squared_norm.dtype
-        good = squared_norm.isfinite().to(dtype)
-        g = flat.own_gradient[part].to(dtype)
-        g.nan_to_num_(0.0, 0.0, 0.0).mul_(self._factor(squared_norm))
         b1, b2 = s.betas
-        mean = flat.read("mean", part, dtype).lerp_(g, good * (1 - b1))
-        square = flat.read("square", part, dtype).mul_(1 - good * (1 - b2)).addcmul_(g, g, value=1 - b2)
-        del g
+        good = squared_norm.isfinite().to(dtype)
         taken = self.step if self.scaling is None else self.step - self.scaling.skipped
         bias1, bias2 = 1 - b1**taken, 1 - b2**taken
-        quotient = square.sqrt().div_(bias2.sqrt().to(dtype)).add_(s.epsilon)
+        return Factors(
+            good, self._factor(squared_norm), good * (1 - b1), 1 - good * (1 - b2), bias2.sqrt().to(dtype),
+            1 - good * (self.rate * s.weight_decay).to(dtype), good * (self.rate / bias1).to(dtype),
+        )  # fmt: skip
+
+    def _move(self, flat: Flat, part: slice, factors: Factors) -> None:
+        dtype, gain = factors.good.dtype, 1 - self.spec.betas[1]
+        g = flat.own_gradient[part].to(dtype)
+        g.nan_to_num_(0.0, 0.0, 0.0).mul_(factors.gradient)
+        mean = flat.read("mean", part, dtype).lerp_(g, factors.mean)
+        square = flat.read("square", part, dtype).mul_(factors.square).addcmul_(g, g, value=gain)
+        del g
+        quotient = square.sqrt().div_(factors.root).add_(self.spec.epsilon)
         torch.div(mean, quotient, out=quotient)
         flat.write("mean", part, mean)
         flat.write("square", part, square)
         del mean, square
         master = flat.master[part].to(dtype)
         if flat.bucket.decay:
-            master.mul_(1 - good * (self.rate * s.weight_decay).to(dtype))
-        master.sub_(quotient.mul_(good * (self.rate / bias1).to(dtype)))
+            master.mul_(factors.decay)
+        master.sub_(quotient.mul_(factors.rate))
         del quotient
         self._put(flat, part, master)
 
@@ -89,7 +127,7 @@ class AdamW:
 
     def _factor(self, squared_norm: torch.Tensor) -> torch.Tensor:
         """Clipping, with the loss's scale taken out; zero where the norm is not finite."""
-        clipping = self.clipping(squared_norm).nan_to_num(0.0)
+        clipping = self.clipping(squared_norm).where(squared_norm.isfinite(), 0)
         return clipping if self.scaling is None else clipping / self.scaling.used
 
     def end(self, p: Program, state: State, squared_norm: torch.Tensor) -> None:

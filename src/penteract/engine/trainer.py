@@ -17,7 +17,7 @@ from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.memory import Arena
 from penteract.engine.muon import Muon
-from penteract.engine.optimizer import AdamW
+from penteract.engine.optimizer import AdamW, Move
 from penteract.engine.rank import Rank
 from penteract.engine.run import Run
 from penteract.engine.state import State, allocate, initialise
@@ -149,8 +149,18 @@ class Trainer:
 
 
 def _optimizer(spec: RunSpec, rank: Rank, state: State, comm: Comm) -> AdamW:
-    said = (spec.optimizer, rank.device, spec.train.seed, state.scaling)
+    said = (spec.optimizer, rank.device, spec.train.seed, state.scaling, _kernel(spec))
     return Muon(*said, comm=comm, policy=spec.precision.policy) if spec.optimizer.kind == "muon" else AdamW(*said)
+
+
+def _kernel(spec: RunSpec) -> Move | None:
+    """What moves parameters in place of torch. Triton is there where torch is one of a GPU, and is not asked for by
+    others."""
+    if spec.layout.elementwise == "reference":
+        return None
+    from penteract.engine.kernels.update import Update
+
+    return Update(spec.optimizer, spec.train.seed)
 
 
 def sampling_layout(spec: RunSpec) -> RunSpec:

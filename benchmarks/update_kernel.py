@@ -1,0 +1,254 @@
+"""One GPU: AdamW's step of a shard by the kernel against that by torch, and what either takes.
+
+    python benchmarks/update_kernel.py --out FOLDER [--commit HASH] [--only bf16,fp16,...] [--elements 268435456]
+
+Writes FOLDER/update_kernel.json after every policy; one that fails leaves its traceback there and the rest goes on. On a
+CPU (`--device cpu --elements 5000`) the kernel runs in Triton's interpreter: to try the script, not to time it.
+
+Held: from the same state, both bodies leave the same but for roundings. In fp32, by `TOLERANCE` of what is summed; of
+what is rounded to fewer bits, a share of elements below `SHARE`, at a border, is another: a neighbour, unless terms
+cancel and leave less than that tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
+
+import torch
+
+from penteract.engine.chance import Place
+from penteract.engine.dtypes import dtype_of
+from penteract.engine.optimizer import AdamW
+from penteract.engine.scaling import LossScale
+from penteract.engine.state import Flat
+from penteract.engine.storages import Storages
+from penteract.ops.params import Param, Shard
+from penteract.parallel.data import Bucket
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.precision import BLOCK, RECIPES, Policy
+from penteract.spec.run import Optimizer
+from penteract.step.update import is_sliced, touched
+
+POLICIES = {
+    "bf16": RECIPES["bf16"],
+    "bf16_pure": RECIPES["bf16_pure"],
+    "moments_int8": replace(RECIPES["bf16"], moments="int8"),
+    "moments_bf16": replace(RECIPES["bf16"], moments="bf16"),
+    "fp16": RECIPES["fp16"],
+}
+TOLERANCE = 2.0**-17
+SHARE = 1e-3
+WIDTH = 4096  # of the matrix here, which is cut over two ranks
+SPEC = Optimizer(learning_rate=1e-3)
+
+
+def shard(n: int, policy: Policy, device: torch.device) -> Flat:
+    """A matrix of normal numbers, its averages zero."""
+    width = min(WIDTH, n)
+    q = Param("w", (n // width + 1, 2 * width), (Shard(1, "tp"),))
+    places = (Place.of(q, Mesh(Layout(tp=2)), 1, at=0, begin=0, count=n),) if policy.stochastic else ()
+    parameter = (torch.randn(n, device=device) * 0.02).to(dtype_of("parameter", policy))
+    master = parameter.to(dtype_of("master", policy)) if policy.master else parameter
+    averages = {kind: torch.zeros(n, dtype=dtype_of("moment", policy), device=device) for kind in ("mean", "square")}
+    coded = policy.moments == "int8"
+    scales = {kind: torch.zeros(n // BLOCK, device=device) for kind in averages if coded}
+    bucket = Bucket((q,), (0,), n, (0,), True, False, (0,), (0,), moments=policy.moments)
+    gradient = torch.zeros(n, dtype=dtype_of("gradient", policy), device=device)
+    return Flat(
+        bucket, range(n), parameter, gradient, None, None, master, averages, scales, is_sliced(policy), places,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def draw(flat: Flat, scale: float) -> None:
+    """Gradients from 1e-6 to 1."""
+    g = flat.gradient
+    g.copy_(torch.randn(len(g), device=g.device).mul_(torch.rand(len(g), device=g.device).mul_(-6).mul_(2.3).exp_()))
+    g.mul_(scale)
+
+
+class Bodies:
+    """One policy's shard, and AdamW by torch and by the kernel."""
+
+    def __init__(self, n: int, policy: Policy, device: torch.device) -> None:
+        from penteract.engine.kernels.update import Update
+
+        self.flat, scaling = shard(n, policy, device), None
+        if policy.loss_scale:
+            scaling = LossScale(policy.loss_scale, policy.growth_every, device)
+            scaling.begin()
+        self.scale = policy.loss_scale or 1.0
+        self.norm = torch.full((), 4.0, device=device)
+        self.torch, self.kernel = (AdamW(SPEC, device, 0, scaling, kernel) for kernel in (None, Update(SPEC)))
+        for adamw in (self.torch, self.kernel):
+            adamw.rate.fill_(SPEC.learning_rate)
+
+    def runs(self) -> dict[str, Callable[[], None]]:
+        bodies = {"torch": self.torch, "kernel": self.kernel}
+        return {name: lambda adamw=adamw: adamw.update(self.flat, self.norm) for name, adamw in bodies.items()}
+
+
+def correct(made: Bodies) -> list[dict[str, Any]]:
+    """The second step by both, from what the first left."""
+    draw(made.flat, made.scale)
+    made.torch.update(made.flat, made.norm)
+    draw(made.flat, made.scale)
+    for adamw in (made.torch, made.kernel):
+        adamw.step.fill_(2)
+    before, twin = wide(made.flat), deepcopy(made.flat)
+    made.torch.update(made.flat, made.norm)
+    made.kernel.update(twin, made.norm)
+    rows: list[dict[str, Any]] = []
+    then, now = wide(made.flat), wide(twin)
+    stored, other = ({"master": f.master, "parameter": f.own_parameter} | f.averages for f in (made.flat, twin))
+    for kind, was in before.items():
+        gap = (now[kind] - then[kind]).abs()
+        row: dict[str, Any] = {"what": kind, "dtype": str(stored[kind].dtype), "largest_difference": gap.max().item()}
+        row["moved"] = (then[kind] != was).double().mean().item()
+        summed = was.abs().add_(then[kind].abs()).add_(SPEC.learning_rate if kind in ("master", "parameter") else 0)
+        gap.div_(summed.clamp_(min=1e-30))
+        if stored[kind].dtype == torch.float32:
+            row["relative"] = gap.max().item()
+            row["held"] = row["relative"] < TOLERANCE
+        else:
+            integer = torch.uint8 if stored[kind].dtype == torch.uint8 else torch.int16
+            apart = (stored[kind].view(integer).int() - other[kind].view(integer).int()).abs()
+            row |= {"differing": (apart > 0).double().mean().item(), "steps": apart.max().item()}
+            row["far"] = ((apart > 1) & (gap > TOLERANCE)).sum().item()
+            row["held"] = row["differing"] < SHARE and not row["far"]
+        rows.append(row)
+    rows.append(overflow(made))
+    return rows
+
+
+def overflow(made: Bodies) -> dict[str, Any]:
+    """A norm that is not finite: the kernel leaves all as it was."""
+    flat = made.flat
+    kept = [flat.parameter, flat.master, *flat.averages.values(), *flat.scales.values()]
+    before = [x.clone() for x in kept]
+    made.kernel.update(flat, torch.full_like(made.norm, float("inf")))
+    return {"what": "overflow", "held": all(torch.equal(x, y) for x, y in zip(before, kept, strict=True))}
+
+
+def wide(flat: Flat) -> dict[str, torch.Tensor]:
+    """Copies in fp32, by kind."""
+    whole = slice(0, len(flat.master))
+    kinds: dict[str, torch.Tensor] = {kind: flat.read(kind, whole, torch.float32) for kind in flat.averages}
+    return {
+        kind: x.float().clone() for kind, x in (kinds | {"master": flat.master, "parameter": flat.parameter}).items()
+    }
+
+
+def speed(made: Bodies, policy: Policy) -> list[dict[str, Any]]:
+    """Seconds of a step, the bytes that it must read and write, and what is allocated meanwhile."""
+    n = len(made.flat.master)
+    size = touched(n, policy) - n * policy.widths["gradient"]  # which is read for its norm too
+    rows: list[dict[str, Any]] = []
+    for name, run in made.runs().items():
+        row: dict[str, Any] = {"body": name, "bytes": size, "allocated": allocated(run, made.norm.device)}
+        row["seconds"] = seconds(run, made.norm.device)
+        row["bytes_a_second"] = size / row["seconds"]
+        rows.append(row)
+    return rows
+
+
+def allocated(run: Callable[[], None], device: torch.device) -> int:
+    """At most, in bytes, beside what was there."""
+    if device.type != "cuda":
+        with Storages() as seen:
+            run()
+        return seen.peak
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def seconds(run: Callable[[], None], device: torch.device) -> float:
+    """Median of ten, each between events, after three that do not count; of one on a CPU."""
+    if device.type != "cuda":
+        begun = time.perf_counter()
+        run()
+        return time.perf_counter() - begun
+    took: list[float] = []
+    for i in range(13):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        took += [begin.elapsed_time(end) * 1e-3] * (i >= 3)
+    return median(took)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--only", default=",".join(POLICIES))
+    parser.add_argument("--elements", type=int, default=2**28)
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    if device.type != "cuda":
+        os.environ["TRITON_INTERPRET"] = "1"  # read where Triton is first imported
+    given.out.mkdir(parents=True, exist_ok=True)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    found: dict[str, Any] = {
+        "commit": given.commit, "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "torch": torch.__version__, "cuda": torch.version.cuda, "elements": given.elements, "tolerance": TOLERANCE,
+        "share": SHARE, "policies": {},
+    }  # fmt: skip
+    for name in given.only.split(","):
+        begun, policy = time.perf_counter(), POLICIES[name]
+        told: dict[str, Any] = {"precision": policy.name}
+        try:
+            made = Bodies(
+                given.elements // BLOCK * BLOCK if policy.moments == "int8" else given.elements, policy, device
+            )
+            told["correct"] = correct(made)
+            told["speed"] = speed(made, policy)
+        except Exception:
+            told["failed"] = traceback.format_exc()
+            print(name, told["failed"], file=sys.stderr, flush=True)
+        made = None  # type: ignore[assignment]
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        told["took"] = time.perf_counter() - begun
+        found["policies"][name] = told
+        (given.out / "update_kernel.json").write_text(json.dumps(found, indent=1))
+        print(_line(name, told), flush=True)
+
+
+def _line(name: str, told: dict[str, Any]) -> str:
+    parts = [name]
+    if "correct" in told:
+        parts.append(f"{sum(not row['held'] for row in told['correct'])} of {len(told['correct'])} not held")
+    for row in told.get("speed", ()):
+        parts.append(
+            f"{row['body']} {row['seconds'] * 1e3:.2f} ms, {row['bytes_a_second'] * 1e-12:.2f} TB/s,"
+            f" {row['allocated'] / 2**20:.1f} MiB allocated"
+        )
+    return " · ".join([*parts, *(["failed"] if "failed" in told else [])])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""AdamW's step by a kernel against that by torch, from the same start: on a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from penteract.engine import moments
+from penteract.engine.chance import Place
+from penteract.engine.kernels.update import TILE, Update
+from penteract.engine.optimizer import AdamW
+from penteract.engine.state import Buffers, Flat, State, allocate, initialise
+from penteract.engine.storages import Storages
+from penteract.ops.params import Param, Shard
+from penteract.parallel.data import Bucket
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.spec.movers import MoverName
+from penteract.spec.precision import BLOCK, RECIPES, Policy
+from penteract.spec.run import Optimizer
+from penteract.step import update as step_update
+from penteract.step.program import compile_step
+from precisions import POLICIES, SMALL, Small, differ, kept
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+EVERY = {name: p for name, p in (RECIPES | POLICIES).items() if p.stat == "fp32" and not p.fp8}
+CODED = "bf16, no master, moments in 8 bits"
+MODEL = replace(SMALL, layers=1, hidden_size=16, heads=4, kv_heads=2, head_size=4, ffn_size=104, vocab_size=64)
+LAYOUT = Layout(dp=2, tp=2, zero=1, micro_batch_size=4)
+SPEC = Optimizer(learning_rate=3e-2)
+EPS = 2.0**-23  # from one to the next number of fp32; a rounding is off by half of it
+FINITE = 4.0
+
+
+def state(policy: Policy, rank: int = 3) -> State:
+    """A rank's, of the second ranks of tp and dp: parameters cut by either, before the first step."""
+    made = allocate(p := compile_step(MODEL, LAYOUT, 64, rank=rank, precision=policy), DEVICE)
+    initialise(p, made, 0)
+    if made.scaling is not None:
+        made.scaling.begin()
+    for flat in made.flats:
+        flat.follow()
+    return made
+
+
+def movers(s: State, spec: Optimizer = SPEC, seed: int = 5) -> tuple[AdamW, AdamW]:
+    """By torch, by the kernel."""
+    both = AdamW(spec, DEVICE, seed, s.scaling), AdamW(spec, DEVICE, seed, s.scaling, Update(spec, seed))
+    for adamw in both:
+        adamw.rate.fill_(spec.learning_rate)
+    return both
+
+
+def draw(s: State, step: int) -> None:
+    """Gradients from 1e-9 to 1, with the loss's scale where there is one."""
+    generator = torch.Generator().manual_seed(step)
+    scale = 1.0 if s.scaling is None else s.scaling.used.item()
+    for flat in s.flats:
+        g = torch.randn(len(flat.own_gradient), generator=generator) * scale
+        flat.own_gradient.copy_(g * 10 ** (-9 * torch.rand(len(g), generator=generator)))
+
+
+def wide(flat: Flat) -> dict[str, torch.Tensor]:
+    """Copies of all that it keeps in fp32."""
+    whole = slice(0, len(flat.master))
+    return {
+        "mean": flat.read("mean", whole, torch.float32).clone(),
+        "square": flat.read("square", whole, torch.float32).clone(),
+        "master": flat.master.float().clone(),
+        "parameter": flat.own_parameter.float().clone(),
+    }
+
+
+def bits(flat: Flat) -> list[torch.Tensor]:
+    kept = [flat.own_parameter, flat.master, *flat.averages.values(), *flat.scales.values()]
+    return [x.contiguous().view(torch.uint8).clone() for x in kept]
+
+
+# ---- by torch and by the kernel ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_three_steps_by_the_kernel_are_those_by_torch(name: str) -> None:
+    """Each from the same start. Either rounds a few times in other places: `_close` says how far that may carry."""
+    ours = state(EVERY[name])
+    reference, kernel = movers(ours)
+    norm = torch.tensor(FINITE, device=DEVICE)
+    sizes, places = [len(f.master) for f in ours.flats], [f.places for f in ours.flats]
+    assert any(n % TILE for n in sizes) and max(sizes) > TILE
+    if EVERY[name].stochastic:  # several in one tile, cut by the shard, cut over tp
+        assert max(map(len, places)) > 1 and any(q.begin for some in places for q in some)
+        assert any(q.gaps for some in places for q in some)
+    for step in (1, 2, 3):
+        draw(ours, step)
+        for flat in ours.flats:
+            theirs, before, start = deepcopy(flat), wide(flat), bits(flat)
+            for adamw, moved in ((reference, theirs), (kernel, flat)):
+                adamw.step.fill_(step)
+                adamw.update(moved, norm)
+            assert len(differ(start, bits(flat))) == len(start)
+            _close(reference, flat, theirs, before, norm)
+
+
+def _close(adamw: AdamW, ours: Flat, theirs: Flat, before: dict[str, torch.Tensor], norm: torch.Tensor) -> None:
+    """In fp32 an average is a sum of two products: two roundings each, one of the sum, so both bodies are within
+    2·EPS of what is summed. The step is a quotient of them: four roundings more. What is then rounded to fewer bits is
+    the same but where that lies at a border; there it is a neighbour, unless terms cancel and leave less."""
+    f = adamw._factors(norm)
+    g = ours.own_gradient.float() * f.gradient
+    size = before["mean"].abs() + g.abs() * f.mean
+    square = before["square"] * f.square + (1 - adamw.spec.betas[1]) * g.square()
+    off = {"mean": 3 * EPS * size, "square": 3 * EPS * square}
+    longest = f.rate * size / ((square.sqrt() / f.root) + adamw.spec.epsilon)
+    off["master"] = off["parameter"] = 12 * EPS * longest + 2 * EPS * before["master"].abs()
+    now, then = wide(ours), wide(theirs)
+    tiny = 2.0**-140  # products that are nearly nothing lose their last bits
+    for kind, there in then.items():
+        buffer = {"master": ours.master, "parameter": ours.own_parameter}.get(kind)
+        narrow = (ours.averages[kind] if buffer is None else buffer).dtype  # type: ignore[index]
+        gap = (now[kind] - there).abs()
+        if narrow == torch.float32:
+            assert (gap <= off[kind] + tiny).all(), (kind, (gap / (off[kind] + tiny)).max())
+            continue
+        if narrow == torch.uint8:
+            assert torch.allclose(ours.scales[kind], theirs.scales[kind], rtol=3 * EPS, atol=0)  # type: ignore[index]
+            codes = ours.averages[kind].int() - theirs.averages[kind].int()  # type: ignore[index]
+            other, apart = codes != 0, codes.abs() > 1
+        else:
+            steps = [x.to(narrow).view(torch.int16).int() for x in (now[kind], there)]
+            other, apart = steps[0] != steps[1], (steps[0] - steps[1]).abs() > 1
+        assert not (apart & (gap > off[kind])).any(), (kind, narrow)
+        assert other.sum() <= 1 + len(other) // 500, (kind, narrow, int(other.sum()))
+
+
+def test_averages_that_forget_fast_are_those_by_torch() -> None:
+    """Whose lerp has another form then."""
+    spec = replace(SPEC, betas=(0.3, 0.8))
+    ours = state(EVERY["fp32"])
+    reference, kernel = movers(ours, spec)
+    norm = torch.tensor(FINITE, device=DEVICE)
+    for step in (1, 2):
+        draw(ours, step)
+        for flat in ours.flats:
+            theirs, before = deepcopy(flat), wide(flat)
+            reference.update(theirs, norm)
+            kernel.update(flat, norm)
+            _close(reference, flat, theirs, before, norm)
+
+
+# ---- overflows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+@pytest.mark.parametrize("body", [0, 1], ids=["torch", "kernel"])
+@pytest.mark.parametrize("name", ["fp16, moments in 8 bits", "bf16_pure"])
+def test_a_norm_that_is_not_finite_leaves_every_bit(name: str, body: int, clip_norm: float) -> None:
+    ours = state(EVERY[name])
+    adamw = movers(ours, replace(SPEC, clip_norm=clip_norm))[body]
+    draw(ours, 1)
+    for flat in ours.flats:
+        adamw.update(flat, torch.tensor(FINITE, device=DEVICE))
+    for norm, spoilt in (("inf", "inf"), ("nan", "nan"), ("inf", "1"), ("nan", "-inf")):
+        draw(ours, 2)
+        for flat in ours.flats:
+            before = bits(flat)
+            flat.own_gradient[5] = float(spoilt)
+            adamw.update(flat, torch.tensor(float(norm), device=DEVICE))
+            assert not differ(before, bits(flat)), (norm, spoilt)
+    draw(ours, 3)
+    for flat in ours.flats:
+        before = bits(flat)
+        adamw.update(flat, torch.tensor(FINITE, device=DEVICE))
+        assert differ(before, bits(flat))
+
+
+# ---- rounding by chance ------------------------------------------------------------------------------------------
+
+MESH = Mesh(Layout(dp=2, tp=2, ep=2))
+CUTS = {
+    "whole": Param("a", (40, 70)),
+    "rows": Param("b", (40, 70), (Shard(0, "tp"),)),
+    "columns": Param("c", (40, 70), (Shard(1, "tp"),)),
+    "rows shorter than a thread's": Param("d", (400, 6), (Shard(1, "tp"),)),
+    "rows longer than a tile": Param("e", (3, 2600), (Shard(1, "tp"),)),
+    "experts": Param("f", (4, 30, 28), (Shard(0, "ep"), Shard(1, "tp"))),
+    "twice": Param("g", (6, 40, 26), (Shard(1, "tp"), Shard(2, "ep"))),
+}
+
+
+def pure(places: tuple[Place, ...], n: int) -> Flat:
+    """Parameters without master that only decay: a product and nothing else, the same bits in both bodies."""
+    generator = torch.Generator().manual_seed(n)
+    own = torch.randn(n, generator=generator).bfloat16().to(DEVICE)
+    bucket = Bucket((), (), n, (0,), True, False, (0,), (0,), moments="bf16")
+    return Flat(
+        bucket, range(n), own, torch.zeros_like(own), None, None, own,
+        {"mean": torch.zeros_like(own), "square": torch.zeros_like(own)}, {}, True, places,
+    )  # fmt: skip
+
+
+def decayed(body: int, flat: Flat, step: int = 7, parts: int = 0) -> torch.Tensor:
+    """bf16 as bits. `parts`: as so many slices."""
+    spec = replace(SPEC, weight_decay=3.0)
+    adamw = (AdamW(spec, DEVICE, 5), AdamW(spec, DEVICE, 5, kernel=Update(spec, 5)))[body]
+    adamw.rate.fill_(1e-2)
+    adamw.step.fill_(step)
+    moved = deepcopy(flat)
+    n = len(flat.master)
+    ends = [n * i // parts for i in range(parts + 1)] if parts else [0, n]
+    for begin, end in pairwise(ends):
+        at = slice(begin, end)
+        here: Buffers = {kind: x[at] for kind, x in moved.averages.items()}
+        adamw.update(moved.part(at, here) if parts else moved, torch.ones((), device=DEVICE))
+    return moved.own_parameter.view(torch.int16)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_numbers_are_rounded_up_where_torch_rounds_them_up(cut: str) -> None:
+    """A parameter in the middle of a shard that has no more of it, after the end of another; and padding."""
+    q, other, rank = CUTS[cut], Param("z", (50, 7)), 3
+    numel = q.numel(MESH)
+    for begin, count in ((0, numel // 3), (numel // 3 + 1, numel // 2)):
+        first = Place.of(other, MESH, rank, at=0, begin=343, count=7)
+        second = Place.of(q, MESH, rank, at=7, begin=begin, count=count)
+        third = Place.of(other, MESH, rank, at=9 + count, begin=0, count=30)
+        flat = pure((first, second, third), count + 50)
+        rounded = decayed(0, flat)
+        assert torch.equal(decayed(1, flat), rounded)
+        assert torch.equal(decayed(1, flat, parts=3), rounded)
+    assert not torch.equal(decayed(1, flat, step=8), rounded)
+    assert not torch.equal(decayed(1, replace(flat, places=(first, third))), rounded)
+
+
+def test_bits_are_those_of_torch_where_places_and_steps_are_large() -> None:
+    """Beyond 2^31 elements, and where products wrap."""
+    n, far = 2 * TILE, 2**41 + 12345
+    for place in (Place("w", (2**40, 2**20), (2**21, 1), far, 0, 2**33 + 5, n),
+                  Place("w", (8, 2**34 + 3), (2**35, 1), 7, 0, 2**34 - 100, n)):  # fmt: skip
+        flat = pure((place,), n)
+        assert torch.equal(decayed(1, flat, step=2**22 + 1), decayed(0, flat, step=2**22 + 1))
+
+
+# ---- parts, codes, memory, training ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bf16", CODED, "fp16, moments in 8 bits"])
+def test_slices_are_moved_as_the_whole(name: str) -> None:
+    ours = state(EVERY[name])
+    _, kernel = movers(ours)
+    draw(ours, 1)
+    norm = torch.tensor(FINITE, device=DEVICE)
+    for flat in ours.flats:
+        whole, n = deepcopy(flat), len(flat.master)
+        kernel.update(whole, norm)
+        for begin in range(0, n, 3 * BLOCK):
+            at = slice(begin, min(begin + 3 * BLOCK, n))
+            blocks = slice(at.start // BLOCK, at.stop // BLOCK)
+            here = {kind: x[blocks if kind.endswith("/scales") else at] for kind, x in flat.apart.items()}
+            kernel.update(flat.part(at, here), norm)
+        assert not differ(bits(whole), bits(flat))
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_are_those_of_bucketize_at_and_beside_every_border(signed: bool) -> None:
+    """Averages that forget all: each is the gradient, or its square."""
+    borders = moments.code(DEVICE, signed=signed).borders
+    near = torch.cat([borders, torch.nextafter(borders, borders - 9), torch.nextafter(borders, borders + 9)]).clamp(
+        -1, 1
+    )
+    values = torch.cat([near, near.new_ones(4 * BLOCK - len(near))])
+    values.view(-1, BLOCK)[:, 0] = 1
+    flat, kind = _alone(len(values)), "mean" if signed else "square"
+    flat.gradient.copy_(values if signed else values.sqrt())
+    spec = replace(SPEC, betas=(0.0, 0.0), clip_norm=0.0)
+    AdamW(spec, DEVICE, kernel=Update(spec)).update(flat, torch.ones((), device=DEVICE))
+    codes, scales = torch.zeros_like(flat.averages["mean"]), torch.zeros_like(flat.scales["mean"])
+    moments.write(codes, scales, flat.gradient.clone() if signed else flat.gradient.square(), signed=signed)
+    assert torch.equal(flat.averages[kind], codes) and torch.equal(flat.scales[kind], scales)  # type: ignore[index]
+    assert len(codes.unique()) > 250
+
+
+def _alone(n: int) -> Flat:
+    """A shard in fp32 with codes."""
+    own, codes = torch.zeros(n, device=DEVICE), torch.zeros(n, dtype=torch.uint8, device=DEVICE)
+    bucket = Bucket((), (), n, (0,), False, False, (0,), (0,), moments="int8")
+    scales = {kind: torch.zeros(n // BLOCK, device=DEVICE) for kind in ("mean", "square")}
+    averages = {"mean": codes, "square": codes.clone()}
+    return Flat(bucket, range(n), own, own.clone(), None, None, own, averages, scales, True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["fp32", CODED, "fp16"])
+def test_a_step_allocates_scalars_alone(name: str) -> None:
+    ours = state(EVERY[name])
+    _, kernel = movers(ours)
+    norm = torch.tensor(FINITE, device=DEVICE)
+    for flat in ours.flats:
+        kernel.update(flat, norm)  # tables of places and codes are there from then on
+        with Storages() as seen:
+            kernel.update(flat, norm)
+        assert 0 < seen.peak <= 256, seen.peak
+
+
+def test_updates_in_fp64_are_refused() -> None:
+    ours = state(EVERY["fp32"])
+    with pytest.raises(TypeError, match=r"float32, not in torch\.float64"):
+        movers(ours)[1].update(ours.flats[0], torch.ones((), dtype=torch.float64, device=DEVICE))
+
+
+# ---- a trainer ---------------------------------------------------------------------------------------------------
+
+
+def trained(policy: str, kind: MoverName = "adamw", **layout: Any) -> tuple[Small, list[float]]:
+    optimizer, lay = replace(SPEC, kind=kind), Layout(micro_batch_size=4, **layout)
+    run = Small(EVERY[policy], model=replace(MODEL, vocab_size=264), steps=2, layout=lay, optimizer=optimizer)
+    return run, run.losses()
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="small trainers are on the CPU")
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_layout_has_a_trainer_move_by_the_kernel(kind: MoverName) -> None:
+    """Muon's: what is no matrix between hidden states."""
+    (run, losses), (other, theirs) = trained("fp32", kind, elementwise="triton"), trained("fp32", kind)
+    assert run.trainer.run.optimizer and isinstance(run.trainer.run.optimizer.kernel, Update)
+    assert other.trainer.run.optimizer and other.trainer.run.optimizer.kernel is None
+    assert losses == pytest.approx(theirs, rel=1e-5) and losses[-1] < losses[0]
+    assert differ(kept(run.state), kept(other.state))  # in last bits
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="small trainers are on the CPU")
+def test_what_lies_on_the_host_is_moved_alike() -> None:
+    here, _ = trained(CODED, elementwise="triton")
+    with patch.object(step_update, "SLICE", 4 * BLOCK):
+        there, _ = trained(CODED, elementwise="triton", offload_optimizer=True)
+    assert there.trainer.run.streamed is not None and len(there.state.places) == 3
+    assert not differ(kept(here.state), kept(there.state))
