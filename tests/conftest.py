@@ -1,10 +1,12 @@
-"""What all tests share: one pool of ranks, and how hypothesis draws."""
+"""What all tests share: one pool of ranks, how hypothesis draws, and what runs kernels where there is no GPU."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import settings
 
 from pool import Pool
@@ -13,6 +15,10 @@ from pool import Pool
 settings.register_profile("ci", derandomize=True, database=None, deadline=None, print_blob=True)
 settings.register_profile("local", deadline=None)
 settings.load_profile("local")
+
+# Triton's interpreter must be chosen before any test imports something of Triton, and torch's own parts do.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

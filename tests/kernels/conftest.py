@@ -1,17 +1,13 @@
-"""Kernels run in Triton's interpreter where there is no GPU."""
+"""Triton's interpreter, made to round as a GPU does."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel's file is imported
 
 _NARROW = {"bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
 
