@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from penteract.engine.bodies import kernels
 from penteract.engine.bodies.kernels import bodies, check_documents, check_kernels
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.rank import Rank
@@ -41,6 +42,9 @@ def _kernel(name: str, **more: Any) -> Layout:
     return Layout(attention=name, **more)  # type: ignore[arg-type]
 
 
+TRITON = Layout(elementwise="triton")
+
+
 @pytest.mark.parametrize("kernel", ["reference", "flash", "cudnn"])
 def test_what_kernels_can_do_is_not_refused(kernel: str):
     assert _refused(_kernel(kernel)) == ""
@@ -68,6 +72,8 @@ def test_the_reference_runs_anywhere():
         (_kernel("flash"), {"model": replace(MODEL, head_size=12)},
          ("multiples of 8 to 256, not 12", "allowed reference")),
         (_kernel("flash"), {"model": TINY_LATENT}, ("not 16 for 24", "--kernels.attention reference")),
+        (TRITON, {"device": torch.device("cpu")}, ("kernels.elementwise", "found cpu", "allowed cuda", "reference")),
+        (TRITON, {"precision": "fp64"}, ("found updates in fp64", "fix: --kernels.elementwise reference")),
     ],
 )  # fmt: skip
 def test_what_they_cannot_do_is_refused(layout: Layout, about: dict[str, Any], words: tuple[str, ...]):
@@ -75,6 +81,12 @@ def test_what_they_cannot_do_is_refused(layout: Layout, about: dict[str, Any], w
     assert "\n" not in line
     assert line.startswith("error[KERNEL]: ")
     assert [w for w in words if w not in line] == []
+
+
+def test_kernels_in_triton_want_triton(monkeypatch: pytest.MonkeyPatch):
+    assert _refused(TRITON) == ""
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    assert "found a python without triton" in _refused(TRITON)
 
 
 def test_a_trainer_refuses_before_it_allocates():

@@ -47,7 +47,7 @@ def _quantiser(layout: Layout) -> Quantiser:
 def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
     """Refuse a program that its kernels cannot run. `packed`: documents share sequences."""
     _check_fp8(p.precision, device, first=p.rank == 0)
-    _check_elementwise(p.layout, device)
+    _check_elementwise(p, device)
     kernel = p.layout.attention
     if kernel == "reference":
         return
@@ -67,14 +67,16 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
                        f"--data.pack_documents false, or --{KEY} flash")  # fmt: skip
 
 
-def _check_elementwise(layout: Layout, device: torch.device) -> None:
+def _check_elementwise(p: Program, device: torch.device) -> None:
     key = spec_case.AXES["elementwise"]
-    if layout.elementwise == "reference":
+    if p.layout.elementwise == "reference":
         return
     if device.type != "cuda":
         found, allowed = device.type, "cuda"
     elif find_spec("triton") is None:
         found, allowed = "a python without triton", "triton"
+    elif p.precision.stat != "fp32":
+        found, allowed = f"updates in {p.precision.stat}", "fp32"
     else:
         return
     raise BadInput("KERNEL", "what is done element by element has kernels for GPUs, in Triton", where=key, found=found,
