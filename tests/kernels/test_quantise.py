@@ -12,12 +12,15 @@ import torch
 from penteract.engine.bodies.body import Env
 from penteract.engine.bodies.fp8 import emulated, scaled
 from penteract.engine.bodies.quantise import TORCH, Look, Operand, Quantiser, scale_count
+from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.quantise import TRITON
 from penteract.engine.storages import Storages
 from penteract.ops.bodies import body_of
+from penteract.ops.bodies.body import FLOAT
+from penteract.ops.bodies.fp8 import coding_workspace
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import KINDS, Fp8, usual
+from penteract.spec.fp8 import KINDS, LARGEST, Fp8, usual
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.precision import RECIPES
@@ -74,6 +77,18 @@ def test_what_is_no_number_is_told_alike(name: str, odd: float) -> None:
     look = Look(0, x, fp8.operand)
     for kernel, torchs in zip(made(TRITON, fp8, look), made(TORCH, fp8, look), strict=True):
         assert torch.equal(kernel.float().nan_to_num(7.0), torchs.float().nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("format_", ["e4m3", "e5m2"])
+def test_numbers_that_share_a_scale_are_divided_alike(format_: Any) -> None:
+    x, codes = drawn(*SHAPE).view(-1)[5:], [torch.empty(0), torch.empty(0)]
+    scale = x.abs().max().float().view(1) / LARGEST[format_]
+    for i, how in enumerate((TORCH, TRITON)):
+        codes[i] = torch.empty(len(x), dtype=FORMATS[format_])
+        with Storages() as seen:
+            how.put_codes(format_, x, scale, codes[i], torch.empty(coding_workspace(1000, how.elementwise) // FLOAT))
+        assert seen.peak == coding_workspace(1000, how.elementwise)
+    assert torch.equal(*(c.view(torch.uint8) for c in codes))
 
 
 @pytest.mark.parametrize("name", KINDS)

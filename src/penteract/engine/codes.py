@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from penteract.engine.bodies.quantise import make_scales, round_into
+from penteract.engine.bodies.quantise import TORCH, Quantiser, make_scales
 from penteract.engine.dtypes import FORMATS
 from penteract.ops.bodies.body import FLOAT
 from penteract.ops.bodies.fp8 import ALIGNED, coding_workspace
@@ -40,6 +40,7 @@ class Codes:
     names: Sequence[str]
     parts: Mapping[str, Part]
     device: torch.device
+    quantiser: Quantiser = TORCH
     table: torch.Tensor = field(init=False)
     scales: Mapping[str, torch.Tensor] = field(init=False)
 
@@ -57,12 +58,10 @@ class Codes:
 
     def put(self, b: Bucket, shard: range, whole: torch.Tensor) -> torch.Tensor:
         """Make a shard's codes where they lie in the whole bucket [size]; returns them, [shard_size]."""
-        wide = torch.empty(coding_workspace(len(shard)) // FLOAT, device=self.device)
+        room = torch.empty(coding_workspace(len(shard), self.quantiser.elementwise) // FLOAT, device=self.device)
         for q, at in zip(b.params, b.offsets, strict=True):
             if (part := self.parts.get(q.name)) is None:
                 continue
             codes = whole[at + part.begin :][: len(part.values)].view(FORMATS[self.fp8.operand])
-            for values, into in zip(part.values.split(len(wide)), codes.split(len(wide)), strict=True):
-                scaled = wide[: len(values)].copy_(values).div_(self.scales[q.name])
-                round_into(into, scaled, self.fp8.operand)
+            self.quantiser.put_codes(self.fp8.operand, part.values, self.scales[q.name], codes, room)
         return whole[shard.start : shard.stop]

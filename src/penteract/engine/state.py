@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from penteract.engine import moments
+from penteract.engine.bodies.quantise import quantiser
 from penteract.engine.chance import Place
 from penteract.engine.codes import Codes, Part
 from penteract.engine.dtypes import FORMATS, dtype_of
@@ -203,7 +204,7 @@ def allocate(p: Program, device: torch.device) -> State:
     if sites := p.coded:
         names = [s.params[0] for s in sites]
         parts = {x.param.name: Part(x.begin, x.values) for x in state.pieces("parameter") if x.param.name in names}
-        state.codes = Codes(sites[0].attrs["fp8"], names, parts, device)
+        state.codes = Codes(sites[0].attrs["fp8"], names, parts, device, quantiser(p.layout.elementwise))
     experts = p.model.moe.experts if p.model.moe else 0
     for name in p.balanced:
         state.biases[name] = torch.zeros(experts, dtype=dtype["stat"], device=device)

@@ -170,7 +170,7 @@ class Pricing:
         b = self.p.buckets[bucket]
         own, whole = Spec((b.shard_size,), b.gathered_as), Spec((b.size,), b.gathered_as)
         self._bucket_wire("all_gather", b.sharers, own, whole)
-        self._note(gather_workspace(b), None)
+        self._note(gather_workspace(b, self.p.layout.elementwise), None)
 
     def end(self) -> None:
         assert not self.alive, "registers outlive the step"
@@ -279,12 +279,12 @@ def ringed(parameters: Bytes, gradients: Bytes) -> dict[str, Bytes]:
 def bucket_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
     """The most that summing, moving or gathering a bucket allocates."""
     wire = update.wire_workspace(b.size, p) if len(b.holders) > 1 else 0
-    return max(wire, update_workspace(b, p, elementwise), gather_workspace(b))
+    return max(wire, update_workspace(b, p, elementwise), gather_workspace(b, elementwise))
 
 
-def gather_workspace(b: Bucket) -> Bytes:
+def gather_workspace(b: Bucket, elementwise: Elementwise) -> Bytes:
     """What gathering a bucket allocates."""
-    return coding_workspace(b.shard_size) if b.gathered_as == "code" else 0
+    return coding_workspace(b.shard_size, elementwise) if b.gathered_as == "code" else 0
 
 
 def update_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:

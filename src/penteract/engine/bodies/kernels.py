@@ -11,7 +11,7 @@ import torch
 from penteract.engine.bodies import cudnn, dense, flash, reference
 from penteract.engine.bodies.body import TorchBody
 from penteract.engine.bodies.fp8 import by_recipe, real, scaled
-from penteract.engine.bodies.quantise import TORCH, Quantiser
+from penteract.engine.bodies.quantise import quantiser
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
 from penteract.ops.bodies.flash import most_documents, piece
@@ -31,17 +31,9 @@ PLAIN = f"--{KEY} reference"
 def bodies(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
     """The body of every word under a layout."""
     kernels: Mapping[str, dict[str, TorchBody]] = {"reference": {}, "flash": flash.FLASH, "cudnn": cudnn.CUDNN}
-    made = scaled(real, _quantiser(layout))
+    made = scaled(real, quantiser(layout.elementwise))
     products = {"linear": by_recipe(dense.DENSE["linear"], made)} if device.type == "cuda" else {}
     return reference.REFERENCE | products | kernels[layout.attention]
-
-
-def _quantiser(layout: Layout) -> Quantiser:
-    if layout.elementwise == "reference":
-        return TORCH
-    from penteract.engine.kernels.quantise import TRITON  # triton is imported where it is asked for
-
-    return TRITON
 
 
 def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:

@@ -15,6 +15,7 @@ import torch
 from penteract.engine.dtypes import FORMATS
 from penteract.ops.bodies.fp8 import rows_at_once
 from penteract.spec.fp8 import LARGEST, Format, Fp8
+from penteract.spec.layout import Elementwise
 
 TINY = 2.0**-96  # what is smaller counts as this, so that no scale is zero
 
@@ -40,10 +41,13 @@ class Quantiser(NamedTuple):
 
     put_largest  absolute values, of all that share a scale, into zeros; kernels leave those of blocks to `quantised`
     quantised    codes and scales of these; the largest values may be lost
+    put_codes    of numbers [n] that share a scale [1], into [n], some at a time in the room that plain torch needs
     """
 
     put_largest: Callable[[Fp8, Look, torch.Tensor], None]
     quantised: Callable[[Fp8, Look, torch.Tensor], Operand]
+    put_codes: Callable[[Format, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    elementwise: Elementwise
 
 
 def scale_count(fp8: Fp8, look: Look) -> int:
@@ -120,4 +124,18 @@ def _by_element(fp8: Fp8, look: Look, scale: torch.Tensor) -> Callable[[torch.Te
     return lambda part, begin, end: part.view(end - begin, -1, block).div_(blocks[begin:end, :, None])
 
 
-TORCH = Quantiser(put_largest, quantised)
+def put_codes(name: Format, values: torch.Tensor, scale: torch.Tensor, codes: torch.Tensor, room: torch.Tensor) -> None:
+    for some, into in zip(values.split(len(room)), codes.split(len(room)), strict=True):
+        round_into(into, room[: len(some)].copy_(some).div_(scale), name)
+
+
+TORCH = Quantiser(put_largest, quantised, put_codes, "reference")
+
+
+def quantiser(elementwise: Elementwise) -> Quantiser:
+    """That of a layout."""
+    if elementwise == "reference":
+        return TORCH
+    from penteract.engine.kernels.quantise import TRITON  # triton is imported where it is asked for
+
+    return TRITON

@@ -14,10 +14,11 @@ import triton.language as tl
 
 from penteract.engine.bodies.quantise import TINY, Look, Operand, Quantiser, as_shared
 from penteract.engine.dtypes import FORMATS
-from penteract.spec.fp8 import LARGEST, Fp8
+from penteract.spec.fp8 import LARGEST, Format, Fp8
 
 # Rows, and of k: whole lines of memory whichever way a tensor lies.
 TILE, TO_LOOK = (32, 128), (64, 128)
+_FLAT = 4096  # numbers, where they have no rows
 _WARPS = 4  # of one; of a square of a weight, twice as many
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # all bits but the sign
 
@@ -59,12 +60,12 @@ def _scale(patterns, least, limit, POWERS: tl.constexpr):
 
 
 @triton.jit
-def _put_codes(tile, scale, limit, out, r, c, inside, k):
+def _put_codes(tile, scale, limit, out, at, inside):
     """Divide, saturate, round to the nearest code, ties to even. A NaN stays one."""
     scaled = tl.div_rn(tile, scale + tl.zeros_like(tile))
     scaled = tl.maximum(scaled, -limit, propagate_nan=tl.PropagateNan.ALL)
     scaled = tl.minimum(scaled, limit, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(out + r * k + c, scaled.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, scaled.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -78,7 +79,7 @@ def _codes(
     made = _scale(tl.load(largest + at, mask=at < rows, other=0), least, limit, POWERS)
     if tl.program_id(1) == 0:  # who shares a scale writes the same
         tl.store(scale + at, made, mask=at < rows)
-    _put_codes(tile, made, limit, out, r, c, inside, k)
+    _put_codes(tile, made, limit, out, r * k + c, inside)
 
 
 @triton.jit
@@ -97,7 +98,15 @@ def _blocks(
         tl.store(scale + tl.program_id(0) * tl.num_programs(1) + block + tl.zeros_like(largest), made)
     else:
         tl.store(scale + block.to(tl.int64) * rows + r, made, mask=r < rows)
-    _put_codes(tile, made, limit, out, r, c, inside, k)
+    _put_codes(tile, made, limit, out, r * k + c, inside)
+
+
+@triton.jit
+def _divided(x, out, scale, n, limit, SIZE: tl.constexpr):
+    """Numbers [n] in the order in which they lie."""
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    here = at < n
+    _put_codes(tl.load(x + at, mask=here, other=0.0).to(tl.float32), tl.load(scale), limit, out, at, here)
 
 
 def put_largest(fp8: Fp8, look: Look, out: torch.Tensor) -> None:
@@ -138,8 +147,14 @@ def quantised(fp8: Fp8, look: Look, largest: torch.Tensor) -> Operand:
     return Operand(codes, as_shared(fp8, look, scale))
 
 
+def put_codes(name: Format, values: torch.Tensor, scale: torch.Tensor, codes: torch.Tensor, room: torch.Tensor) -> None:
+    """Of numbers [n] that share a scale. It needs no room."""
+    grid = (triton.cdiv(len(values), _FLAT),)
+    _divided[grid](values, codes, scale, len(values), LARGEST[name], SIZE=_FLAT, num_warps=_WARPS)
+
+
 def _grid(rows: int, k: int, high: int, wide: int) -> tuple[int, int]:
     return triton.cdiv(rows, high), triton.cdiv(k, wide)
 
 
-TRITON = Quantiser(put_largest, quantised)
+TRITON = Quantiser(put_largest, quantised, put_codes, "triton")

@@ -151,9 +151,9 @@ def is_coded(site: Site) -> bool:
     return fp8 is not None and fp8.gather
 
 
-def coding_workspace(elements: int) -> Bytes:
-    """Of a shard that is made codes: some of it at a time, in fp32."""
-    return min(elements, CHUNK) * FLOAT
+def coding_workspace(elements: int, elementwise: Elementwise = "reference") -> Bytes:
+    """Of a shard that is made codes: some of it at a time, in fp32; none where a kernel does it."""
+    return 0 if elementwise == "triton" else min(elements, CHUNK) * FLOAT
 
 
 @cache
