@@ -22,6 +22,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests", "be
 
 import torch
 from memory_options import drawn_on_device
+from provenance import provenance
 
 from penteract.engine.bodies.kernels import bodies
 from penteract.engine.comm.comm import Comm
@@ -115,7 +116,12 @@ def main() -> None:
         rows.append(told)
         del run
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "chunked_loss.json").write_text(json.dumps(rows, indent=2) + "\n")
+    record = {
+        **provenance("python benchmarks/chunked_loss.py --out FOLDER"), "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "tokens": given.tokens,
+        "words": given.words, "width": given.width, "tolerance": TOLERANCE, "rows": rows,
+    }  # fmt: skip
+    (given.out / "chunked_loss.json").write_text(json.dumps(record, indent=1) + "\n")
     for row in rows:
         print({name: value for name, value in row.items() if name != "off"})
 
