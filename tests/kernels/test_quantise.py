@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 import torch
 
 from penteract.engine.bodies.body import Env
+from penteract.engine.bodies.experts import Splits
 from penteract.engine.bodies.fp8 import emulated, scaled
+from penteract.engine.bodies.fp8_experts import scaled_experts
 from penteract.engine.bodies.quantise import TORCH, Look, Operand, Quantiser, scale_count
 from penteract.engine.kernels.quantise import TRITON
 from penteract.engine.storages import Storages
@@ -111,3 +115,42 @@ def _linear(fp8: Fp8, how: Quantiser, kernels: Any) -> list[torch.Tensor]:
 def _no_product(fp8: Fp8, a: Operand, b: Operand, out: torch.Tensor, forward: bool) -> None:
     """Nothing beside what is declared: emulated products widen codes."""
     out.zero_()
+
+
+@pytest.mark.parametrize("name", ["rowwise", "blockwise", "blockwise, powers of two"])
+def test_experts_are_the_same_and_allocate_what_is_declared(name: str) -> None:
+    results = [_experts(RECIPE[name], how, kernels) for how, kernels in ((TORCH, "reference"), (TRITON, "triton"))]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def _let_go(how: Quantiser) -> Callable[[Fp8, Look, torch.Tensor], Operand]:
+    """`quantised`, after what interpreted kernels hold of the call before is let go."""
+
+    def quantised(fp8: Fp8, look: Look, largest: torch.Tensor) -> Operand:
+        gc.collect()
+        return how.quantised(fp8, look, largest)
+
+    return quantised
+
+
+def _experts(fp8: Fp8, how: Quantiser, kernels: Any) -> list[torch.Tensor]:
+    """Rows as even as they can be, and in no whole blocks."""
+    rows, (f, d) = [23, 23, 22], SHAPE
+    t, splits = sum(rows), Splits([], [], [rows])
+    x, g, w = drawn(t, d), drawn(t, f), torch.stack([drawn(f, d), drawn(f, d) * 2, drawn(d, f).t()])
+    specs = (Spec((t, d)), Spec((), "host")), (Spec((t, f)),)
+    site = Site("expert_linear", *specs, ("w",), (tuple(w.shape),), {"fp8": fp8, "cut": None})
+    env, outs = Env(Mesh(Layout()), 0, torch.float32), [torch.empty_like(g), torch.empty_like(x)]
+    declared, about = body_of(site, Layout(elementwise=kernels)), ([(t, d), ()], site.weights, site.attrs)
+    for product in (_no_product, emulated):
+        one = scaled_experts(product, Quantiser(how.put_largest, _let_go(how)))
+        runs = {
+            "forward": lambda one=one: one.forward(env, site, [x, splits], [w], [outs[0]]),
+            "input_gradient": lambda one=one: one.input_gradient(env, site, [splits, g], [w], [outs[1]]),  # type: ignore[misc]
+        }
+        for phase, run in runs.items():
+            with Storages() as seen:
+                run()
+            wanted = declared.workspace(phase, *about, RECIPES["bf16"].widths)
+            assert product is emulated or seen.peak == wanted, (phase, kernels)
+    return outs
