@@ -17,6 +17,7 @@ from penteract.engine.bodies.body import Env
 from penteract.engine.bodies.experts import Splits
 from penteract.engine.bodies.fp8 import emulated
 from penteract.engine.bodies.fp8_experts import FOUR, in_fours, scaled_experts
+from penteract.engine.bodies.kernels import bodies
 from penteract.engine.bodies.quantise import Operand
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.dtypes import dtype_of
@@ -232,3 +233,43 @@ def test_without_a_recipe_they_are_not_in_fp8() -> None:
     torch.testing.assert_close(trial.y.double(), exact, rtol=1e-4, atol=1e-4 * exact.abs().max().item())
     REFERENCE["expert_linear"].forward(trial.env, trial.site, [trial.x, splits], [trial.w], [trial.y])
     assert torch.equal(trial.y, Trial(RECIPE["rowwise"], UNEVEN).run().y)
+
+
+# ---- as a GPU wants it -------------------------------------------------------------------------------------------
+
+
+def _as_cublas(
+    a: torch.Tensor, b: torch.Tensor, first: torch.Tensor, second: torch.Tensor, *, out: torch.Tensor, **_: Any
+) -> None:
+    """What cuBLASLt multiplies, held to what it takes; a [m, k], b [k, n]."""
+    (m, k), n = a.shape, b.shape[1]
+    assert a.is_contiguous() and b.t().is_contiguous() and out.shape == (m, n) and not k % 16 and not n % 16
+    assert not any(t.data_ptr() % 16 for t in (a, b, first, second, out))
+    if first.shape[1] == 1:
+        assert first.shape == (m, 1) and second.shape == (1, n)
+    else:
+        assert not m % 4 and first.stride()[0] == 1 and (k == 128 or first.stride()[1] == m)
+        assert second.shape == (k // 128, n // 128 if k % 512 == 0 else n)
+        first, second = first.repeat_interleave(128, 1), second.repeat_interleave(128, 0)
+        second = second if second.shape[1] == n else second.repeat_interleave(128, 1)
+    out.copy_((a.float() * first) @ (b.float() * second))
+
+
+@pytest.mark.parametrize("rows", [UNEVEN, (2, 1, 0, 4, 6), (1, 0, 0, 0, 0), (0, 0, 0, 0, 7)])
+@pytest.mark.parametrize("kind", ["rowwise", "blockwise"])
+def test_a_gpu_gets_what_its_products_take(monkeypatch: pytest.MonkeyPatch, kind: str, rows: tuple[int, ...]) -> None:
+    monkeypatch.setattr(torch, "_scaled_mm", _as_cublas)
+    fp8, (wide, narrow) = replace(usual(kind), experts=True), (512, 128)  # type: ignore[arg-type]
+    bodies_of = {"gpu": bodies(Layout(), torch.device("cuda")), "cpu": REFERENCE}
+    generator, made = torch.Generator().manual_seed(3), dict[str, list[torch.Tensor]]()
+    x, g = (torch.randn(sum(rows), n, generator=generator) for n in (wide, narrow))
+    w, splits = torch.randn(len(rows), narrow, wide, generator=generator), Splits([], [], [list(rows)])
+    site = Site("expert_linear", (), (), ("w",), (tuple(w.shape),), {"fp8": fp8, "cut": None})
+    env = Env(Mesh(Layout()), 0, torch.float32)
+    for where, words in bodies_of.items():
+        y, dx = torch.full_like(g, torch.nan), torch.full_like(x, torch.nan)
+        words["expert_linear"].forward(env, site, [x, splits], [w], [y])
+        words["expert_linear"].input_gradient(env, site, [splits, g], [w], [dx])  # type: ignore[misc]
+        made[where] = [y, dx]
+    for gpu, cpu in zip(*made.values(), strict=True):
+        assert (gpu - cpu).abs().max() < 1e-5 * cpu.abs().max()
