@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from bodies.test_fp8 import unseen
 from penteract.engine.bodies.body import Env
+from penteract.engine.bodies.experts import Splits
 from penteract.engine.bodies.fp8 import emulated, scaled
+from penteract.engine.bodies.fp8_experts import scaled_experts
 from penteract.engine.bodies.quantise import TORCH, Look, Operand, Quantiser, scale_count
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.quantise import TRITON
@@ -126,3 +131,37 @@ def _linear(fp8: Fp8, how: Quantiser, kernels: Any) -> list[torch.Tensor]:
 def _no_product(fp8: Fp8, a: Operand, b: Operand, out: torch.Tensor, forward: bool) -> None:
     """Nothing beside what is declared: emulated products widen codes."""
     out.zero_()
+
+
+@pytest.mark.parametrize("name", ["rowwise", "blockwise, powers of two"])
+def test_experts_are_the_same_and_allocate_what_is_declared(name: str) -> None:
+    results = [_experts(RECIPE[name], how, kernels) for how, kernels in ((TORCH, "reference"), (TRITON, "triton"))]
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def _let_go(how: Quantiser) -> Callable[[Fp8, Look, torch.Tensor], Operand]:
+    """`quantised`, after what interpreted kernels hold of the call before is let go."""
+
+    def quantised(fp8: Fp8, look: Look, largest: torch.Tensor) -> Operand:
+        gc.collect()
+        return how.quantised(fp8, look, largest)
+
+    return quantised
+
+
+def _experts(fp8: Fp8, how: Quantiser, kernels: Any) -> list[torch.Tensor]:
+    """Rows as even as they can be, and in no whole blocks."""
+    rows, f, d = [4, 3], 64, 96
+    t, splits = sum(rows), Splits([], [], [rows])
+    x, g, w = drawn(t, d), drawn(t, f), torch.stack([drawn(f, d), drawn(d, f).t()])
+    specs = (Spec((t, d)), Spec((), "host")), (Spec((t, f)),)
+    site = Site("expert_linear", *specs, ("w",), (tuple(w.shape),), {"fp8": fp8, "cut": None})
+    env, outs = Env(Mesh(Layout()), 0, torch.float32), [torch.empty_like(g), torch.empty_like(x)]
+    declared, about = body_of(site, Layout(elementwise=kernels)), ([(t, d), ()], site.weights, site.attrs)
+    one = scaled_experts(unseen, Quantiser(how.put_largest, _let_go(how)))
+    assert one.input_gradient is not None
+    for phase, run, ins in (("forward", one.forward, [x, splits]), ("input_gradient", one.input_gradient, [splits, g])):
+        with Storages() as seen:
+            run(env, site, ins, [w], [outs[phase != "forward"]])
+        assert seen.peak == declared.workspace(phase, *about, RECIPES["bf16"].widths), (phase, kernels)
+    return outs

@@ -24,7 +24,7 @@ from penteract.spec.fp8 import Fp8, usual
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
-from penteract.spec.precision import RECIPES
+from penteract.spec.precision import RECIPES, Policy
 from penteract.step.program import compile_step
 from penteract.step.walk import walk
 from pool import Pool
@@ -168,8 +168,11 @@ def test_scales_of_another_group_are_seen(pool: Pool, name: str) -> None:
     ids=str,
 )  # fmt: skip
 def test_a_price_without_a_walk_is_that_of_the_walk(model: ModelSpec, layout: Layout, fp8: Fp8) -> None:
-    model = replace(model, layers=4)
-    policy = replace(RECIPES["bf16"], fp8=fp8)
+    same_price(replace(model, layers=4), layout, replace(RECIPES["bf16"], fp8=fp8))
+
+
+def same_price(model: ModelSpec, layout: Layout, policy: Policy) -> None:
+    """Of each stage, summed and walked."""
     composer, mesh = Composer(model, length(model), policy), Mesh(layout)
     for pp_rank in range(layout.pp):
         program = compile_step(model, layout, length(model), rank=mesh.group("pp", 0)[pp_rank], precision=policy)

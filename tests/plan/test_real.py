@@ -21,7 +21,7 @@ from penteract.plan.rows import NEEDLESS, TOO_LARGE, Branch, unfit
 from penteract.plan.search import Timed
 from penteract.plan.space import Space
 from penteract.spec import catalog
-from penteract.spec.fp8 import Fp8
+from penteract.spec.fp8 import Fp8, usual
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
@@ -112,6 +112,11 @@ BOUNDED = {
     "offloaded": replace(LARGER, pins=OFFLOADED),
     "nothing": replace(ASKS["dense"], pins={"recompute": ("nothing", "none", "swiglu", "full")}),
     "rowwise": replace(ASKS["dense"], precision=RECIPES["fp8_rowwise"], sequence_length=128),
+    "experts rowwise": replace(
+        ASKS["experts"],
+        precision=replace(RECIPES["fp8_rowwise"], fp8=replace(usual("rowwise"), experts=True)),
+        sequence_length=128,
+    ),
     "losses": replace(ASKS["dense"], pins={"loss": ("chunked", "reference"), "loss_chunk": (0, 32)}),
 }
 

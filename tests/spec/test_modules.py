@@ -10,6 +10,7 @@ import pytest
 from penteract.errors import BadInput
 from penteract.model.modules import check_modules, first_like
 from penteract.plan.question import question
+from penteract.spec.fp8 import Fp8
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.modules import Pattern
@@ -50,6 +51,24 @@ MLP = [f"mlp.{x}" for x in ("gate", "up", "down")]
 )
 def test_the_last_pattern_that_matches_decides_which_linears_are_in_fp8(words: list[str], found: set[str]) -> None:
     assert in_fp8(compile_step(MODEL, Layout(), 16, precision=by_name("fp8_rowwise", *words))) == found
+
+
+def test_patterns_are_about_experts_where_these_are_in_fp8() -> None:
+    experts = [f"layers.{i}.moe.experts.{x}" for i in (2, 3, 4) for x in ("gate", "up", "down")]
+    by_rows = replace(RECIPES["fp8_rowwise"], fp8=Fp8(kind="rowwise", experts=True))
+
+    def found(policy: Policy) -> set[str]:
+        return {n for n in in_fp8(compile_step(EXPERTS, Layout(), 16, precision=policy)) if ".experts." in n}
+
+    assert found(RECIPES["fp8_rowwise"]) == set()
+    assert found(by_rows) == set(experts)
+    but = replace(by_rows, modules=(Pattern.of("*.experts.down:linears=bf16"), Pattern.of("layers.2.*:linears=bf16")))
+    assert found(but) == {n for n in experts if not n.startswith("layers.2") and "down" not in n}
+    assert first_like(EXPERTS, but) == (0, 0, 2, 3)
+    alone = replace(by_rows, modules=(Pattern.of("*:linears=bf16"), Pattern.of("*.experts.up:linears=fp8")))
+    assert found(alone) == {n for n in experts if n.endswith("up")}
+    with pytest.raises(BadInput, match="no linear of a layer has such a name"):
+        check_modules(EXPERTS, by_name("fp8_rowwise", "*.experts.down:linears=bf16"))
 
 
 def test_layers_at_both_ends_are_a_short_form_of_patterns() -> None:

@@ -12,7 +12,7 @@ import pytest
 from penteract.errors import BadInput
 from penteract.spec.fp8 import Fp8
 from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
+from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.precision import RECIPES, Policy, policy
 from penteract.spec.resolve import resolve
 from penteract.spec.run import Precision
@@ -64,6 +64,28 @@ def test_weights_are_gathered_as_codes_where_asked() -> None:
     assert str(got.fp8) == "tensorwise, first 1 and last 0 layers in bf16, gathered as codes"
     assert not any(p.fp8.gather for p in RECIPES.values() if p.fp8)
     assert got.name == "fp8_tensorwise, first 1 and last 0 layers in bf16, gathered as codes"
+
+
+def test_experts_in_fp8_are_asked_for() -> None:
+    got = resolve(overrides=["--precision.dtype=fp8_blockwise", "--precision.fp8_experts=true"]).run.precision.policy
+    assert got.fp8 == Fp8(kind="blockwise", gradient="e4m3", experts=True) and Precision.of(got).policy == got
+    assert got.name == "fp8_blockwise, experts too"
+    assert not any(p.fp8.experts for p in RECIPES.values() if p.fp8)
+
+
+def test_experts_in_fp8_take_whole_units_of_features_and_any_tokens() -> None:
+    model = ModelSpec(layers=1, hidden_size=32, heads=2, kv_heads=2, head_size=16, ffn_size=64, vocab_size=64,
+                      moe=MoESpec(experts=4, top_k=1, ffn_size=32))  # fmt: skip
+    by_rows, layout = RECIPES["fp8_rowwise"], Layout(tp=2, expert_tp=2)
+    assert by_rows.fp8
+    policy = replace(by_rows, fp8=replace(by_rows.fp8, experts=True))
+    compile_step(model, layout, 16, precision=policy)
+    with pytest.raises(BadInput) as error:
+        compile_step(replace(model, moe=MoESpec(experts=4, top_k=1, ffn_size=48)), layout, 16, precision=policy)
+    assert "layers.0.moe.experts.gate · found 24 features out / allowed multiples of 16" in str(error.value)
+    assert "fix: --precision.fp8_experts false, or fewer ranks that cut it" in str(error.value)
+    with pytest.raises(BadInput, match=r"no experts · precision.fp8_experts · found true / allowed false"):
+        compile_step(replace(model, moe=None), Layout(), 16, precision=policy)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +148,12 @@ def test_sizes_that_are_no_whole_units_are_refused_by_name() -> None:
         (["dtype=fp8_rowwise", "fp8_gradient=e3m4"], "precision.fp8_gradient"),
         (["dtype=fp8_rowwise", "fp8_gather=true"], "precision.fp8_gather · found true in fp8_rowwise / allowed true"),
         (["dtype=bf16", "fp8_gather=true"], "precision.fp8_gather · found true in bf16 / allowed none"),
+        (["dtype=fp8_tensorwise", "fp8_experts=true"], "found true in fp8_tensorwise, whose scales are of all tokens"),
+        (
+            ["dtype=fp8_delayed", "fp8_experts=true"],
+            "allowed true in fp8_rowwise and fp8_blockwise · fix: --",
+        ),
+        (["dtype=bf16", "fp8_experts=true"], "precision.fp8_experts · found true in bf16 / allowed none"),
     ],
     ids=str,
 )

@@ -17,8 +17,7 @@ from penteract.estimate.outline import Doing
 from penteract.estimate.pieces import Piece, bytes_of, shapes
 from penteract.estimate.rates import Rates, Span
 from penteract.ops.bodies import body_of
-from penteract.ops.bodies.body import FLOAT, Product
-from penteract.ops.bodies.fp8 import ScaledLinear
+from penteract.ops.bodies.body import FLOAT, Body, Product
 from penteract.ops.collectives import counted
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths
@@ -156,7 +155,7 @@ class _Clock:
             backward, flash = phase != "forward", layout.attention == "flash"
             return "attention", rates.attention(flops, backward=backward, causal=True, head_size=head, flash=flash)
         products = body.products(phase, ins, site.weights, site.attrs)
-        if isinstance(body, ScaledLinear):
+        if body.of_codes(phase):
             return "compute", self._scaled(body, site, phase, ins, products)
         beside = 2 * body.workspace(phase, ins, site.weights, site.attrs, self.device.widths)
         if phase == "weight_gradient":
@@ -171,7 +170,7 @@ class _Clock:
         return "pointwise", rates.moved(moved + beside)
 
     def _scaled(
-        self, body: ScaledLinear, site: Site, phase: Phase, ins: list[tuple[int, ...]], products: tuple[Product, ...]
+        self, body: Body, site: Site, phase: Phase, ins: list[tuple[int, ...]], products: tuple[Product, ...]
     ) -> Seconds:
         """Products of codes, and the passes that make codes. A weight gradient is made beside its bucket."""
         rates, widths = self.device.rates, self.device.widths

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -21,16 +21,22 @@ _SHOWN = 3  # names in a message
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Of parameters: those of each layer, and all others. `weights`: of linears that may be in FP8."""
+    """Of parameters: those of each layer, and all others. `words`: which one multiplies by those of layers that may be
+    in FP8."""
 
     layers: tuple[tuple[str, ...], ...]
     others: tuple[str, ...]
-    weights: frozenset[str]
+    words: Mapping[str, str]
 
-    def of(self, what: Part) -> Iterator[str]:
+    def of(self, what: Part, policy: Policy) -> Iterator[str]:
         """Those that have such a part."""
         every = (name for some in (*self.layers, self.others) for name in some)
-        return (name for name in every if what == "moments" or name in self.weights)
+        return every if what == "moments" else filter(self.in_codes(policy).__contains__, every)
+
+    def in_codes(self, policy: Policy) -> frozenset[str]:
+        """Those that are in FP8 where nothing is said of them."""
+        experts = policy.fp8 is not None and policy.fp8.experts
+        return frozenset(name for name, word in self.words.items() if word == "linear" or experts)
 
 
 @cache
@@ -39,28 +45,34 @@ def _names(m: ModelSpec) -> _Names:
     first = {m.has_experts(layer): layer for layer in reversed(range(m.layers))}
     do = Do(Mesh(Layout()))
     part(do, m, sorted(first.values()), 1, first=True, last=True)
-    said = {op.site.params[0] for op in do.tape.ops if op.site.word == "linear" and op.site.layer >= 0}
+    sites = [op.site for op in do.tape.ops if op.site.word in ("linear", "expert_linear") and op.site.layer >= 0]
+    said = {site.params[0]: site.word for site in sites}
     own = {layer: [n for n in do.params if n.startswith(f"layers.{layer}.")] for layer in first.values()}
-    layers, weights = list[tuple[str, ...]](), {n for n in said if not any(n in some for some in own.values())}
+    layers = list[tuple[str, ...]]()
+    words = {n: word for n, word in said.items() if not any(n in some for some in own.values())}
     for layer in range(m.layers):
         recorded = first[m.has_experts(layer)]
         named = {n: n.replace(f"layers.{recorded}.", f"layers.{layer}.", 1) for n in own[recorded]}
         layers.append(tuple(named.values()))
-        weights |= {here for there, here in named.items() if there in said}
+        words |= {here: said[there] for there, here in named.items() if there in said}
     others = tuple(n for n in do.params if not any(n in some for some in own.values()))
-    return _Names(tuple(layers), others, frozenset(weights))
+    return _Names(tuple(layers), others, words)
 
 
 @cache
 def check_modules(m: ModelSpec, policy: Policy) -> None:
-    """Refuse a pattern that no parameter of the model matches, and patterns that leave no linear in FP8."""
+    """Refuse a pattern that no parameter of the model matches, patterns that leave no linear in FP8, and experts in FP8
+    where there are none."""
+    if policy.fp8 is not None and policy.fp8.experts and m.moe is None:
+        raise BadInput("PRECISION", "the model has no experts", where="precision.fp8_experts", found="true",
+                       allowed="false", fix="--precision.fp8_experts false")  # fmt: skip
     for pattern in policy.modules:
-        found = list(_names(m).of(pattern.part))
+        found = list(_names(m).of(pattern.part, policy))
         if not any(map(pattern.matches, found)):
             raise _unmatched(pattern, found)
     if policy.modules and policy.fp8 is not None:
         linears = policy.linears(m.layers, m.predict_ahead)
-        if not any(map(linears.of, _names(m).weights)):
+        if not any(map(linears.of, _names(m).in_codes(policy))):
             raise BadInput("PRECISION", "leaves no linear in FP8", where="precision.modules",
                            found=", ".join(map(str, policy.modules))[:80], allowed="one linear in FP8 or more",
                            fix="--precision.dtype bf16")  # fmt: skip

@@ -64,7 +64,5 @@ def _experts(do: Do, m: ModelSpec, spec: MoESpec, name: str, h: Value, sizes: Va
     rows = (Shard(0, "ep"), Shard(2, "tp", cut))
     down = Param(f"{name}.experts.down", (x, d, f), rows, scale=m.residual_std, matrix=True)
     hg, hu = do.fork(h)
-    inner = do.swiglu(
-        do.say("expert_linear", hg, sizes, params=(gate,))[0], do.say("expert_linear", hu, sizes, params=(up,))[0]
-    )
-    return do.say("expert_linear", inner, sizes, params=(down,))[0]
+    inner = do.swiglu(do.expert_linear(hg, sizes, gate), do.expert_linear(hu, sizes, up))
+    return do.expert_linear(inner, sizes, down)

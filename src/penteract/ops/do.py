@@ -22,6 +22,7 @@ from penteract.ops.bodies import BODIES
 from penteract.ops.params import Param
 from penteract.ops.spec import Dim, Role, Spec
 from penteract.ops.tape import Call, Op, SeamProgram, Site, Tape
+from penteract.spec.fp8 import Fp8
 from penteract.spec.mesh import Mesh
 from penteract.spec.modules import Linears
 
@@ -284,11 +285,19 @@ class Do:
 
     def linear(self, x: Value, w: Param, bias: Param | None = None) -> Value:
         """x [.., D], w [F, D] -> [.., F]. In FP8 where its recipe says so: `cut` says which dim of w tp cuts."""
-        attrs: dict[str, Any] = {}
-        if (fp8 := self.linears.of(w.name)) is not None:
-            cut = [s.dim for s in w.shards if s.pieces(self.mesh) > 1]
-            attrs = {"fp8": fp8, "cut": cut[0] if cut else None}
+        attrs = self._scaled(w, self.linears.of(w.name))
         return self.say("linear", x, params=(w,) if bias is None else (w, bias), **attrs)[0]
+
+    def expert_linear(self, x: Value, rows: Value, w: Param) -> Value:
+        """x [R, D], rows of each expert on the host, w [X, F, D] -> [R, F]. `cut` is of an expert's own matrix."""
+        return self.say("expert_linear", x, rows, params=(w,), **self._scaled(w, self.linears.of_experts(w.name)))[0]
+
+    def _scaled(self, w: Param, fp8: Fp8 | None) -> dict[str, Any]:
+        if fp8 is None:
+            return {}
+        before = len(w.shape) - 2
+        cut = [s.dim - before for s in w.shards if s.axis == "tp" and s.pieces(self.mesh) > 1]
+        return {"fp8": fp8, "cut": cut[0] if cut else None}
 
     def add_bias(self, x: Value, b: Param) -> Value:
         """x [.., D] + b [D]: the bias of a linear whose output was partial, added once after the region."""

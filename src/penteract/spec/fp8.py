@@ -19,6 +19,7 @@ Format = Literal["e4m3", "e5m2"]
 KINDS: tuple[Kind, ...] = ("tensorwise", "delayed", "rowwise", "blockwise")
 LARGEST: Mapping[Format, float] = MappingProxyType({"e4m3": 448.0, "e5m2": 57344.0})
 UNIT = 16  # sizes of a product are multiples of it
+ALONG_FEATURES: tuple[Kind, ...] = ("rowwise", "blockwise")  # a token's scales are of its own features alone
 
 # Whose largest absolute value makes a scale, so that results hang on the micro-batch and not on the layout.
 GROUPS: Mapping[Kind, str] = {
@@ -41,6 +42,8 @@ class Fp8:
     first, last         layers whose linears are not in FP8; the head and routers never are
     powers              scales are rounded up to powers of two
     gather              under ZeRO 3 weights travel as codes, each with one scale that is agreed on once a step
+    experts             experts' matrices too, forward and in the gradients of what they are given. Those of their
+                        weights sum over whichever tokens meet on a rank, and are as the rest of the policy is
 
     Raises BadInput where they do not go together.
     """
@@ -54,6 +57,7 @@ class Fp8:
     history: int = 16
     block: int = 128
     gather: bool = False
+    experts: bool = False
 
     def __post_init__(self) -> None:
         known = {"kind": KINDS, "operand": tuple(LARGEST), "gradient": tuple(LARGEST)}
@@ -69,6 +73,10 @@ class Fp8:
         if self.gather and self.kind != "tensorwise":
             raise _refusal("gather", f"true in fp8_{self.kind}", "true in fp8_tensorwise",
                            "false, or --precision.dtype fp8_tensorwise")  # fmt: skip
+        if self.experts and self.kind not in ALONG_FEATURES:  # which tokens meet is the layout's
+            raise _refusal("experts", f"true in fp8_{self.kind}, whose scales are of all tokens that meet",
+                           f"true in {' and '.join(f'fp8_{kind}' for kind in ALONG_FEATURES)}",
+                           "false, or --precision.dtype fp8_rowwise")  # fmt: skip
 
     @property
     def unit(self) -> int:
@@ -95,6 +103,7 @@ class Fp8:
             f"scales of {self.history} steps": self.history != known.history,
             f"blocks of {self.block}": self.block != known.block,
             "gathered as codes": self.gather,
+            "experts too": self.experts,
         }
         return tuple(words for words, differs in told.items() if differs)
 

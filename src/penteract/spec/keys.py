@@ -168,6 +168,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "precision.fp8_history": ("steps whose largest values make scales, in fp8_delayed", 1, 10_000),
     "precision.fp8_block": ("elements that share a scale, in fp8_blockwise; kernels take 128", 16, 2**16),
     "precision.fp8_gather": ("under ZeRO 3 weights travel as codes, half the bytes, in fp8_tensorwise", 0, 0),
+    "precision.fp8_experts": ("experts' matrices too, in fp8_rowwise and fp8_blockwise", 0, 0),
     "precision.modules": ('of parameters by name, the last that matches: ["embedding*:moments=fp32"]', 0, 0),
     "output.folder": ("holds one folder a run", 0, 0),
 }

@@ -67,3 +67,7 @@ class Linears:
         if self.fp8 is None or not weight.startswith("layers."):
             return None
         return self.fp8 if decided(self.patterns, "linears", weight, CODES) == CODES else None
+
+    def of_experts(self, weight: str) -> Fp8 | None:
+        """The same of experts' matrices, which are in FP8 where the recipe says so."""
+        return self.of(weight) if self.fp8 is not None and self.fp8.experts else None

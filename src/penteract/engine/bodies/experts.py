@@ -143,7 +143,7 @@ def combine_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Te
     outs[0].mul_(w.reshape(-1)[order][:, None])
 
 
-def _each_expert(splits: Splits) -> Iterator[tuple[int, slice]]:
+def each_expert(splits: Splits) -> Iterator[tuple[int, slice]]:
     at = 0
     for e, n in enumerate(splits.rows):
         yield e, slice(at, at + n)
@@ -152,21 +152,21 @@ def _each_expert(splits: Splits) -> Iterator[tuple[int, slice]]:
 
 def expert_linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     x, splits = ins
-    for e, rows in _each_expert(splits):
+    for e, rows in each_expert(splits):
         if rows.stop > rows.start:
             torch.mm(x[rows], weights[0][e].t(), out=outs[0][rows])
 
 
 def expert_linear_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     splits, g = ins
-    for e, rows in _each_expert(splits):
+    for e, rows in each_expert(splits):
         if rows.stop > rows.start:
             torch.mm(g[rows], weights[0][e], out=outs[0][rows])
 
 
 def expert_linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
     x, splits, g = ins
-    for e, rows in _each_expert(splits):
+    for e, rows in each_expert(splits):
         if rows.stop > rows.start:
             put_product(into[0][e], g[rows].t(), x[rows], add)
         elif not add:

@@ -8,9 +8,10 @@ from importlib.util import find_spec
 
 import torch
 
-from penteract.engine.bodies import cudnn, dense, flash, reference
+from penteract.engine.bodies import cudnn, flash, reference
 from penteract.engine.bodies.body import TorchBody
 from penteract.engine.bodies.fp8 import by_recipe, real, scaled
+from penteract.engine.bodies.fp8_experts import FOUR, in_fours, scaled_experts
 from penteract.engine.bodies.quantise import quantiser
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
@@ -31,9 +32,14 @@ PLAIN = f"--{KEY} reference"
 def bodies(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
     """The body of every word under a layout."""
     kernels: Mapping[str, dict[str, TorchBody]] = {"reference": {}, "flash": flash.FLASH, "cudnn": cudnn.CUDNN}
-    made = scaled(real, quantiser(layout.elementwise))
-    products = {"linear": by_recipe(dense.DENSE["linear"], made)} if device.type == "cuda" else {}
-    return reference.REFERENCE | products | kernels[layout.attention]
+    return reference.REFERENCE | (_of_codes(layout) if device.type == "cuda" else {}) | kernels[layout.attention]
+
+
+def _of_codes(layout: Layout) -> dict[str, TorchBody]:
+    """Whose products a GPU has units for."""
+    how, plain = quantiser(layout.elementwise), reference.PLAIN
+    made = {"linear": scaled(real, how), "expert_linear": scaled_experts(in_fours(real), how, multiple=FOUR)}
+    return {word: by_recipe(plain[word], body) for word, body in made.items()}
 
 
 def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:

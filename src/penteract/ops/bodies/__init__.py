@@ -7,6 +7,7 @@ from penteract.ops.bodies.body import Body
 from penteract.ops.bodies.dense import DENSE
 from penteract.ops.bodies.experts import EXPERTS
 from penteract.ops.bodies.fp8 import scaled_linear
+from penteract.ops.bodies.fp8_experts import scaled_experts
 from penteract.ops.bodies.kernels import fused
 from penteract.ops.bodies.loss import LOSS
 from penteract.ops.tape import Site
@@ -19,7 +20,8 @@ def body_of(site: Site, layout: Layout) -> Body:
     """The body that computes a word where it is said, under a layout. All bodies of a word keep the same; they differ
     in what they allocate and how fast they are."""
     if (fp8 := site.attrs.get("fp8")) is not None:
-        return scaled_linear(fp8, layout.elementwise)
+        made = scaled_experts if site.word == "expert_linear" else scaled_linear
+        return made(fp8, layout.elementwise)
     return fused(layout).get(site.word) or BODIES[site.word]
 
 

@@ -67,6 +67,10 @@ class Body:
         """(axis, n): a body that asks the ranks of an axis for the largest of n fp32 numbers before it computes."""
         return "", 0
 
+    def of_codes(self, phase: str) -> bool:
+        """Whether the products of a phase are of FP8 codes."""
+        return False
+
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> int:
         """Bytes that a body with products reads and writes before them."""
         return 0

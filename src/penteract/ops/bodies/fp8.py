@@ -38,7 +38,11 @@ class ScaledLinear(Linear):
     """`linear` in FP8. `elementwise`: what makes the codes; kernels scale in registers, with no copy in fp32."""
 
     def __init__(self, fp8: Fp8, elementwise: Elementwise = "reference") -> None:
-        self.fp8, self.elementwise = fp8, elementwise
+        self.fp8 = fp8
+        self.elementwise: Elementwise = elementwise
+
+    def of_codes(self, phase: str) -> bool:
+        return True
 
     def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
         """How many the two operands have, the first with what fills it up to ALIGNED. A weight in blocks is the second
@@ -66,7 +70,7 @@ class ScaledLinear(Linear):
                 return "sequence", both
             case "rowwise" if phase == "weight_gradient":
                 return ("sequence" if attrs["cut"] is None else "cp"), both
-            case "rowwise" if attrs["cut"] == (1 if phase == "forward" else 0):
+            case "rowwise" if sum_is_cut(phase, attrs):
                 return "tp", both
             case _:
                 return "", 0
@@ -79,18 +83,13 @@ class ScaledLinear(Linear):
         if self.elementwise == "triton" and self.fp8.kind != "blockwise":  # beside the largest values, not in place
             scales += scales
         a, b = m * k * CODE, n * k * CODE
-        first = a + self._chunk(m, k, square=False)
+        first = a + at_a_time(self.fp8, self.elementwise, (m, k), square=False)
         if self._came(phase):
             return scales + max(first, a + (0 if phase == "forward" else b))
-        second = a + b + self._chunk(n, k, square=phase != "weight_gradient")
+        second = a + b + at_a_time(self.fp8, self.elementwise, (n, k), square=phase != "weight_gradient")
         product = a + b + (m * n * widths["compute"] if phase == "weight_gradient" else 0)
         bias = sum(prod(w) for w in weights[1:]) * widths["gradient"] if phase == "weight_gradient" else 0
         return max(scales + max(first, second, product), bias)
-
-    def _chunk(self, rows: int, k: int, *, square: bool) -> Bytes:
-        if self.elementwise == "triton":
-            return 0
-        return min(rows, rows_at_once(self.fp8, k, square=square)) * k * FLOAT
 
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
         """Each operand is read for its largest value and again for its codes, which are written. With delayed scales
@@ -109,6 +108,17 @@ def aligned(scales: int) -> int:
     return -(-scales // ALIGNED) * ALIGNED
 
 
+def sum_is_cut(phase: str, attrs: Attrs) -> bool:
+    """Whether tp cuts the dim along which a product with a weight sums: its second in forward, then its first."""
+    return attrs["cut"] == (1 if phase == "forward" else 0)
+
+
+def at_a_time(fp8: Fp8, elementwise: Elementwise, shape: tuple[int, int], *, square: bool) -> Bytes:
+    """Of an operand [rows, k], what is scaled at a time in fp32; kernels scale in registers."""
+    rows, k = shape
+    return 0 if elementwise == "triton" else min(rows, rows_at_once(fp8, k, square=square)) * k * FLOAT
+
+
 def rows_at_once(fp8: Fp8, k: int, *, square: bool) -> int:
     """Rows of k elements that are scaled at a time: whole blocks."""
     unit = fp8.block if square and fp8.kind == "blockwise" else 1
@@ -116,7 +126,8 @@ def rows_at_once(fp8: Fp8, k: int, *, square: bool) -> int:
 
 
 def check_sizes(sites: Iterable[Site], pieces: int) -> None:
-    """Refuse a linear whose sizes are not whole units of its recipe: blocks never straddle what ranks hold.
+    """Refuse a linear whose sizes are not whole units of its recipe: blocks never straddle what ranks hold. The same of
+    experts' matrices, of whose tokens there may be any number.
 
     `pieces`: runs of a sequence's tokens that a rank holds.
     """
@@ -124,16 +135,19 @@ def check_sizes(sites: Iterable[Site], pieces: int) -> None:
         fp8: Fp8 | None = site.attrs.get("fp8")
         if fp8 is None:
             continue
-        t, f, d = sizes("forward", [s.shape for s in site.ins], site.weights)  # type: ignore[arg-type]
-        run = fp8.unit * (pieces if fp8.kind == "blockwise" else 1)
-        found = (("tokens of a micro-batch on a rank", t, run), ("features in", d, fp8.unit),
-                 ("features out", f, fp8.unit))  # fmt: skip
+        *several, f, d = site.weights[0]
+        found = [("features in", d, fp8.unit), ("features out", f, fp8.unit)]
+        if not several:
+            t, *_ = sizes("forward", [s.shape for s in site.ins], site.weights)  # type: ignore[arg-type]
+            run = fp8.unit * (pieces if fp8.kind == "blockwise" else 1)
+            found.insert(0, ("tokens of a micro-batch on a rank", t, run))
         for what, n, unit in found:
             if n % unit:
-                other = "bf16" if any(size % UNIT for size in (t, d, f)) else "fp8_tensorwise"
+                other = "fp8_tensorwise" if all(size % UNIT == 0 for _, size, _ in found) else "bf16"
+                fix = "--precision.fp8_experts false" if several else f"--precision.dtype {other}"
                 raise BadInput("FP8", f"{fp8.kind} FP8 takes sizes in whole units", where=site.params[0],
                                found=f"{n} {what}", allowed=f"multiples of {unit}",
-                               fix=f"--precision.dtype {other}, or fewer ranks that cut it")  # fmt: skip
+                               fix=f"{fix}, or fewer ranks that cut it")  # fmt: skip
 
 
 def remembered(site: Site) -> Bytes:
