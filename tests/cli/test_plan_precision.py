@@ -29,7 +29,7 @@ VALUES = {
     "fp8_bf16_layers": ("fp8_rowwise", "1,1"), "fp8_gradient": ("fp8_rowwise", "e4m3"),
     "fp8_round_scales": ("fp8_rowwise", "true"), "fp8_history": ("fp8_delayed", "4"),
     "fp8_block": ("fp8_blockwise", "64"), "fp8_gather": ("fp8_tensorwise", "true"),
-    "modules": ("bf16", "embedding*:moments=int8"),
+    "fp8_experts": ("fp8_rowwise", "true"), "modules": ("bf16", "embedding*:moments=int8"),
 }  # fmt: skip
 
 
@@ -38,7 +38,9 @@ def test_every_part_is_told_and_written_and_is_that_of_train(part: str, tell: Te
     """What `train` makes of the same words is what `plan` prices, names and writes."""
     recipe, value = VALUES[part]
     words = [f"--precision.{part}", value]
-    asked = ("plan", *TINY_STEP, "--layout", "zero=3", "--precision", recipe, *words)
+    model, *step = TINY_STEP
+    model = "tiny-moe" if part == "fp8_experts" else model
+    asked = ("plan", model, *step, "--layout", "zero=3", "--precision", recipe, *words)
     told = tell(*asked, "--json", "--out", "run.toml")
     assert told.code == 0, told.err
     policy = resolve(overrides=["--precision.dtype", recipe, *words]).run.precision.policy

@@ -158,7 +158,7 @@ def _experts(fp8: Fp8, how: Quantiser, kernels: Any) -> list[torch.Tensor]:
     site = Site("expert_linear", *specs, ("w",), (tuple(w.shape),), {"fp8": fp8, "cut": None})
     env, outs = Env(Mesh(Layout()), 0, torch.float32), [torch.empty_like(g), torch.empty_like(x)]
     declared, about = body_of(site, Layout(elementwise=kernels)), ([(t, d), ()], site.weights, site.attrs)
-    one = scaled_experts(unseen, Quantiser(how.put_largest, _let_go(how)))
+    one = scaled_experts(unseen, how._replace(quantised=_let_go(how)))
     assert one.input_gradient is not None
     for phase, run, ins in (("forward", one.forward, [x, splits]), ("input_gradient", one.input_gradient, [splits, g])):
         with Storages() as seen:

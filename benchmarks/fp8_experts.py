@@ -1,0 +1,106 @@
+"""One GPU: experts' matrices in FP8 against their emulation on the same codes, for any number of rows, and their time.
+
+    python benchmarks/fp8_experts.py --out FOLDER [--commit HASH]
+
+Writes FOLDER/fp8_experts.json. Held as in `fp8_linear.py`. The times are of forward and input gradient of Mixtral's
+gate with eight experts, 2048 rows each, by FP8 and by bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
+
+import torch
+from fp8_linear import TOLERANCE, seconds
+
+from penteract.engine.bodies.body import Env, TorchBody
+from penteract.engine.bodies.experts import EXPERTS, Splits
+from penteract.engine.bodies.fp8 import emulated, real
+from penteract.engine.bodies.fp8_experts import FOUR, in_fours, scaled_experts
+from penteract.engine.bodies.quantise import TORCH
+from penteract.engine.kernels.quantise import TRITON
+from penteract.ops.spec import Spec
+from penteract.ops.tape import Site
+from penteract.spec.fp8 import Fp8, usual
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+
+DEVICE = torch.device("cuda")
+PHASES = ("forward", "input_gradient")
+SMALL = ([37, 0, 128, 5, 1001], (512, 256))  # rows of each expert, (features out, in)
+LARGE = ([2048] * 8, (14336, 4096))
+
+
+class Experts:
+    """Tensors in bf16, and a body to run on them."""
+
+    def __init__(self, rows: list[int], shape: tuple[int, int], fp8: Fp8 | None) -> None:
+        out, width = shape
+        torch.manual_seed(out)
+        total, self.splits = sum(rows), Splits([], [], [rows])
+        self.x, self.g, self.w = (
+            torch.randn(*size, device=DEVICE, dtype=torch.bfloat16)
+            for size in ((total, width), (total, out), (len(rows), out, width))
+        )
+        specs = (Spec((total, width)), Spec((), "host")), (Spec((total, out)),)
+        attrs: dict[str, Any] = {"fp8": fp8, "cut": None} if fp8 else {}
+        self.site = Site("expert_linear", *specs, ("w",), (tuple(self.w.shape),), attrs)
+        self.env = Env(Mesh(Layout()), 0, torch.float32)
+        self.made = {"forward": torch.empty_like(self.g), "input_gradient": torch.empty_like(self.x)}
+
+    def run(self, body: TorchBody, phase: str) -> None:
+        ins = [self.x, self.splits] if phase == "forward" else [self.splits, self.g]
+        getattr(body, phase)(self.env, self.site, ins, [self.w], [self.made[phase]])
+
+
+def correct(fp8: Fp8) -> list[dict[str, Any]]:
+    ours, theirs = Experts(*SMALL, fp8), Experts(*SMALL, fp8)
+    rows: list[dict[str, Any]] = []
+    for phase in PHASES:
+        ours.run(scaled_experts(in_fours(real), TRITON, multiple=FOUR), phase)
+        theirs.run(scaled_experts(emulated, TORCH), phase)
+        got, want = (x.made[phase].double() for x in (ours, theirs))
+        error = ((got - want).abs().max() / want.abs().max()).item()
+        rows.append({"phase": phase, "rows": SMALL[0], "error": error, "held": error < TOLERANCE[phase]})
+    return rows
+
+
+def speed(fp8: Fp8 | None) -> dict[str, float]:
+    body = scaled_experts(in_fours(real), TRITON, multiple=FOUR) if fp8 else EXPERTS["expert_linear"]
+    experts = Experts(*LARGE, fp8)
+    return {phase: seconds(lambda phase=phase: experts.run(body, phase)) for phase in PHASES}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--commit", default="")
+    given = parser.parse_args()
+    torch.set_grad_enabled(False)
+    found: dict[str, Any] = {
+        "command": "python benchmarks/fp8_experts.py --out FOLDER", "commit": given.commit,
+        "date": time.strftime("%Y-%m-%d"), "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "tolerance": {phase: TOLERANCE[phase] for phase in PHASES}, "speed_of": LARGE, "recipes": {},
+    }  # fmt: skip
+    for name in ("bf16", "rowwise", "blockwise"):
+        fp8 = None if name == "bf16" else usual(name)
+        try:
+            told: dict[str, Any] = {"correct": correct(fp8) if fp8 else [], "seconds": speed(fp8)}
+        except Exception:
+            told = {"failed": traceback.format_exc()}
+        found["recipes"][name] = told
+        print(name, json.dumps(told), flush=True)
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "fp8_experts.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
