@@ -130,7 +130,7 @@ class Rates:
         return self.wires.send(amount, across=across)
 
     def copy(self, word: str, amount: Bytes) -> Seconds:
-        """`to_host` or `from_host`, all devices of a node at once."""
+        """`to_host` or `from_host`, all devices at work on a node at once."""
         return amount * self.copying[word]
 
     def update(self, amount: Bytes) -> Seconds:
@@ -139,10 +139,15 @@ class Rates:
 
 
 def _copying(cluster: Cluster, known: Curves, device: Gpu) -> dict[str, float]:
-    """As measured, with all devices of a node at once unless there is one; elsewhere, by the standard of the link."""
+    """Devices at work share what all of a node reached at once, and none goes faster than one did alone; elsewhere, by
+    the standard of the link."""
     memory, slower = dict(known.memory), known.gpu.host_link / device.host_link
-    busy = "one" if min(cluster.gpus, cluster.gpus_per_node) == 1 else "all"
-    return {word: slower * 1e-9 / memory[f"{way}_{busy}"] for word, way in (("to_host", "d2h"), ("from_host", "h2d"))}
+    share = known.inside.devices / min(cluster.gpus, cluster.gpus_per_node)
+
+    def seconds(way: str) -> float:
+        return slower * 1e-9 / min(memory[f"{way}_one"], share * memory[f"{way}_all"])
+
+    return {"to_host": seconds("d2h"), "from_host": seconds("h2d")}
 
 
 def _fused(known: Curves, slower: float) -> tuple[tuple[int, Fused], ...]:
