@@ -107,6 +107,13 @@ def join_rows(record: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return record | {"rows": sorted(rows.values(), key=lambda row: RECIPES.index(row["recipe"]))}
 
 
+def commit(text: str) -> str:
+    """A commit's hash, or nothing."""
+    if text.strip("0123456789abcdef"):
+        raise argparse.ArgumentTypeError(f"found {text}: a commit's hash is told")
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="llama-3.2-1b")
@@ -115,7 +122,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--seconds", type=float, default=1e9, help="no recipe begins later than this")
-    parser.add_argument("--commit", default="")
+    parser.add_argument("--commit", default="", type=commit, help="where git does not tell it")
     parser.add_argument("--only", default=",".join(RECIPES))
     parser.add_argument("--draw", type=Path)
     parser.add_argument("--add", type=Path, help="a record of the same case: its rows join those of --draw")

@@ -99,19 +99,22 @@ class Bodies:
 
     def runs(self) -> dict[str, Callable[[], None]]:
         bodies = {"torch": self.torch, "kernel": self.kernel}
-        return {name: lambda adamw=adamw: adamw.update(self.flat, self.norm) for name, adamw in bodies.items()}
+        return {
+            name: lambda adamw=adamw: adamw.update(self.flat, adamw.factors(self.norm))
+            for name, adamw in bodies.items()
+        }
 
 
 def correct(made: Bodies) -> list[dict[str, Any]]:
     """The second step by both, from what the first left."""
     draw(made.flat, made.scale)
-    made.torch.update(made.flat, made.norm)
+    made.torch.update(made.flat, made.torch.factors(made.norm))
     draw(made.flat, made.scale)
     for adamw in (made.torch, made.kernel):
         adamw.step.fill_(2)
     before, twin = wide(made.flat), deepcopy(made.flat)
-    made.torch.update(made.flat, made.norm)
-    made.kernel.update(twin, made.norm)
+    made.torch.update(made.flat, made.torch.factors(made.norm))
+    made.kernel.update(twin, made.kernel.factors(made.norm))
     rows: list[dict[str, Any]] = []
     then, now = wide(made.flat), wide(twin)
     stored, other = ({"master": f.master, "parameter": f.own_parameter} | f.averages for f in (made.flat, twin))
@@ -140,7 +143,7 @@ def overflow(made: Bodies) -> dict[str, Any]:
     flat = made.flat
     kept = [flat.parameter, flat.master, *flat.averages.values(), *flat.scales.values()]
     before = [x.clone() for x in kept]
-    made.kernel.update(flat, torch.full_like(made.norm, float("inf")))
+    made.kernel.update(flat, made.kernel.factors(torch.full_like(made.norm, float("inf"))))
     return {"what": "overflow", "held": all(torch.equal(x, y) for x, y in zip(before, kept, strict=True))}
 
 

@@ -167,3 +167,18 @@ def test_from_python() -> None:
             plan("tiny", "1xH200", parts=parts, **asked)
     with pytest.raises(BadInput, match="a policy is whole"):
         plan("tiny", "1xH200", precision=RECIPES["bf16"], parts={"moments": "int8"}, **asked)
+
+
+def test_kernels_follow_the_precision_and_are_named_where_they_are_not_the_usual(tell: Tell, tmp_path: Path) -> None:
+    """What a plan writes is what the engine's check lets through: kernels compute in fp32."""
+    for precision, kernels in (("bf16", "triton"), ("fp64", "reference")):
+        out = f"{precision}.toml"
+        assert tell("plan", *TINY_STEP, *FEW, "--precision", precision, "--out", out).code == 0
+        assert resolve(tmp_path / out).run.layout.elementwise == kernels
+    told = tell("plan", *TINY_STEP, "--layout", "zero=1,elementwise=reference")
+    assert (
+        "elementwise=reference" in told.out and "elementwise" not in tell("plan", *TINY_STEP, "--layout", "zero=1").out
+    )
+    for flag in ("--fix", "--layout"):
+        refused = tell("plan", *TINY_STEP, "--precision", "fp64", flag, "elementwise=triton")
+        assert refused.code == 2 and "found updates in fp64 / allowed fp32" in refused.err

@@ -24,7 +24,8 @@ def check(kept: RunSpec, now: RunSpec, folder: Path, *, unsaid: str = "") -> Non
     extra = {"step": 3, "samples": 12, "layout": {}, **promised(kept)}
     extra.pop(unsaid, None)
     whole = checkpoint.Slice("w", (2,), (0,), torch.zeros(2, dtype=dtype_of("stat", kept.precision.policy)))
-    checkpoint.save_alone(folder / "checkpoints", 3, [[whole]], extra)
+    scale = checkpoint.Slice("loss_scale", (2,), (0,), torch.zeros(2, dtype=torch.float64))  # in fp64 in any recipe
+    checkpoint.save_alone(folder / "checkpoints", 3, [[whole, scale]], extra)
     check_going_on(folder, now)
 
 

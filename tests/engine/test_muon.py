@@ -76,7 +76,7 @@ def test_a_step_is_the_one_of_torch(nesterov: bool) -> None:
             if piece.param.name in theirs:
                 theirs[piece.param.name].grad = piece.values.view(piece.param.shape).clone()
         for flat in matrices:
-            ours.update(flat, torch.ones((), dtype=torch.float64))
+            ours.update(flat, ours.factors(torch.ones((), dtype=torch.float64)))
         with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
             oracle.step()
     for piece in run.state.pieces("master"):
@@ -99,10 +99,10 @@ def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) 
     matrices = sorted((f for f in flats if f.bucket.mover.by_matrix), key=lambda f: len(f.master))
     largest = {f.bucket.moments: f for f in matrices}
     for flat, size in product(largest.values(), (2 * BLOCK, update.SLICE)):
-        ours.update(flat, norm)  # the tables of codes are there from then on
+        ours.update(flat, ours.factors(norm))  # the tables of codes are there from then on
         with patch.object(update, "SLICE", size):
             with Storages() as seen:
-                ours.update(flat, norm)
+                ours.update(flat, ours.factors(norm))
             declared = muon.workspace(flat.bucket, policy)
         few = 256 + declared // 64  # scalars, and the borders of blocks
         assert declared <= seen.peak + few and seen.peak <= declared + few, (size, declared, seen.peak)

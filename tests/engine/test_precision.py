@@ -59,10 +59,10 @@ def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) 
     norm = torch.ones((), dtype=run.trainer.run.totals.dtype)
     largest = {f.bucket.moments: f for f in sorted(flats, key=lambda f: len(f.master))}
     for flat, size in product(largest.values(), (2 * BLOCK, update.SLICE)):
-        adamw.update(flat, norm)  # the tables of codes are there from then on
+        adamw.update(flat, adamw.factors(norm))  # the tables of codes are there from then on
         with patch.object(update, "SLICE", size), patch.object(optimizer, "SLICE", size):
             with Storages() as seen:
-                adamw.update(flat, norm)
+                adamw.update(flat, adamw.factors(norm))
             declared = update_workspace(flat.bucket, policy, "reference")
         few = 256 + declared // 64  # scalars, and the borders of blocks
         assert declared <= seen.peak + few and seen.peak <= declared + few, (size, declared, seen.peak)
@@ -102,13 +102,13 @@ def test_the_first_update_is_corrected_as_the_first_after_an_overflow() -> None:
     adamw, scaling = begun.trainer.run.optimizer, begun.state.scaling
     assert adamw is not None and scaling is not None
     scaling.values[0] /= 2
-    plain = type(adamw).update
+    plain = type(adamw).factors
 
-    def first(self: optimizer.AdamW, *flat: object) -> None:
+    def first(self: optimizer.AdamW, squared_norm: torch.Tensor) -> optimizer.Factors:
         self.step.fill_(1)
-        plain(self, *flat)  # type: ignore[arg-type]
+        return plain(self, squared_norm)
 
-    with patch.object(type(adamw), "update", first):
+    with patch.object(type(adamw), "factors", first):
         begun.step(2)
     skipped.step(2)
     assert not differ(kept(skipped.state), kept(begun.state))

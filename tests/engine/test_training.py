@@ -185,10 +185,6 @@ def test_a_resume_in_another_precision_says_so_once(base: dict[str, Any], tmp_pa
         done = subprocess.run(asked, capture_output=True, text=True, env=environment(), timeout=240)
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("trained in fp32 so far, goes on in bf16_pure: ") == told
-    asked = [*words, "--steps=9", "--precision.dtype=fp64"]
-    done = subprocess.run(asked, capture_output=True, text=True, env=environment(), timeout=240)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert done.stderr.startswith("error[RESUME]: the run's state is kept as numbers of fp32")
 
 
 def test_a_resume_that_fails_leaves_the_status_of_the_run(base: dict[str, Any], tmp_path: Path) -> None:

@@ -279,3 +279,12 @@ def test_devices_at_work_share_what_a_node_copies() -> None:
             assert rate <= memory[f"{way}_one"] * (1 + 1e-9) and n * rate <= 8 * memory[f"{way}_all"] * (1 + 1e-9)
         assert rates[1] >= rates[2] >= rates[4] >= rates[8]
     assert 1e-9 / Rates.of(cluster("4x8xH200"), "bf16").copy("to_host", 1) == pytest.approx(memory["d2h_all"])
+
+
+def test_a_node_that_was_measured_with_all_at_once_is_as_it_was_measured() -> None:
+    """One of four, and a domain of many hosts: as many as were measured share a host."""
+    node = replace(NODE, curves=replace(KNOWN, devices=4))
+    for found in (replace(node, gpus=4, gpus_per_node=4), replace(node, gpus=64, gpus_per_node=64)):
+        assert 1e-9 / Rates.of(found, "bf16").copy("to_host", 1) == pytest.approx(dict(KNOWN.memory)["d2h_all"])
+    few, many = (Rates.of(cluster(name), "bf16").copy("to_host", 1) for name in ("8xGB200", "72xGB200"))
+    assert few == many

@@ -98,7 +98,7 @@ def test_three_steps_by_the_kernel_are_those_by_torch(name: str) -> None:
             theirs, before, start = deepcopy(flat), wide(flat), bits(flat)
             for adamw, moved in ((reference, theirs), (kernel, flat)):
                 adamw.step.fill_(step)
-                adamw.update(moved, norm)
+                adamw.update(moved, adamw.factors(norm))
             assert len(differ(start, bits(flat))) == len(start)
             _close(reference, flat, theirs, before, norm)
 
@@ -107,7 +107,7 @@ def _close(adamw: AdamW, ours: Flat, theirs: Flat, before: dict[str, torch.Tenso
     """In fp32 an average is a sum of two products: two roundings each, one of the sum, so both bodies are within
     2·EPS of what is summed. The step is a quotient of them: four roundings more. What is then rounded to fewer bits is
     the same but where that lies at a border; there it is a neighbour, unless terms cancel and leave less."""
-    f = adamw._factors(norm)
+    f = adamw.factors(norm)
     g = ours.own_gradient.float() * f.gradient
     size = before["mean"].abs() + g.abs() * f.mean
     square = before["square"] * f.square + (1 - adamw.spec.betas[1]) * g.square()
@@ -144,8 +144,8 @@ def test_averages_that_forget_fast_are_those_by_torch() -> None:
         draw(ours, step)
         for flat in ours.flats:
             theirs, before = deepcopy(flat), wide(flat)
-            reference.update(theirs, norm)
-            kernel.update(flat, norm)
+            reference.update(theirs, reference.factors(norm))
+            kernel.update(flat, kernel.factors(norm))
             _close(reference, flat, theirs, before, norm)
 
 
@@ -160,18 +160,18 @@ def test_a_norm_that_is_not_finite_leaves_every_bit(name: str, body: int, clip_n
     adamw = movers(ours, replace(SPEC, clip_norm=clip_norm))[body]
     draw(ours, 1)
     for flat in ours.flats:
-        adamw.update(flat, torch.tensor(FINITE, device=DEVICE))
+        adamw.update(flat, adamw.factors(torch.tensor(FINITE, device=DEVICE)))
     for norm, spoilt in (("inf", "inf"), ("nan", "nan"), ("inf", "1"), ("nan", "-inf")):
         draw(ours, 2)
         for flat in ours.flats:
             before = bits(flat)
             flat.own_gradient[5] = float(spoilt)
-            adamw.update(flat, torch.tensor(float(norm), device=DEVICE))
+            adamw.update(flat, adamw.factors(torch.tensor(float(norm), device=DEVICE)))
             assert not differ(before, bits(flat)), (norm, spoilt)
     draw(ours, 3)
     for flat in ours.flats:
         before = bits(flat)
-        adamw.update(flat, torch.tensor(FINITE, device=DEVICE))
+        adamw.update(flat, adamw.factors(torch.tensor(FINITE, device=DEVICE)))
         assert differ(before, bits(flat))
 
 
@@ -186,12 +186,12 @@ def test_slices_are_moved_as_the_whole(name: str) -> None:
     norm = torch.tensor(FINITE, device=DEVICE)
     for flat in ours.flats:
         whole, n = deepcopy(flat), len(flat.master)
-        kernel.update(whole, norm)
+        kernel.update(whole, kernel.factors(norm))
         for begin in range(0, n, 3 * BLOCK):
             at = slice(begin, min(begin + 3 * BLOCK, n))
             blocks = slice(at.start // BLOCK, at.stop // BLOCK)
             here = {kind: x[blocks if kind.endswith("/scales") else at] for kind, x in flat.apart.items()}
-            kernel.update(flat.part(at, here), norm)
+            kernel.update(flat.part(at, here), kernel.factors(norm))
         assert not differ(bits(whole), bits(flat))
 
 
@@ -207,7 +207,8 @@ def test_codes_are_those_of_bucketize_at_and_beside_every_border(signed: bool) -
     flat, kind = _alone(len(values)), "mean" if signed else "square"
     flat.gradient.copy_(values if signed else values.sqrt())
     spec = replace(SPEC, betas=(0.0, 0.0), clip_norm=0.0)
-    AdamW(spec, DEVICE, kernel=Update(spec)).update(flat, torch.ones((), device=DEVICE))
+    adamw = AdamW(spec, DEVICE, kernel=Update(spec))
+    adamw.update(flat, adamw.factors(torch.ones((), device=DEVICE)))
     codes, scales = torch.zeros_like(flat.averages["mean"]), torch.zeros_like(flat.scales["mean"])
     moments.write(codes, scales, flat.gradient.clone() if signed else flat.gradient.square(), signed=signed)
     assert torch.equal(flat.averages[kind], codes) and torch.equal(flat.scales[kind], scales)  # type: ignore[index]
@@ -229,16 +230,17 @@ def test_a_step_allocates_scalars_alone(name: str) -> None:
     _, kernel = movers(ours)
     norm = torch.tensor(FINITE, device=DEVICE)
     for flat in ours.flats:
-        kernel.update(flat, norm)  # tables of places and codes are there from then on
+        kernel.update(flat, kernel.factors(norm))  # tables of places and codes are there from then on
         with Storages() as seen:
-            kernel.update(flat, norm)
+            kernel.update(flat, kernel.factors(norm))
         assert 0 < seen.peak <= 256, seen.peak
 
 
 def test_updates_in_fp64_are_refused() -> None:
     ours = state(EVERY["fp32"])
     with pytest.raises(TypeError, match=r"float32, not in torch\.float64"):
-        movers(ours)[1].update(ours.flats[0], torch.ones((), dtype=torch.float64, device=DEVICE))
+        kernel = movers(ours)[1]
+        kernel.update(ours.flats[0], kernel.factors(torch.ones((), dtype=torch.float64, device=DEVICE)))
 
 
 # ---- a trainer ---------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def decayed(body: int, flat: Flat, step: int = 7, parts: int = 0) -> torch.Tenso
     for begin, end in pairwise(ends):
         at = slice(begin, end)
         here: Buffers = {kind: x[at] for kind, x in moved.averages.items()}
-        adamw.update(moved.part(at, here) if parts else moved, torch.ones((), device=DEVICE))
+        adamw.update(moved.part(at, here) if parts else moved, adamw.factors(torch.ones((), device=DEVICE)))
     return moved.own_parameter.view(torch.int16)
 
 

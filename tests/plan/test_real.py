@@ -117,6 +117,12 @@ BOUNDED = {
         precision=replace(RECIPES["fp8_rowwise"], fp8=replace(usual("rowwise"), experts=True)),
         sequence_length=128,
     ),
+    "kernels": replace(
+        ASKS["dense"],
+        precision=RECIPES["fp8_rowwise"],
+        sequence_length=128,
+        pins={"elementwise": ("reference", "triton")},
+    ),
     "losses": replace(ASKS["dense"], pins={"loss": ("chunked", "reference"), "loss_chunk": (0, 32)}),
 }
 

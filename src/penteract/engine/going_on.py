@@ -16,6 +16,7 @@ from penteract.engine.checkpoint import manifest
 from penteract.engine.checkpoint.manifest import Manifest
 from penteract.engine.checkpoint.slices import DTYPES
 from penteract.engine.dtypes import dtype_of
+from penteract.engine.saved import RECIPE
 from penteract.errors import BadInput
 from penteract.spec.keys import keys
 from penteract.spec.precision import Policy
@@ -29,9 +30,10 @@ _LAST = "model.name"  # told of where nothing else differs
 
 def promised(spec: RunSpec) -> dict[str, Any]:
     """For a checkpoint's `extra`, as JSON has it."""
+    policy = spec.precision.policy
     kept = {
         "seed": spec.train.seed, "sequence_length": spec.sequence_length, "model": asdict(spec.model),
-        "optimizer": spec.optimizer.kind, "precision": spec.precision.policy.name,
+        "optimizer": spec.optimizer.kind, "precision": {"name": policy.name, "policy": asdict(policy)},
     }  # fmt: skip
     return json.loads(json.dumps(kept))
 
@@ -58,18 +60,19 @@ def check_going_on(folder: Path, spec: RunSpec) -> None:
 def other_precision(extra: Mapping[str, Any], spec: RunSpec) -> str:
     """A line where a checkpoint's precision is another than that of the run which goes on from it; or nothing, also
     where the checkpoint does not say it."""
-    then, now = extra.get("precision"), spec.precision.policy.name
-    if then in (None, now):
+    then, now = extra.get("precision"), promised(spec)["precision"]
+    if then is None or then["policy"] == now["policy"]:
         return ""
     return (
-        f"trained in {then} so far, goes on in {now}: masters and moments are read as numbers, and rounded to what "
-        "they are kept in; what one recipe alone keeps begins anew"
+        f"trained in {then['name']} so far, goes on in {now['name']}: masters and moments are read as numbers, and "
+        "rounded to what they are kept in; what one recipe alone keeps begins anew"
     )
 
 
 def _check_numbers(stored: Manifest, policy: Policy) -> None:
     """Masters and moments are read in the dtype that they were saved in: fp64 by fp64 alone."""
-    wide = any(DTYPES[entry.dtype] == dtype_of("stat", "fp64") for entry in stored.tensors.values())
+    state = (entry for name, entry in stored.tensors.items() if not name.endswith(RECIPE))
+    wide = any(DTYPES[entry.dtype] == dtype_of("stat", "fp64") for entry in state)
     if wide != (policy.stat == "fp64"):
         kept, allowed, fix = (
             ("fp64", "fp64", "--precision.dtype fp64")

@@ -12,7 +12,7 @@ import torch
 
 from penteract.engine.comm.comm import Comm
 from penteract.engine.dtypes import DTYPES
-from penteract.engine.optimizer import AdamW
+from penteract.engine.optimizer import AdamW, Factors
 from penteract.engine.state import Flat
 from penteract.parallel.data import Bucket
 from penteract.parallel.matrix import Matrix
@@ -29,19 +29,16 @@ class Muon(AdamW):
     comm: Comm
     policy: Policy
 
-    def update(self, flat: Flat, squared_norm: torch.Tensor) -> None:
-        """One step of a shard's parameters. Of a bucket of matrices it is a collective of all who have a part of them.
-
-        Where the norm is not finite the gradient counts as zero and every factor as one, as AdamW has it.
-        """
+    def update(self, flat: Flat, factors: Factors) -> None:
+        """One step of a shard's parameters. Of a bucket of matrices it is a collective of all who have some of them."""
         b = flat.bucket
         if not b.mover.by_matrix:
-            return AdamW.update(self, flat, squared_norm)
+            return AdamW.update(self, flat, factors)
         whole = torch.empty(b.size, dtype=DTYPES[self.policy.products], device=flat.master.device)
         own = whole[flat.shard.start : flat.shard.stop] if b.shards > 1 else whole
         parts = list(update.parts(len(own)))
         for part in parts:
-            self._average(flat, part, own[part], squared_norm)
+            self._average(flat, part, own[part], factors)
         if b.shards > 1:
             self.comm.finish(self.comm.start("all_gather", b.sharers, own, whole, {}))
         self._deal(b, whole)
@@ -50,17 +47,16 @@ class Muon(AdamW):
         else:
             self.comm.finish(self.comm.sum(b.replicas, whole))
         for part in parts:
-            self._apply(flat, part, own[part], squared_norm)
+            self._apply(flat, part, own[part], factors)
         flat.follow()
         return None
 
-    def _average(self, flat: Flat, part: slice, into: torch.Tensor, squared_norm: torch.Tensor) -> None:
+    def _average(self, flat: Flat, part: slice, into: torch.Tensor, factors: Factors) -> None:
         """Elements of the momentum move on; what is to be made orthogonal goes `into`."""
-        dtype = squared_norm.dtype
-        good, weight = squared_norm.isfinite().to(dtype), self.spec.muon_momentum
+        dtype, weight = factors.good.dtype, self.spec.muon_momentum
         g = flat.own_gradient[part].to(dtype)
-        g.nan_to_num_(0.0, 0.0, 0.0).mul_(self._factor(squared_norm))
-        momentum = flat.read("momentum", part, dtype).lerp_(g, good * (1 - weight))
+        g.nan_to_num_(0.0, 0.0, 0.0).mul_(factors.gradient)
+        momentum = flat.read("momentum", part, dtype).lerp_(g, factors.good * (1 - weight))
         if not self.spec.muon_nesterov:
             into.copy_(momentum)
         elif into.dtype == dtype:
@@ -96,14 +92,13 @@ class Muon(AdamW):
             made = made.narrow(m.cut, b.peers.index(self.comm.rank) * m.local[m.cut], m.local[m.cut])
         torch.mul(made, scale, out=own)
 
-    def _apply(self, flat: Flat, part: slice, moved: torch.Tensor, squared_norm: torch.Tensor) -> None:
+    def _apply(self, flat: Flat, part: slice, moved: torch.Tensor, factors: Factors) -> None:
         """Decay, and one step along `moved`."""
-        dtype = squared_norm.dtype
-        good = squared_norm.isfinite().to(dtype)
+        dtype = factors.good.dtype
         wide, master = moved.to(dtype), flat.master[part].to(dtype)
         if flat.bucket.decay:
-            master.mul_(1 - good * (self.rate * self.spec.weight_decay).to(dtype))
-        master.sub_(wide.mul_(good * self.rate.to(dtype)))
+            master.mul_(factors.decay)
+        master.sub_(wide.mul_(factors.good * self.rate.to(dtype)))
         del wide
         self._put(flat, part, master)
 

@@ -20,7 +20,8 @@ from penteract.step.update import SLICE
 
 
 class Factors(NamedTuple):
-    """What one step does alike to all elements: [] each, on the device, as updates are computed.
+    """What one step does alike to all elements: [] each, on the device, as updates are computed; views of one vector,
+    in this order.
 
     good      1; 0 where the norm is not finite: then the others leave everything as it was
     gradient  clipping, with the loss's scale taken out
@@ -63,14 +64,9 @@ class AdamW:
         self.rate = torch.zeros((), dtype=torch.float64, device=self.device)
         self.step = torch.ones((), dtype=torch.float64, device=self.device)  # the one now taken, from 1
 
-    def update(self, flat: Flat, squared_norm: torch.Tensor) -> None:
+    def update(self, flat: Flat, factors: Factors) -> None:
         """One step of a shard's parameters, in place but for one temporary of its size; what is narrower than the
-        update is widened by slices. A kernel needs neither.
-
-        Where the norm is not finite, on the device: the gradient counts as zero and every factor as one, so that
-        parameters and moments stay what they were.
-        """
-        factors = self._factors(squared_norm)
+        update is widened by slices. A kernel needs neither."""
         if self.kernel is not None:
             return self.kernel(flat, factors, self.step)
         whole = len(flat.master)
@@ -79,16 +75,19 @@ class AdamW:
             self._move(flat, slice(at, min(at + size, whole)), factors)
         return flat.follow()
 
-    def _factors(self, squared_norm: torch.Tensor) -> Factors:
+    def factors(self, squared_norm: torch.Tensor) -> Factors:
+        """Of this step, for all shards. Where the norm is not finite, on the device: the gradient counts as zero and
+        every factor as one, so that parameters and moments stay what they were."""
         s, dtype = self.spec, squared_norm.dtype
         b1, b2 = s.betas
         good = squared_norm.isfinite().to(dtype)
         taken = self.step if self.scaling is None else self.step - self.scaling.skipped
         bias1, bias2 = 1 - b1**taken, 1 - b2**taken
-        return Factors(
+        every = torch.stack((
             good, self._factor(squared_norm), good * (1 - b1), 1 - good * (1 - b2), bias2.sqrt().to(dtype),
             1 - good * (self.rate * s.weight_decay).to(dtype), good * (self.rate / bias1).to(dtype),
-        )  # fmt: skip
+        ))  # fmt: skip
+        return Factors(*every.unbind())
 
     def _move(self, flat: Flat, part: slice, factors: Factors) -> None:
         dtype, gain = factors.good.dtype, 1 - self.spec.betas[1]

@@ -14,7 +14,7 @@ from penteract.engine.comm.comm import Comm, Flight
 from penteract.engine.copies import Copies
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.memory import Arena, Memory
-from penteract.engine.optimizer import AdamW
+from penteract.engine.optimizer import AdamW, Factors
 from penteract.engine.state import State
 from penteract.engine.streamed import Streamed
 from penteract.engine.wire import narrowed, widened
@@ -57,6 +57,7 @@ class Run:
     waits: torch.cuda.Stream | None = field(init=False)
     copies: Copies = field(init=False)
     host: Arena | None = None  # where what is offloaded lies
+    factors: Factors | None = None  # of the update, in this step
     streamed: Streamed | None = None  # through which the optimizer's buffers come, where they are on the host
 
     def __post_init__(self) -> None:
@@ -220,17 +221,19 @@ class Run:
             self.state.scaling.unscale(self.totals[0])
         if history is not None:
             history.end(self.totals[0])
+        if self.optimizer is not None:
+            self.factors = self.optimizer.factors(self.totals[0])
 
     def collect(self) -> None:
         """Sum the totals over all ranks."""
         self.comm.finish(self.comm.sum(self._ranks("world"), self.totals))
 
     def update(self, bucket: int) -> None:
-        if self.optimizer is None:
+        if self.optimizer is None or self.factors is None:
             return
         flat = self.state.flats[bucket]
         for part in (flat,) if self.streamed is None else self.streamed.slices(flat):
-            self.optimizer.update(part, self.totals[0])
+            self.optimizer.update(part, self.factors)
 
     def gather(self, bucket: int) -> None:
         flat, own = self.state.flats[bucket], self.state.flats[bucket].own_parameter

@@ -140,9 +140,9 @@ class Rates:
 
 def _copying(cluster: Cluster, known: Curves, device: Gpu) -> dict[str, float]:
     """Devices at work share what all of a node reached at once, and none goes faster than one did alone; elsewhere, by
-    the standard of the link."""
+    the standard of the link. As many as were measured share a host: larger domains have several."""
     memory, slower = dict(known.memory), known.gpu.host_link / device.host_link
-    share = known.inside.devices / min(cluster.gpus, cluster.gpus_per_node)
+    share = known.devices / min(cluster.gpus, cluster.gpus_per_node, known.devices)
 
     def seconds(way: str) -> float:
         return slower * 1e-9 / min(memory[f"{way}_one"], share * memory[f"{way}_all"])

@@ -9,7 +9,7 @@ from typing import Any
 
 from penteract.errors import BadInput
 from penteract.spec.hardware import Cluster
-from penteract.spec.kernels import KERNEL_DTYPES, fastest_attention
+from penteract.spec.kernels import KERNEL_DTYPES, fastest_attention, fastest_elementwise
 from penteract.spec.layout import (
     ATTENTION_BODIES,
     CONTEXT_METHODS,
@@ -60,8 +60,6 @@ _FROM_0 = ("zero", "shard_group", "recompute_first", "loss_chunk", "bucket_bytes
 # Left out of a layout's text and JSON where they say nothing.
 _QUIET = ("shard_group", *_CHOICES, "loss_chunk", "bucket_bytes")
 
-_BY_DEVICE = ("attention", "elementwise")
-
 Values = tuple[Any, ...]
 
 
@@ -107,8 +105,12 @@ class Ask:
 
     @property
     def elementwise(self) -> Elementwise:
-        """Kernels on GPUs, whatever the precision."""
-        return "reference" if self.cluster.gpu is None else "triton"
+        """Kernels on GPUs."""
+        return "reference" if self.cluster.gpu is None else fastest_elementwise(self.precision)
+
+    def text(self, layout: Layout) -> str:
+        """A layout as `--layout` reads it in this question."""
+        return as_text(layout, self.elementwise)
 
     @property
     def usable(self) -> int:
@@ -168,14 +170,15 @@ def as_axes(layout: Layout) -> dict[str, Any]:
     return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}
 
 
-def as_text(layout: Layout) -> str:
-    """A layout as `--layout` reads it: dp, the micro-batch, and what is not the default. Kernels follow the GPU."""
-    plain, axes = as_axes(Layout(loss=LOSS)), as_axes(layout)
+def as_text(layout: Layout, elementwise: Elementwise = "triton") -> str:
+    """A layout as `--layout` reads it: dp, the micro-batch, and what is not the default. Kernels follow the GPU, where
+    it has `elementwise` ones; attention's are the fastest."""
+    plain, axes = as_axes(Layout(loss=LOSS, elementwise=elementwise)), as_axes(layout)
     always = ("dp", "micro_batch_size")
     return ",".join(
         f"{_LONG.get(name, name)}={str(axes[name]).lower() if name in _CHOICES else axes[name]}"
         for name in axes
-        if name in always or (name in AXES and axes[name] != plain.get(name) and name not in _BY_DEVICE)
+        if name in always or (name in AXES and axes[name] != plain.get(name) and name != "attention")
     )
 
 

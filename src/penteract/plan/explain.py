@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penteract.estimate.quote import Quote
-from penteract.plan.ask import AXES, EDITS, as_axes, as_text, recompute_of
+from penteract.plan.ask import AXES, EDITS, as_axes, recompute_of
 from penteract.plan.effort import effort
 from penteract.plan.legality import Legality
 from penteract.plan.plan import Plan
@@ -93,12 +93,12 @@ def _fit(plan: Plan, simplest: Quote) -> str:
     ask = plan.ask
     need = f"{show_bytes(simplest.allocated)} a GPU"
     limit = f" of {show_bytes(ask.usable)} usable" if ask.usable else ""
-    least = f"Fit: {as_text(simplest.layout)} is the simplest that fits, with {need}{limit}"
+    least = f"Fit: {ask.text(simplest.layout)} is the simplest that fits, with {need}{limit}"
     most = effort(simplest.layout)
     simpler = [m for m in plan.missed if effort(m.layout) < most and m.precision == simplest.precision]
     first = sorted(simpler, key=lambda m: effort(m.layout))[:_SIMPLER]
     prices = plan.search.quoters[simplest.precision]
-    told = [f"{as_text(m.layout)} needs {show_bytes(prices.quote(m.layout).allocated)}" for m in first]
+    told = [f"{ask.text(m.layout)} needs {show_bytes(prices.quote(m.layout).allocated)}" for m in first]
     if not told and simplest.layout.dp < ask.cluster.gpus:
         alone = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
         why = alone.batch(ask.cluster.gpus, 1, max(1, ask.global_batch_size // ask.cluster.gpus))
@@ -172,7 +172,7 @@ def _rival(plan: Plan, chosen: Timed) -> str:
 
 def named(plan: Plan, timed: Timed) -> str:
     """A layout, and its precision where there are several."""
-    return as_text(timed.layout) + (f" in {timed.quote.precision.name}" if plan.ask.also else "")
+    return plan.ask.text(timed.layout) + (f" in {timed.quote.precision.name}" if plan.ask.also else "")
 
 
 def _needs(layout: Layout) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from penteract.plan.options import told_by
 from penteract.spec import catalog
 from penteract.spec.hardware import Cluster, cluster
 from penteract.spec.hf_config import model_from_hf
+from penteract.spec.kernels import check_elementwise
 from penteract.spec.keys import find_key
 from penteract.spec.model import ModelSpec
 from penteract.spec.modules import Pattern
@@ -65,6 +67,8 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
             c.gpu.peak(p.products)
             if p.fp8:
                 c.gpu.peak("fp8")
+    for p, elementwise in product((first, *also), (pins or {}).get("elementwise", ())):
+        check_elementwise(elementwise, p, where="--fix elementwise", fix="--fix elementwise=reference")
     return Ask(
         model=m, cluster=c, sequence_length=length, global_batch_size=parse_batch(str(batch), length),
         precision=first, also=tuple(also), optimizer=_mover(optimizer), headroom=headroom,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penteract.model.count import parameters
-from penteract.plan.ask import EDITS, as_axes, as_text
+from penteract.plan.ask import EDITS, as_axes
 from penteract.plan.plan import Plan
 from penteract.plan.report import MEMORY, Budget, utilisation
 from penteract.plan.rows import NEEDLESS, TOO_LARGE
@@ -76,7 +76,7 @@ def _row(plan: Plan, number: int, timed: Timed) -> tuple[str, ...]:
     bubble = timed.time.parts.get("pipeline", 0.0) / timed.time.seconds
     return (
         str(number),
-        as_text(timed.layout),
+        plan.ask.text(timed.layout),
         timed.quote.precision.name,
         show_bytes(timed.quote.allocated),
         _spaced(round(plan.rate(timed))),
@@ -102,7 +102,7 @@ def details(plan: Plan, timed: Timed) -> str:
     )  # fmt: skip
     return "\n".join(
         [
-            f"Memory of {as_text(timed.layout)}{precision}: {show_bytes(timed.quote.allocated)}",
+            f"Memory of {plan.ask.text(timed.layout)}{precision}: {show_bytes(timed.quote.allocated)}",
             _bars(kinds, show_bytes) + stages,
             *_edited(timed),
             f"Step: {timed.time.seconds:.3g} s; {timed.time.limited_by}",
@@ -126,11 +126,11 @@ def nothing_fits(plan: Plan) -> str:
     if not plan.missed:
         return "No layout is possible: every one breaks a rule (above)."
     lines = ["Nothing fits. The nearest:"]
-    lines += [f"  {as_text(q.layout)} needs {show_bytes(q.allocated)}, {show_bytes(q.allocated - ask.usable)} too many"
+    lines += [f"  {ask.text(q.layout)} needs {show_bytes(q.allocated)}, {show_bytes(q.allocated - ask.usable)} too many"
               for q in plan.misses()]  # fmt: skip
     if plan.larger:
         cluster, quote = plan.larger
-        lines.append(f"On {cluster.name} it fits: {as_text(quote.layout)} needs {show_bytes(quote.allocated)}.")
+        lines.append(f"On {cluster.name} it fits: {ask.text(quote.layout)} needs {show_bytes(quote.allocated)}.")
     elif plan.counts.enumerated > 1:
         lines.append("Nor does it on many more of these GPUs; a shorter sequence or a smaller model would.")
     return "\n".join(lines)

@@ -83,6 +83,7 @@ class Curves:
     attention    (FLOPs of the forward, causal half, head size, TFLOP/s forward, TFLOP/s backward), by cuDNN
     flash        share of these that the flash kernel reaches, forward and backward
     memory       copy, add, adamw: device; h2d_…, d2h_…: pinned host memory, all devices at once or one
+    devices      of the node that was measured: "all"
     moved        one pointwise kernel: (bytes read and written, µs)
     collectives  (kind, ranks, points), points as (bytes of the whole tensor, µs)
     p2p          one way, and with as much coming back: (bytes, µs)
@@ -90,6 +91,7 @@ class Curves:
     """
 
     gpu: Gpu
+    devices: int
     inside: Fabric
     provenance: tuple[tuple[str, str], ...]
     gemm: tuple[tuple[str, tuple[Shape, ...]], ...]
@@ -239,6 +241,7 @@ def _curves(tree: Tables) -> Curves:
     gemm = ((dtype, tree["gemm"][dtype]["shapes"]) for dtype in DTYPES if dtype in tree["gemm"])
     return Curves(
         gpu=device,
+        devices=int(node["gpus_per_node"]),
         inside=inside,
         provenance=tuple((k, str(v)) for k, v in tree["provenance"].items()),
         gemm=tuple((dtype, tuple(_shape(*row) for row in rows)) for dtype, rows in gemm),

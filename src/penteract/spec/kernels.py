@@ -1,11 +1,13 @@
-"""Which body of attention a layout may have: what the kernels of GPUs can do, by arithmetic."""
+"""Which bodies a layout may have: what the kernels of GPUs can do, by arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from penteract.spec.layout import AttentionBody, ContextMethod, Layout
+from penteract.errors import BadInput
+from penteract.spec.layout import AttentionBody, ContextMethod, Elementwise, Layout
 from penteract.spec.model import ModelSpec
+from penteract.spec.precision import Policy
 
 KERNEL_DTYPES = ("bf16", "fp16")  # that fused attention computes in
 # Fastest first. cuDNN's takes whole sequences; the flash kernel takes documents that share them, and windows.
@@ -29,6 +31,18 @@ def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str
         )
     if kernel == "cudnn" and model.sliding_window:
         yield "attention", f"the kernel 'cudnn' has no window, and this model's is {model.sliding_window}"
+
+
+def check_elementwise(elementwise: Elementwise, p: Policy, *, where: str, fix: str) -> None:
+    """Refuse kernels that do not compute as a policy does."""
+    if elementwise == "triton" and p.stat != "fp32":
+        raise BadInput("KERNEL", "the kernels of what is done element by element compute in fp32", where=where,
+                       found=f"updates in {p.stat}", allowed="fp32", fix=fix)  # fmt: skip
+
+
+def fastest_elementwise(p: Policy) -> Elementwise:
+    """On a GPU."""
+    return "triton" if p.stat == "fp32" else "reference"
 
 
 def fastest_attention(model: ModelSpec, cp: int, method: ContextMethod) -> AttentionBody:

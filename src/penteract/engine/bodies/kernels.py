@@ -17,7 +17,7 @@ from penteract.engine.feed import Sample
 from penteract.errors import BadInput
 from penteract.ops.bodies.flash import most_documents, piece
 from penteract.spec import case as spec_case
-from penteract.spec.kernels import KERNEL_DTYPES, kernel_breaches
+from penteract.spec.kernels import KERNEL_DTYPES, check_elementwise, kernel_breaches
 from penteract.spec.layout import Layout
 from penteract.spec.nearest import allowed_values
 from penteract.spec.precision import Policy
@@ -73,9 +73,8 @@ def _check_elementwise(p: Program, device: torch.device) -> None:
         found, allowed = device.type, "cuda"
     elif find_spec("triton") is None:
         found, allowed = "a python without triton", "triton"
-    elif p.precision.stat != "fp32":
-        found, allowed = f"updates in {p.precision.stat}", "fp32"
     else:
+        check_elementwise(p.layout.elementwise, p.precision, where=key, fix=f"--{key} reference")
         return
     raise BadInput("KERNEL", "what is done element by element has kernels for GPUs, in Triton", where=key, found=found,
                    allowed=allowed, fix=f"--{key} reference")  # fmt: skip

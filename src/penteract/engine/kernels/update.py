@@ -1,7 +1,7 @@
 """AdamW's step of a shard in one pass: each element is read once, moved in registers, and written once.
 
-What `engine/optimizer.py` says with torch, with the same roundings: divisions and roots are IEEE's, products and sums
-are not fused. Numbers that are alike for all elements come in one small vector, so the host knows none of them.
+What `engine/optimizer.py` says with torch, but for last bits: divisions and roots are IEEE's, products and sums are not
+fused. Numbers that are alike for all elements come in one small vector, so the host knows none of them.
 
 A tile is some rows of 256 elements: blocks of moments in 8 bits, where they are.
 """
@@ -42,7 +42,8 @@ _LOW = tl.constexpr(2**chance.LOW - 1)
 class Update:
     """Moves shards for an AdamW; of updates computed in fp32 alone.
 
-    `tables`: of places, made when a shard is first moved, so that later steps ask nothing of the host.
+    `tables`: of places, made when a shard is first moved, so that later steps ask nothing of the host; a step that is
+    captured comes after one that is not.
     """
 
     spec: Optimizer
@@ -62,7 +63,7 @@ class Update:
         grain = gcd(n, 16)  # elements: as loads of 16 bytes want to know
         _move[(triton.cdiv(n, TILE),)](
             flat.own_gradient, *_average(flat, "mean"), *_average(flat, "square"), flat.master,
-            own if own.dtype != flat.master.dtype else None, torch.stack(factors), step, places,
+            own if own.dtype != flat.master.dtype else None, factors.good, step, places,
             n // grain, 1 - self.spec.betas[1], self.spec.epsilon,
             GRAIN=grain, DECAY=flat.bucket.decay, PLACES=0 if places is None else places.shape[1],
             GAPS=0 if places is None else (places.shape[0] - _FIXED) // 2, num_warps=4, enable_fp_fusion=False,

@@ -81,7 +81,8 @@ class ScaledLinear(Linear):
         """Scales and codes of both operands, and beside them what is scaled at the time, or the product."""
         (m, n, k), scales = sizes(phase, ins, weights), FLOAT * sum(self.scales(phase, ins, weights))
         if self.elementwise == "triton" and self.fp8.kind != "blockwise":  # beside the largest values, not in place
-            scales += scales
+            first, second = (m, n) if self.fp8.kind == "rowwise" else (1, 1)
+            scales += FLOAT * (first + (0 if self._came(phase) else second))
         a, b = m * k * CODE, n * k * CODE
         first = a + at_a_time(self.fp8, self.elementwise, (m, k), square=False)
         if self._came(phase):
