@@ -17,7 +17,7 @@ from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES
 from penteract.spec.read import read_overrides
 from penteract.spec.resolve import resolve
 
-QUIET = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 DEGREE = st.integers(1, 40) | st.sampled_from([64, 1000, 2**20, 2**48])
 LAYOUT = {
@@ -117,7 +117,7 @@ def _is_fine(words: list[str]) -> bool:
     return True
 
 
-@settings(QUIET, max_examples=60)
+@settings(QUIET, max_examples=40)
 @given(words=st.lists(WORDS, min_size=1, max_size=5))
 def test_a_broken_command_line_is_told_in_lines(started: list[Any], words: list[str]) -> None:
     started.clear()

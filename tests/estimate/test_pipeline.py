@@ -25,7 +25,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Layout, list[Any], float]:
     return layout, ranks, draw(st.sampled_from([0.0, 0.02]))
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(pipelines())
 def test_a_long_schedule_takes_what_playing_it_takes(case: tuple[Layout, list[Any], float]) -> None:
     layout, ranks, wire = case

@@ -33,7 +33,7 @@ FAULTS: list[tuple[Mutation, Case, set[str]]] = [
 ]
 
 
-@settings(max_examples=8, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(case=cases(max_ranks=8, deepseek=True))
 def test_a_layout_is_one_process_and_its_price(pool: Pool, case: Case) -> None:
     check(pool, case)

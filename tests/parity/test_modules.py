@@ -53,7 +53,7 @@ def with_drawn(recipe: str, drawn: list[tuple[str, str]]) -> Policy:
     return replace(RECIPES[recipe], moments="int8", modules=patterns(*(f"{n}:moments={d}" for n, d in drawn)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(case=cases(), recipe=st.sampled_from(["bf16", "bf16_pure", "fp32"]), drawn=DRAWN, of=st.integers(0, 7))
 def test_moments_are_what_the_last_pattern_says_and_take_what_is_priced(
     case: Case, recipe: str, drawn: list[tuple[str, str]], of: int
@@ -78,7 +78,7 @@ def test_moments_are_what_the_last_pattern_says_and_take_what_is_priced(
     assert price(p).host == 0 or case.layout.offload or price(p).host == bytes_of(state.on_host())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(case=cases(), drawn=DRAWN)
 @example(case=Case(replace(DENSE, layers=5), Layout(dp=2, pp=2, zero=3)), drawn=[("layers.0.*", "bf16")])
 @example(case=Case(DENSE, Layout(dp=4, zero=1, offload_optimizer=True)), drawn=[("embedding*", "fp32")])

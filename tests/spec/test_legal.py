@@ -111,7 +111,7 @@ def legal(case: Case) -> bool:
     return tensor and context and pipeline and expert and cut and batch and case.world in (None, lay.world)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(CASES)
 def test_a_case_is_legal_when_the_formula_says_so(case: Case) -> None:
     assert (breaches(case) == []) == legal(case)
