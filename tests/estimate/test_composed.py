@@ -79,7 +79,7 @@ def _on_wires(wires: dict[tuple[str, str], int], mesh: Mesh, rank: int) -> Count
     return +out
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
     st.sampled_from(["1f1b", "afab", "zb_h1", "interleaved"]),
     st.integers(2, 6),

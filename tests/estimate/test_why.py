@@ -70,7 +70,7 @@ def check_sums(told: Why, p: Program) -> None:
     assert told.total("kept") == kept_before_going_back(p, priced)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     case=cases(),
     precision=st.sampled_from(["fp32", "bf16", NARROW, BY_NAME]),
