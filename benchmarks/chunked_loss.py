@@ -22,7 +22,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests", "be
 
 import torch
 from memory_options import drawn_on_device
-from provenance import provenance
+from provenance import hexadecimal, provenance
 
 from penteract.engine.bodies.kernels import bodies
 from penteract.engine.comm.comm import Comm
@@ -95,6 +95,7 @@ def main() -> None:
     ask.add_argument("--out", type=Path, required=True)
     ask.add_argument("--chunks", default="0,512,1024,4096")
     ask.add_argument("--device", default="cuda")
+    ask.add_argument("--commit", default="", type=hexadecimal)
     for name, n in (("tokens", 8192), ("words", 128256), ("width", 4096)):
         ask.add_argument(f"--{name}", type=int, default=n)
     given = ask.parse_args()
@@ -117,7 +118,7 @@ def main() -> None:
         del run
     given.out.mkdir(parents=True, exist_ok=True)
     record = {
-        **provenance("python benchmarks/chunked_loss.py --out FOLDER"), "torch": torch.__version__,
+        **provenance("python benchmarks/chunked_loss.py --out FOLDER", given.commit), "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "tokens": given.tokens,
         "words": given.words, "width": given.width, "tolerance": TOLERANCE, "rows": rows,
     }  # fmt: skip

@@ -12,14 +12,17 @@ import argparse
 import json
 import sys
 import time
-import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 import torch
-from fp8_linear import TOLERANCE, seconds
+from fp8_linear import TOLERANCE
+from measuring import seconds, told
+from provenance import hexadecimal
 
 from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.bodies.experts import EXPERTS, Splits
@@ -82,7 +85,7 @@ def speed(fp8: Fp8 | None) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", default="")
+    parser.add_argument("--commit", default="", type=hexadecimal)
     given = parser.parse_args()
     torch.set_grad_enabled(False)
     found: dict[str, Any] = {
@@ -92,12 +95,9 @@ def main() -> None:
     }  # fmt: skip
     for name in ("bf16", "rowwise", "blockwise"):
         fp8 = None if name == "bf16" else usual(name)
-        try:
-            told: dict[str, Any] = {"correct": correct(fp8) if fp8 else [], "seconds": speed(fp8)}
-        except Exception:
-            told = {"failed": traceback.format_exc()}
-        found["recipes"][name] = told
-        print(name, json.dumps(told), flush=True)
+        parts: dict[str, Callable[[], Any]] = {"correct": partial(correct, fp8)} if fp8 else {}
+        found["recipes"][name] = told(name, {**parts, "seconds": partial(speed, fp8)})
+        print(name, json.dumps(found["recipes"][name]), flush=True)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "fp8_experts.json").write_text(json.dumps(found, indent=1) + "\n")
 

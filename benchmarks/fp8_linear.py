@@ -17,17 +17,16 @@ import argparse
 import gc
 import json
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 import torch
+from measuring import seconds, told
+from provenance import hexadecimal
 
 from penteract.engine.bodies import fp8 as body
 from penteract.engine.bodies.body import Env
@@ -78,19 +77,6 @@ class Linear:
 
     def results(self) -> dict[str, torch.Tensor]:
         return dict(zip(PHASES, (self.y, self.dx, self.dw), strict=True))
-
-
-def seconds(f: Callable[[], Any], times: int = 10) -> float:
-    """Median of `times`, each between events, after two that do not count."""
-    took: list[float] = []
-    for i in range(times + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        f()
-        end.record()
-        end.synchronize()
-        took += [begin.elapsed_time(end) * 1e-3] * (i >= 2)
-    return median(took)
 
 
 def correct(fp8: Fp8) -> list[dict[str, Any]]:
@@ -168,7 +154,7 @@ def speed(fp8: Fp8 | None, tokens: int, how: Quantiser = TRITON) -> list[dict[st
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", default="")
+    parser.add_argument("--commit", default="", type=hexadecimal)
     parser.add_argument("--only", default="bf16," + ",".join(KINDS))
     parser.add_argument("--tokens", type=int, default=8192)
     given = parser.parse_args()
@@ -179,38 +165,28 @@ def main() -> None:
         "cuda": torch.version.cuda, "tokens": given.tokens, "tolerance": TOLERANCE, "recipes": {},
     }  # fmt: skip
     for name in given.only.split(","):
-        fp8, told = None if name == "bf16" else usual(name), dict[str, Any]()
-        begun = time.perf_counter()
-        parts: dict[str, Callable[[], list[dict[str, Any]]]] = {"speed": partial(speed, fp8, given.tokens)}
+        fp8 = None if name == "bf16" else usual(name)
+        parts: dict[str, Callable[[], Any]] = {"speed": partial(speed, fp8, given.tokens)}
         if fp8:
             slow = partial(speed, fp8, given.tokens, TORCH)
             parts = {"correct": partial(correct, fp8), **parts, "speed of the reference": slow}
-        for part, measured in parts.items():
-            try:
-                told[part] = measured()
-            except Exception:
-                told[part] = {"failed": traceback.format_exc()}
-                print(name, part, told[part]["failed"], file=sys.stderr, flush=True)
-            gc.collect()
-            torch.cuda.empty_cache()
-        told["took"] = time.perf_counter() - begun
-        found["recipes"][name] = told
+        found["recipes"][name] = told(name, parts)
         (given.out / "fp8_linear.json").write_text(json.dumps(found, indent=1))
-        print(_line(name, told), flush=True)
+        print(_line(name, found["recipes"][name]), flush=True)
 
 
-def _line(name: str, told: dict[str, Any]) -> str:
+def _line(name: str, row: dict[str, Any]) -> str:
     parts = [name]
-    if isinstance(told.get("correct"), list):
-        worst = max(row.get("error", 0.0) for row in told["correct"])
-        parts.append(f"worst error {worst:.1e}, {sum(not row['held'] for row in told['correct'])} not held")
-    if isinstance(told["speed"], list):
-        whole = sum(row["seconds"] for row in told["speed"])
+    if isinstance(row.get("correct"), list):
+        worst = max(one.get("error", 0.0) for one in row["correct"])
+        parts.append(f"worst error {worst:.1e}, {sum(not one['held'] for one in row['correct'])} not held")
+    if isinstance(row["speed"], list):
+        whole = sum(one["seconds"] for one in row["speed"])
         parts.append(f"all phases of all linears {whole * 1e3:.2f} ms")
-        if isinstance(told.get("speed of the reference"), list):
-            slow = sum(row["seconds"] for row in told["speed of the reference"])
+        if isinstance(row.get("speed of the reference"), list):
+            slow = sum(one["seconds"] for one in row["speed of the reference"])
             parts.append(f"{slow * 1e3:.2f} ms with plain torch")
-            parts.append(f"products {sum(row['product_seconds'] for row in told['speed']) * 1e3:.2f} ms")
+            parts.append(f"products {sum(one['product_seconds'] for one in row['speed']) * 1e3:.2f} ms")
     return " · ".join(parts)
 
 

@@ -26,10 +26,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 import torch
 import torch.distributed as dist
+from provenance import hexadecimal
 
 from penteract.engine import trainer as engine
 from penteract.engine.data import open_samples, open_tokenizer
@@ -173,7 +174,7 @@ def main() -> None:
     parser.add_argument("--cases", default="options", choices=list(CASES))
     parser.add_argument("--only", default="", help="numbers of cases, from 0: 0,3,7")
     parser.add_argument("--seconds", type=float, default=1e9, help="no case begins later than this")
-    parser.add_argument("--commit", default="")
+    parser.add_argument("--commit", default="", type=hexadecimal)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     begun = time.monotonic()

@@ -24,6 +24,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
+from provenance import hexadecimal
+
 RECIPES = ("bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "fp8_delayed", "bf16_pure", "fp16")
 COLOURS = ("#222222", "#d1495b", "#edae49", "#00798c", "#7a5195", "#66a182", "#2e86de")
 SMOOTH = 10  # steps
@@ -107,13 +109,6 @@ def join_rows(record: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return record | {"rows": sorted(rows.values(), key=lambda row: RECIPES.index(row["recipe"]))}
 
 
-def commit(text: str) -> str:
-    """A commit's hash, or nothing."""
-    if text.strip("0123456789abcdef"):
-        raise argparse.ArgumentTypeError(f"found {text}: a commit's hash is told")
-    return text
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="llama-3.2-1b")
@@ -122,7 +117,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--seconds", type=float, default=1e9, help="no recipe begins later than this")
-    parser.add_argument("--commit", default="", type=commit, help="where git does not tell it")
+    parser.add_argument("--commit", default="", type=hexadecimal)
     parser.add_argument("--only", default=",".join(RECIPES))
     parser.add_argument("--draw", type=Path)
     parser.add_argument("--add", type=Path, help="a record of the same case: its rows join those of --draw")

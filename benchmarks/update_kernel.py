@@ -13,22 +13,21 @@ cancel and leave less than that tolerance.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
 import torch
+from measuring import seconds, told
+from provenance import hexadecimal
 
 from penteract.engine.chance import Place
 from penteract.engine.dtypes import dtype_of
@@ -163,7 +162,7 @@ def speed(made: Bodies, policy: Policy) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, run in made.runs().items():
         row: dict[str, Any] = {"body": name, "bytes": size, "allocated": allocated(run, made.norm.device)}
-        row["seconds"] = seconds(run, made.norm.device)
+        row["seconds"] = seconds(run, made.norm.device.type)
         row["bytes_a_second"] = size / row["seconds"]
         rows.append(row)
     return rows
@@ -183,27 +182,15 @@ def allocated(run: Callable[[], None], device: torch.device) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def seconds(run: Callable[[], None], device: torch.device) -> float:
-    """Median of ten, each between events, after three that do not count; of one on a CPU."""
-    if device.type != "cuda":
-        begun = time.perf_counter()
-        run()
-        return time.perf_counter() - begun
-    took: list[float] = []
-    for i in range(13):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        took += [begin.elapsed_time(end) * 1e-3] * (i >= 3)
-    return median(took)
+def measured(elements: int, policy: Policy, device: torch.device) -> dict[str, Any]:
+    made = Bodies(elements, policy, device)
+    return {"correct": correct(made), "speed": speed(made, policy)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", default="")
+    parser.add_argument("--commit", default="", type=hexadecimal)
     parser.add_argument("--only", default=",".join(POLICIES))
     parser.add_argument("--elements", type=int, default=2**28)
     parser.add_argument("--device", default="cuda")
@@ -220,37 +207,24 @@ def main() -> None:
         "share": SHARE, "policies": {},
     }  # fmt: skip
     for name in given.only.split(","):
-        begun, policy = time.perf_counter(), POLICIES[name]
-        told: dict[str, Any] = {"precision": policy.name}
-        try:
-            made = Bodies(
-                given.elements // BLOCK * BLOCK if policy.moments == "int8" else given.elements, policy, device
-            )
-            told["correct"] = correct(made)
-            told["speed"] = speed(made, policy)
-        except Exception:
-            told["failed"] = traceback.format_exc()
-            print(name, told["failed"], file=sys.stderr, flush=True)
-        made = None  # type: ignore[assignment]
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        told["took"] = time.perf_counter() - begun
-        found["policies"][name] = told
+        policy = POLICIES[name]
+        whole = given.elements // BLOCK * BLOCK if policy.moments == "int8" else given.elements
+        row = told(name, {"all": partial(measured, whole, policy, device)})
+        found["policies"][name] = {"precision": policy.name, **row.pop("all"), **row}
         (given.out / "update_kernel.json").write_text(json.dumps(found, indent=1))
-        print(_line(name, told), flush=True)
+        print(_line(name, found["policies"][name]), flush=True)
 
 
-def _line(name: str, told: dict[str, Any]) -> str:
+def _line(name: str, about: dict[str, Any]) -> str:
     parts = [name]
-    if "correct" in told:
-        parts.append(f"{sum(not row['held'] for row in told['correct'])} of {len(told['correct'])} not held")
-    for row in told.get("speed", ()):
+    if "correct" in about:
+        parts.append(f"{sum(not row['held'] for row in about['correct'])} of {len(about['correct'])} not held")
+    for row in about.get("speed", ()):
         parts.append(
             f"{row['body']} {row['seconds'] * 1e3:.2f} ms, {row['bytes_a_second'] * 1e-12:.2f} TB/s,"
             f" {row['allocated'] / 2**20:.1f} MiB allocated"
         )
-    return " · ".join([*parts, *(["failed"] if "failed" in told else [])])
+    return " · ".join([*parts, *(["failed"] if "failed" in about else [])])
 
 
 if __name__ == "__main__":
