@@ -204,6 +204,7 @@ def test_precisions_are_as_far_from_the_record_as_it_says() -> None:
     low, high = f"{min(fp8)} to {max(fp8)} times as long as planned", f"bf16 {base} times"
     page = " ".join(PAGE.split())
     assert low in SLOWER_FP8 and high in SLOWER_FP8 and low in page
+    assert f"{over['codes and updates by plain torch: FP8 tensorwise']} times with codes by plain torch" in SLOWER_FP8
     told = re.search(r"moments of 8 bits (\S+) times, bf16 alone (\S+) times, .* host (\S+) times", page)
     names = ("moments in 8 bits", "bf16 alone, rounded by chance", "optimizer on the host")
     assert told and [float(x) for x in told.groups()] == [over[name] for name in names]

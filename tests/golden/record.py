@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from golden.questions import LAYOUTS, PLANS, Question
-from penteract.plan.ask import as_axes, as_text
+from penteract.plan.ask import as_axes
 from penteract.plan.plan import Plan
 from penteract.plan.report import utilisation
 from penteract.plan.search import Timed
@@ -67,7 +67,7 @@ def of_plan(found: Plan) -> Record:
 
 def _row(found: Plan, timed: Timed) -> Record:
     return {
-        "layout": as_text(timed.layout),
+        "layout": found.ask.text(timed.layout),
         "allocated": timed.quote.allocated,
         "allocated_gib": round(gib(timed.quote.allocated), 2),
         "tokens_per_s_per_gpu": rounded(found.rate(timed)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penteract.errors import BadInput
-from penteract.plan.ask import AXES
+from penteract.plan.ask import AXES, as_word
 from penteract.spec.read import is_setting, read_overrides
 from penteract.spec.run import PARTS
 
@@ -61,7 +61,5 @@ def parts_of_precision(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """As options take it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    """A value, or a list of them, as options take it."""
+    return "+".join(map(as_word, value)) if isinstance(value, tuple) else as_word(value)

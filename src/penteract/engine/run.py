@@ -229,8 +229,9 @@ class Run:
         self.comm.finish(self.comm.sum(self._ranks("world"), self.totals))
 
     def update(self, bucket: int) -> None:
-        if self.optimizer is None or self.factors is None:
+        if self.optimizer is None:
             return
+        assert self.factors is not None, "an update before its gradients"
         flat = self.state.flats[bucket]
         for part in (flat,) if self.streamed is None else self.streamed.slices(flat):
             self.optimizer.update(part, self.factors)

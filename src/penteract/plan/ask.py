@@ -170,13 +170,18 @@ def as_axes(layout: Layout) -> dict[str, Any]:
     return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}
 
 
-def as_text(layout: Layout, elementwise: Elementwise = "triton") -> str:
-    """A layout as `--layout` reads it: dp, the micro-batch, and what is not the default. Kernels follow the GPU, where
-    it has `elementwise` ones; attention's are the fastest."""
+def as_word(value: Any) -> str:
+    """One value as options take it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def as_text(layout: Layout, elementwise: Elementwise) -> str:
+    """A layout as `--layout` reads it: dp, the micro-batch, and what is not the default. `elementwise`: that of the
+    device; attention's kernels are the fastest."""
     plain, axes = as_axes(Layout(loss=LOSS, elementwise=elementwise)), as_axes(layout)
     always = ("dp", "micro_batch_size")
     return ",".join(
-        f"{_LONG.get(name, name)}={str(axes[name]).lower() if name in _CHOICES else axes[name]}"
+        f"{_LONG.get(name, name)}={as_word(axes[name])}"
         for name in axes
         if name in always or (name in AXES and axes[name] != plain.get(name) and name != "attention")
     )

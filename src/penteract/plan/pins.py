@@ -10,7 +10,7 @@ from math import log2
 from typing import Any
 
 from penteract.errors import BadInput
-from penteract.plan.ask import Ask, Values
+from penteract.plan.ask import Ask, Values, as_word
 from penteract.plan.space import Space, divisors
 from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES
 
@@ -62,8 +62,4 @@ def _sorted(values: Values) -> Values:
 
 def _written(pins: Mapping[str, Values]) -> str:
     """As `--fix` reads them."""
-    return ",".join(f"{axis}={'/'.join(map(_word, values))}" for axis, values in pins.items())
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return ",".join(f"{axis}={'/'.join(map(as_word, values))}" for axis, values in pins.items())

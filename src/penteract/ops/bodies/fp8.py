@@ -45,17 +45,21 @@ class ScaledLinear(Linear):
         return True
 
     def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
-        """How many the two operands have, the first with what fills it up to ALIGNED. A weight in blocks is the second
-        operand but for its own gradient."""
+        """How many the two operands have, the first with what fills it up to ALIGNED."""
+        first, second = self._counts(phase, ins, weights)
+        return aligned(first), second
+
+    def _counts(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
+        """How many the two operands have. A weight in blocks is the second operand but for its own gradient."""
         (m, n, k), block = sizes(phase, ins, weights), self.fp8.block
         match self.fp8.kind:
             case "tensorwise" | "delayed":
-                return aligned(1), 0 if self._came(phase) else 1
+                return 1, 0 if self._came(phase) else 1
             case "rowwise":
-                return aligned(m), n
+                return m, n
             case "blockwise":
                 square = phase != "weight_gradient"
-                return aligned(m * (k // block)), (n // block if square else n) * (k // block)
+                return m * (k // block), (n // block if square else n) * (k // block)
 
     def _came(self, phase: str) -> bool:
         """Whether the second operand is a weight that came as codes, with its scale."""
@@ -81,8 +85,7 @@ class ScaledLinear(Linear):
         """Scales and codes of both operands, and beside them what is scaled at the time, or the product."""
         (m, n, k), scales = sizes(phase, ins, weights), FLOAT * sum(self.scales(phase, ins, weights))
         if self.elementwise == "triton" and self.fp8.kind != "blockwise":  # beside the largest values, not in place
-            first, second = (m, n) if self.fp8.kind == "rowwise" else (1, 1)
-            scales += FLOAT * (first + (0 if self._came(phase) else second))
+            scales += FLOAT * sum(self._counts(phase, ins, weights))
         a, b = m * k * CODE, n * k * CODE
         first = a + at_a_time(self.fp8, self.elementwise, (m, k), square=False)
         if self._came(phase):
