@@ -28,7 +28,8 @@ from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.spec.precision import Policy
 from penteract.spec.schedules import ScheduleName
-from penteract.step.events import READS, Around, Event
+from penteract.step.events import READS, Around
+from penteract.step.fsdp import Event
 from penteract.step.program import Program, layer_edits, units_of
 from penteract.step.ring import Reads, gathers, places
 

@@ -100,6 +100,11 @@ class Bucket:
         return self.sharers if self.shards > 1 else self.replicas
 
     @property
+    def gathered_after_update(self) -> bool:
+        """Whether its parameters are whole from step to step while each rank moves its shard alone."""
+        return self.shards > 1 and not self.cut_parameters
+
+    @property
     def shard_size(self) -> int:
         """In elements, the same for every holder."""
         return self.size // self.shards

@@ -6,7 +6,8 @@ from typing import Protocol
 
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
-from penteract.step.events import Around, Event
+from penteract.step.events import Around
+from penteract.step.fsdp import Event
 from penteract.step.program import Program, Slot
 
 _QUIET = Around()
@@ -64,7 +65,7 @@ def walk(p: Program, reading: Reading) -> None:
     reading.gradients()
     for b, bucket in reversed(list(enumerate(p.buckets))):  # what the next step uses first
         reading.update(b)
-        if bucket.shards > 1 and not bucket.cut_parameters:
+        if bucket.gathered_after_update:
             reading.gather(b)  # under the updates of the buckets that follow, and the next step's first actions
     reading.end()
 

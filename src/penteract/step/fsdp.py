@@ -1,0 +1,224 @@
+"""What happens to buckets around the instructions of one action, from what the actions before it left behind.
+
+Whole buckets are waited for at their first use and summed after their last writer. What ZeRO 2 and 3 cut lies whole
+only in rings of places: parameters of a unit are gathered one turn ahead of their use, and its gradients leave after
+the action that wrote them. The rule looks at one action, the unit that is read next, and the rings: nothing else, so
+equal circumstances give equal events. `events.py` applies it to every action of a step, a clock to each that differs.
+
+Zhao 2023 (2304.11277) §3.3 and §4 for prefetching and the limit on what is gathered.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from penteract.errors import Bug
+from penteract.parallel.data import NONE, Bucket
+from penteract.step.ring import PLACES
+
+Question = Literal["gather", "need", "open", "reduce", "land", "replicate"]
+Event = tuple[Question, int]  # what to ask a reading about which bucket
+At = Any  # where an instruction stands in its action: ordered
+
+
+class Touch(NamedTuple):
+    """An instruction that reads parameters, or writes their gradients."""
+
+    at: At
+    buckets: tuple[int, ...]
+    writes: bool
+    names: tuple[str, ...] = ()
+
+
+class Left(NamedTuple):
+    """What an action leaves to the next.
+
+    there        the unit that lies in each place of the ring of parameters, or NONE
+    gathering    units on their way there that nobody has waited for
+    turn         the unit that was read last
+    leaving      of each place of the ring of gradients: the buckets whose sum is on the wire, and whether it is the
+                 last of the step
+    replicating  the bucket whose sum over replicas is put on the wire before the next sum, or NONE
+    """
+
+    there: tuple[int, ...]
+    gathering: frozenset[int] = frozenset()
+    turn: int = NONE
+    leaving: tuple[tuple[tuple[int, bool], ...], ...] = ((),) * PLACES
+    replicating: int = NONE
+
+
+class Due(NamedTuple):
+    """Of one action: buckets that are whole after the update and read here for the first time in a step, each with
+    where; and those that gather all micro-batches, and are written here for the last time."""
+
+    needs: Sequence[tuple[At, int]] = ()
+    sums: Sequence[tuple[At, int]] = ()
+
+
+@dataclass(slots=True)
+class _Around:
+    """Events of one action under way."""
+
+    before: defaultdict[At, list[Event]] = field(default_factory=lambda: defaultdict[At, list[Event]](list))
+    after: defaultdict[At, list[Event]] = field(default_factory=lambda: defaultdict[At, list[Event]](list))
+
+
+Table = Mapping[At, Sequence[Event]]
+
+
+@dataclass(slots=True)
+class FsdpRule:
+    """The rule for one rank's buckets. `places`: of the ring of parameters."""
+
+    buckets: Sequence[Bucket]
+    places: int
+    cut: dict[int, list[int]] = field(init=False)  # unit -> its buckets with cut parameters
+
+    def __post_init__(self) -> None:
+        self.cut = defaultdict[int, list[int]](list)
+        for i, b in enumerate(self.buckets):
+            if b.cut_parameters:
+                self.cut[b.unit].append(i)
+
+    def begin(self) -> Left:
+        """At the beginning of a step nothing is gathered, as parameters have changed."""
+        return Left((NONE,) * self.places)
+
+    def turns(self, touches: Iterable[Touch]) -> list[tuple[At, int]]:
+        """The units whose cut parameters are read, in order, each with its first reader."""
+        found, buckets = list[tuple[At, int]](), self.buckets
+        for at, own, writes, _ in touches:
+            for b in own if not writes else ():
+                unit = buckets[b].unit
+                if buckets[b].cut_parameters and (not found or found[-1][1] != unit):
+                    found.append((at, unit))
+        return found
+
+    def action(
+        self, left: Left, touches: Sequence[Touch], due: Due, following: int, last: Callable[[int], bool]
+    ) -> tuple[Table, Table, Left]:
+        """-> events before and after instructions, and what is left.
+
+        following  the unit that is read next after this action's, or NONE
+        last       whether a bucket is written for the last time in this action
+        """
+        around = _Around()
+        there, gathering, turn = self._gathers(around, left, self.turns(touches), following)
+        for at, b in due.needs:
+            around.before[at].append(("need", b))
+        replicating = self._whole_sums(around, left.replicating, due.sums)
+        leaving = self._cut_sums(around, left.leaving, touches, last)
+        return around.before, around.after, Left(there, gathering, turn, leaving, replicating)
+
+    def end(self, left: Left, shared: Sequence[int], written: Callable[[int], At]) -> list[Event]:
+        """After the last action: sums of buckets that stages share, and the waits for those that are on the wire.
+
+        written  where each was written last
+        """
+        events, waiting = list[Event](), left.replicating
+        for b in shared:
+            waiting = self._reduce(events, waiting, b)
+        if waiting != NONE:
+            events.append(("replicate", waiting))
+        leaving = {b for some in left.leaving for b, _ in some}
+        for b in sorted(leaving, key=lambda b: (written(b), b)):
+            self._land(events, b, last=True)
+        return events
+
+    # ---- parameters ------------------------------------------------------------------------------------------
+
+    def _gathers(
+        self, around: _Around, left: Left, turns: Sequence[tuple[At, int]], following: int
+    ) -> tuple[tuple[int, ...], frozenset[int], int]:
+        """A unit is gathered one turn ahead, or with its own turn where the one before lies in its place. What still
+        lies in its place is not gathered again."""
+        if turns and turns[0][1] == left.turn:
+            turns = turns[1:]
+        if not turns:
+            return left.there, left.gathering, left.turn
+        there, gathering, n = list(left.there), set(left.gathering), self.places
+        upcoming = [*(unit for _, unit in turns[1:]), following]
+        for (at, now), after in zip(turns, upcoming, strict=True):
+            before = around.before[at]
+            for unit in (now, after):
+                free = unit == now or (unit != NONE and unit % n != now % n)
+                if free and there[unit % n] != unit:
+                    there[unit % n] = unit
+                    gathering.add(unit)
+                    before.extend(("gather", b) for b in self.cut[unit])
+            if now in gathering:
+                gathering.remove(now)
+                before.extend(("need", b) for b in self.cut[now])
+        return tuple(there), frozenset(gathering), turns[-1][1]
+
+    # ---- gradients -------------------------------------------------------------------------------------------
+
+    def _whole_sums(self, around: _Around, waiting: int, sums: Sequence[tuple[At, int]]) -> int:
+        """A bucket that gathers all micro-batches is summed after its last writer; over replicas, when the next is."""
+        for at, b in sorted(sums):
+            waiting = self._reduce(around.after[at], waiting, b)
+        return waiting
+
+    def _cut_sums(
+        self,
+        around: _Around,
+        left: tuple[tuple[tuple[int, bool], ...], ...],
+        touches: Sequence[Touch],
+        last: Callable[[int], bool],
+    ) -> tuple[tuple[tuple[int, bool], ...], ...]:
+        """A bucket whose gradients are cut is whole within one action alone, in the place of its unit.
+
+        Before another takes the place, what has left from there must have landed.
+        """
+        first, closed = dict[int, At](), dict[int, At]()
+        for at, own, writes, _ in touches:
+            for b in own if writes else ():
+                if self.buckets[b].cut_gradients:
+                    first.setdefault(b, at)
+                    closed[b] = at
+        leaving, tenant = list(map(list, left)), [NONE] * PLACES
+        for at, b in sorted((at, b) for b, at in first.items()):
+            unit = self.buckets[b].unit
+            place = unit % PLACES
+            if tenant[place] != unit:
+                for other, done in leaving[place]:
+                    if closed.get(other, at) > at and tenant[place] != NONE:
+                        raise Bug("BUCKET", f"bucket {other} is still written at {closed[other]} when its place is "
+                                  f"taken at {at}")  # fmt: skip
+                    self._land(around.before[at], other, last=done)
+                leaving[place], tenant[place] = [], unit
+            around.before[at].append(("open", b))
+            around.after[closed[b]].append(("reduce", b))
+            leaving[place].append((b, last(b)))
+        return tuple(map(tuple, leaving))
+
+    def _reduce(self, events: list[Event], waiting: int, bucket: int) -> int:
+        """-> the bucket whose sum over replicas is due then."""
+        if waiting != NONE:
+            events.append(("replicate", waiting))
+        events.append(("reduce", bucket))
+        return bucket if self._has_replicas(bucket) else NONE
+
+    def _land(self, events: list[Event], bucket: int, *, last: bool) -> None:
+        events.append(("land", bucket))
+        if last and self._has_replicas(bucket):
+            events.append(("replicate", bucket))
+
+    def _has_replicas(self, bucket: int) -> bool:
+        b = self.buckets[bucket]
+        return b.shards > 1 and len(b.replicas) > 1
+
+
+def upcoming(turns: Sequence[Sequence[int]]) -> list[int]:
+    """For each action, given the turns of units in it, the unit whose turn comes after them, or NONE. A unit that was
+    read last goes on without a new turn."""
+    found, head, second = [NONE] * len(turns), NONE, NONE
+    for a in reversed(range(len(turns))):
+        if own := turns[a]:
+            found[a] = second if head == own[-1] else head
+            head, second = own[0], own[1] if len(own) > 1 else found[a]
+    return found
