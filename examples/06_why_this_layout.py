@@ -13,7 +13,6 @@ from math import fsum
 
 from penteract import plan
 from penteract.estimate.why import why
-from penteract.plan.ask import as_text
 from penteract.plan.explain import contest, difference, explain
 from penteract.units import gib
 
@@ -26,7 +25,7 @@ def main() -> None:
     print(f"{ask.model.name} on {ask.cluster.name}, {ask.tokens:,} tokens a step")
     print(f"{counts.enumerated:,} layouts, {counts.fit:,} fit, {counts.simulated} had to be simulated")
     for timed in found.layouts:
-        print(f"  {as_text(timed.layout):50} {gib(timed.quote.allocated):6.2f} GiB  {timed.time.seconds:6.3f} s a step")
+        print(f"  {ask.text(timed.layout):50} {gib(timed.quote.allocated):6.2f} GiB  {timed.time.seconds:6.3f} s a step")
 
     print("\nwhy the first of them:")
     for line in explain(found, found.best).lines():
@@ -35,7 +34,7 @@ def main() -> None:
     two = contest(found, found.best)
     assert two is not None
     best, rival = two
-    print(f"\nwhere {as_text(rival.layout)} loses and gains, in seconds:")
+    print(f"\nwhere {ask.text(rival.layout)} loses and gains, in seconds:")
     for part, seconds in difference(best, rival):
         print(f"  {part:10} {seconds:+.3f}")
 
