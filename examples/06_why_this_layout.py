@@ -25,7 +25,9 @@ def main() -> None:
     print(f"{ask.model.name} on {ask.cluster.name}, {ask.tokens:,} tokens a step")
     print(f"{counts.enumerated:,} layouts, {counts.fit:,} fit, {counts.simulated} had to be simulated")
     for timed in found.layouts:
-        print(f"  {ask.text(timed.layout):50} {gib(timed.quote.allocated):6.2f} GiB  {timed.time.seconds:6.3f} s a step")
+        print(
+            f"  {ask.text(timed.layout):50} {gib(timed.quote.allocated):6.2f} GiB  {timed.time.seconds:6.3f} s a step"
+        )
 
     print("\nwhy the first of them:")
     for line in explain(found, found.best).lines():

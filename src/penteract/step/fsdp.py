@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from penteract.errors import Bug
-from penteract.parallel.data import NONE, Bucket
+from penteract.parallel.data import NONE
 from penteract.step.ring import PLACES
 
 Question = Literal["gather", "need", "open", "reduce", "land", "replicate"]
@@ -59,6 +59,21 @@ class Due(NamedTuple):
     sums: Sequence[tuple[At, int]] = ()
 
 
+class Held(Protocol):
+    """What the rule looks at of a bucket: its unit, what is cut of it, over how many ranks, and who has the same."""
+
+    @property
+    def unit(self) -> int: ...
+    @property
+    def cut_parameters(self) -> bool: ...
+    @property
+    def cut_gradients(self) -> bool: ...
+    @property
+    def shards(self) -> int: ...
+    @property
+    def replicas(self) -> tuple[int, ...]: ...
+
+
 @dataclass(slots=True)
 class _Around:
     """Events of one action under way."""
@@ -74,7 +89,7 @@ Table = Mapping[At, Sequence[Event]]
 class FsdpRule:
     """The rule for one rank's buckets. `places`: of the ring of parameters."""
 
-    buckets: Sequence[Bucket]
+    buckets: Sequence[Held]
     places: int
     cut: dict[int, list[int]] = field(init=False)  # unit -> its buckets with cut parameters
 

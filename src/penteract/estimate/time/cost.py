@@ -1,0 +1,213 @@
+"""What each thing that a step does takes alone: a call of the tape, what happens to a bucket, a message.
+
+Compute is priced by the products and the bytes of its operation, a collective by the tensor that it moves and by how
+its group lies on nodes. Who waits for whom is the clock's to say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import fsum, lcm, prod
+
+from penteract.estimate.load import Load
+from penteract.estimate.pieces import Piece, bytes_of, shapes
+from penteract.estimate.price import away
+from penteract.estimate.rates import Rates, Span
+from penteract.ops.bodies import body_of
+from penteract.ops.bodies.body import FLOAT, Body, Product
+from penteract.ops.bodies.fp8 import LONE
+from penteract.ops.collectives import counted
+from penteract.ops.offload import COPIES
+from penteract.ops.spec import Spec, Widths
+from penteract.ops.tape import Phase, Site
+from penteract.parallel.data import Bucket
+from penteract.parallel.matrix import Matrix, deal
+from penteract.spec.mesh import Mesh
+from penteract.spec.precision import Policy
+from penteract.step import muon
+from penteract.step.update import touched
+from penteract.units import Bytes, Seconds
+
+Part = str  # compute, attention, pointwise, launch, or the dimension whose traffic is waited for
+DIMENSION: Mapping[str, Part] = {"tp": "tensor", "cp": "context", "ep": "expert", "sequence": "expert"}
+Cost = tuple[Part, Seconds]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a rank runs on: rates, the width of a node, and the spread of its groups over nodes.
+
+    costs   of calls, by site and phase: layouts share sites
+    spans   of axes, as far as they were asked for
+    """
+
+    rates: Rates
+    widths: Widths
+    mesh: Mesh
+    gpus_per_node: int
+    load: Load
+    costs: dict[tuple[Site, str], Cost] = field(default_factory=dict[tuple[Site, str], Cost])
+    spans: dict[str, Span] = field(default_factory=dict[str, Span])
+
+    def span(self, axis: str) -> Span:
+        """Of the group that lies worst. Where blocks of ranks and nodes do not divide, groups lie differently."""
+        if axis in self.spans:
+            return self.spans[axis]
+        lay, node = self.mesh.layout, self.gpus_per_node
+        block = lay.tp * {"tp": 1, "cp": lay.cp, "sequence": lay.cp, "ep": lay.ep}[axis]
+        aligned = block % node == 0 or node % block == 0
+        ranks = (0,) if aligned else range(min(lay.world, lcm(block, node)))
+        worst = max((Span.of(self.mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
+        self.spans[axis] = worst
+        return worst
+
+    def bytes_of(self, spec: Spec) -> Bytes:
+        return bytes_of(spec, self.widths, self.load)
+
+    # ---- calls of the tape -----------------------------------------------------------------------------------
+
+    def collective(self, site: Site) -> Seconds:
+        """One that the tape starts."""
+        if site.word in COPIES:
+            return self.rates.copy(site.word, self.bytes_of(site.ins[0]._replace(pinned=False)))
+        axis, spec = str(site.attrs["axis"]), counted(site.word, site.ins[0], site.outs[0])
+        return self.rates.collective(site.word, self.span(axis), self.bytes_of(spec))
+
+    def agreement(self, site: Site, phase: Phase) -> tuple[str, Seconds] | None:
+        """A kernel that asks other ranks for a scale first: over which axis, and how long that takes."""
+        if "fp8" not in site.attrs or phase in ("start", "finish"):
+            return None
+        body, ins = body_of(site, self.mesh.layout), shapes(site, self.load)
+        axis, n = body.agreed(phase, ins, site.weights, site.attrs)
+        if not n or self.mesh.size(axis) == 1:
+            return None
+        return axis, self.rates.collective("all_reduce", self.span(axis), n * FLOAT)
+
+    def call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
+        """Products at the speed of their shape, and all other bytes at that of memory.
+
+        A kernel reads what it is given and writes what it makes; what it needs beside them it writes and reads once.
+        """
+        known = self.costs.get((site, phase))
+        if known is None:
+            known = self.costs[site, phase] = self._call(site, phase, specs, registers)
+        return known
+
+    def _call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
+        rates, layout = self.rates, self.mesh.layout
+        body, ins = body_of(site, layout), shapes(site, self.load)
+        if site.word == "attention" and layout.attention != "reference":
+            flops, head = body.flops(phase, ins, site.weights, site.attrs), int(site.attrs["head_size"])
+            backward, flash = phase != "forward", layout.attention == "flash"
+            return "attention", rates.attention(flops, backward=backward, causal=True, head_size=head, flash=flash)
+        products = body.products(phase, ins, site.weights, site.attrs)
+        if body.of_codes(phase):
+            return "compute", self._scaled(body, site, phase, ins, products)
+        beside = 2 * body.workspace(phase, ins, site.weights, site.attrs, self.widths)
+        if phase == "weight_gradient":
+            beside += 2 * sum(map(prod, site.weights)) * self.widths["gradient"]  # added to what is there
+        if products:
+            part = "attention" if site.word == "attention" else "compute"
+            return part, fsum(map(rates.product, products)) + (rates.moved(beside) if beside else 0.0)
+        moved = sum([self.bytes_of(specs[r]) for r in registers])
+        moved += sum([self.bytes_of(specs[registers[i]]) for i in body.overwrites])
+        return "pointwise", rates.moved(moved + beside)
+
+    def _scaled(
+        self, body: Body, site: Site, phase: Phase, ins: list[tuple[int, ...]], products: tuple[Product, ...]
+    ) -> Seconds:
+        """Products of FP8 codes, and the passes that make codes. A weight gradient is made beside its bucket."""
+        passes = body.passes(phase, ins, site.weights, self.widths)
+        if phase == "weight_gradient":
+            passes += 2 * prod(site.weights[0]) * (self.widths["gradient"] + self.widths["compute"])
+        return fsum(map(self.rates.scaled, products)) + self.rates.moved(passes)
+
+
+def seconds_alone(piece: Piece, device: Device) -> dict[int, Seconds]:
+    """Of each call of a forward, by the place of its site: as if nothing else ran, collectives too."""
+    found = dict[int, Seconds]()
+    for job, ins, outs in piece.outline.calls["Fwd"]:
+        place, phase = piece.outline.jobs[job]
+        site = piece.sites[place]
+        if phase == "forward":
+            found[place] = device.call(site, phase, piece.specs, (*ins, *outs))[1]
+        elif phase == "start" and site.word not in COPIES:
+            found[place] = device.collective(site)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCosts:
+    """Seconds of what happens to a bucket."""
+
+    rates: Rates
+    policy: Policy
+    gpus_per_node: int
+
+    def on_wire(self, kind: str, b: Bucket) -> Seconds:
+        """One collective on a bucket: over those who share it, or over the replicas of a shard."""
+        role = b.gathered_as if kind == "all_gather" else "reduce"
+        whole, shard = Spec((b.size,), role), Spec((b.shard_size,), role)
+        ends = {"all_gather": (shard, whole), "reduce_scatter": (whole, shard), "all_reduce": (shard, shard)}[kind]
+        wire, group = counted(kind, *ends), b.replicas if kind == "all_reduce" else b.sharers
+        amount = wire.numel() * self.policy.widths[wire.role]
+        return self.rates.collective(kind, Span.of(group, self.gpus_per_node), amount)
+
+    def narrowed(self, b: Bucket) -> Seconds:
+        """Of gradients put in the dtype of the wire, or back: they are read and written."""
+        w = self.policy.widths
+        return (
+            self.rates.moved(b.size * (w["gradient"] + w["reduce"]))
+            if self.policy.reduce != self.policy.gradient
+            else 0.0
+        )
+
+    def landed(self, b: Bucket) -> Seconds:
+        """Of a sum that is added to the shard's."""
+        w = self.policy.widths
+        return self.rates.moved(b.shard_size * (2 * w["gradient"] + w["reduce"]))
+
+    def squares(self, b: Bucket) -> Seconds:
+        """Of this rank's gradients, read for the norm."""
+        return self.rates.moved(b.shard_size * self.policy.widths["gradient"])
+
+    def coded(self, b: Bucket) -> Seconds:
+        """Of making a shard codes of FP8: it is read, and they are written."""
+        w = self.policy.widths
+        return self.rates.moved(b.shard_size * (w["parameter"] + w["code"]))
+
+    def largest(self, b: Bucket) -> Seconds:
+        """Of a shard, read for its weights' largest values."""
+        return self.rates.moved(b.shard_size * self.policy.widths["parameter"])
+
+    def update(self, b: Bucket) -> Seconds:
+        """Of moving a bucket's parameters; where matrices are dealt, all wait for the rank whose own take longest."""
+        p = self.policy
+        read = b.shard_size * p.widths["gradient"]  # for the norm, which is not the update's
+        if not b.mover.by_matrix:
+            return self.rates.update(touched(b.shard_size, p.keeping(b.moments)) - read)
+        return self.rates.update(muon.touched(b, p) - read) + max(
+            self._matrices(b, hand) for hand in deal(b.matrices, len(b.team))
+        )
+
+    def _matrices(self, b: Bucket, hand: tuple[Matrix, ...]) -> Seconds:
+        rates, wires = self.rates, muon.wires(b, hand, self.policy)
+        sent = (rates.collective(w.kind, Span.of(w.group, self.gpus_per_node), w.amount) for w in wires)
+        made = Counter(product for m in hand for product in muon.products(m))
+        steps = b.mover.steps
+        return fsum((*sent, *(steps * n * rates.product(Product(1, *one)) for one, n in made.items())))
+
+    def copies(self, b: Bucket) -> Mapping[str, Seconds]:
+        """Of what the optimizer keeps on the host, each way."""
+        there = away(b, self.policy)
+        return {word: self.rates.copy(word, there) for word in COPIES} if there else {}
+
+
+def scale_bytes(buckets: list[Bucket]) -> Bytes:
+    """Of the scales of weights that travel as codes, on which a stage agrees once a step."""
+    return LONE * sum(len(b.params) for b in buckets if b.gathered_as == "code")
+
+
+Told = Callable[[str, Bucket], Seconds]

@@ -1,0 +1,344 @@
+"""A step of all pipeline ranks: each plays its actions until it needs a message, which moves when both its ends have
+posted it. Long schedules repeat a turn: once all ranks' relative states come again, the turns that are left are jumped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+from penteract.errors import Bug
+from penteract.estimate.time.clock import Machine
+from penteract.estimate.time.stage import Derived, Stage
+from penteract.schedule.actions import Compute, Exchange, stage_of
+from penteract.schedule.in_flight import action_lists, steady
+from penteract.spec.schedules import ScheduleName
+
+_UNKNOWN = -1
+
+
+class Post(NamedTuple):
+    """A rank's half of an exchange: messages that it sends, and that it waits for."""
+
+    sends: tuple[int, ...]
+    receives: tuple[int, ...]
+
+
+class Message(NamedTuple):
+    """`micro` and `where` (what it is, the stage that it comes from) name it; `both`: as much goes the other way."""
+
+    source: int
+    target: int
+    micro: int
+    where: tuple[str, int]
+    both: bool
+
+
+class Place(NamedTuple):
+    """Where a rank is: what it does next, and its next computation."""
+
+    item: int
+    compute: int
+
+
+class Line(NamedTuple):
+    """A schedule with its messages numbered. Of each rank: what it does in order, a number of a computation or a post;
+    its computations; and where turns begin."""
+
+    todo: tuple[tuple[int | Post, ...], ...]
+    computes: tuple[tuple[Compute, ...], ...]
+    messages: tuple[Message, ...]
+    turns: tuple[tuple[Place, ...], ...]  # by turn, of each rank
+    channels: tuple[int, ...]  # of each message: those between two ranks, one way, go in order
+
+
+@cache
+def line_of(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Line:
+    """The messages of a schedule, each once for its two ends."""
+    lists = action_lists(schedule, pp, vpp, micros)
+    numbers, messages = dict[tuple[str, int, int], int](), list[Message]()
+    todo, computes = list[tuple[int | Post, ...]](), list[tuple[Compute, ...]]()
+    for rank, actions in enumerate(lists):
+        own, does = list[Compute](), list[int | Post]()
+        for action in actions:
+            match action:
+                case Compute():
+                    does.append(len(own))
+                    own.append(action)
+                case Exchange():
+                    does.append(_post(action, rank, pp, numbers, messages))
+                case _:
+                    raise Bug("SCHEDULE", "no layout names a schedule of woven passes", found=str(action))
+        todo.append(tuple(does))
+        computes.append(tuple(own))
+    ways = {way: i for i, way in enumerate(dict.fromkeys((m.where[0], m.source, m.target) for m in messages))}
+    channels = tuple([ways[m.where[0], m.source, m.target] for m in messages])
+    turns = zip(*(_turns(pp, vpp, does, own) for does, own in zip(todo, computes, strict=True)), strict=False)
+    return Line(tuple(todo), tuple(computes), tuple(messages), tuple(turns), channels)
+
+
+def _post(
+    exchange: Exchange, rank: int, pp: int, numbers: dict[tuple[str, int, int], int], messages: list[Message]
+) -> Post:  # fmt: skip
+    ways: dict[str, list[int]] = {"Send": [], "Recv": []}
+    both = {t.peer for t in exchange.transfers if t.kind == "Send"}
+    both &= {t.peer for t in exchange.transfers if t.kind == "Recv"}
+    for t in exchange.transfers:
+        source, target = (rank, t.peer) if t.kind == "Send" else (t.peer, rank)
+        stage = stage_of(rank, t.chunk, pp)
+        if t.kind == "Recv":
+            stage += -1 if t.what == "value" else 1
+        number = numbers.setdefault((t.what, t.micro, stage), len(messages))
+        if number == len(messages):
+            messages.append(Message(source, target, t.micro, (t.what, stage), t.peer in both))
+        ways[t.kind].append(number)
+    return Post(tuple(ways["Send"]), tuple(ways["Recv"]))
+
+
+def _turns(pp: int, vpp: int, does: Sequence[int | Post], own: Sequence[Compute]) -> list[Place]:
+    """Where each turn of micro-batches begins on a rank: after the computation before the first of its forwards."""
+    warm, turn = steady(pp, vpp), turn_of(pp, vpp)
+    found, before = list[Place](), 0
+    for place, item in enumerate(does):
+        if isinstance(item, int):
+            kind, micro, chunk = own[item]
+            if kind == "Fwd" and not chunk and micro >= warm and (micro - warm) % turn == 0:
+                found.append(Place(before, item))
+            before = place + 1
+    return found
+
+
+def turn_of(pp: int, vpp: int) -> int:
+    """Micro-batches after which a schedule repeats itself."""
+    return pp if vpp > 1 else 1
+
+
+class Mark(NamedTuple):
+    """All ranks at the beginning of a turn, relative to the first one's clock.
+
+    at      the first rank's clock
+    states  what decides all that comes, but for hosts
+    behind  how far each host is behind its device; `held`: how often it has held something up
+    spent   how much each machine has noted
+    """
+
+    at: int
+    states: tuple[Any, ...]
+    behind: tuple[int, ...]
+    held: tuple[int, ...]
+    spent: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Ranks:
+    """Steps of one layout.
+
+    stages, derived  of each pipeline rank
+    wires    picoseconds of each message
+    norm     picoseconds of the sum of the gradients' norm
+    launch   picoseconds that the host needs to post a message, or to wait for one
+    skipped  turns of the schedule that `line` leaves out
+    jumps    whether what comes again is left out; else all is played
+    """
+
+    line: Line
+    stages: Sequence[Stage]
+    derived: Sequence[Derived]
+    wires: Sequence[int]
+    norm: int
+    launch: int
+    skipped: int = 0
+    jumps: bool = True
+    machines: list[Machine] = field(init=False)
+    ends: list[int] = field(default_factory=list[int])  # of steps
+    marks: list[list[Mark]] = field(default_factory=list[list[Mark]])  # of each step
+    _at: list[int] = field(init=False)
+    _posted: list[bool] = field(init=False)
+    _sent: list[int] = field(init=False)  # of each message: when its sender has posted it
+    _asked: list[int] = field(init=False)  # and its receiver
+    _there: list[int] = field(init=False)  # when it has arrived
+    _free: list[int] = field(init=False)  # of each channel
+    _leaving: list[tuple[int, ...]] = field(init=False)  # of each rank: messages sent, and not waited for
+    _asleep: dict[int, list[int]] = field(init=False)  # message -> ranks that wait for its other end
+    _awake: list[int] = field(init=False)
+    _open: dict[int, int] = field(init=False)  # messages posted, and how many of their ends are not done with them
+    held_at_end: tuple[int, ...] = ()  # of the last step
+    spent_at_end: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # of each step
+
+    def __post_init__(self) -> None:
+        self.machines = [stage.clock.machine() for stage in self.stages]
+
+    def step(self) -> None:
+        """One step of all ranks, from what the last one left."""
+        n, messages = len(self.machines), len(self.line.messages)
+        self._at, self._posted, self._leaving = [0] * n, [False] * n, [()] * n
+        self._sent, self._asked, self._there = ([_UNKNOWN] * messages for _ in range(3))
+        self._free, self._asleep, self._open = [0] * len(self.line.channels), {}, {}
+        self.marks.append([])
+        for m, stage, derived in zip(self.machines, self.stages, self.derived, strict=True):
+            stage.clock.advance(m, derived.opening)
+        if self.jumps and self._turns():
+            self._note_end()
+            return
+        self._until([len(todo) for todo in self.line.todo])
+        for r, (m, stage, derived) in enumerate(zip(self.machines, self.stages, self.derived, strict=True)):
+            if not self._settle(r):
+                raise Bug("SCHEDULE", f"a message of rank {r} is never met")
+            stage.clock.advance(m, derived.closing)
+        together = max(m.now for m in self.machines) + self.norm
+        for m, stage, derived in zip(self.machines, self.stages, self.derived, strict=True):
+            stage.clock.wait_until(m, together)
+            stage.clock.advance(m, derived.update)
+            m.host = max(m.host, m.now)  # it looks at the losses
+        self.ends.append(max(m.now for m in self.machines))
+        self._note_end()
+
+    def _note_end(self) -> None:
+        self.held_at_end = tuple([m.held for m in self.machines])
+        self.spent_at_end.append(tuple([len(m.spent) for m in self.machines]))
+
+    # ---- turns -----------------------------------------------------------------------------------------------
+
+    def _turns(self) -> bool:
+        """Play turn after turn, and jump once all ranks' states come again; whether the rest of the step is as that of
+        the step before."""
+        marks, seen, left = self.marks[-1], dict[tuple[Any, ...], int](), self.skipped
+        for k, places in enumerate(self.line.turns):
+            self._until([place.item for place in places])
+            mark = self._mark(k, places)
+            marks.append(mark)
+            if len(self.marks) > 1 and self._goes_on_as_before(k):
+                return True
+            before = seen.get(mark.states)
+            if left and before is not None and left % (k - before) == 0:
+                quiet = [
+                    a == b and not m.looked
+                    for a, b, m in zip(mark.held, marks[before].held, self.machines, strict=True)
+                ]
+                if _as_late(mark, marks[before], quiet):
+                    self._jump(marks[before], mark, left // (k - before))
+                    left = 0
+            seen[mark.states] = k
+        if left:
+            raise LookupError("no state came again")
+        return False
+
+    def _mark(self, k: int, places: Sequence[Place]) -> Mark:
+        at, ms = self.machines[0].now, self.machines
+        micro = k * turn_of(len(ms), max((a.chunk for a in self.line.computes[0]), default=0) + 1)
+        own = [
+            (m.now - at, m.state.number, 0 if m.state.fixed else m.unit, len(m.pending), derived.left[place.compute])
+            for m, derived, place in zip(ms, self.derived, places, strict=True)
+        ]
+        under_way = [
+            (message.where, message.micro - micro, *[t - at if t != _UNKNOWN else None for t in times])
+            for i in self._open
+            for message, times in [(self.line.messages[i], (self._sent[i], self._asked[i], self._there[i]))]
+        ]
+        free = [max(0, t - at) for t in self._free]
+        states = (*own, tuple(sorted(under_way, key=str)), tuple(free))
+        return Mark(
+            at, states, tuple([m.host - m.now for m in ms]), tuple([m.held for m in ms]),
+            tuple([len(m.spent) for m in ms]),
+        )  # fmt: skip
+
+    def _jump(self, before: Mark, now: Mark, times: int) -> None:
+        """Leave out `times` of what lies between two marks."""
+        by = (now.at - before.at) * times
+        for r, m in enumerate(self.machines):
+            m.spent.extend([(parts, n * times) for parts, n in m.spent[before.spent[r] : now.spent[r]]])
+            m.host += by + (now.behind[r] - before.behind[r]) * times
+            m.now += by
+        for i in self._open:
+            for times_of in (self._sent, self._asked, self._there):
+                times_of[i] += by if times_of[i] != _UNKNOWN else 0
+        self._free = [t + by for t in self._free]
+
+    def _goes_on_as_before(self, k: int) -> bool:
+        """Whether a mark is that of the step before: then the rest of the step is that of the step before, too."""
+        mark, old = self.marks[-1][k], self.marks[-2][k]
+        quiet = [a == b and not m.looked for a, b, m in zip(old.held, self.held_at_end, self.machines, strict=True)]
+        if mark.states != old.states or any(m.pending for m in self.machines) or not _as_late(mark, old, quiet):
+            return False
+        self.ends.append(mark.at + self.ends[-1] - old.at)
+        for r, m in enumerate(self.machines):
+            m.spent.extend(m.spent[old.spent[r] : self.spent_at_end[-1][r]])
+        return True
+
+    # ---- messages --------------------------------------------------------------------------------------------
+
+    def _until(self, caps: Sequence[int]) -> None:
+        """Play every rank up to its cap, or to where it waits for a peer that stands at its own."""
+        awake, caps = list(range(len(caps))), list(caps)
+        self._awake = awake
+        while awake:
+            r = awake.pop()
+            m, todo, clock = self.machines[r], self.line.todo[r], self.stages[r].clock
+            actions = self.derived[r].actions
+            while self._at[r] < caps[r]:
+                item = todo[self._at[r]]
+                if isinstance(item, int):
+                    clock.take(m, actions[item])
+                elif not self._exchange(r, item):
+                    break
+                self._at[r] += 1
+
+    def _exchange(self, r: int, post: Post) -> bool:
+        """Wait for what was sent, post, and wait for what comes; False where a peer is not there yet."""
+        m = self.machines[r]
+        if not self._posted[r]:
+            if not self._settle(r):
+                return False
+            m.host += self.launch * (len(post.sends) + len(post.receives))
+            for i in post.sends:
+                self._post(i, self._sent, self._asked, max(m.now, m.host))
+            for i in post.receives:
+                self._post(i, self._asked, self._sent, max(m.now, m.host))
+            self._leaving[r], self._posted[r] = post.sends, True
+        if not self._arrive(r, post.receives):
+            return False
+        self._posted[r] = False
+        for i in post.receives:
+            self._close(i)
+        return True
+
+    def _settle(self, r: int) -> bool:
+        """Wait until what was sent has left."""
+        if not self._arrive(r, self._leaving[r]):
+            return False
+        for i in self._leaving[r]:
+            self._close(i)
+        self._leaving[r] = ()
+        return True
+
+    def _post(self, i: int, own: list[int], other: list[int], now: int) -> None:
+        """One end of a message: once both have posted it, it moves as soon as those before it have."""
+        own[i] = now
+        self._open[i] = 2
+        if other[i] != _UNKNOWN:
+            channel = self.line.channels[i]
+            self._there[i] = self._free[channel] = max(now, other[i], self._free[channel]) + self.wires[i]
+            self._awake.extend(self._asleep.pop(i, ()))
+
+    def _arrive(self, r: int, messages: Sequence[int]) -> bool:
+        until = 0
+        for i in messages:
+            if self._there[i] == _UNKNOWN:
+                self._asleep.setdefault(i, []).append(r)
+                return False
+            until = max(until, self._there[i])
+        self.stages[r].clock.wait_until(self.machines[r], until)
+        return True
+
+    def _close(self, i: int) -> None:
+        """One of a message's two ends has waited for it."""
+        self._open[i] -= 1
+        if not self._open[i]:
+            del self._open[i]
+
+
+def _as_late(now: Mark, then: Mark, quiet: Sequence[bool]) -> bool:
+    """Whether hosts are as far behind as they were, or less where that held nothing up."""
+    return all(h == b or (h < b and q) for h, b, q in zip(now.behind, then.behind, quiet, strict=True))

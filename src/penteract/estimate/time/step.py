@@ -1,0 +1,169 @@
+"""The time of a step: the program of every pipeline rank, played by the clock for two steps. The second is reported,
+as it begins with what the first has left under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import fsum
+
+from penteract.estimate.composed import Composer
+from penteract.estimate.load import Balanced
+from penteract.estimate.pieces import Kind, Piece, sight
+from penteract.estimate.rates import Rates, Span
+from penteract.estimate.time.clock import PS, Clock, Op, ps
+from penteract.estimate.time.cost import BucketCosts, Cost, Device, scale_bytes
+from penteract.estimate.time.ops import BucketOps, Positions, Streams, piece_ops
+from penteract.estimate.time.ranks import Line, Ranks, line_of, turn_of
+from penteract.estimate.time.stage import Stage
+from penteract.ops.bodies.body import FLOAT
+from penteract.ops.bodies.fp8 import is_coded, remembered
+from penteract.ops.tape import Site
+from penteract.parallel.data import Bucket, bucket_of
+from penteract.schedule.in_flight import steady
+from penteract.spec.hardware import Cluster
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.step.ring import places
+
+_TURNS = 4  # of a schedule that are played before others are jumped
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Plays steps of layouts of one model on one cluster."""
+
+    composer: Composer
+    cluster: Cluster
+    rates: Rates
+    jumps: bool = True
+    costs: dict[tuple[Site, str], Cost] = field(default_factory=dict[tuple[Site, str], Cost])
+    clocks: dict[tuple[int, ...], Clock] = field(default_factory=dict[tuple[int, ...], Clock])
+
+    def ranks(self, layout: Layout) -> Ranks:
+        """Two steps of all pipeline ranks, played."""
+        turns = _TURNS
+        while True:
+            ranks = self._build(layout, turns if self.jumps else 0)
+            try:
+                ranks.step()
+                ranks.step()
+            except LookupError:
+                turns *= 2
+            else:
+                return ranks
+
+    def seconds(self, layout: Layout) -> float:
+        """Of a step."""
+        ends = self.ranks(layout).ends
+        return (ends[1] - ends[0]) / PS
+
+    # ---- the program -----------------------------------------------------------------------------------------
+
+    def _build(self, layout: Layout, turns: int) -> Ranks:
+        lay = layout
+        micros, skipped = _shortened(lay, turns)
+        line = line_of(lay.schedule, lay.pp, lay.vpp, micros)
+        deal, made = self.composer.deal(lay), dict[int, Stage]()
+        derived = list[object]()
+        node, each = self.cluster.gpus_per_node, lay.world // lay.pp
+        alike = each % node == 0 or node % each == 0  # all stages lie on nodes alike
+        stages = list[Stage]()
+        for r in range(lay.pp):
+            group = deal.group[r] if alike else -1 - r
+            if group not in made:
+                made[group] = self.stage(lay, r)
+            stages.append(made[group])
+            derived.append(stages[-1].derive(line.computes[r]))
+        world = Span.of(tuple(range(lay.world)), node)
+        norm = ps(self.rates.collective("all_reduce", world, 16))
+        return Ranks(line, stages, derived, self._wires(lay, line), norm, ps(self.rates.launch), skipped, self.jumps)  # type: ignore[arg-type]
+
+    def _wires(self, layout: Layout, line: Line) -> list[int]:
+        """Of each message."""
+        lay, node = layout, self.cluster.gpus_per_node
+        if lay.pp == 1:
+            return []
+        rows = self.composer.sequence_length // lay.cp // lay.tp * lay.micro_batch_size
+        amount = rows * self.composer.model.hidden_size * self.composer.widths["compute"]
+        each, known = lay.world // lay.pp, dict[tuple[int, int, bool], int]()
+        out = list[int]()
+        for m in line.messages:
+            way = (m.source, m.target, m.both)
+            if way not in known:
+                across = any((m.source * each + i) // node != (m.target * each + i) // node for i in range(each))
+                kind = "shift" if m.both else "send"
+                known[way] = ps(self.rates.collective(kind, Span(2, 1 + across), amount))
+            out.append(known[way])
+        return out
+
+    def stage(self, layout: Layout, r: int) -> Stage:
+        """The program of the ranks of pipeline coordinate `r`."""
+        lay, mesh = layout, Mesh(layout)
+        rank, seen = mesh.group("pp", 0)[r], sight(layout)
+        streams = Streams(mesh, rank)
+        load = Balanced.of(self.composer.model, lay, self.composer.sequence_length)
+        device = Device(self.rates, self.composer.widths, mesh, self.cluster.gpus_per_node, load, self.costs)
+        placed, packs = self.composer.placed(lay, r), tuple(self.composer.packs(lay, r))
+        pieces = dict[Kind, tuple[Piece, dict[str, Positions]]]()
+        for kind in dict.fromkeys(kind for kind, _ in placed):
+            piece = self.composer.piece(kind, lay, seen)
+            pieces[kind] = piece, dict(piece_ops(piece, device, streams))
+        known = dict[object, Bucket]()
+        buckets = list[Bucket]()
+        for pack in packs:
+            key = (pack.alike, pack.elements, pack.unit < 0, pack.shapes)
+            if key not in known:
+                known[key] = bucket_of(pack, mesh, rank)
+            buckets.append(known[key])
+        ops = BucketOps(BucketCosts(self.rates, self.composer.policy, self.cluster.gpus_per_node), streams)
+        ends, chunks = 0, list[range]()
+        for chain in self.composer.chains_of(lay, r):
+            chunks.append(range(ends, ends := ends + sum(n for _, n in chain)))
+        row = [kind for kind, _ in placed]
+        scales, agreed = self._outside(mesh, rank, row, pieces, buckets, ops)
+        for b in known.values():
+            _streams(ops, b)
+        owner = tuple(streams.parts)
+        if owner not in self.clocks:
+            slower = round((self.rates.beside - 1) * 10**6)
+            self.clocks[owner] = Clock(ps(self.rates.launch), slower, owner, jumps=self.jumps)
+        return Stage(self.clocks[owner], ops, row, chunks, pieces, packs, buckets, [params for _, params in placed],
+                     places(lay, len(row)), scales, agreed)  # fmt: skip
+
+    def _outside(
+        self, mesh: Mesh, rank: int, row: Sequence[Kind], pieces: dict[Kind, tuple[Piece, dict[str, Positions]]],
+        buckets: list[Bucket], ops: BucketOps,
+    ) -> tuple[list[Op], list[Op]]:  # fmt: skip
+        """Sums over the stage outside of the tape: before the first action, and after the last."""
+        model, widths, stage = self.composer.model, self.composer.widths, mesh.group("stage", rank)
+        sites = [site for kind in row for site in pieces[kind][0].sites]
+        scales = [ops.largest(b) for b in buckets if b.gathered_as == "code"]
+        scales += ops.agree(stage, scale_bytes(buckets), "scales of codes")
+        routers = sum(site.word == "tally" for site in sites)
+        agreed = ops.agree(stage, routers * model.moe.experts * widths["index"] if model.moe else 0, "routed counts")
+        delayed = sum(1 for site in sites if remembered(site) and not is_coded(site))
+        return scales, [*agreed, *ops.agree(stage, delayed * 3 * FLOAT, "delayed scales")]
+
+
+def _streams(ops: BucketOps, b: Bucket) -> None:
+    """Of all that a bucket is moved over, so that a clock knows every stream of its ranks."""
+    for ranks in (b.sharers, b.replicas):
+        if len(ranks) > 1:
+            ops._stream(ranks)
+
+
+def _shortened(layout: Layout, turns: int) -> tuple[int, int]:
+    """Micro-batches that are played, and turns that are jumped: a multiple of four, as rings and uneven ranks may
+    need a few turns to come round. Where all goes forward before anything goes back, a turn is of one half alone."""
+    lay, m = layout, layout.gradient_accumulation_steps
+    turn = turn_of(lay.pp, lay.vpp)
+    spare = (m - steady(lay.pp, lay.vpp) - lay.pp) // turn - turns
+    if not turns or lay.schedule == "afab" or spare < 4:
+        return m, 0
+    return m - spare // 4 * 4 * turn, spare // 4 * 4
+
+
+def total(parts: Sequence[float]) -> float:
+    return fsum(parts)
