@@ -7,7 +7,7 @@ more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,12 +48,14 @@ class Codes:
         self.table = torch.zeros(len(self.names), ALIGNED, device=self.device)
         self.scales = {name: row[:1] for name, row in zip(self.names, self.table.unbind(), strict=True)}
 
-    def begin(self, agree: Callable[[str, torch.Tensor], None]) -> None:
-        """Make scales of the weights as they are now. `agree`: puts the largest over an axis's ranks in place."""
+    def begin(self) -> None:
+        """The largest values of what this rank holds of the weights, as they are now."""
         self.table.zero_()
         for name, part in self.parts.items():
             self.scales[name].copy_(torch.linalg.vector_norm(part.values, ord=torch.inf))
-        agree("stage", self.table)
+
+    def scale(self) -> None:
+        """Make scales of the largest values, once ranks have agreed on them."""
         make_scales(self.fp8, self.fp8.operand, self.table)
 
     def put(self, b: Bucket, shard: range, whole: torch.Tensor) -> torch.Tensor:

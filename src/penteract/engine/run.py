@@ -22,6 +22,7 @@ from penteract.ops.offload import COPIES
 from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.step.agreements import Agreement, Name
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot
 
@@ -54,10 +55,11 @@ class Run:
     received: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     totals: torch.Tensor = field(init=False)  # squared gradient norm, the loss terms, ranks that were asked to stop
     stop: torch.Tensor = field(init=False)
+    agreed: dict[Name, torch.Tensor] = field(init=False)  # on what ranks agree, in place
     waits: torch.cuda.Stream | None = field(init=False)
     copies: Copies = field(init=False)
     host: Arena | None = None  # where what is offloaded lies
-    factors: Factors | None = None  # of the update, in this step
+    common: Factors | None = None  # to the updates of all buckets, in this step
     streamed: Streamed | None = None  # through which the optimizer's buffers come, where they are on the host
 
     def __post_init__(self) -> None:
@@ -74,6 +76,11 @@ class Run:
         self.totals = torch.zeros(2 + len(self.p.losses), dtype=stat, device=device)
         self.stop = torch.zeros((), dtype=stat, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
+        self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed, "norm and losses": self.totals}
+        if history is not None:
+            self.agreed["largest values"] = history.seen
+        if self.state.codes is not None:
+            self.agreed["scales of weights"] = self.state.codes.table
         self.copies = Copies(device)
         if self.state.places:
             self.streamed = Streamed(self.state.flats[::-1], self.state.places, self.copies, self.comm)
@@ -87,7 +94,6 @@ class Run:
     # ---- the walk --------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Loss terms are sums over the step's whole batch, so their scales are known before the first forward."""
         self.memory.begin()
         if self.host is not None:
             self.host.begin()
@@ -98,12 +104,20 @@ class Run:
         if self.state.history is not None:
             self.state.history.begin()
         if self.state.codes is not None:
-            self.state.codes.begin(self._agree)
+            self.state.codes.begin()
         self.written.clear()
         self.added.clear()
-        for tally in self.state.tallies.values():
-            tally.zero_()
-        self.comm.finish(self.comm.sum(self._ranks("dp"), self.counts))
+        self.state.routed.zero_()
+
+    def agree(self, agreement: Agreement) -> None:
+        x = self.agreed[agreement.name]
+        ranks, largest = self._ranks(agreement.axis), agreement.kind == "max"
+        self.comm.finish(self.comm.largest(ranks, x) if largest else self.comm.sum(ranks, x))
+
+    def scales(self) -> None:
+        """Loss terms are sums over the step's whole batch, so their scales are known before the first forward."""
+        if self.state.codes is not None:
+            self.state.codes.scale()
         means = 1 / self.counts.clamp(min=1).to(self.totals.dtype)
         self.env.scale["cross_entropy"].copy_(means[0])
         if "predict_ahead" in self.env.scale:
@@ -162,7 +176,7 @@ class Run:
 
     def reduce(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
-        if len(flat.bucket.holders) == 1:
+        if not flat.bucket.summed:
             return
         wire = narrowed(flat.gradient, self.wire)
         if flat.bucket.shards > 1:  # in place: the rest of the buffer is of no use then
@@ -200,41 +214,33 @@ class Run:
         if self.on_action is not None:
             self.on_action(str(action))
 
-    def gradients(self) -> None:
-        for bucket, flight in self.reducing.items():
-            self.comm.finish(flight)
-            flat = self.state.flats[bucket]
-            if flat.cut_gradient is None:
-                widened(flat.gradient, self.wire, flat.shard)
-            else:
-                widened(flat.cut_gradient, self.wire, range(len(flat.shard)))
-        self.reducing.clear()
-        self._sum_tallies()
-        if (history := self.state.history) is not None:
-            self.comm.finish(self.comm.largest(self._ranks("stage"), history.seen))
-        for flat in self.state.flats:
-            if flat.bucket.replicas[0] == self.p.rank:  # one rank counts each element
-                self.totals[0].add_(_squares(flat.own_gradient, self.totals.dtype))
-        self.collect()
+    def widen(self, bucket: int) -> None:
+        flat = self.state.flats[bucket]
+        self.comm.finish(self.reducing.pop(bucket, None))
+        if flat.cut_gradient is None:
+            widened(flat.gradient, self.wire, flat.shard)
+        else:
+            widened(flat.cut_gradient, self.wire, range(len(flat.shard)))
+
+    def measure(self, bucket: int) -> None:
+        self.totals[0].add_(_squares(self.state.flats[bucket].own_gradient, self.totals.dtype))
+
+    def factors(self) -> None:
         self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # what a loss that is not finite taught is skipped as well
         if self.state.scaling is not None:
             self.state.scaling.unscale(self.totals[0])
-        if history is not None:
-            history.end(self.totals[0])
+        if self.state.history is not None:
+            self.state.history.end(self.totals[0])
         if self.optimizer is not None:
-            self.factors = self.optimizer.factors(self.totals[0])
-
-    def collect(self) -> None:
-        """Sum the totals over all ranks."""
-        self.comm.finish(self.comm.sum(self._ranks("world"), self.totals))
+            self.common = self.optimizer.factors(self.totals[0])
 
     def update(self, bucket: int) -> None:
         if self.optimizer is None:
             return
-        assert self.factors is not None, "an update before its gradients"
+        assert self.common is not None, "an update before its gradients"
         flat = self.state.flats[bucket]
         for part in (flat,) if self.streamed is None else self.streamed.slices(flat):
-            self.optimizer.update(part, self.factors)
+            self.optimizer.update(part, self.common)
 
     def gather(self, bucket: int) -> None:
         flat, own = self.state.flats[bucket], self.state.flats[bucket].own_parameter
@@ -316,13 +322,6 @@ class Run:
             flight = self.comm.start(site.word, ranks, x, y, site.attrs)
         self.registers[slot, call.outs[0]] = y
         self.flights[slot, call.outs[0]] = flight
-
-    def _sum_tallies(self) -> None:
-        if self.state.tallies:
-            together = torch.cat(list(self.state.tallies.values()))
-            self.comm.finish(self.comm.sum(self._ranks("stage"), together))
-            for tally, total in zip(self.state.tallies.values(), together.chunk(len(self.state.tallies)), strict=True):
-                tally.copy_(total)
 
 
 def _squares(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

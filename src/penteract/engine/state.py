@@ -134,7 +134,8 @@ class State:
     parameters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # rows of `routed`
+    routed: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     scaling: LossScale | None = None
     history: History | None = None
     codes: Codes | None = None
@@ -206,9 +207,9 @@ def allocate(p: Program, device: torch.device) -> State:
         parts = {x.param.name: Part(x.begin, x.values) for x in state.pieces("parameter") if x.param.name in names}
         state.codes = Codes(sites[0].attrs["fp8"], names, parts, device, quantiser(p.layout.elementwise))
     experts = p.model.moe.experts if p.model.moe else 0
-    for name in p.balanced:
-        state.biases[name] = torch.zeros(experts, dtype=dtype["stat"], device=device)
-        state.tallies[name] = torch.zeros(experts, dtype=torch.int64, device=device)
+    state.routed = torch.zeros(len(p.balanced), experts, dtype=torch.int64, device=device)
+    state.tallies = dict(zip(p.balanced, state.routed.unbind(), strict=True))
+    state.biases = {name: torch.zeros(experts, dtype=dtype["stat"], device=device) for name in p.balanced}
     return state
 
 

@@ -113,7 +113,6 @@ class Trainer:
         for b in range(batches):
             self.feed(self.judge, b * size, samples)
             walk_forward(self.judge.p, self.judge)
-            self.judge.collect()
             count = int(self.judge.counts[0])
             total, tokens = total + self._outcome(self.judge).loss * count, tokens + count
         return total / max(1, tokens)

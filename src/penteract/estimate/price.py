@@ -20,11 +20,12 @@ from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
 from penteract.spec.layout import Elementwise
 from penteract.spec.precision import Policy
 from penteract.step import muon, update
+from penteract.step.agreements import Agreement
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot
 from penteract.step.ring import gradient_ring, parameter_ring
 from penteract.step.update import kept
-from penteract.step.walk import walk
+from penteract.step.walk import Silent, walk
 from penteract.units import Bytes, Flops
 
 Wire = tuple[str, tuple[int, ...]]  # collective, the ranks of its group
@@ -71,7 +72,7 @@ class Price:
 
 
 @dataclass(slots=True)
-class Pricing:
+class Pricing(Silent):
     """The reading that prices: registers are sizes."""
 
     p: Program
@@ -83,9 +84,8 @@ class Pricing:
 
     # ---- the walk --------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        self._reduce_over("dp", len(self.p.means) * self.p.widths["index"])
-        self._reduce_over("stage", sum(map(remembered, self.p.coded)))
+    def agree(self, agreement: Agreement) -> None:
+        self._reduce_over(agreement.axis, agreement.size)
 
     def call(self, slot: Slot, call: Call) -> None:
         site, specs = call.site, self.p.chunks[slot[0]].specs
@@ -126,8 +126,6 @@ class Pricing:
             self.price.wires[t.kind.lower(), ends] += amount
         self._note(0, None)
 
-    def settle(self) -> None: ...
-
     def reduce(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
         if b.shards > 1:
@@ -135,7 +133,7 @@ class Pricing:
             self._bucket_wire("reduce_scatter", b.sharers, whole, shard)
         else:
             self.replicate(bucket)
-        if len(b.holders) > 1:
+        if b.summed:
             self._note(update.wire_workspace(b.size, self.p.precision), None)
 
     def replicate(self, bucket: int) -> None:
@@ -143,18 +141,8 @@ class Pricing:
         if len(b.replicas) > 1:
             self._bucket_wire("all_reduce", b.replicas, *[Spec((b.shard_size,), "reduce")] * 2)
 
-    def need(self, bucket: int) -> None: ...
-    def open(self, bucket: int) -> None: ...
-    def land(self, bucket: int) -> None: ...
-
     def after(self, action: Compute | Woven | Exchange) -> None:
         self.price.kept.append((str(action), self.now))
-
-    def gradients(self) -> None:
-        if self.p.balanced and self.p.model.moe is not None:
-            self._reduce_over("stage", len(self.p.balanced) * self.p.model.moe.experts * self.p.widths["index"])
-        self._reduce_over("stage", len(self.p.delayed) * 3 * FLOAT)
-        self._reduce_over("world", (2 + len(self.p.losses)) * self.p.widths["stat"])
 
     def update(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
@@ -278,7 +266,7 @@ def ringed(parameters: Bytes, gradients: Bytes) -> dict[str, Bytes]:
 
 def bucket_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
     """The most that summing, moving or gathering a bucket allocates."""
-    wire = update.wire_workspace(b.size, p) if len(b.holders) > 1 else 0
+    wire = update.wire_workspace(b.size, p) if b.summed else 0
     return max(wire, update_workspace(b, p, elementwise), gather_workspace(b, elementwise))
 
 

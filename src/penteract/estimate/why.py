@@ -27,14 +27,15 @@ from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy, grain, policy
 from penteract.spec.schedules import ScheduleName
+from penteract.step.agreements import Agreement
 from penteract.step.program import Program, Slot
 from penteract.step.ring import gradient_ring, parameter_ring
 from penteract.step.update import through
-from penteract.step.walk import walk, walk_forward
+from penteract.step.walk import Silent, walk, walk_forward
 from penteract.units import Bytes
 
 _PAST = ("largest values", "x, w and g of past steps")
-_WALK = "step/walk.py"
+_AGREED = "step/agreements.py"
 _RING = "step/ring.py"
 _MUON = "step/muon.py"
 _UPDATE = "step/update.py"
@@ -79,28 +80,7 @@ def why(
 
 
 @dataclass(slots=True)
-class _Silent:
-    """A reading that answers nothing."""
-
-    def begin(self) -> None: ...
-    def call(self, slot: Slot, call: Call) -> None: ...
-    def free(self, slot: Slot, registers: tuple[int, ...]) -> None: ...
-    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None: ...
-    def settle(self) -> None: ...
-    def need(self, bucket: int) -> None: ...
-    def open(self, bucket: int) -> None: ...
-    def reduce(self, bucket: int) -> None: ...
-    def land(self, bucket: int) -> None: ...
-    def replicate(self, bucket: int) -> None: ...
-    def after(self, action: Compute | Woven | Exchange) -> None: ...
-    def gradients(self) -> None: ...
-    def update(self, bucket: int) -> None: ...
-    def gather(self, bucket: int) -> None: ...
-    def end(self) -> None: ...
-
-
-@dataclass(slots=True)
-class _Alive(_Silent):
+class _Alive(Silent):
     """The registers alive after the last action."""
 
     now: set[tuple[Slot, int]] = field(default_factory=set[tuple[Slot, int]])
@@ -120,7 +100,7 @@ class _Alive(_Silent):
 
 
 @dataclass(slots=True)
-class _Telling(_Silent):
+class _Telling(Silent):
     """The reading that asks the pricing one question at a time, and writes down who asked."""
 
     small: Miniature
@@ -148,7 +128,12 @@ class _Telling(_Silent):
         for chunk in self.p.chunks:
             programs = ((op.site.word, op.program) for op in chunk.tape.ops if op.program is not None)
             self.seams |= {c.site: name for name, program in programs for c in (*program.forward, *program.backward)}
-        self._sums(Pricing.begin, "target tokens, scales of weights" if self.p.coded else "target tokens")
+
+    def agree(self, agreement: Agreement) -> None:
+        pricing = self.ask()
+        pricing.agree(agreement)
+        for (kind, ranks), amount in pricing.price.wires.items():
+            self.tell(_Said("wires", kind, agreement.name, _AGREED, ranks), amount)
 
     def call(self, slot: Slot, call: Call) -> None:
         if call.phase == "finish":
@@ -188,9 +173,6 @@ class _Telling(_Silent):
             self._bucket(Pricing.replicate, bucket, "gradients of", owned.times)
             of, times = ("used", owned.gathers) if b.cut_parameters else ("moved", owned.times)
             self._bucket(Pricing.gather, bucket, of, times)
-
-    def gradients(self) -> None:
-        self._sums(Pricing.gradients, "norm, losses, routed counts" if self.p.balanced else "norm and losses")
 
     # ---- what no call asks for -------------------------------------------------------------------------------
 
@@ -296,12 +278,6 @@ class _Telling(_Silent):
             question(pricing, bucket)
             found.update({("wires", kind, ranks): n * times for (kind, ranks), n in pricing.price.wires.items()})
         return found
-
-    def _sums(self, question: Callable[[Pricing], None], what: str) -> None:
-        pricing = self.ask()
-        question(pricing)
-        for (kind, ranks), amount in pricing.price.wires.items():
-            self.tell(_Said("wires", kind, what, _WALK, ranks), amount)
 
     def _touched(self, chunk: int, register: int) -> str:
         """The line that makes a register, or else reads it first; copies to and from the host are no line's."""

@@ -95,6 +95,11 @@ class Bucket:
     moments: str = "fp32"
 
     @property
+    def summed(self) -> bool:
+        """Whether its gradients are a sum over ranks."""
+        return len(self.holders) > 1
+
+    @property
     def team(self) -> tuple[int, ...]:
         """The ranks that share the work on its matrices: those that share its shards, or else have all of it alike."""
         return self.sharers if self.shards > 1 else self.replicas

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penteract.ops.tape import Call
-from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.schedule.actions import Transfer, Woven
 from penteract.step.places import Places, Span, places
 from penteract.step.program import Program, Slot
-from penteract.step.walk import walk, walk_forward
+from penteract.step.walk import Silent, walk, walk_forward
 from penteract.units import Bytes
 
 Pool = tuple[int, Span]  # the first chunk that uses these slots, and their span
@@ -29,7 +29,7 @@ class ArenaPlan:
 
 
 @dataclass(slots=True)
-class _Planning:
+class _Planning(Silent):
     """The reading that plans: a register takes its micro-batch's slot, the lowest that is free."""
 
     p: Program
@@ -40,8 +40,6 @@ class _Planning:
     held: dict[tuple[Slot, Span], int] = field(default_factory=dict[tuple[Slot, Span], int])  # which one of the pool
     left: Counter[tuple[Slot, Span]] = field(default_factory=Counter[tuple[Slot, Span]])  # registers alive in it
     most: dict[Pool, int] = field(default_factory=dict[Pool, int])
-
-    def begin(self) -> None: ...
 
     def call(self, slot: Slot, call: Call) -> None:
         for r in call.outs:
@@ -60,18 +58,6 @@ class _Planning:
                     self.left[slot, span] -= 1
                     if not self.left[slot, span]:
                         del self.held[slot, span]
-
-    def settle(self) -> None: ...
-    def need(self, bucket: int) -> None: ...
-    def open(self, bucket: int) -> None: ...
-    def reduce(self, bucket: int) -> None: ...
-    def land(self, bucket: int) -> None: ...
-    def replicate(self, bucket: int) -> None: ...
-    def after(self, action: Compute | Woven | Exchange) -> None: ...
-    def gradients(self) -> None: ...
-    def update(self, bucket: int) -> None: ...
-    def gather(self, bucket: int) -> None: ...
-    def end(self) -> None: ...
 
     def _new(self, slot: Slot, register: int) -> None:
         spec = self.p.chunks[slot[0]].specs[register]

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.step.agreements import Agreement, after_backward, at_begin, totals
 from penteract.step.events import Around
 from penteract.step.fsdp import Event
 from penteract.step.program import Program, Slot
@@ -17,7 +18,13 @@ class Reading(Protocol):
     """What a reading answers. Registers live in slots, one for each pass (chunk, micro-batch)."""
 
     def begin(self) -> None:
-        """Data is in place; the global count of target tokens is agreed on over dp."""
+        """Data is in place."""
+
+    def agree(self, agreement: Agreement) -> None:
+        """All ranks of an axis put together the numbers that each has, and wait for them."""
+
+    def scales(self) -> None:
+        """What was agreed on before the first action is of use: of loss terms, and of weights that travel as codes."""
 
     def call(self, slot: Slot, call: Call) -> None: ...
 
@@ -46,8 +53,14 @@ class Reading(Protocol):
 
     def after(self, action: Compute | Woven | Exchange) -> None: ...
 
-    def gradients(self) -> None:
-        """Wait for all buckets; sum routed counts over the stage and the totals (norm, losses) over the world."""
+    def widen(self, bucket: int) -> None:
+        """Wait for a bucket's last sum, and make it numbers that the update reads."""
+
+    def measure(self, bucket: int) -> None:
+        """Add up the squares of this rank's shard of a bucket's gradients."""
+
+    def factors(self) -> None:
+        """Of the totals: what the updates of all buckets have in common."""
 
     def update(self, bucket: int) -> None:
         """Clip, and move a bucket's parameters: those of this rank's shard."""
@@ -59,10 +72,43 @@ class Reading(Protocol):
         """Move the routers' biases. What was gathered last is waited for at its next use."""
 
 
+class Silent:
+    """A reading that answers nothing: for those that answer some questions alone."""
+
+    __slots__ = ()
+
+    def begin(self) -> None: ...
+    def agree(self, agreement: Agreement) -> None: ...
+    def scales(self) -> None: ...
+    def call(self, slot: Slot, call: Call) -> None: ...
+    def free(self, slot: Slot, registers: tuple[int, ...]) -> None: ...
+    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None: ...
+    def settle(self) -> None: ...
+    def need(self, bucket: int) -> None: ...
+    def open(self, bucket: int) -> None: ...
+    def reduce(self, bucket: int) -> None: ...
+    def land(self, bucket: int) -> None: ...
+    def replicate(self, bucket: int) -> None: ...
+    def after(self, action: Compute | Woven | Exchange) -> None: ...
+    def widen(self, bucket: int) -> None: ...
+    def measure(self, bucket: int) -> None: ...
+    def factors(self) -> None: ...
+    def update(self, bucket: int) -> None: ...
+    def gather(self, bucket: int) -> None: ...
+    def end(self) -> None: ...
+
+
 def walk(p: Program, reading: Reading) -> None:
     """One optimizer step of `p.rank`."""
-    _actions(p, reading)
-    reading.gradients()
+    for b in _actions(p, reading):
+        reading.widen(b)
+    for agreement in after_backward(p):
+        reading.agree(agreement)
+    for b, bucket in enumerate(p.buckets):
+        if bucket.replicas[0] == p.rank:  # one rank counts each element
+            reading.measure(b)
+    reading.agree(totals(p))
+    reading.factors()
     for b, bucket in reversed(list(enumerate(p.buckets))):  # what the next step uses first
         reading.update(b)
         if bucket.gathered_after_update:
@@ -71,13 +117,20 @@ def walk(p: Program, reading: Reading) -> None:
 
 
 def walk_forward(p: Program, reading: Reading) -> None:
-    """The forward passes alone, of a program compiled with `training=False`."""
+    """The forward passes alone, of a program compiled with `training=False`, and their losses."""
     _actions(p, reading)
+    reading.agree(totals(p))
 
 
-def _actions(p: Program, reading: Reading) -> None:
+def _actions(p: Program, reading: Reading) -> list[int]:
+    """All that comes before the end. -> the buckets whose sum is on the wire then, in the order in which it was put
+    there."""
     reading.begin()
+    for agreement in at_begin(p):
+        reading.agree(agreement)
+    reading.scales()
     sent: list[tuple[Slot, int]] = []
+    flying: dict[int, None] = {}
     for a, action in enumerate(p.actions):
         if isinstance(action, Exchange):
             _settle(reading, sent)
@@ -85,17 +138,23 @@ def _actions(p: Program, reading: Reading) -> None:
         else:
             for position, (slot, instruction) in enumerate(p.instructions(action)):
                 around = p.events.get((a, position), _QUIET)
-                _ask(reading, around.before)
+                _ask(p, reading, around.before, flying)
                 reading.call(slot, instruction.call)
                 reading.free(slot, instruction.frees)
-                _ask(reading, around.after)
+                _ask(p, reading, around.after, flying)
         reading.after(action)
     _settle(reading, sent)
-    _ask(reading, p.events.get((len(p.actions), 0), _QUIET).before)
+    _ask(p, reading, p.events.get((len(p.actions), 0), _QUIET).before, flying)
+    return list(flying)
 
 
-def _ask(reading: Reading, events: tuple[Event, ...]) -> None:
+def _ask(p: Program, reading: Reading, events: tuple[Event, ...], flying: dict[int, None]) -> None:
+    """`flying`: buckets whose sum is on the wire, the last one that was put there last."""
     for question, bucket in events:
+        if question in ("reduce", "land", "replicate"):
+            flying.pop(bucket, None)
+            if question != "land" and p.buckets[bucket].summed:
+                flying[bucket] = None
         match question:
             case "gather":
                 reading.gather(bucket)

@@ -1,0 +1,105 @@
+"""A run does what its program says, in that order: calls, wires, waits, copies and the work beside them, any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from layouts import Case
+from observed_calls import Seen, observation
+from penteract.engine.run import Run
+from penteract.spec.fp8 import Kind, usual
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
+from penteract.spec.movers import PLAIN, Mover, Movers
+from penteract.spec.precision import RECIPES, Policy
+from precisions import BY_NAME
+from strategies import cases, coded_cases
+from tiny import SIZES
+from walked import expected
+
+NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
+PRECISIONS = [RECIPES["fp64"], RECIPES["bf16"], RECIPES["fp16"], NARROW, BY_NAME]
+MOVERS = [PLAIN, Movers(matrices=Mover("muon", 2))]
+
+
+def check(case: Case, rank: int) -> list[Seen]:
+    p = case.compile(rank)
+    seen, received = observation(p)
+    told = expected(p, received)
+    for i, (found, wanted) in enumerate(zip(seen, told, strict=False)):
+        assert found == wanted, f"{case!r}, rank {rank}, {i}"
+    assert len(seen) == len(told), f"{case!r}, rank {rank}"
+    return seen
+
+
+@settings(max_examples=120, suppress_health_check=list(HealthCheck), deadline=None)
+@given(cases(), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(MOVERS))
+def test_a_run_does_what_its_program_says(case: Case, of: int, precision: Policy, movers: Movers) -> None:
+    if movers is not PLAIN:
+        case = replace(case, layout=replace(case.layout, offload_optimizer=False))
+    check(replace(case, precision=precision, movers=movers), of % case.layout.world)
+
+
+@settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
+@given(coded_cases(), st.integers(0, 7))
+def test_and_where_weights_travel_as_codes(case: Case, of: int) -> None:
+    check(case, of % case.layout.world)
+
+
+@settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
+@given(coded_cases(), st.integers(0, 7), st.sampled_from(["tensorwise", "rowwise", "delayed"]))
+def test_and_where_bodies_agree_on_scales(case: Case, of: int, kind: Kind) -> None:
+    assert isinstance(case.precision, Policy)
+    check(replace(case, precision=replace(case.precision, fp8=usual(kind))), of % case.layout.world)
+
+
+DENSE = ModelSpec(**SIZES)
+
+
+def test_a_step_by_hand() -> None:
+    """Two data ranks with ZeRO-1, one bucket of each kind: what is around the calls of a step."""
+    seen = [s for s in check(Case(DENSE, Layout(dp=2, zero=1)), 0) if s.what != "body"]
+    whole, norms = (b.size * 8 for b in Case(DENSE, Layout(dp=2, zero=1)).compile(0).buckets)
+    start = Seen("start", ranks=(0, 1))
+    scatter, gather = (start._replace(name=name) for name in ("reduce_scatter", "all_gather"))
+    assert seen == [
+        start._replace(name="all_reduce", bytes=8, number=0), Seen("wait", number=0),
+        scatter._replace(bytes=norms, number=1), scatter._replace(bytes=whole, number=2),
+        Seen("wait", number=1), Seen("wait", number=2), Seen("measure", bucket=0), Seen("measure", bucket=1),
+        start._replace(name="all_reduce", bytes=3 * 8, number=3), Seen("wait", number=3),
+        Seen("update", bucket=1, bytes=norms // 2), gather._replace(bytes=norms, number=4),
+        Seen("update", bucket=0, bytes=whole // 2), gather._replace(bytes=whole, number=5),
+    ]  # fmt: skip
+
+
+def late(run: Run, bucket: int) -> None:
+    """What was gathered is not waited for."""
+
+
+def unbidden(run: Run, bucket: int) -> None:
+    """All that is on the wire is waited for, where one bucket is."""
+    run.settle_parameters()
+
+
+def twice(run: Run, bucket: int) -> None:
+    REAL["measure"](run, bucket)
+    REAL["measure"](run, bucket)
+
+
+REAL = {name: getattr(Run, name) for name in ("need", "measure", "update")}
+
+
+@pytest.mark.parametrize(
+    ("question", "fault"), [("need", late), ("need", unbidden), ("measure", twice), ("update", late)]
+)
+def test_what_is_not_in_its_place_is_seen(question: str, fault: Callable[[Run, int], None]) -> None:
+    case = Case(replace(DENSE, layers=4), Layout(dp=2, zero=3))
+    check(case, 0)
+    with patch.object(Run, question, fault), pytest.raises(AssertionError):
+        check(case, 0)

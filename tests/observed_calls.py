@@ -1,0 +1,338 @@
+"""What one rank of a real run does, in order, written down from outside: in one process, without peers.
+
+Nothing here knows a rule of a step. The run is given bodies that compute nothing but say which they are, groups that
+are names, and a torch.distributed whose collectives are done when they start and leave zeros; its handles say when they
+are waited for. What it does beside calls is seen at the functions that do it.
+
+`walked.py` says the same of a program; `engine/test_order.py` holds one to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from layouts import CPU, Case
+from penteract.engine import compat
+from penteract.engine import run as run_module
+from penteract.engine.bodies.body import Env, TorchBody
+from penteract.engine.bodies.experts import Splits
+from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.comm.comm import Comm, Flight
+from penteract.engine.copies import Copies
+from penteract.engine.memory import Fresh
+from penteract.engine.muon import Muon
+from penteract.engine.optimizer import AdamW
+from penteract.engine.run import Run
+from penteract.engine.state import State, allocate
+from penteract.ops.spec import Spec
+from penteract.ops.tape import Site
+from penteract.spec.run import Optimizer
+from penteract.step.program import Program
+from penteract.step.walk import walk
+
+ROWS = 2  # that every expert of a rank gets from each rank
+
+
+class Seen(NamedTuple):
+    """One thing that a rank does.
+
+    body       a phase of a word's body, with the line that said the word
+    start      a collective on `ranks`; its `bytes` as a ledger has them
+    send, recv a message to or from `ranks[0]`; of a batch, all have the same number
+    copy       to or from the host, of `name`
+    wait       for what has this number
+    narrow, widen, land, measure, update, code   work on a bucket beside its sums and gathers
+
+    number     of what is started, in order, from 0
+    stream     that waits with it, or does it: "compute", or "waits" beside it
+    """
+
+    what: str
+    name: str = ""
+    phase: str = ""
+    line: str = ""
+    ranks: tuple[int, ...] = ()
+    bytes: int = 0
+    number: int = -1
+    bucket: int = -1
+    stream: str = "compute"
+
+
+class Observation(NamedTuple):
+    """`received`: rows that experts got, by (layer, micro-batch): what a walk must be told of the run's load."""
+
+    seen: list[Seen]
+    received: Mapping[tuple[int, int], int]
+
+
+def observe(case: Case, rank: int) -> list[Seen]:
+    """What `rank` does in one step with an update, in order."""
+    return observation(case.compile(rank)).seen
+
+
+def observation(p: Program) -> Observation:
+    """Of the program of one rank."""
+    notes = _Notes(p.rank)
+    with notes.watching():
+        state = allocate(p, CPU)
+        comm = Comm(_Groups(), p.rank)  # type: ignore[arg-type]
+        run = Run(p, state, comm, _bodies(notes), _Zeros(p.precision, CPU))
+        said = (Optimizer(), CPU, 0, state.scaling)
+        muon = any(b.mover.by_matrix for b in p.buckets)
+        made = Muon(*said, comm=comm, policy=p.precision) if muon else AdamW(*said)
+        run.optimizer = _Moving(made, notes)  # type: ignore[assignment]
+        run.batches = [_Nothing()] * p.layout.gradient_accumulation_steps  # type: ignore[list-item]
+        notes.know(state, run)
+        with _Shards(notes):
+            walk(p, run)
+        run.settle_parameters()
+    after = next((i for i, s in enumerate(notes.seen) if s.what == "end"), len(notes.seen))
+    return Observation(notes.seen[:after], run.received)
+
+
+# ---- notes -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Notes:
+    """What has been seen so far."""
+
+    rank: int
+    seen: list[Seen] = field(default_factory=list)
+    started: int = 0
+    stream: str = "compute"
+    shards: dict[int, int] = field(default_factory=dict)  # address of a shard's gradients -> its bucket
+    cut: set[int] = field(default_factory=set)  # of those, what lies apart from the whole bucket
+    buckets: dict[int, int] = field(default_factory=dict)  # identity of a bucket -> its number
+    host: set[int] = field(default_factory=set)  # storages that are there
+    inside: int = 0  # of something that has been written down as a whole
+
+    def know(self, state: State, run: Run) -> None:
+        """What addresses and identities mean."""
+        for i, flat in enumerate(state.flats):
+            self.shards[flat.own_gradient.data_ptr()] = i
+            self.buckets[id(flat.bucket)] = i
+            if flat.cut_gradient is not None:
+                self.cut.add(flat.cut_gradient.data_ptr())
+        if state.codes is not None:
+            state.codes.quantiser = state.codes.quantiser._replace(put_codes=self._code)
+        there = [*state.on_host(), *([] if run.host is None else run.host.resident())]
+        self.host = {t.untyped_storage()._cdata for t in there}
+
+    def add(self, what: str, name: str = "", **more: Any) -> None:
+        self.seen.append(Seen(what, name, stream=self.stream, **more))
+
+    def start(self, what: str, name: str = "", **more: Any) -> _Handle:
+        self.add(what, name, number=self.started, **more)
+        self.started += 1
+        return _Handle(self, self.started - 1)
+
+    def _code(self, name: str, values: torch.Tensor, *_: Any) -> None:
+        self.add("code", bytes=values.nbytes)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """All functions by which a run does something beside its bodies."""
+        with ExitStack() as stack:
+            for where, functions in ((dist, _wires(self)), (compat, _singles(self)), (run_module, _works(self))):
+                for name, function in functions.items():
+                    stack.enter_context(patch.object(where, name, function))
+            stack.enter_context(patch.object(Copies, "start", lambda _, x, y: _copy(self, x, y)))
+            stack.enter_context(patch.object(Run, "_beside", lambda _: self._aside()))
+            yield
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        self.stream = "waits"
+        yield
+        self.stream = "compute"
+
+
+@dataclass(frozen=True)
+class _Handle:
+    """Of what has been started."""
+
+    notes: _Notes
+    number: int
+
+    def wait(self) -> None:
+        self.notes.add("wait", number=self.number)
+
+
+# ---- torch.distributed -------------------------------------------------------------------------------------------
+
+
+class _Group(NamedTuple):
+    ranks: tuple[int, ...]
+
+
+class _Groups:
+    def __getitem__(self, ranks: tuple[int, ...]) -> _Group:
+        return _Group(ranks)
+
+
+class _Message(NamedTuple):
+    """Stands for `dist.P2POp`, which takes real groups alone."""
+
+    op: str
+    tensor: torch.Tensor
+    peer: int
+    group: _Group
+
+
+def _wires(notes: _Notes) -> dict[str, Any]:
+    def all_reduce(x: torch.Tensor, *_: Any, group: _Group, **__: Any) -> _Handle:
+        return notes.start("start", "all_reduce", ranks=group.ranks, bytes=x.nbytes)
+
+    def all_to_all_single(y: torch.Tensor, x: torch.Tensor, *sizes: Any, group: _Group, **_: Any) -> _Handle:
+        y.zero_()
+        return notes.start("start", "all_to_all_v" if sizes else "all_to_all", ranks=group.ranks, bytes=x.nbytes)
+
+    def batch(messages: list[_Message]) -> list[_Handle]:
+        number = notes.started
+        notes.started += 1
+        for m in messages:
+            notes.add(m.op, ranks=(m.peer,), bytes=m.tensor.nbytes, number=number)
+            if m.op == "recv":
+                m.tensor.zero_()
+        return [_Handle(notes, number)]
+
+    return {
+        "all_reduce": all_reduce, "all_to_all_single": all_to_all_single, "batch_isend_irecv": batch,
+        "P2POp": _Message, "isend": "send", "irecv": "recv",
+    }  # fmt: skip
+
+
+def _singles(notes: _Notes) -> dict[str, Any]:
+    def all_gather(y: torch.Tensor, x: torch.Tensor, group: _Group) -> _Handle:
+        return notes.start("start", "all_gather", ranks=group.ranks, bytes=y.nbytes)
+
+    def reduce_scatter(y: torch.Tensor, x: torch.Tensor, group: _Group) -> _Handle:
+        return notes.start("start", "reduce_scatter", ranks=group.ranks, bytes=x.nbytes)
+
+    return {"all_gather": all_gather, "reduce_scatter": reduce_scatter}
+
+
+def _copy(notes: _Notes, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    y.copy_(x)
+    way = "to_host" if y.untyped_storage()._cdata in notes.host else "from_host"
+    return Flight([notes.start("copy", way, bytes=y.nbytes)], (x, y))
+
+
+# ---- work beside calls -------------------------------------------------------------------------------------------
+
+
+def _works(notes: _Notes) -> dict[str, Any]:
+    real = {name: getattr(run_module, name) for name in ("_squares", "narrowed", "widened")}
+
+    def squares(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        notes.add("measure", bucket=notes.shards[x.data_ptr()])
+        return real["_squares"](x, dtype)
+
+    def narrowed(whole: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if whole.dtype != dtype:
+            notes.add("narrow", bytes=whole.nbytes)
+        with _counted(notes):
+            return real["narrowed"](whole, dtype)
+
+    def widened(whole: torch.Tensor, dtype: torch.dtype, part: range) -> None:
+        if whole.dtype != dtype:
+            notes.add("widen", bytes=len(part) * whole.itemsize)
+        with _counted(notes):
+            real["widened"](whole, dtype, part)
+
+    return {"_squares": squares, "narrowed": narrowed, "widened": widened}
+
+
+@contextmanager
+def _counted(notes: _Notes) -> Iterator[None]:
+    notes.inside += 1
+    yield
+    notes.inside -= 1
+
+
+class _Shards(TorchDispatchMode):
+    """Sees what is written or added to gradients of a shard that lie apart: a sum that has landed."""
+
+    def __init__(self, notes: _Notes) -> None:
+        super().__init__()
+        self.notes = notes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.copy_.default, torch.ops.aten.add_.Tensor) and not self.notes.inside:
+            address = args[0].data_ptr()
+            if address in self.notes.cut and args[0].numel():
+                self.notes.add("land", "add" if func is torch.ops.aten.add_.Tensor else "write",
+                               bucket=self.notes.shards[address])  # fmt: skip
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class _Moving:
+    """An optimizer that says which bucket it moves."""
+
+    real: AdamW
+    notes: _Notes
+
+    def factors(self, squared_norm: torch.Tensor) -> Any:
+        return self.real.factors(squared_norm)
+
+    def update(self, flat: Any, factors: Any) -> None:
+        bucket = self.notes.buckets[id(flat.bucket)]
+        self.notes.add("update", bucket=bucket, bytes=flat.own_gradient.nbytes)
+        with _counted(self.notes):
+            self.real.update(flat, factors)
+
+    def end(self, *said: Any) -> None:
+        self.notes.add("end")
+        self.real.end(*said)
+
+
+# ---- bodies and registers ----------------------------------------------------------------------------------------
+
+
+def _bodies(notes: _Notes) -> dict[str, TorchBody]:
+    """Those of every word: they say what is asked, and do nothing but what the host or the wire must see of them."""
+
+    def body(word: str, phase: str) -> Any:
+        def said(env: Env, site: Site, ins: Any, weights: Any, last: Any, *more: Any) -> None:
+            notes.add("body", word, phase=phase, line=site.line)
+            if word == "split_sizes":
+                last[0] = _sizes(site)
+            elif site.attrs.get("fp8"):  # its body agrees with other ranks on scales
+                real = getattr(REFERENCE[word], phase)
+                real(env, site, ins, weights, last, *more)
+
+        return said
+
+    phases = ("forward", "input_gradient", "weight_gradient")
+    return {
+        word: TorchBody(*[body(word, phase) if getattr(made, phase) else None for phase in phases])
+        for word, made in REFERENCE.items()
+    }
+
+
+def _sizes(site: Site) -> Splits:
+    ranks, experts = int(site.attrs["ranks"]), int(site.ins[0].shape[0])  # type: ignore[arg-type]
+    table = [[ROWS] * (experts // ranks) for _ in range(ranks)]
+    return Splits([sum(t) for t in table], [sum(t) for t in table], table)
+
+
+class _Zeros(Fresh):
+    def new(self, spec: Spec) -> torch.Tensor:
+        return super().new(spec).zero_()
+
+
+class _Nothing(dict[str, torch.Tensor]):
+    """Data: bodies do not read it."""
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        return torch.zeros(0)
