@@ -12,15 +12,15 @@ from estimate.recording import Seen, recorded
 from layouts import Case
 from penteract.estimate.composed import Composer
 from penteract.estimate.rates import Rates
-from penteract.estimate.time.clock import BESIDE, FIRST, LOOK, RUN, START, WAIT, Op
-from penteract.estimate.time.ranks import Ranks, line_of
+from penteract.estimate.time.clock import LOOK, RUN, START, WAIT, Op
+from penteract.estimate.time.ranks import line_of
 from penteract.estimate.time.step import StepClock
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.precision import RECIPES, policy
 from penteract.step.program import compile_step
-from strategies import cases, coded_cases
+from strategies import cases
 
 NODE = cluster("8xH100")
 

@@ -5,12 +5,16 @@ Each is declared here once. A price counts it, a run sums the tensor of its name
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from penteract.ops.bodies.body import FLOAT
 from penteract.ops.bodies.fp8 import remembered
-from penteract.step.program import Program
+from penteract.ops.spec import Widths
+from penteract.ops.tape import Site
+from penteract.parallel.data import Bucket
+from penteract.spec.model import ModelSpec
 from penteract.units import Bytes
 
 Name = Literal["scales of weights", "target tokens", "routed counts", "largest values", "norm and losses"]
@@ -32,7 +36,37 @@ class Agreement:
         return self.elements * self.width
 
 
-def at_begin(p: Program) -> tuple[Agreement, ...]:
+def means(m: ModelSpec) -> tuple[str, ...]:
+    """Those of the loss's terms that are means over targets."""
+    return ("cross_entropy", "predict_ahead") if m.predict_ahead else ("cross_entropy",)
+
+
+def losses(m: ModelSpec) -> tuple[str, ...]:
+    """The loss's terms, the same on every rank."""
+    balance = ("balance",) if m.moe is not None and m.moe.balance == "loss" else ()
+    return (*means(m), *(("z_loss",) if m.z_loss_coefficient else ()), *balance)
+
+
+class Outside(Protocol):
+    """What decides a rank's work outside of the tape, as `step/program.py` has it."""
+
+    @property
+    def model(self) -> ModelSpec: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def widths(self) -> Widths: ...
+    @property
+    def buckets(self) -> Sequence[Bucket]: ...
+    @property
+    def coded(self) -> Sequence[Site]: ...
+    @property
+    def delayed(self) -> Sequence[Site]: ...
+    @property
+    def balanced(self) -> Sequence[str]: ...
+
+
+def at_begin(p: Outside) -> tuple[Agreement, ...]:
     """Before the first action: what its calls read.
 
     Weights that travel as codes have a scale each, made of the largest of all shards; loss terms are sums over the
@@ -41,11 +75,11 @@ def at_begin(p: Program) -> tuple[Agreement, ...]:
     scales = sum(map(remembered, p.coded)) // FLOAT
     return _some(
         Agreement("scales of weights", "max", "stage", scales, FLOAT),
-        Agreement("target tokens", "sum", "dp", len(p.means), p.widths["index"]),
+        Agreement("target tokens", "sum", "dp", len(means(p.model)), p.widths["index"]),
     )
 
 
-def after_backward(p: Program) -> tuple[Agreement, ...]:
+def after_backward(p: Outside) -> tuple[Agreement, ...]:
     """After the last action, before the norm: what a stage's micro-batches have counted and seen."""
     experts = p.model.moe.experts if p.model.moe is not None else 0
     return _some(
@@ -54,9 +88,9 @@ def after_backward(p: Program) -> tuple[Agreement, ...]:
     )
 
 
-def totals(p: Program) -> Agreement:
+def totals(p: Outside) -> Agreement:
     """The squared norm of the gradient, the loss's terms, and how many ranks were asked to stop: one vector."""
-    return Agreement("norm and losses", "sum", "world", 2 + len(p.losses), p.widths["stat"])
+    return Agreement("norm and losses", "sum", "world", 2 + len(losses(p.model)), p.widths["stat"])
 
 
 def _some(*every: Agreement) -> tuple[Agreement, ...]:

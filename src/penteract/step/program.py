@@ -30,6 +30,7 @@ from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy, policy
 from penteract.spec.schedules import ScheduleName
+from penteract.step.agreements import losses, means
 from penteract.step.events import At, Events, events
 
 SEAMS = (
@@ -78,14 +79,12 @@ class Program:
     @property
     def losses(self) -> tuple[str, ...]:
         """The loss's terms, the same on every rank."""
-        moe = self.model.moe
-        balance = ("balance",) if moe is not None and moe.balance == "loss" else ()
-        return (*self.means, *(("z_loss",) if self.model.z_loss_coefficient else ()), *balance)
+        return losses(self.model)
 
     @property
     def means(self) -> tuple[str, ...]:
         """Those of the loss's terms that are means over targets."""
-        return ("cross_entropy", "predict_ahead") if self.model.predict_ahead else ("cross_entropy",)
+        return means(self.model)
 
     @property
     def balanced(self) -> tuple[str, ...]:

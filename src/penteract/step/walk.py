@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
-from penteract.step.agreements import Agreement, after_backward, at_begin, totals
+from penteract.step.agreements import Agreement, Outside, after_backward, at_begin, totals
 from penteract.step.events import Around
 from penteract.step.fsdp import Event
 from penteract.step.program import Program, Slot
@@ -100,20 +101,32 @@ class Silent:
 
 def walk(p: Program, reading: Reading) -> None:
     """One optimizer step of `p.rank`."""
-    for b in _actions(p, reading):
-        reading.widen(b)
-    for agreement in after_backward(p):
-        reading.agree(agreement)
+    for question, *about in closing(p, _actions(p, reading)):
+        getattr(reading, question)(*about)
+
+
+def opening(p: Outside) -> Iterator[tuple[Any, ...]]:
+    """What comes before the first action, in order: a question of `Reading`, and what it is about."""
+    yield ("begin",)
+    yield from (("agree", agreement) for agreement in at_begin(p))
+    yield ("scales",)
+
+
+def closing(p: Outside, summing: Iterable[int]) -> Iterator[tuple[Any, ...]]:
+    """The same of what comes after the last action. `summing`: buckets whose sum is on the wire then, in the order in
+    which it was put there."""
+    yield from (("widen", b) for b in summing)
+    yield from (("agree", agreement) for agreement in after_backward(p))
     for b, bucket in enumerate(p.buckets):
         if bucket.replicas[0] == p.rank:  # one rank counts each element
-            reading.measure(b)
-    reading.agree(totals(p))
-    reading.factors()
+            yield "measure", b
+    yield "agree", totals(p)
+    yield ("factors",)
     for b, bucket in reversed(list(enumerate(p.buckets))):  # what the next step uses first
-        reading.update(b)
+        yield "update", b
         if bucket.gathered_after_update:
-            reading.gather(b)  # under the updates of the buckets that follow, and the next step's first actions
-    reading.end()
+            yield "gather", b  # under the updates of the buckets that follow, and the next step's first actions
+    yield ("end",)
 
 
 def walk_forward(p: Program, reading: Reading) -> None:
@@ -125,10 +138,8 @@ def walk_forward(p: Program, reading: Reading) -> None:
 def _actions(p: Program, reading: Reading) -> list[int]:
     """All that comes before the end. -> the buckets whose sum is on the wire then, in the order in which it was put
     there."""
-    reading.begin()
-    for agreement in at_begin(p):
-        reading.agree(agreement)
-    reading.scales()
+    for question, *about in opening(p):
+        getattr(reading, question)(*about)
     sent: list[tuple[Slot, int]] = []
     flying: dict[int, None] = {}
     for a, action in enumerate(p.actions):

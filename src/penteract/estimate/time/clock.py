@@ -8,8 +8,8 @@ far and for its stream; what waits is not slowed otherwise. Times are integer pi
 op       (RUN, took, part, name) | (START, stream, took, key, name) | (WAIT, key, part, name) | (LOOK, name)
          | (BESIDE, waited, stream, took, key, name)
 segment  what one unit (embedding, a layer, the head) does in one action, with the bucket events around its calls
-key      (word, unit, number) of what is under way. Those of "g" gathers, "r" sums and "c" copies count units from the
-         segment's own, so that equal layers are one segment
+key      (word, unit, number) of what is under way. Those of "g" gathers, "r" sums, "c" copies and "u" gathers after
+         the update count units from the segment's own, so that equal layers are one segment
 run      (segments, times, step): a body that repeats, each time `step` units on
 """
 
@@ -38,7 +38,7 @@ Log = Callable[[int, str, int, int], None]  # stream (-1: compute), name, start,
 Parts = tuple[int, ...]
 
 COMPUTE = -1
-_RELATIVE = frozenset("grc")
+_RELATIVE = frozenset("grcu")
 
 
 def ps(seconds: float) -> int:
@@ -352,7 +352,7 @@ class Clock:
     def _set_aside(self, m: Machine) -> None:
         """What is gathered after the update is waited for in the next step, by bucket."""
         kept = [(key, t) for key, t in m.state.flights if key[0] != "u"]
-        m.pending |= {key[2]: m.now + t for key, t in m.state.flights if key[0] == "u"}
+        m.pending |= {m.unit + key[1]: m.now + t for key, t in m.state.flights if key[0] == "u"}
         m.state = self.state(m.state.free, tuple(kept))
 
     def _play(self, m: Machine, segment: int, state: State, behind: int, *, logged: bool = False) -> Answer:

@@ -7,9 +7,10 @@ its group lies on nodes. Who waits for whom is the clock's to say.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, lcm, prod
+from typing import NamedTuple
 
 from penteract.estimate.load import Load
 from penteract.estimate.pieces import Piece, bytes_of, shapes
@@ -17,7 +18,6 @@ from penteract.estimate.price import away
 from penteract.estimate.rates import Rates, Span
 from penteract.ops.bodies import body_of
 from penteract.ops.bodies.body import FLOAT, Body, Product
-from penteract.ops.bodies.fp8 import LONE
 from penteract.ops.collectives import counted
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths
@@ -138,6 +138,13 @@ def seconds_alone(piece: Piece, device: Device) -> dict[int, Seconds]:
     return found
 
 
+class Hand(NamedTuple):
+    """A rank's share of a bucket's matrices: its collectives, and seconds of its products."""
+
+    wires: Sequence[tuple[str, tuple[int, ...], Seconds]]
+    seconds: Seconds
+
+
 @dataclass(frozen=True, slots=True)
 class BucketCosts:
     """Seconds of what happens to a bucket."""
@@ -183,31 +190,27 @@ class BucketCosts:
         return self.rates.moved(b.shard_size * self.policy.widths["parameter"])
 
     def update(self, b: Bucket) -> Seconds:
-        """Of moving a bucket's parameters; where matrices are dealt, all wait for the rank whose own take longest."""
+        """Of moving a bucket's parameters, but for what its matrices take."""
         p = self.policy
         read = b.shard_size * p.widths["gradient"]  # for the norm, which is not the update's
-        if not b.mover.by_matrix:
-            return self.rates.update(touched(b.shard_size, p.keeping(b.moments)) - read)
-        return self.rates.update(muon.touched(b, p) - read) + max(
-            self._matrices(b, hand) for hand in deal(b.matrices, len(b.team))
-        )
+        every = muon.touched(b, p) if b.mover.by_matrix else touched(b.shard_size, p.keeping(b.moments))
+        return self.rates.update(every - read)
 
-    def _matrices(self, b: Bucket, hand: tuple[Matrix, ...]) -> Seconds:
-        rates, wires = self.rates, muon.wires(b, hand, self.policy)
-        sent = (rates.collective(w.kind, Span.of(w.group, self.gpus_per_node), w.amount) for w in wires)
-        made = Counter(product for m in hand for product in muon.products(m))
-        steps = b.mover.steps
-        return fsum((*sent, *(steps * n * rates.product(Product(1, *one)) for one, n in made.items())))
+    def hands(self, b: Bucket, rank: int) -> tuple[Hand, Seconds]:
+        """What a rank does to its matrices of a bucket; and what takes the rank longest whose own take longest."""
+        hands = [self._hand(b, some) for some in deal(b.matrices, len(b.team))]
+        return hands[b.team.index(rank)], max(hand.seconds for hand in hands)
+
+    def _hand(self, b: Bucket, some: tuple[Matrix, ...]) -> Hand:
+        rates, steps = self.rates, b.mover.steps
+        wires = [
+            (w.kind, w.group, rates.collective(w.kind, Span.of(w.group, self.gpus_per_node), w.amount))
+            for w in muon.wires(b, some, self.policy)
+        ]
+        made = Counter(product for m in some for product in muon.products(m))
+        return Hand(wires, fsum(steps * n * rates.product(Product(1, *one)) for one, n in made.items()))
 
     def copies(self, b: Bucket) -> Mapping[str, Seconds]:
         """Of what the optimizer keeps on the host, each way."""
         there = away(b, self.policy)
         return {word: self.rates.copy(word, there) for word in COPIES} if there else {}
-
-
-def scale_bytes(buckets: list[Bucket]) -> Bytes:
-    """Of the scales of weights that travel as codes, on which a stage agrees once a step."""
-    return LONE * sum(len(b.params) for b in buckets if b.gathered_as == "code")
-
-
-Told = Callable[[str, Bucket], Seconds]

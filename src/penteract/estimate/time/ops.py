@@ -13,6 +13,7 @@ from penteract.ops.offload import COPIES
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
 from penteract.spec.mesh import Mesh
+from penteract.step.agreements import Agreement
 
 Positions = tuple[tuple[Op, ...], ...]  # ops of each instruction of an action
 DATA, UPDATE, HOST = PART["data"], PART["update"], PART["host"]
@@ -79,6 +80,7 @@ def _part(site: Site) -> int:
 class BucketOps:
     """What happens to the buckets of one rank. Keys tell collectives under way apart."""
 
+    buckets: Sequence[Bucket]
     costs: BucketCosts
     streams: Streams
     known: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
@@ -128,21 +130,45 @@ class BucketOps:
         """The squares of this rank's gradients."""
         return RUN, self._took("squares", b), UPDATE, "squares"
 
-    def update(self, b: Bucket) -> Iterator[Op]:
+    def update(self, bucket: int) -> Iterator[Op]:
         """Move this rank's shard."""
+        b = self.buckets[bucket]
         yield RUN, self._took("update", b), UPDATE, "update"
+        if b.mover.by_matrix:
+            yield from self._matrices(b)
+
+    def _matrices(self, b: Bucket) -> Iterator[Op]:
+        """Make a bucket's matrices whole, this rank's own orthogonal, and sum them; all wait for the rank whose own
+        take longest."""
+        own, slowest = self.costs.hands(b, self.streams.rank)
+        for i, (kind, ranks, seconds) in enumerate(own.wires):
+            if i == len(own.wires) - 1:
+                yield RUN, ps(own.seconds), UPDATE, "orthogonalise"
+                seconds += max(0.0, slowest - own.seconds)
+            yield from self._at_once(kind, ranks, ps(seconds), "matrices")
+        if not own.wires:
+            yield RUN, ps(own.seconds), UPDATE, "orthogonalise"
+
+    def end(self) -> Iterator[Op]:
+        """After the last update."""
+        yield from ()
+
+    def agree(self, a: Agreement) -> tuple[Op, ...]:
+        """A few numbers reduced over ranks, and waited for."""
+        ranks = self.streams.mesh.group(a.axis, self.streams.rank)
+        if len(ranks) == 1:
+            return ()
+        took = self.costs.rates.collective("all_reduce", Span.of(ranks, self.costs.gpus_per_node), a.size)
+        return self._at_once("all_reduce", ranks, ps(took), a.name)
+
+    def _at_once(self, kind: str, ranks: tuple[int, ...], took: int, name: str) -> tuple[Op, ...]:
+        """A collective that nothing is done beside."""
+        key: Key = ("b", 0, 0)
+        return (START, self.streams.of(ranks, UPDATE), took, key, f"{kind} {name}"), (WAIT, key, UPDATE, name)
 
     def largest(self, b: Bucket) -> Op:
         """The largest values of a shard's weights, which codes are scaled by."""
         return RUN, self._took("largest", b), DATA, "largest weights"
-
-    def agree(self, ranks: tuple[int, ...], amount: int, name: str, part: int = UPDATE) -> tuple[Op, ...]:
-        """A few numbers reduced over ranks, and waited for."""
-        if len(ranks) == 1 or not amount:
-            return ()
-        took = self.costs.rates.collective("all_reduce", Span.of(ranks, self.costs.gpus_per_node), amount)
-        key: Key = ("b", 0, 0)
-        return (START, self.streams.of(ranks, part), ps(took), key, f"all_reduce {name}"), (WAIT, key, part, name)
 
 
 _WIRES = ("all_gather", "reduce_scatter", "all_reduce")

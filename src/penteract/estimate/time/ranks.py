@@ -19,6 +19,10 @@ from penteract.spec.schedules import ScheduleName
 _UNKNOWN = -1
 
 
+class Unsettled(Exception):
+    """No state came again in the turns that were played."""
+
+
 class Post(NamedTuple):
     """A rank's half of an exchange: messages that it sends, and that it waits for."""
 
@@ -137,7 +141,6 @@ class Ranks:
 
     stages, derived  of each pipeline rank
     wires    picoseconds of each message
-    norm     picoseconds of the sum of the gradients' norm
     launch   picoseconds that the host needs to post a message, or to wait for one
     skipped  turns of the schedule that `line` leaves out
     jumps    whether what comes again is left out; else all is played
@@ -147,7 +150,6 @@ class Ranks:
     stages: Sequence[Stage]
     derived: Sequence[Derived]
     wires: Sequence[int]
-    norm: int
     launch: int
     skipped: int = 0
     jumps: bool = True
@@ -178,7 +180,7 @@ class Ranks:
         self._free, self._asleep, self._open = [0] * len(self.line.channels), {}, {}
         self.marks.append([])
         for m, stage, derived in zip(self.machines, self.stages, self.derived, strict=True):
-            stage.clock.advance(m, derived.opening)
+            stage.clock.take(m, derived.opening)
         if self.jumps and self._turns():
             self._note_end()
             return
@@ -186,11 +188,15 @@ class Ranks:
         for r, (m, stage, derived) in enumerate(zip(self.machines, self.stages, self.derived, strict=True)):
             if not self._settle(r):
                 raise Bug("SCHEDULE", f"a message of rank {r} is never met")
-            stage.clock.advance(m, derived.closing)
-        together = max(m.now for m in self.machines) + self.norm
+            stage.clock.take(m, derived.closing)
+        # What the world sums is there when its last rank has come: nobody updates before.
+        last = max(m.now for m in self.machines)
+        together = max(m.now + max(m.state.free) for m in self.machines) if len(self.machines) > 1 else 0
         for m, stage, derived in zip(self.machines, self.stages, self.derived, strict=True):
-            stage.clock.wait_until(m, together)
-            stage.clock.advance(m, derived.update)
+            if last > m.now or len(self.machines) > 1:
+                stage.clock.wait_until(m, together)
+            for segment, unit, needs in derived.update:
+                stage.clock.advance(m, segment, unit, needs)
             m.host = max(m.host, m.now)  # it looks at the losses
         self.ends.append(max(m.now for m in self.machines))
         self._note_end()
@@ -222,7 +228,7 @@ class Ranks:
                     left = 0
             seen[mark.states] = k
         if left:
-            raise LookupError("no state came again")
+            raise Unsettled
         return False
 
     def _mark(self, k: int, places: Sequence[Place]) -> Mark:

@@ -15,7 +15,9 @@ from penteract.estimate.time.ops import DATA, BucketOps, Positions
 from penteract.ops.params import Param
 from penteract.parallel.data import NONE, Bucket, Pack
 from penteract.schedule.actions import Compute
+from penteract.step.agreements import Outside
 from penteract.step.fsdp import Due, Event, FsdpRule, Left, Table, Touch, upcoming
+from penteract.step.walk import closing, opening
 
 Walk = tuple[str, int]  # kind of an action, chunk
 _Touching = tuple[int, tuple[str, ...], bool]  # an instruction's position, its parameters, whether it writes gradients
@@ -53,7 +55,7 @@ class Stage:
     packs    whose parameters each of `buckets` has; equal buckets are one object
     owned    the parameters that each unit is the first to use
     places   of the ring of parameters
-    scales   ops of agreeing on scales before the first action; `agreed`: of other sums over the stage after the last
+    outside  what decides its work outside of the tape
     """
 
     clock: Clock
@@ -65,8 +67,7 @@ class Stage:
     buckets: Sequence[Bucket]
     owned: Sequence[Sequence[Param]]
     places: int
-    scales: Sequence[Op]
-    agreed: Sequence[Op]
+    outside: Outside
     rule: FsdpRule = field(init=False)
     of: dict[tuple[int, str], int] = field(init=False)  # (unit, parameter) -> bucket
     _touching: dict[tuple[Kind, str], Sequence[_Touching]] = field(
@@ -144,8 +145,8 @@ class Stage:
 class Derived(NamedTuple):
     """A rank's step, in numbers of its clock.
 
-    opening  before the first action; `closing`: after the last, to the squares of gradients; `update`: what follows
-             their sum
+    opening  before the first action; `closing`: after the last, to the sum of squares and losses; `update`: what
+             follows that
     actions  the runs of each; `left`: a number for what lies in the rings before it
     """
 
@@ -153,7 +154,7 @@ class Derived(NamedTuple):
     actions: Sequence[int]
     left: Sequence[int]
     closing: int
-    update: int
+    update: Sequence[Step]
 
 
 @dataclass(slots=True)
@@ -193,21 +194,43 @@ class _Derivation:
         opening, closing, update = self._outside(events)
         return Derived(opening, runs, before, closing, update)
 
-    def _outside(self, events: Sequence[Event]) -> tuple[int, int, int]:
-        """What comes before and after the actions; `events`: of buckets after the last of them."""
+    def _outside(self, events: Sequence[Event]) -> tuple[int, int, list[Step]]:
+        """What comes before the actions, after them, and after the sum over the world; `events`: of buckets after the
+        last of them."""
+        stage, clock = self.stage, self.stage.clock
+        before = [self._row(ops) for asked in opening(stage.outside) if (ops := self._asked(asked))]
+        rows = [self._row(self._ops(event, 0)[0]) for event in events]
+        after, summed = list[Step](), False
+        for question, *about in closing(stage.outside, self.summing):
+            unit = self.home[about[0]][0] if question == "widen" else about[0] if question == "gather" else 0
+            if ops := self._asked((question, *about), unit):
+                (after if summed else rows).append((clock.segment(tuple(ops)), unit, ()))
+            summed = summed or (question == "agree" and about[0].axis == "world")
+        return clock.action(repeats(before)), clock.action(repeats(rows)), after
+
+    def _row(self, ops: Sequence[Op]) -> Step:
+        return self.stage.clock.segment(tuple(ops)), 0, ()
+
+    def _asked(self, asked: tuple[Any, ...], unit: int = 0) -> Sequence[Op]:
+        """A question of the walk outside of the actions, as ops in a segment of `unit`."""
         stage, make = self.stage, self.stage.ops
-        closing = [op for event in events for op in self._ops(event, 0)[0]]
-        for b, key in self.summing.items():
-            closing += make.widen(stage.buckets[b], key)
-        closing += stage.agreed
-        closing += [make.measure(b) for b in stage.buckets]
-        update = list[Op]()
-        for b, bucket in reversed([*enumerate(stage.buckets)]):
-            update += make.update(bucket)
-            if bucket.gathered_after_update:
-                update += make.gather(bucket, ("u", 0, b))
-        segment = stage.clock.segment
-        return segment(tuple(stage.scales)), segment(tuple(closing)), segment(tuple(update))
+        match asked:
+            case ("begin",):
+                return [make.largest(b) for b in stage.buckets if b.gathered_as == "code"]
+            case ("agree", agreement):
+                return make.agree(agreement)
+            case ("widen", b):
+                return list(make.widen(stage.buckets[b], self._sum_key(b, unit)))
+            case ("measure", b):
+                return [make.measure(stage.buckets[b])]
+            case ("update", b):
+                return list(make.update(b))
+            case ("gather", b):
+                return list(make.gather(stage.buckets[b], ("u", 0, 0)))
+            case ("end",):
+                return list(make.end())
+            case _:
+                return ()
 
     def _look(self, first: Mapping[Walk, int], last: Mapping[Walk, int]) -> None:
         """Where buckets are read first and written last."""

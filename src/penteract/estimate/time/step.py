@@ -6,28 +6,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import fsum
+from typing import NamedTuple
 
 from penteract.estimate.composed import Composer
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, Piece, sight
 from penteract.estimate.rates import Rates, Span
-from penteract.estimate.time.clock import PS, Clock, Op, ps
-from penteract.estimate.time.cost import BucketCosts, Cost, Device, scale_bytes
-from penteract.estimate.time.ops import BucketOps, Positions, Streams, piece_ops
-from penteract.estimate.time.ranks import Line, Ranks, line_of, turn_of
+from penteract.estimate.time.clock import PART, PS, Clock, ps
+from penteract.estimate.time.cost import BucketCosts, Cost, Device
+from penteract.estimate.time.ops import DATA, BucketOps, Positions, Streams, piece_ops
+from penteract.estimate.time.ranks import Line, Ranks, Unsettled, line_of, turn_of
 from penteract.estimate.time.stage import Stage
-from penteract.ops.bodies.body import FLOAT
 from penteract.ops.bodies.fp8 import is_coded, remembered
+from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, bucket_of
 from penteract.schedule.in_flight import steady
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
+from penteract.spec.model import ModelSpec
+from penteract.step.agreements import after_backward, at_begin, totals
 from penteract.step.ring import places
 
 _TURNS = 4  # of a schedule that are played before others are jumped
+
+
+class Ends(NamedTuple):
+    """What decides a rank's work outside of the tape (`step/agreements.py`)."""
+
+    model: ModelSpec
+    rank: int
+    widths: Widths
+    buckets: Sequence[Bucket]
+    coded: Sequence[Site]
+    delayed: Sequence[Site]
+    balanced: Sequence[str]
 
 
 @dataclass(slots=True)
@@ -49,7 +63,7 @@ class StepClock:
             try:
                 ranks.step()
                 ranks.step()
-            except LookupError:
+            except Unsettled:
                 turns *= 2
             else:
                 return ranks
@@ -76,9 +90,7 @@ class StepClock:
                 made[group] = self.stage(lay, r)
             stages.append(made[group])
             derived.append(stages[-1].derive(line.computes[r]))
-        world = Span.of(tuple(range(lay.world)), node)
-        norm = ps(self.rates.collective("all_reduce", world, 16))
-        return Ranks(line, stages, derived, self._wires(lay, line), norm, ps(self.rates.launch), skipped, self.jumps)  # type: ignore[arg-type]
+        return Ranks(line, stages, derived, self._wires(lay, line), ps(self.rates.launch), skipped, self.jumps)  # type: ignore[arg-type]
 
     def _wires(self, layout: Layout, line: Line) -> list[int]:
         """Of each message."""
@@ -117,12 +129,20 @@ class StepClock:
             if key not in known:
                 known[key] = bucket_of(pack, mesh, rank)
             buckets.append(known[key])
-        ops = BucketOps(BucketCosts(self.rates, self.composer.policy, self.cluster.gpus_per_node), streams)
+        ops = BucketOps(buckets, BucketCosts(self.rates, self.composer.policy, self.cluster.gpus_per_node), streams)
         ends, chunks = 0, list[range]()
         for chain in self.composer.chains_of(lay, r):
             chunks.append(range(ends, ends := ends + sum(n for _, n in chain)))
         row = [kind for kind, _ in placed]
-        scales, agreed = self._outside(mesh, rank, row, pieces, buckets, ops)
+        sites = [site for kind in row for site in pieces[kind][0].sites]
+        kept = [site for site in sites if remembered(site)]
+        outside = Ends(
+            self.composer.model, rank, self.composer.widths, buckets, [s for s in kept if is_coded(s)],
+            [s for s in kept if not is_coded(s)], [str(s.attrs["name"]) for s in sites if s.word == "tally"],
+        )  # fmt: skip
+        for agreement in (*at_begin(outside), *after_backward(outside), totals(outside)):
+            if len(group := mesh.group(agreement.axis, rank)) > 1:
+                streams.of(group, PART["update"])
         for b in known.values():
             _streams(ops, b)
         owner = tuple(streams.parts)
@@ -130,28 +150,14 @@ class StepClock:
             slower = round((self.rates.beside - 1) * 10**6)
             self.clocks[owner] = Clock(ps(self.rates.launch), slower, owner, jumps=self.jumps)
         return Stage(self.clocks[owner], ops, row, chunks, pieces, packs, buckets, [params for _, params in placed],
-                     places(lay, len(row)), scales, agreed)  # fmt: skip
-
-    def _outside(
-        self, mesh: Mesh, rank: int, row: Sequence[Kind], pieces: dict[Kind, tuple[Piece, dict[str, Positions]]],
-        buckets: list[Bucket], ops: BucketOps,
-    ) -> tuple[list[Op], list[Op]]:  # fmt: skip
-        """Sums over the stage outside of the tape: before the first action, and after the last."""
-        model, widths, stage = self.composer.model, self.composer.widths, mesh.group("stage", rank)
-        sites = [site for kind in row for site in pieces[kind][0].sites]
-        scales = [ops.largest(b) for b in buckets if b.gathered_as == "code"]
-        scales += ops.agree(stage, scale_bytes(buckets), "scales of codes")
-        routers = sum(site.word == "tally" for site in sites)
-        agreed = ops.agree(stage, routers * model.moe.experts * widths["index"] if model.moe else 0, "routed counts")
-        delayed = sum(1 for site in sites if remembered(site) and not is_coded(site))
-        return scales, [*agreed, *ops.agree(stage, delayed * 3 * FLOAT, "delayed scales")]
+                     places(lay, len(row)), outside)  # fmt: skip
 
 
 def _streams(ops: BucketOps, b: Bucket) -> None:
     """Of all that a bucket is moved over, so that a clock knows every stream of its ranks."""
-    for ranks in (b.sharers, b.replicas):
+    for ranks in (b.sharers, b.replicas, b.peers):
         if len(ranks) > 1:
-            ops._stream(ranks)
+            ops.streams.of(ranks, DATA)
 
 
 def _shortened(layout: Layout, turns: int) -> tuple[int, int]:
@@ -163,7 +169,3 @@ def _shortened(layout: Layout, turns: int) -> tuple[int, int]:
     if not turns or lay.schedule == "afab" or spare < 4:
         return m, 0
     return m - spare // 4 * 4 * turn, spare // 4 * 4
-
-
-def total(parts: Sequence[float]) -> float:
-    return fsum(parts)
