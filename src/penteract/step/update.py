@@ -23,9 +23,20 @@ CHANCE = 16  # bytes an element of random bits while they are mixed
 def kept(elements: int, p: Policy, mover: Mover = ADAMW, *, scaled: bool = False) -> Bytes:
     """Between steps: a master where there is one, the mover's averages, and the scales of their blocks, for which there
     is room too where they are `scaled`."""
+    room = len(mover.averages) * _scales(elements) if scaled and p.moments != "int8" else 0
+    return sum(kept_apart(elements, p, mover)) + room
+
+
+def kept_apart(elements: int, p: Policy, mover: Mover = ADAMW) -> tuple[Bytes, ...]:
+    """The same, of each buffer: the master, the averages, their scales."""
     n = len(mover.averages)
-    scales = n * (elements // BLOCK) * 4 if scaled or p.moments == "int8" else 0
-    return elements * (p.widths["master"] + n * p.widths["moment"]) + scales
+    master = (elements * p.widths["master"],) if p.master else ()
+    scales = (_scales(elements),) * n if p.moments == "int8" else ()
+    return (*master, *[elements * p.widths["moment"]] * n, *scales)
+
+
+def _scales(elements: int) -> Bytes:
+    return elements // BLOCK * 4
 
 
 def parts(elements: int) -> Iterator[slice]:

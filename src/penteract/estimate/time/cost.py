@@ -10,11 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum, lcm, prod
-from typing import NamedTuple
 
 from penteract.estimate.load import Load
 from penteract.estimate.pieces import Piece, bytes_of, shapes
-from penteract.estimate.price import away
 from penteract.estimate.rates import Rates, Span
 from penteract.ops.bodies import body_of
 from penteract.ops.bodies.body import FLOAT, Body, Product
@@ -33,6 +31,7 @@ from penteract.units import Bytes, Seconds
 Part = str  # compute, attention, pointwise, launch, or the dimension whose traffic is waited for
 DIMENSION: Mapping[str, Part] = {"tp": "tensor", "cp": "context", "ep": "expert", "sequence": "expert"}
 Cost = tuple[Part, Seconds]
+Wire = tuple[str, tuple[int, ...], Seconds]  # a collective, its ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +137,6 @@ def seconds_alone(piece: Piece, device: Device) -> dict[int, Seconds]:
     return found
 
 
-class Hand(NamedTuple):
-    """A rank's share of a bucket's matrices: its collectives, and seconds of its products."""
-
-    wires: Sequence[tuple[str, tuple[int, ...], Seconds]]
-    seconds: Seconds
-
-
 @dataclass(frozen=True, slots=True)
 class BucketCosts:
     """Seconds of what happens to a bucket."""
@@ -189,28 +181,23 @@ class BucketCosts:
         """Of a shard, read for its weights' largest values."""
         return self.rates.moved(b.shard_size * self.policy.widths["parameter"])
 
-    def update(self, b: Bucket) -> Seconds:
-        """Of moving a bucket's parameters, but for what its matrices take."""
-        p = self.policy
-        read = b.shard_size * p.widths["gradient"]  # for the norm, which is not the update's
-        every = muon.touched(b, p) if b.mover.by_matrix else touched(b.shard_size, p.keeping(b.moments))
+    def update(self, b: Bucket, elements: int = 0) -> Seconds:
+        """Of moving a bucket's parameters, or `elements` of this rank's; but for what its matrices take."""
+        p, n = self.policy, elements or b.shard_size
+        read = n * p.widths["gradient"]  # for the norm, which is not the update's
+        every = muon.touched(b, p) if b.mover.by_matrix else touched(n, p.keeping(b.moments))
         return self.rates.update(every - read)
 
-    def hands(self, b: Bucket, rank: int) -> tuple[Hand, Seconds]:
-        """What a rank does to its matrices of a bucket; and what takes the rank longest whose own take longest."""
-        hands = [self._hand(b, some) for some in deal(b.matrices, len(b.team))]
-        return hands[b.team.index(rank)], max(hand.seconds for hand in hands)
-
-    def _hand(self, b: Bucket, some: tuple[Matrix, ...]) -> Hand:
-        rates, steps = self.rates, b.mover.steps
+    def matrices(self, b: Bucket, rank: int) -> tuple[Sequence[Wire], Seconds]:
+        """What a rank puts on wires to move the matrices of a bucket; and the products of the rank whose own take
+        longest."""
+        hands = deal(b.matrices, len(b.team))
         wires = [
-            (w.kind, w.group, rates.collective(w.kind, Span.of(w.group, self.gpus_per_node), w.amount))
-            for w in muon.wires(b, some, self.policy)
+            (w.kind, w.group, self.rates.collective(w.kind, Span.of(w.group, self.gpus_per_node), w.amount))
+            for w in muon.wires(b, hands[b.team.index(rank)], self.policy)
         ]
-        made = Counter(product for m in some for product in muon.products(m))
-        return Hand(wires, fsum(steps * n * rates.product(Product(1, *one)) for one, n in made.items()))
+        return wires, max(self._products(b, hand) for hand in hands)
 
-    def copies(self, b: Bucket) -> Mapping[str, Seconds]:
-        """Of what the optimizer keeps on the host, each way."""
-        there = away(b, self.policy)
-        return {word: self.rates.copy(word, there) for word in COPIES} if there else {}
+    def _products(self, b: Bucket, some: tuple[Matrix, ...]) -> Seconds:
+        made = Counter(product for m in some for product in muon.products(m))
+        return fsum(b.mover.steps * n * self.rates.product(Product(1, *one)) for one, n in made.items())

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penteract.estimate.pieces import Piece
 from penteract.estimate.rates import Span
 from penteract.estimate.time.clock import BESIDE, FIRST, IN, LOOK, OUT, PART, RUN, START, WAIT, Key, Op, ps
 from penteract.estimate.time.cost import DIMENSION, BucketCosts, Device
-from penteract.ops.offload import COPIES
+from penteract.ops.offload import COPIES, Copy
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
 from penteract.spec.mesh import Mesh
 from penteract.step.agreements import Agreement
+from penteract.step.update import Through, kept_apart, through
 
 Positions = tuple[tuple[Op, ...], ...]  # ops of each instruction of an action
 DATA, UPDATE, HOST = PART["data"], PART["update"], PART["host"]
@@ -40,12 +43,56 @@ class Streams:
         return self.of(self.mesh.group(axis, self.rank), PART[DIMENSION.get(axis, "update")])
 
 
-def piece_ops(piece: Piece, device: Device, streams: Streams) -> Mapping[str, Positions]:
-    """Of each action of a piece, the ops of its instructions."""
-    return {
-        name: tuple([_call(piece, device, streams, *piece.outline.jobs[job], ins, outs) for job, ins, outs in calls])
-        for name, calls in piece.outline.calls.items()
-    }
+class ActionOps(NamedTuple):
+    """An action of a piece.
+
+    every  ops of each of its instructions
+    own    the same without `moved`
+    moved  copies that belong into a neighbour: the start of what comes back runs beside the layer before it, and what
+           leaves has until the end of the next layer that has some
+    last   ops of neighbours go behind this many of its instructions
+    """
+
+    every: Positions
+    own: Positions
+    moved: tuple[Op, ...]
+    last: int
+
+
+def piece_ops(piece: Piece, device: Device, streams: Streams) -> Mapping[str, ActionOps]:
+    """Of each action of a piece, what its instructions are to the clock."""
+    out = dict[str, ActionOps]()
+    for name, calls in piece.outline.calls.items():
+        jobs = [piece.outline.jobs[job] for job, _, _ in calls]
+        every = [
+            _call(piece, device, streams, *job, ins, outs) for job, (_, ins, outs) in zip(jobs, calls, strict=True)
+        ]
+        out[name] = _without_copies(every, [_is_copy(piece, *job) for job in jobs], name)
+    return out
+
+
+def _is_copy(piece: Piece, place: int, phase: Phase) -> bool:
+    return piece.sites[place].word in COPIES
+
+
+def _without_copies(every: Sequence[tuple[Op, ...]], copies: Sequence[bool], action: str) -> ActionOps:
+    """Apart from copies that neighbours make (`ops/offload.py`). A layer's input leaves while the layer itself runs."""
+    own = [i for i, copy in enumerate(copies) if not copy]
+    if len(own) == len(every):
+        return ActionOps(tuple(every), tuple(every), (), len(every))
+    first, last = own[0], own[-1]
+    if action == "Fwd":
+        inputs = {every[i][0][3] for i in range(first)}  # keys of copies that begin before the first call
+        moved = [
+            i for i in range(last, len(every)) if copies[i] and every[i][0][0] == WAIT and every[i][0][1] not in inputs
+        ]
+        behind = last + 1
+        while behind < len(every) and every[behind][0][0] == WAIT and behind not in moved:
+            behind += 1
+    else:
+        moved, behind = [i for i, copy in enumerate(copies) if copy and every[i][0][0] == START], len(every)
+    kept = tuple([() if i in moved else ops for i, ops in enumerate(every)])
+    return ActionOps(tuple(every), kept, tuple([op for i in moved for op in every[i]]), behind)
 
 
 def _call(
@@ -84,6 +131,7 @@ class BucketOps:
     costs: BucketCosts
     streams: Streams
     known: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    passing: Passing | None = None
 
     def _took(self, what: str, b: Bucket) -> int:
         key = what, id(b)
@@ -133,25 +181,30 @@ class BucketOps:
     def update(self, bucket: int) -> Iterator[Op]:
         """Move this rank's shard."""
         b = self.buckets[bucket]
+        if b.offloaded:
+            if self.passing is None:
+                self.passing = Passing(self)
+            yield from self.passing.update(bucket)
+            return
         yield RUN, self._took("update", b), UPDATE, "update"
         if b.mover.by_matrix:
             yield from self._matrices(b)
 
     def _matrices(self, b: Bucket) -> Iterator[Op]:
-        """Make a bucket's matrices whole, this rank's own orthogonal, and sum them; all wait for the rank whose own
-        take longest."""
-        own, slowest = self.costs.hands(b, self.streams.rank)
-        for i, (kind, ranks, seconds) in enumerate(own.wires):
-            if i == len(own.wires) - 1:
-                yield RUN, ps(own.seconds), UPDATE, "orthogonalise"
-                seconds += max(0.0, slowest - own.seconds)
-            yield from self._at_once(kind, ranks, ps(seconds), "matrices")
-        if not own.wires:
-            yield RUN, ps(own.seconds), UPDATE, "orthogonalise"
+        """Make a bucket's matrices whole, this rank's own orthogonal, and sum them. All wait for the rank whose own take
+        longest, so that is what they take."""
+        wires, slowest = self.costs.matrices(b, self.streams.rank)
+        run: Op = (RUN, ps(slowest), UPDATE, "orthogonalise")
+        there, back = (wires[:-1], wires[-1:]) if len(b.team) > 1 else (wires, wires[:0])
+        for some in (there, (None,), back):
+            for wire in some:
+                yield from (run,) if wire is None else self._at_once(wire[0], wire[1], ps(wire[2]), "matrices")
 
     def end(self) -> Iterator[Op]:
         """After the last update."""
-        yield from ()
+        if self.passing is not None:
+            yield from self.passing.end()
+            self.passing = None
 
     def agree(self, a: Agreement) -> tuple[Op, ...]:
         """A few numbers reduced over ranks, and waited for."""
@@ -169,6 +222,67 @@ class BucketOps:
     def largest(self, b: Bucket) -> Op:
         """The largest values of a shard's weights, which codes are scaled by."""
         return RUN, self._took("largest", b), DATA, "largest weights"
+
+
+@dataclass(slots=True)
+class Passing:
+    """What the optimizer keeps on the host passes through the device: one slice comes while the one before it is
+    moved, into the place of the one that left longest ago (`engine/streamed.py`)."""
+
+    ops: BucketOps
+    places: Through = field(init=False)
+    ahead: Iterator[tuple[int, int]] = field(init=False)  # bucket, elements
+    coming: deque[list[Key]] = field(default_factory=deque[list[Key]])
+    leaving: deque[list[Key]] = field(default_factory=deque[list[Key]])
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        buckets, policy = self.ops.buckets, self.ops.costs.policy
+        self.places = through(((b, 1) for b in buckets), policy)
+        self.ahead = iter([(i, n) for i in reversed(range(len(buckets))) for n in self._slices(buckets[i])])
+
+    def update(self, bucket: int) -> Iterator[Op]:
+        """Of a bucket, slice after slice."""
+        if not self.coming:
+            yield from self._fetch()
+        for n in self._slices(self.ops.buckets[bucket]):
+            now = self.coming.popleft()
+            yield from self._fetch()
+            yield from _waits(now)
+            yield RUN, ps(self.ops.costs.update(self.ops.buckets[bucket], n)), UPDATE, "update"
+            keys = list[Key]()
+            yield from self._copies("to_host", bucket, n, keys)
+            self.leaving.append(keys)
+
+    def end(self) -> Iterator[Op]:
+        """All is back."""
+        while self.leaving:
+            yield from _waits(self.leaving.popleft())
+
+    def _slices(self, b: Bucket) -> list[int]:
+        """Elements of each."""
+        whole, each = b.shard_size, self.places.elements
+        return [min(each, whole - at) for at in range(0, whole, each)]
+
+    def _fetch(self) -> Iterator[Op]:
+        if (item := next(self.ahead, None)) is None:
+            return
+        if len(self.leaving) == self.places.count - 1 > 0:
+            yield from _waits(self.leaving.popleft())
+        keys = list[Key]()
+        yield from self._copies("from_host", *item, keys)
+        self.coming.append(keys)
+
+    def _copies(self, word: Copy, bucket: int, n: int, keys: list[Key]) -> Iterator[Op]:
+        b, policy, rates = self.ops.buckets[bucket], self.ops.costs.policy, self.ops.costs.rates
+        for amount in kept_apart(n, policy.keeping(b.moments), b.mover):
+            keys.append(("h", 0, self.count))
+            self.count += 1
+            yield START, OUT if word == "to_host" else IN, ps(rates.copy(word, amount)), keys[-1], word
+
+
+def _waits(keys: Sequence[Key]) -> Iterator[Op]:
+    return ((WAIT, key, HOST, "copy") for key in keys)
 
 
 _WIRES = ("all_gather", "reduce_scatter", "all_reduce")

@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from penteract.estimate.pieces import ENDS, Kind, Piece
 from penteract.estimate.time.clock import WAIT, Clock, Key, Op, Run, Runs, Step
-from penteract.estimate.time.ops import DATA, BucketOps, Positions
+from penteract.estimate.time.ops import DATA, ActionOps, BucketOps
 from penteract.ops.params import Param
 from penteract.parallel.data import NONE, Bucket, Pack
 from penteract.schedule.actions import Compute
@@ -22,6 +23,9 @@ from penteract.step.walk import closing, opening
 Walk = tuple[str, int]  # kind of an action, chunk
 _Touching = tuple[int, tuple[str, ...], bool]  # an instruction's position, its parameters, whether it writes gradients
 At = tuple[int, int]  # unit in the order of its action, position of an instruction
+
+
+_NO_OPS = ActionOps((), (), (), 0)
 
 
 class Cut(NamedTuple):
@@ -39,11 +43,14 @@ class Pass(NamedTuple):
 
     units    in the order in which it comes to them
     touches  of parameters and their gradients; `turns`: the units whose cut parameters it reads
+    lent     copies of other units that each starts or waits for; `whole`: whether it waits for all of its own
     """
 
     units: Sequence[int]
     touches: Sequence[Touch]
     turns: tuple[int, ...]
+    lent: Mapping[int, tuple[Op, ...]]
+    whole: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -62,7 +69,7 @@ class Stage:
     ops: BucketOps
     row: Sequence[Kind]
     chunks: Sequence[range]
-    pieces: Mapping[Kind, tuple[Piece, Mapping[str, Positions]]]
+    pieces: Mapping[Kind, tuple[Piece, Mapping[str, ActionOps]]]
     packs: Sequence[Pack]
     buckets: Sequence[Bucket]
     owned: Sequence[Sequence[Param]]
@@ -99,8 +106,34 @@ class Stage:
                 for pos, names, writes in self._touches_of(self.row[unit], kind)
             ]
             turns = tuple([unit for _, unit in self.rule.turns(touches)])
-            self._passes[walk] = Pass(units, touches, turns)
+            self._passes[walk] = Pass(units, touches, turns, *self._lent(units, kind))
         return self._passes[walk]
+
+    def _lent(self, units: Sequence[int], action: str) -> tuple[Mapping[int, tuple[Op, ...]], frozenset[int]]:
+        """Copies to and from the host that a unit makes for its neighbours, by its place; the units that wait for their
+        own: of those that leave, the last."""
+        having = [k for k, unit in enumerate(units) if self._ops_of(unit, action).moved]
+        if not having:
+            return {}, frozenset()
+        lent = defaultdict[int, tuple[Op, ...]](tuple)
+
+        def lend(of: int, to: int) -> None:
+            away = units[of] - units[to]
+            lent[to] += tuple([_renamed(op, away) for op in self._ops_of(units[of], action).moved])
+
+        if action != "Fwd":  # what comes back first is asked for at once
+            for of, to in zip(having, (0, *having), strict=False):
+                lend(of, to)
+            return lent, frozenset()
+        for of, to in pairwise(having):
+            lend(of, to)
+        if having[-1] == len(units) - 1:
+            return lent, frozenset(having[-1:])
+        lend(having[-1], len(units) - 1)
+        return lent, frozenset()
+
+    def _ops_of(self, unit: int, action: str) -> ActionOps:
+        return self.pieces[self.row[unit]][1].get(action, _NO_OPS)
 
     def _touches_of(self, kind: Kind, action: str) -> Sequence[_Touching]:
         """Instructions of a piece that touch parameters."""
@@ -131,13 +164,23 @@ class Stage:
                 for other in ends.get(p.name, ()):
                     yield (other, p.name), b
 
-    def segment(self, kind: Kind, action: str, beside: Sequence[tuple[int, int, tuple[Op, ...]]]) -> int:
-        """A unit's calls with ops before (0) and after (1) some of them."""
-        key = (kind, action, tuple(beside))
+    def segment(
+        self, kind: Kind, action: str, beside: Sequence[tuple[int, int, tuple[Op, ...]]], lent: tuple[Op, ...] = (),
+        *, whole: bool = False,
+    ) -> int:  # fmt: skip
+        """A unit's calls with ops before (0) and after (1) some of them, and copies that it makes for its neighbours.
+
+        whole  it waits for all of its own copies, too
+        """
+        key = (kind, action, tuple(beside), lent, whole)
         if key not in self._segments:
-            around, ops = {(pos, when): some for pos, when, some in beside}, list[Op]()
-            for pos, own in enumerate(self.pieces[kind][1].get(action, ())):
-                ops += (*around.get((pos, 0), ()), *own, *around.get((pos, 1), ()))
+            around, own = {(pos, when): some for pos, when, some in beside}, self.pieces[kind][1].get(action, _NO_OPS)
+            ops = [*(lent if action != "Fwd" else ())]
+            for pos, some in enumerate(own.every if whole else own.own):
+                if pos == own.last and action == "Fwd":
+                    ops += lent
+                ops += (*around.get((pos, 0), ()), *some, *around.get((pos, 1), ()))
+            ops += lent if action == "Fwd" and own.last == len(own.every) else ()
             self._segments[key] = self.clock.segment(tuple(ops))
         return self._segments[key]
 
@@ -277,9 +320,10 @@ class _Derivation:
                     told.append(event)
             if ops:
                 beside[k].append((pos, when, tuple(ops)))
-        row = [
-            (stage.segment(stage.row[unit], walk[0], beside[k]), unit, needs[k]) for k, unit in enumerate(through.units)
-        ]
+        row = list[Step]()
+        for k, unit in enumerate(through.units):
+            lent, whole = through.lent.get(k, ()), k in through.whole
+            row.append((stage.segment(stage.row[unit], walk[0], beside[k], lent, whole=whole), unit, needs[k]))
         return stage.clock.action(repeats(row)), left, tuple(told)
 
     def _ops(self, event: Event, unit: int, needed: int = 0) -> tuple[Sequence[Op], tuple[int, ...]]:
@@ -319,6 +363,13 @@ class _Derivation:
             elif len(self.stage.buckets[b].holders) > 1:
                 self.summing.pop(b, None)
                 self.summing[b] = self._sum_key(b, 0)
+
+
+def _renamed(op: Op, away: int) -> Op:
+    """An op of another unit, `away` from this one."""
+    place = 1 if op[0] == WAIT else 3
+    word, unit, number = op[place]
+    return (*op[:place], (word, unit + away, number), *op[place + 1 :])
 
 
 def _both(before: Table, after: Table) -> Iterator[tuple[At, int, Sequence[Event]]]:

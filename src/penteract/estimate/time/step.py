@@ -14,7 +14,7 @@ from penteract.estimate.pieces import Kind, Piece, sight
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.time.clock import PART, PS, Clock, ps
 from penteract.estimate.time.cost import BucketCosts, Cost, Device
-from penteract.estimate.time.ops import DATA, BucketOps, Positions, Streams, piece_ops
+from penteract.estimate.time.ops import DATA, ActionOps, BucketOps, Streams, piece_ops
 from penteract.estimate.time.ranks import Line, Ranks, Unsettled, line_of, turn_of
 from penteract.estimate.time.stage import Stage
 from penteract.ops.bodies.fp8 import is_coded, remembered
@@ -59,7 +59,7 @@ class StepClock:
         """Two steps of all pipeline ranks, played."""
         turns = _TURNS
         while True:
-            ranks = self._build(layout, turns if self.jumps else 0)
+            ranks = self.build(layout, turns if self.jumps else 0)
             try:
                 ranks.step()
                 ranks.step()
@@ -75,7 +75,7 @@ class StepClock:
 
     # ---- the program -----------------------------------------------------------------------------------------
 
-    def _build(self, layout: Layout, turns: int) -> Ranks:
+    def build(self, layout: Layout, turns: int) -> Ranks:
         lay = layout
         micros, skipped = _shortened(lay, turns)
         line = line_of(lay.schedule, lay.pp, lay.vpp, micros)
@@ -118,7 +118,7 @@ class StepClock:
         load = Balanced.of(self.composer.model, lay, self.composer.sequence_length)
         device = Device(self.rates, self.composer.widths, mesh, self.cluster.gpus_per_node, load, self.costs)
         placed, packs = self.composer.placed(lay, r), tuple(self.composer.packs(lay, r))
-        pieces = dict[Kind, tuple[Piece, dict[str, Positions]]]()
+        pieces = dict[Kind, tuple[Piece, dict[str, ActionOps]]]()
         for kind in dict.fromkeys(kind for kind, _ in placed):
             piece = self.composer.piece(kind, lay, seen)
             pieces[kind] = piece, dict(piece_ops(piece, device, streams))
