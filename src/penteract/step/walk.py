@@ -59,7 +59,7 @@ class Reading(Protocol):
         """Add up the squares of this rank's shard of a bucket's gradients."""
 
     def factors(self) -> None:
-        """Of the totals: what the updates of all buckets have in common."""
+        """Of the totals: what the updates of all buckets have in common, and how many targets the next step has."""
 
     def update(self, bucket: int) -> None:
         """Clip, and move a bucket's parameters: those of this rank's shard."""
@@ -97,9 +97,9 @@ class Silent:
     def end(self) -> None: ...
 
 
-def walk(p: Program, reading: Reading) -> None:
-    """One optimizer step of `p.rank`."""
-    for b in _actions(p, reading):
+def walk(p: Program, reading: Reading, *, counted: bool = True) -> None:
+    """One optimizer step of `p.rank`. `counted`: the step before told how many targets it has; a first step counts."""
+    for b in _actions(p, reading, counted=counted):
         reading.widen(b)
     for agreement in after_backward(p):
         reading.agree(agreement)
@@ -117,15 +117,15 @@ def walk(p: Program, reading: Reading) -> None:
 
 def walk_forward(p: Program, reading: Reading) -> None:
     """The forward passes alone, of a program compiled with `training=False`, and their losses."""
-    _actions(p, reading)
+    _actions(p, reading, counted=False)
     reading.agree(totals(p))
 
 
-def _actions(p: Program, reading: Reading) -> list[int]:
+def _actions(p: Program, reading: Reading, *, counted: bool) -> list[int]:
     """All that comes before the end. -> the buckets whose sum is on the wire then, in the order in which it was put
     there."""
     reading.begin()
-    for agreement in at_begin(p):
+    for agreement in at_begin(p, counted=counted):
         reading.agree(agreement)
     reading.scales()
     sent: list[tuple[Slot, int]] = []
