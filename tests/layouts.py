@@ -169,10 +169,10 @@ def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
     before = [flat.own_parameter.clone() for flat in run.state.flats]
     run.on_action = lambda name: alive.append(_settled(watched, prices.kept(len(alive))))
     with wires.watch(), watched:
-        walk(run.p, run)
+        walk(run.p, run, counted=False)
     run.on_action = None  # what walks it again is not observed
     verdict = Verdict(received=sum(run.received.values()))
-    priced = price(subject.priced, Recorded(run.received))
+    priced = price(subject.priced, Recorded(run.received), counted=False)
     verdict.differences += _compare_bytes(priced, wires, watched, alive)
     verdict.differences += _compare_routing(run)
     run.settle_parameters()
@@ -261,7 +261,7 @@ def _compare_arena(p: Program, groups: Groups, run: Run) -> Iterable[tuple[str, 
     """The same step with every register at its planned place: no two that live at once, or on a wire, may overlap."""
     again = _prepare(p, groups, dict(REFERENCE))
     again.memory = Arena(plan_arena(p), p.precision, CPU)
-    walk(p, again)
+    walk(p, again, counted=False)
     for mine, theirs in zip(run.state.pieces("gradient"), again.state.pieces("gradient"), strict=True):
         if not torch.equal(mine.values, theirs.values):
             far = (mine.values - theirs.values).abs().max().item()

@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from layouts import CPU, Case
 from penteract.engine import compat
@@ -73,12 +72,12 @@ class Observation(NamedTuple):
     received: Mapping[tuple[int, int], int]
 
 
-def observe(case: Case, rank: int) -> list[Seen]:
-    """What `rank` does in one step with an update, in order."""
-    return observation(case.compile(rank)).seen
+def observe(case: Case, rank: int, *, counted: bool = True) -> list[Seen]:
+    """What `rank` does in one step with an update, in order. `counted`: as `walk` has it."""
+    return observation(case.compile(rank), counted=counted).seen
 
 
-def observation(p: Program) -> Observation:
+def observation(p: Program, *, counted: bool = True) -> Observation:
     """Of the program of one rank."""
     notes = _Notes(p.rank)
     with notes.watching():
@@ -91,8 +90,7 @@ def observation(p: Program) -> Observation:
         run.optimizer = _Moving(made, notes)  # type: ignore[assignment]
         run.batches = [_Nothing()] * p.layout.gradient_accumulation_steps  # type: ignore[list-item]
         notes.know(state, run)
-        with _Shards(notes):
-            walk(p, run)
+        walk(p, run, counted=counted)
         run.settle_parameters()
     after = next((i for i, s in enumerate(notes.seen) if s.what == "end"), len(notes.seen))
     return Observation(notes.seen[:after], run.received)
@@ -110,7 +108,6 @@ class _Notes:
     started: int = 0
     stream: str = "compute"
     shards: dict[int, int] = field(default_factory=dict)  # address of a shard's gradients -> its bucket
-    cut: set[int] = field(default_factory=set)  # of those, what lies apart from the whole bucket
     buckets: dict[int, int] = field(default_factory=dict)  # identity of a bucket -> its number
     host: set[int] = field(default_factory=set)  # storages that are there
     inside: int = 0  # of something that has been written down as a whole
@@ -121,7 +118,7 @@ class _Notes:
             self.shards[flat.own_gradient.data_ptr()] = i
             self.buckets[id(flat.bucket)] = i
             if flat.cut_gradient is not None:
-                self.cut.add(flat.cut_gradient.data_ptr())
+                flat.cut_gradient = flat.cut_gradient.as_subclass(_watched(self))
         if state.codes is not None:
             state.codes.quantiser = state.codes.quantiser._replace(put_codes=self._code)
         there = [*state.on_host(), *([] if run.host is None else run.host.resident())]
@@ -259,20 +256,24 @@ def _counted(notes: _Notes) -> Iterator[None]:
     notes.inside -= 1
 
 
-class _Shards(TorchDispatchMode):
-    """Sees what is written or added to gradients of a shard that lie apart: a sum that has landed."""
+def _watched(notes: _Notes) -> type[torch.Tensor]:
+    """Gradients of a shard that lie apart: what is written or added to all of them is a sum that has landed."""
 
-    def __init__(self, notes: _Notes) -> None:
-        super().__init__()
-        self.notes = notes
+    class Shard(torch.Tensor):
+        def copy_(self, x: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+            _landed(notes, self, "write")
+            return super().copy_(x, non_blocking)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten.copy_.default, torch.ops.aten.add_.Tensor) and not self.notes.inside:
-            address = args[0].data_ptr()
-            if address in self.notes.cut and args[0].numel():
-                self.notes.add("land", "add" if func is torch.ops.aten.add_.Tensor else "write",
-                               bucket=self.notes.shards[address])  # fmt: skip
-        return func(*args, **(kwargs or {}))
+        def add_(self, x: Any, alpha: float = 1) -> torch.Tensor:
+            _landed(notes, self, "add")
+            return super().add_(x, alpha=alpha)
+
+    return Shard
+
+
+def _landed(notes: _Notes, x: torch.Tensor, way: str) -> None:
+    if not notes.inside:
+        notes.add("land", way, bucket=notes.shards[x.data_ptr()])
 
 
 @dataclass

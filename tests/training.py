@@ -45,7 +45,7 @@ def train(run: Run, steps: int) -> Iterator[float]:
         mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, first)]
         run.batches = [constants(p, CPU) | micro_batch(p, samples, CPU) for samples in mine]
         run.counts.fill_(sum(target_count(samples) for samples in mine))
-        walk(p, run)
+        walk(p, run, counted=False)
         yield run.totals[1].item()
 
 

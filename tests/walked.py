@@ -27,10 +27,10 @@ from penteract.step.update import through
 from penteract.step.walk import Silent, walk
 
 
-def expected(p: Program, received: Mapping[tuple[int, int], int]) -> list[Seen]:
+def expected(p: Program, received: Mapping[tuple[int, int], int], *, counted: bool = True) -> list[Seen]:
     """What a rank does in one step with an update, in order. `received`: what routing decided."""
     reading = Walked(p, Recorded(received))
-    walk(p, reading)
+    walk(p, reading, counted=counted)
     return reading.seen
 
 

@@ -17,7 +17,7 @@ from observed_calls import Seen, observation
 from penteract.estimate.composed import Composer
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.time.clock import BESIDE, IN, LOOK, OUT, RUN, START, WAIT, Key, Op, ps
-from penteract.estimate.time.ranks import Post
+from penteract.estimate.time.ranks import Post, line_of
 from penteract.estimate.time.stage import Stage
 from penteract.estimate.time.step import StepClock
 from penteract.spec.hardware import cluster
@@ -46,15 +46,15 @@ class Told:
     """A rank's program as events, every run unrolled; what is started is numbered."""
 
     def __init__(self, steps: StepClock, layout: Layout, r: int) -> None:
-        ranks = steps.build(layout, 0)
-        self.stage: Stage = ranks.stages[r]
+        line = line_of(layout.schedule, layout.pp, layout.vpp, layout.gradient_accumulation_steps)
+        self.stage: Stage = steps.stage(layout, r)
         self.ranks = {stream: group for group, stream in self.stage.ops.streams.by_ranks.items()}
         self.seen: list[Event] = []
         self.started = 0
         self.flights: dict[Key, int] = {}
-        derived, clock, sent = ranks.derived[r], self.stage.clock, list[int]()
+        derived, clock, sent = self.stage.derive(line.computes[r]), self.stage.clock, list[int]()
         self._action(derived.opening)
-        for item in ranks.line.todo[r]:
+        for item in line.todo[r]:
             if isinstance(item, Post):
                 sent = self._post(item, sent)
             else:
@@ -85,8 +85,9 @@ class Told:
                     pass
                 case (kind, stream, took, key, name) if kind == START:
                     self._start(stream, None if "all_to_all_v" in name else took, absolute(key))
-                case (kind, waited, stream, took, key, _) if kind == BESIDE:
+                case (kind, waited, before, stream, took, key, _) if kind == BESIDE:
                     self._waits([self.flights.pop(absolute(waited), -1)])
+                    self.seen += [("compute", "narrow gradients")] if before else []
                     self._start(stream, took, absolute(key))
 
     def _start(self, stream: int, took: int | None, key: Key) -> None:

@@ -64,7 +64,7 @@ def trained(p: Program, groups: Groups, steps: int) -> tuple[Run, list[torch.Ten
     for step in range(steps):
         run.optimizer.step.fill_(step + 1)
         run.counts.copy_(counts)
-        walk(p, run)
+        walk(p, run, counted=False)
     run.settle_parameters()
     gradients = [q.values.clone().view(torch.uint8) for q in run.state.pieces("gradient")]
     whole = not any(f.bucket.cut_parameters for f in run.state.flats)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +18,19 @@ from penteract.engine.run import Run
 from penteract.engine.state import allocate
 from penteract.ops.tape import Call
 from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.precision import RECIPES
-from penteract.step.agreements import Agreement, after_backward, at_begin, totals
+from penteract.step.agreements import (
+    BITS,
+    DIGITS,
+    Agreement,
+    after_backward,
+    at_begin,
+    digits,
+    tells_targets,
+    totals,
+)
 from penteract.step.program import Program, Slot, compile_step
 from penteract.step.walk import Silent, walk, walk_forward
 from strategies import cases
@@ -40,7 +51,7 @@ class Asked(Silent):
         self.said.append(f"{agreement.name} over {agreement.axis}")
 
     def call(self, slot: Slot, call: Call) -> None:
-        if self.said[-1] != "calls":
+        if self.said[-1:] != ["calls"]:
             self.said.append("calls")
 
     def scales(self) -> None:
@@ -59,9 +70,9 @@ class Asked(Silent):
         self.said.append(f"update {bucket}")
 
 
-def asked(p: Program, *, training: bool = True) -> list[str]:
+def asked(p: Program) -> list[str]:
     reading = Asked()
-    (walk if training else walk_forward)(p, reading)
+    walk(p, reading)
     return reading.said
 
 
@@ -71,18 +82,24 @@ def test_a_step_by_hand() -> None:
     assert len(buckets) == 2  # what decays, and what does not
     order = [b for at in sorted(p.events) for question, b in p.events[at].after if question == "reduce"]
     assert sorted(order) == [*buckets]
-    assert asked(p) == [
-        "target tokens over dp", "scales", "calls", *(f"widen {b}" for b in order), "routed counts over stage",
+    said = asked(p)
+    assert said == [
+        "scales", "calls", *(f"widen {b}" for b in order), "routed counts over stage",
         "largest values over stage", *(f"measure {b}" for b in buckets), "norm and losses over world", "factors",
         *(f"update {b}" for b in reversed(buckets)),
     ]  # fmt: skip
+    first = Asked()
+    walk(p, first, counted=False)
+    assert first.said == ["target tokens over dp", *said]
     second = compile_step(ROUTED, Layout(dp=2, bucket_bytes=2**30), 32, rank=1, precision="fp8_delayed")
     assert not [said for said in asked(second) if said.startswith("measure")], "the first replica counts"
 
 
 def test_validation_counts_and_adds_its_losses_up() -> None:
     p = compile_step(DENSE, Layout(dp=2), 32, training=False)
-    assert asked(p, training=False) == ["target tokens over dp", "scales", "calls", "norm and losses over world"]
+    reading = Asked()
+    walk_forward(p, reading)
+    assert reading.said == ["target tokens over dp", "scales", "calls", "norm and losses over world"]
 
 
 def test_sums_are_waited_for_in_the_order_in_which_they_were_put_on_the_wire() -> None:
@@ -102,7 +119,7 @@ def test_they_are_of_the_size_of_the_tensors_that_are_summed(model: ModelSpec, p
     for rank in range(layout.world):
         p = compile_step(model, layout, 32, rank=rank, precision=precision)
         run = Run(p, allocate(p, CPU), Comm(Groups(), rank), dict(REFERENCE), Fresh(p.precision, CPU))
-        every = (*at_begin(p), *after_backward(p), totals(p))
+        every = (*at_begin(p, counted=False), *after_backward(p), totals(p))
         assert {a.name for a in every} == {name for name, x in run.agreed.items() if x.numel()}
         for a in every:
             x = run.agreed[a.name]
@@ -116,3 +133,23 @@ def test_every_sum_on_the_wire_is_waited_for_once(case: Case, of: int) -> None:
     alone = {b for b, bucket in enumerate(p.buckets) if bucket.cut_gradients and len(bucket.replicas) == 1}
     widened = [int(said.split()[1]) for said in asked(p) if said.startswith("widen")]
     assert sorted(widened) == [b for b, bucket in enumerate(p.buckets) if bucket.summed and b not in alone]
+
+
+@given(st.lists(st.integers(0, 2**40 - 1), min_size=1, max_size=40), st.integers(1, 400))
+def test_counts_are_exact_in_fp32(counts: list[int], times: int) -> None:
+    """Up to 16000 ranks, added one after the other."""
+    total = torch.zeros(DIGITS)
+    for n in counts * times:
+        total += torch.tensor(digits(n), dtype=torch.float32)
+    assert sum(int(d) << BITS * i for i, d in enumerate(total.tolist())) == sum(counts) * times
+
+
+def test_sums_of_the_largest_digits_stay_integers_that_fp32_has() -> None:
+    assert ((1 << BITS) - 1) * 2**14 < 2**24
+    assert digits(2**40 - 1) == [2**BITS - 1] * DIGITS
+
+
+def test_one_rank_of_each_data_rank_tells() -> None:
+    layout = Layout(dp=3, tp=2, pp=2, gradient_accumulation_steps=2)
+    telling = [r for r in range(layout.world) if tells_targets(Mesh(layout), r)]
+    assert telling == [0, 2, 4]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from penteract.parallel.context import token_indices
 from penteract.step.program import Program
+
+Batch = Mapping[str, torch.Tensor]  # one micro-batch's data by name
 
 
 class Sample(Protocol):

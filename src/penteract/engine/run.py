@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +13,12 @@ from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.comm.comm import Comm, Flight
 from penteract.engine.copies import Copies
 from penteract.engine.dtypes import dtype_of
+from penteract.engine.feed import Batch
 from penteract.engine.memory import Arena, Memory
 from penteract.engine.optimizer import AdamW, Factors
 from penteract.engine.state import State
 from penteract.engine.streamed import Streamed
+from penteract.engine.totals import Totals
 from penteract.engine.wire import narrowed, widened
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Received, Spec
@@ -26,12 +28,10 @@ from penteract.step.agreements import Agreement, Name
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot
 
-Batch = Mapping[str, torch.Tensor]  # one micro-batch's data by name
-
 
 @dataclass(slots=True)
 class Run:
-    """One rank's executor. A step is `walk(program, run)` after `feed`.
+    """One rank's executor. A step is `walk(program, run)` once its batches are in place.
 
     `received[(layer, micro)]` is the load it saw: the rows that its experts got.
     """
@@ -44,7 +44,7 @@ class Run:
     optimizer: AdamW | None = None
     on_action: Callable[[str], None] | None = None
     env: Env = field(init=False)
-    batches: list[Batch] = field(default_factory=list[Batch])
+    batches: Sequence[Batch] = field(default_factory=list[Batch])
     counts: torch.Tensor = field(init=False)  # targets of the step, for each term that is a mean over them
     registers: dict[tuple[Slot, int], Any] = field(default_factory=dict[tuple[Slot, int], Any])
     flights: dict[tuple[Slot, int], Flight] = field(default_factory=dict[tuple[Slot, int], Flight])
@@ -54,6 +54,7 @@ class Run:
     written: set[str] = field(default_factory=set[str])
     received: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     totals: torch.Tensor = field(init=False)  # squared gradient norm, the loss terms, ranks that were asked to stop
+    summed: Totals = field(init=False)  # these, and what is summed with them
     stop: torch.Tensor = field(init=False)
     agreed: dict[Name, torch.Tensor] = field(init=False)  # on what ranks agree, in place
     waits: torch.cuda.Stream | None = field(init=False)
@@ -73,10 +74,12 @@ class Run:
             self.env.past, self.env.seen = history.by_name(history.past), history.by_name(history.seen)
         if self.state.codes is not None:
             self.env.scales.update(self.state.codes.scales)
-        self.totals = torch.zeros(2 + len(self.p.losses), dtype=stat, device=device)
+        self.summed = Totals(self.p, device)
+        self.totals = self.summed.numbers
         self.stop = torch.zeros((), dtype=stat, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
-        self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed, "norm and losses": self.totals}
+        self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed}
+        self.agreed["norm and losses"] = self.summed.vector
         if history is not None:
             self.agreed["largest values"] = history.seen
         if self.state.codes is not None:
@@ -97,8 +100,7 @@ class Run:
         self.memory.begin()
         if self.host is not None:
             self.host.begin()
-        self.totals.zero_()
-        self.totals[-1].copy_(self.stop)
+        self.summed.begin(self.stop)
         if self.state.scaling is not None:
             self.state.scaling.begin()
         if self.state.history is not None:
@@ -111,6 +113,8 @@ class Run:
 
     def agree(self, agreement: Agreement) -> None:
         x = self.agreed[agreement.name]
+        if agreement.name == "norm and losses":
+            self.summed.look_ahead()
         ranks, largest = self._ranks(agreement.axis), agreement.kind == "max"
         self.comm.finish(self.comm.largest(ranks, x) if largest else self.comm.sum(ranks, x))
 
@@ -233,6 +237,7 @@ class Run:
             self.state.history.end(self.totals[0])
         if self.optimizer is not None:
             self.common = self.optimizer.factors(self.totals[0])
+        self.summed.told(self.counts)
 
     def update(self, bucket: int) -> None:
         if self.optimizer is None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from penteract.engine.bodies.kernels import bodies, check_documents, check_kernels
+from penteract.engine.bodies.kernels import bodies, check_kernels
 from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.data import Samples
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
+from penteract.engine.feeder import Feeder, places
 from penteract.engine.memory import Arena
 from penteract.engine.muon import Muon
 from penteract.engine.optimizer import AdamW, Move
@@ -57,7 +57,8 @@ class Trainer:
     state: State
     run: Run
     judge: Run
-    fixed: dict[str, torch.Tensor]
+    feeder: Feeder
+    judged: Feeder  # for the judge: it takes turns with the other at the same tensors
 
     @staticmethod
     def build(spec: RunSpec, rank: Rank, init: Path | None = None) -> Trainer:
@@ -92,7 +93,10 @@ class Trainer:
             plan_arena(forward, training=False), precision, rank.device, memory.block
         )  # idle when this one is not
         judge = Run(forward, state, comm, bodies(spec.layout, rank.device), beside)
-        return Trainer(spec, rank, program, state, run, judge, constants(program, rank.device))
+        run.batches = judge.batches = places(program, rank.device)
+        return Trainer(
+            spec, rank, program, state, run, judge, Feeder(program, run.batches), Feeder(forward, run.batches)
+        )
 
     def step(self, number: int, samples: Samples, first: int) -> Outcome:
         """Optimizer step `number`, from 1, on the global batch that begins at sample `first`."""
@@ -100,8 +104,12 @@ class Trainer:
         peak = self.spec.optimizer.learning_rate
         self.run.optimizer.rate.fill_(rate(self.spec.schedule, peak, number, self.spec.train.steps))
         self.run.optimizer.step.fill_(number)
-        self.feed(self.run, first, samples)
-        walk(self.program, self.run)
+        counts = self.feeder.feed(samples, first)
+        if counts is not None:
+            self.run.counts.copy_(torch.tensor(counts))
+        last = number == self.spec.train.steps
+        self.run.summed.ahead = None if last else self.feeder.ahead(samples, first + self.spec.layout.global_batch_size)
+        walk(self.program, self.run, counted=counts is None)
         return self._outcome(self.run)
 
     def validate(self, samples: Samples) -> float:
@@ -111,20 +119,11 @@ class Trainer:
         total, tokens = 0.0, 0
         self.run.settle_parameters()
         for b in range(batches):
-            self.feed(self.judge, b * size, samples)
+            self.judge.counts.copy_(torch.tensor(self.judged.feed(samples, b * size)))
             walk_forward(self.judge.p, self.judge)
             count = int(self.judge.counts[0])
             total, tokens = total + self._outcome(self.judge).loss * count, tokens + count
         return total / max(1, tokens)
-
-    def feed(self, run: Run, first: int, samples: Samples) -> None:
-        """Put the micro-batches of the global batch that begins at sample `first` in place."""
-        device = self.rank.device
-        mine = [[samples.sample(i) for i in ids] for ids in samples_of(run.p, first)]
-        for batch in mine:
-            check_documents(run.p, batch)
-        run.batches = [self.fixed | micro_batch(run.p, batch, device) for batch in mine]
-        run.counts.copy_(torch.tensor(target_counts(run.p, mine)))
 
     def observed(self, number: int, samples: Samples, first: int) -> tuple[Outcome, int]:
         """A step like any other, and the most bytes of tensors that lived at once on this rank."""
@@ -132,10 +131,10 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats()
             outcome = self.step(number, samples, first)
             return outcome, torch.cuda.max_memory_allocated()
-        self.run.batches = []
         with Storages() as storages:
             outcome = self.step(number, samples, first)
-        kept = [*self.state.resident(), *self.fixed.values(), *self.run.memory.resident()]
+        data = [t for batch in self.run.batches for t in batch.values()]
+        kept = [*self.state.resident(), *data, *self.run.memory.resident()]
         return outcome, bytes_of(kept) + storages.peak
 
     def _outcome(self, run: Run) -> Outcome:

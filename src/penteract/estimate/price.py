@@ -205,10 +205,10 @@ class Pricing(Silent):
             self.price.wires["all_reduce", self.p.mesh.group(axis, self.p.rank)] += amount
 
 
-def price(p: Program, load: Load | None = None) -> Price:
-    """Price a compiled step. `load`: how tokens spread over experts, balanced by default."""
+def price(p: Program, load: Load | None = None, *, counted: bool = True) -> Price:
+    """Price a compiled step. `load`: how tokens spread over experts, balanced by default. `counted`: see `walk`."""
     reading = Pricing(p, load or Balanced.of(p.model, p.layout, p.sequence_length))
-    walk(p, reading)
+    walk(p, reading, counted=counted)
     reading.price.resident = resident(p)
     reading.price.arena = plan_arena(p).size
     if any(c.copies for c in p.chunks):

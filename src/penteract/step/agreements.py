@@ -14,11 +14,13 @@ from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket
+from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.units import Bytes
 
 Name = Literal["scales of weights", "target tokens", "routed counts", "largest values", "norm and losses"]
 OF_LINEAR = 3  # the largest of its x, its w and its gradient
+DIGITS, BITS = 4, 10  # of a count among floats: sums of so many bits stay exact in fp32 over 2^14 ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +68,17 @@ class Outside(Protocol):
     def balanced(self) -> Sequence[str]: ...
 
 
-def at_begin(p: Outside) -> tuple[Agreement, ...]:
+def at_begin(p: Outside, *, counted: bool) -> tuple[Agreement, ...]:
     """Before the first action: what its calls read.
 
-    Weights that travel as codes have a scale each, made of the largest of all shards; loss terms are sums over the
-    whole batch, and are scaled by its targets.
+    Weights that travel as codes have a scale each, made of the largest of all shards. Loss terms are sums over the
+    whole batch, and are scaled by its targets, unless these are `counted`: the step before told them with its totals.
+    A collective here would wait, on the wires of the data ranks, for all shards that are still being gathered.
     """
     scales = sum(map(remembered, p.coded)) // FLOAT
     return _some(
         Agreement("scales of weights", "max", "stage", scales, FLOAT),
-        Agreement("target tokens", "sum", "dp", len(means(p.model)), p.widths["index"]),
+        Agreement("target tokens", "sum", "dp", 0 if counted else len(means(p.model)), p.widths["index"]),
     )
 
 
@@ -89,8 +92,22 @@ def after_backward(p: Outside) -> tuple[Agreement, ...]:
 
 
 def totals(p: Outside) -> Agreement:
-    """The squared norm of the gradient, the loss's terms, and how many ranks were asked to stop: one vector."""
-    return Agreement("norm and losses", "sum", "world", 2 + len(losses(p.model)), p.widths["stat"])
+    """The squared norm of the gradient, the loss's terms, how many ranks were asked to stop, and the digits of the next
+    step's targets: one vector."""
+    return Agreement(
+        "norm and losses", "sum", "world", 2 + len(losses(p.model)) + DIGITS * len(means(p.model)), p.widths["stat"]
+    )
+
+
+def digits(count: int) -> list[int]:
+    """A count of less than 2^40, the lowest digits first. Sums over ranks of each are integers that fp32 has."""
+    return [count >> BITS * i & (1 << BITS) - 1 for i in range(DIGITS)]
+
+
+def tells_targets(mesh: Mesh, rank: int) -> bool:
+    """Whether this rank tells the next step's targets: one of all that are fed the same sequences."""
+    at = mesh.coordinates(rank)
+    return at["pp"] == at["cp"] == at["tp"] == 0
 
 
 def _some(*every: Agreement) -> tuple[Agreement, ...]:

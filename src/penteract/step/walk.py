@@ -61,7 +61,7 @@ class Reading(Protocol):
         """Add up the squares of this rank's shard of a bucket's gradients."""
 
     def factors(self) -> None:
-        """Of the totals: what the updates of all buckets have in common."""
+        """Of the totals: what the updates of all buckets have in common, and how many targets the next step has."""
 
     def update(self, bucket: int) -> None:
         """Clip, and move a bucket's parameters: those of this rank's shard."""
@@ -99,16 +99,16 @@ class Silent:
     def end(self) -> None: ...
 
 
-def walk(p: Program, reading: Reading) -> None:
-    """One optimizer step of `p.rank`."""
-    for question, *about in closing(p, _actions(p, reading)):
+def walk(p: Program, reading: Reading, *, counted: bool = True) -> None:
+    """One optimizer step of `p.rank`. `counted`: the step before told how many targets it has; a first step counts."""
+    for question, *about in closing(p, _actions(p, reading, counted=counted)):
         getattr(reading, question)(*about)
 
 
-def opening(p: Outside) -> Iterator[tuple[Any, ...]]:
+def opening(p: Outside, *, counted: bool = True) -> Iterator[tuple[Any, ...]]:
     """What comes before the first action, in order: a question of `Reading`, and what it is about."""
     yield ("begin",)
-    yield from (("agree", agreement) for agreement in at_begin(p))
+    yield from (("agree", agreement) for agreement in at_begin(p, counted=counted))
     yield ("scales",)
 
 
@@ -131,14 +131,14 @@ def closing(p: Outside, summing: Iterable[int]) -> Iterator[tuple[Any, ...]]:
 
 def walk_forward(p: Program, reading: Reading) -> None:
     """The forward passes alone, of a program compiled with `training=False`, and their losses."""
-    _actions(p, reading)
+    _actions(p, reading, counted=False)
     reading.agree(totals(p))
 
 
-def _actions(p: Program, reading: Reading) -> list[int]:
+def _actions(p: Program, reading: Reading, *, counted: bool) -> list[int]:
     """All that comes before the end. -> the buckets whose sum is on the wire then, in the order in which it was put
     there."""
-    for question, *about in opening(p):
+    for question, *about in opening(p, counted=counted):
         getattr(reading, question)(*about)
     sent: list[tuple[Slot, int]] = []
     flying: dict[int, None] = {}

@@ -6,7 +6,7 @@ far and for its stream; what waits is not slowed otherwise. Times are integer pi
 `now`, so a state that comes again is the same state, and a jump over repeats is exact.
 
 op       (RUN, took, part, name) | (START, stream, took, key, name) | (WAIT, key, part, name) | (LOOK, name)
-         | (BESIDE, waited, stream, took, key, name)
+         | (BESIDE, waited, before, stream, took, key, name): on the side stream, `before` is computed there first
 segment  what one unit (embedding, a layer, the head) does in one action, with the bucket events around its calls
 key      (word, unit, number) of what is under way. Those of "g" gathers, "r" sums, "c" copies and "u" gathers after
          the update count units from the segment's own, so that equal layers are one segment
@@ -119,8 +119,8 @@ def play(
                 _, stream, took, key, name = op
                 begun = now
             else:  # it waits on the side stream, and no computation waits with it
-                _, waited, stream, took, key, name = op
-                begun = free[SIDE] = max(free[SIDE], now, host, flights.pop(waited, 0))
+                _, waited, before, stream, took, key, name = op
+                begun = free[SIDE] = max(free[SIDE], now, host, flights.pop(waited, 0)) + before
             ready = begun if begun > free[stream] else free[stream]
             if not looked and ready - host < slack:
                 slack = ready - host

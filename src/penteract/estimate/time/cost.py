@@ -155,13 +155,17 @@ class BucketCosts:
         return self.rates.collective(kind, Span.of(group, self.gpus_per_node), amount)
 
     def narrowed(self, b: Bucket) -> Seconds:
-        """Of gradients put in the dtype of the wire, or back: they are read and written."""
-        w = self.policy.widths
-        return (
-            self.rates.moved(b.size * (w["gradient"] + w["reduce"]))
-            if self.policy.reduce != self.policy.gradient
-            else 0.0
-        )
+        """Of gradients put in the dtype of the wire, where that is another."""
+        return self._narrowed(b.size)
+
+    def narrowed_shard(self, b: Bucket) -> Seconds:
+        """The same of this rank's shard, or back."""
+        return self._narrowed(b.shard_size)
+
+    def _narrowed(self, elements: int) -> Seconds:
+        p = self.policy
+        moved = elements * (p.widths["gradient"] + p.widths["reduce"])
+        return self.rates.moved(moved) if p.reduce != p.gradient else 0.0
 
     def landed(self, b: Bucket) -> Seconds:
         """Of a sum that is added to the shard's."""

@@ -115,7 +115,7 @@ def _call(
         axis, took = asked
         part = "tensor" if axis == "sequence" else DIMENSION[axis]
         key: Key = ("a", 0, 0)
-        return ((START, streams.axis(axis), ps(took), key, f"largest {name}"), (WAIT, key, PART[part], name), run)
+        return (run, (START, streams.axis(axis), ps(took), key, f"largest {name}"), (WAIT, key, PART[part], name))
     return (run,)
 
 
@@ -160,7 +160,8 @@ class BucketOps:
 
     def replicate(self, b: Bucket, waited: Key, key: Key) -> Iterator[Op]:
         """The sum of a shard's gradients over its replicas."""
-        yield BESIDE, waited, self._stream(b.replicas), self._took("all_reduce", b), key, "all_reduce shards"
+        before = self._took("narrowed_shard", b) if b.cut_gradients else 0
+        yield BESIDE, waited, before, self._stream(b.replicas), self._took("all_reduce", b), key, "all_reduce shards"
 
     def land(self, b: Bucket, key: Key) -> Iterator[Op]:
         """Wait for a sum of gradients that are cut, and add it to the shard's."""
@@ -171,7 +172,7 @@ class BucketOps:
     def widen(self, b: Bucket, key: Key) -> Iterator[Op]:
         """Wait for a sum, and put it in the dtype of gradients."""
         yield WAIT, key, DATA, "wait gradients"
-        if took := self._took("narrowed", b):
+        if took := self._took("narrowed_shard", b):
             yield RUN, took, DATA, "widen gradients"
 
     def measure(self, b: Bucket) -> Op:

@@ -140,7 +140,7 @@ class StepClock:
             self.composer.model, rank, self.composer.widths, buckets, [s for s in kept if is_coded(s)],
             [s for s in kept if not is_coded(s)], [str(s.attrs["name"]) for s in sites if s.word == "tally"],
         )  # fmt: skip
-        for agreement in (*at_begin(outside), *after_backward(outside), totals(outside)):
+        for agreement in (*at_begin(outside, counted=True), *after_backward(outside), totals(outside)):
             if len(group := mesh.group(agreement.axis, rank)) > 1:
                 streams.of(group, PART["update"])
         for b in known.values():
