@@ -48,6 +48,7 @@ class Run:
     counts: torch.Tensor = field(init=False)  # targets of the step, for each term that is a mean over them
     registers: dict[tuple[Slot, int], Any] = field(default_factory=dict[tuple[Slot, int], Any])
     flights: dict[tuple[Slot, int], Flight] = field(default_factory=dict[tuple[Slot, int], Flight])
+    sends: list[Flight] = field(default_factory=list[Flight])  # to other stages, not yet waited for
     reducing: dict[int, Flight | None] = field(default_factory=dict[int, "Flight | None"])
     gathering: dict[int, Flight] = field(default_factory=dict[int, Flight])
     added: set[int] = field(default_factory=set[int])  # buckets whose shard has a sum of this step
@@ -156,19 +157,22 @@ class Run:
             del self.registers[slot, r]
 
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
-        sends: list[tuple[torch.Tensor, int]] = []
-        receives: list[tuple[torch.Tensor, int]] = []
+        ranks = self._ranks("pp")
         for t, slot, r in transfers:
             peer = self.p.mesh.neighbour(self.p.rank, t.peer)
             if t.kind == "Send":
-                sends.append((self.registers[slot, r], peer))
+                self.sends.append(self.comm.send(self.registers[slot, r], peer, ranks, t.what))
             else:
                 (self.registers[slot, r],) = self._make(slot, (r,))
-                receives.append((self.registers[slot, r], peer))
-        self.comm.exchange(sends, receives, self._ranks("pp"))
+                self.flights[slot, r] = self.comm.receive(self.registers[slot, r], peer, ranks, t.what)
+
+    def arrive(self, slot: Slot, register: int) -> None:
+        self.comm.finish(self.flights.pop((slot, register)))
 
     def settle(self) -> None:
-        self.comm.finish_sends()
+        for flight in self.sends:
+            self.comm.finish(flight)
+        self.sends.clear()
 
     def open(self, bucket: int) -> None:
         """What lies there is of others: first writers overwrite it, and padding is cleared."""
