@@ -135,8 +135,7 @@ class Run:
         if phase == "start":
             self._start(slot, call)
         elif phase == "finish":
-            y = (slot, call.ins[-1])
-            self.comm.finish(self.flights.pop(y), self.registers[y])
+            self.comm.finish(self.flights.pop((slot, call.ins[-1])))
         elif phase == "weight_gradient":
             body = self.bodies[site.word].weight_gradient
             assert body is not None

@@ -18,12 +18,10 @@ from penteract.step.program import Program
 
 @dataclass(slots=True)
 class Flight:
-    """A collective under way. It pins its buffers; `landed` is the wire's own where the result needs reordering."""
+    """A collective under way. It pins its buffers."""
 
     works: list[Any]
     pinned: tuple[torch.Tensor, ...]
-    landed: torch.Tensor | None = None
-    concat: int = 0
 
 
 @dataclass(slots=True)
@@ -46,7 +44,7 @@ class Comm:
                 op = dist.ReduceOp.MAX if attrs.get("reduce") == "max" else dist.ReduceOp.SUM
                 return Flight([dist.all_reduce(y, op, group=group, async_op=True)], (y,))
             case "all_to_all":
-                return _all_to_all(group, len(ranks), x, y, attrs["split"], attrs["concat"])
+                return Flight([dist.all_to_all_single(y, x, group=group, async_op=True)], (x, y))
             case "shift":
                 return self._shift(group, ranks, x, y)
             case _:
@@ -71,14 +69,10 @@ class Comm:
             return None
         return Flight([dist.all_reduce(x, dist.ReduceOp.MAX, group=self.groups[ranks], async_op=True)], (x,))
 
-    def finish(self, flight: Flight | None, y: torch.Tensor | None = None) -> None:
-        """Wait (on a GPU: let the stream wait), and put what landed in its order into y."""
-        if flight is None:
-            return
-        for work in flight.works:
+    def finish(self, flight: Flight | None) -> None:
+        """Wait; on a GPU: let the stream wait."""
+        for work in flight.works if flight is not None else ():
             work.wait()
-        if flight.landed is not None and y is not None:
-            torch.cat(flight.landed.unbind(0), dim=flight.concat, out=y)
 
     def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Channel) -> Flight:
         """Post a message of a pipeline of `ranks`. Each has a handle of its own: NCCL gives one for a whole batch, and
@@ -118,14 +112,3 @@ class Comm:
             dist.P2POp(dist.irecv, y, ring[me - 1], group),
         ]
         return Flight(dist.batch_isend_irecv(ops), (x, y))
-
-
-def _all_to_all(group: Any, n: int, x: torch.Tensor, y: torch.Tensor, split: int, concat: int) -> Flight:
-    """Piece i of dim `split` goes to rank i; what comes is joined along `concat`."""
-    pieces = x.unflatten(split, (n, -1)).movedim(split, 0).contiguous()
-    if concat == 0:
-        landed = y.view(pieces.shape)
-        return Flight([dist.all_to_all_single(landed, pieces, group=group, async_op=True)], (pieces, y))
-    landed = torch.empty_like(pieces)
-    work = dist.all_to_all_single(landed, pieces, group=group, async_op=True)
-    return Flight([work], (pieces, y), landed, concat)
