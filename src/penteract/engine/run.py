@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class Run:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
         self.waits = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies,
-                       agree=self._agree)  # fmt: skip
+                       agree=partial(_largest, self.comm, self.p))  # fmt: skip
         if self.state.scaling is not None:
             self.env.loss_scale = self.state.scaling.used
         if (history := self.state.history) is not None:
@@ -281,10 +282,6 @@ class Run:
     def _ranks(self, axis: str) -> tuple[int, ...]:
         return self.p.mesh.group(axis, self.p.rank)
 
-    def _agree(self, axis: str, x: torch.Tensor) -> None:
-        """The largest over an axis, asked for by a body."""
-        self.comm.finish(self.comm.largest(self._ranks(axis), x))
-
     def _read(self, slot: Slot, registers: tuple[int, ...]) -> list[Any]:
         names = self.p.chunks[slot[0]].inputs
         return [self.batches[slot[1]][names[r]] if r in names else self.registers[slot, r] for r in registers]
@@ -330,6 +327,11 @@ class Run:
             flight = self.comm.start(site.word, ranks, x, y, site.attrs)
         self.registers[slot, call.outs[0]] = y
         self.flights[slot, call.outs[0]] = flight
+
+
+def _largest(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:
+    """Over an axis, asked for by a body. No method: what a run holds must not hold the run, or it is freed late."""
+    comm.finish(comm.largest(p.mesh.group(axis, p.rank), x))
 
 
 def _squares(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
