@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
 from estimate.test_why import check_sums
 from layouts import Case, Subject, _prepare, _step
+from penteract.engine import run as run_module
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.run import Run
@@ -145,12 +147,8 @@ def test_a_layout_is_one_process(pool: Pool, name: str, model: ModelSpec, layout
 
 def alone(rank: int, groups: Groups, case: Case) -> list[str] | None:
     """`held`, where every rank makes scales of what it has itself."""
-    agree = Run._agree
-    Run._agree = lambda run, axis, x: None  # type: ignore[method-assign]
-    try:
+    with patch.object(run_module, "_largest", lambda comm, p, axis, x: None):
         told = held(rank, groups, case, {})
-    finally:
-        Run._agree = agree  # type: ignore[method-assign]
     return told and [w for w in told if "wires" not in w]
 
 
