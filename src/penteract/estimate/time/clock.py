@@ -39,6 +39,7 @@ Parts = tuple[int, ...]
 
 COMPUTE = -1
 _RELATIVE = frozenset("grcu")
+MESSAGE: Key = ("m", 0, 0)  # from another stage
 
 
 def ps(seconds: float) -> int:
@@ -266,6 +267,10 @@ class Clock:
                 free = tuple([f - dt if f > dt else 0 for f in m.state.free])
                 m.state = self.state(free, tuple([(k, t - dt) for k, t in m.state.flights if t > dt]))
             m.now = moment
+
+    def expect(self, m: Machine, moment: int) -> None:
+        """A message is there at a moment to come: the next action waits for it where it reads it."""
+        m.state = self.state(m.state.free, tuple(sorted((*m.state.flights, (MESSAGE, moment - m.now)))))
 
     def take(self, m: Machine, action: int) -> None:
         """Play an action, or take what is remembered of it."""

@@ -9,14 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from penteract.estimate.time.clock import WAIT, Key, Op, Run, Runs, Step
+from penteract.estimate.time.clock import MESSAGE, PART, WAIT, Key, Op, Run, Runs, Step
 from penteract.estimate.time.ops import DATA
-from penteract.estimate.time.stage import At, Beside, Stage, Walk
+from penteract.estimate.time.stage import NEVER, At, Beside, Stage, Walk
 from penteract.parallel.data import NONE
 from penteract.schedule.actions import Compute
 from penteract.step.fsdp import Due, Event, Left, upcoming
 from penteract.step.walk import closing, opening
 
+PIPELINE = PART["pipeline"]
 _Circumstances = tuple[Walk, bool, bool, Left, int]  # first and last of its kind, what is left, the unit that follows
 
 
@@ -134,6 +135,8 @@ class _Derivation:
                     beside[k].append((pos, when, self._event(event, unit)))
                     if event[0] in ("reduce", "replicate", "land"):
                         sums.append(event)
+        if through.arrives != NEVER:  # after what happens to buckets, right before it is read
+            beside[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
         return stage.clock.action(repeats(self._row(walk, beside, needs))), left, tuple(sums)
 
     def _row(self, walk: Walk, beside: Mapping[int, Beside], needs: Mapping[int, tuple[int, ...]]) -> list[Step]:
@@ -173,6 +176,8 @@ class _Derivation:
                 return [(WAIT, ("g", away, number), DATA, "wait parameters")]
             case "p":
                 return [(WAIT, ("p", 0, number), DATA, "wait parameters")]
+            case "m":
+                return [(WAIT, MESSAGE, PIPELINE, "wait for a stage")]
             case "reduce":
                 return list(make.reduce(bucket, ("r", away, number)))
             case "land":

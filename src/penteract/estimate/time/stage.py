@@ -21,7 +21,7 @@ from penteract.step.fsdp import FsdpRule, Passing
 Walk = tuple[str, int]  # kind of an action, chunk
 At = tuple[int, int]  # unit in the order of its action, position of an instruction
 Beside = Sequence[tuple[int, int, int]]  # position, before it (0) or after (1), number of ops
-_NEVER = -1
+NEVER = -1
 _NO_OPS = ActionOps((), (), (), 0)
 
 
@@ -51,6 +51,7 @@ class Pass(NamedTuple):
     passing  what the rule of buckets looks at; `turns`: the units whose cut parameters are read
     reads    where buckets that are gathered after the update are read first; `writes`: where any is written last
     lent     copies of other units that a unit makes, by its place; `whole`: those that wait for their own, too
+    arrives  where the first unit reads what another stage sends, or `NEVER`
     """
 
     units: Sequence[int]
@@ -60,6 +61,7 @@ class Pass(NamedTuple):
     writes: Mapping[int, At]
     lent: Mapping[int, tuple[Op, ...]]
     whole: frozenset[int]
+    arrives: int
 
 
 @dataclass(slots=True)
@@ -109,29 +111,37 @@ class Stage:
             self._passes[walk] = self._pass(kind, units)
         return self._passes[walk]
 
+    def _arrives(self, action: str, kind: Kind) -> int:
+        """Where a unit that comes first in its chunk reads the value or the gradient of another stage."""
+        outline = self.pieces[kind][0].outline
+        register = outline.chunk.entry if action == "Fwd" else outline.chunk.exit_gradient
+        reads = (pos for pos, (_, ins, _) in enumerate(outline.calls.get(action, ())) if register in ins)
+        return NEVER if register is None or action == "Wgt" else next(reads)
+
     def _pass(self, action: str, units: Sequence[int]) -> Pass:
         buckets, of = self.buckets, self.of
         turns, reads = list[tuple[At, int]](), dict[int, At]()
         first, last = dict[int, At](), dict[int, At]()
         for k, unit in enumerate(units):
-            turn = _NEVER
+            turn = NEVER
             for name, read, written, until in self._touches_of(self.row[unit], action):
                 b = of[unit, name]
-                if read != _NEVER:
+                if read != NEVER:
                     if buckets[b].cut_parameters:
-                        turn = read if turn == _NEVER else min(turn, read)
+                        turn = read if turn == NEVER else min(turn, read)
                     elif buckets[b].gathered_after_update and reads.get(b, (k, read)) >= (k, read):
                         reads[b] = (k, read)
-                if written != _NEVER:
+                if written != NEVER:
                     if b not in last:
                         first[b], last[b] = (k, written), (k, until)
                     else:
                         first[b], last[b] = min(first[b], (k, written)), max(last[b], (k, until))
-            if turn != _NEVER:
+            if turn != NEVER:
                 turns.append(((k, turn), unit))
         cut = sorted((at, b) for b, at in first.items() if buckets[b].cut_gradients)
         passing = Passing(turns, [(at, b, last[b]) for at, b in cut])
-        return Pass(units, passing, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action))
+        return Pass(units, passing, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
+                    self._arrives(action, self.row[units[0]]))  # fmt: skip
 
     def _touches_of(self, kind: Kind, action: str) -> Sequence[Touched]:
         """The parameters that a piece touches."""
@@ -141,10 +151,10 @@ class Stage:
             jobs = [piece.outline.jobs[job] for job, _, _ in piece.outline.calls.get(action, ())]
             for pos, (place, phase) in enumerate(jobs):
                 for name in piece.sites[place].params:
-                    _, read, written, last = found.get(name, (name, _NEVER, _NEVER, _NEVER))
+                    _, read, written, last = found.get(name, (name, NEVER, NEVER, NEVER))
                     if phase == "weight_gradient":
-                        written, last = pos if written == _NEVER else written, pos
-                    elif read == _NEVER:
+                        written, last = pos if written == NEVER else written, pos
+                    elif read == NEVER:
                         read = pos
                     found[name] = Touched(name, read, written, last)
             self._touched[key] = tuple(found.values())
