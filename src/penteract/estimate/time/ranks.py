@@ -4,14 +4,14 @@ posted it. Long schedules repeat a turn: once all ranks' relative states come ag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
 from penteract.errors import Bug
-from penteract.estimate.time.clock import Machine
 from penteract.estimate.time.derive import Derived
+from penteract.estimate.time.machine import Machine
 from penteract.estimate.time.stage import Stage
 from penteract.parallel.data import NONE
 from penteract.schedule.actions import Compute, Exchange, stage_of
@@ -162,6 +162,7 @@ class Ranks:
     launch   picoseconds that the host needs to post a message, or to wait for one
     skipped  turns of the schedule that `line` leaves out
     jumps    whether what comes again is left out; else all is played
+    log      of messages
     """
 
     line: Line
@@ -171,6 +172,7 @@ class Ranks:
     launch: int
     skipped: int = 0
     jumps: bool = True
+    log: Callable[[Message, int, int], None] | None = None
     machines: list[Machine] = field(init=False)
     ends: list[int] = field(default_factory=list[int])  # of steps
     marks: list[list[Mark]] = field(default_factory=list[list[Mark]])  # of each step
@@ -197,6 +199,7 @@ class Ranks:
         self._free, self._asleep, self._unmet = [0] * len(self.line.channels), {}, {}
         self.marks.append([])
         for m, stage, derived in zip(self.machines, self.stages, self.derived, strict=True):
+            m.doing = NONE
             stage.clock.take(m, derived.opening)
         if self.jumps and self._turns():
             self._note_end()
@@ -205,6 +208,7 @@ class Ranks:
         for r, (m, stage, derived) in enumerate(zip(self.machines, self.stages, self.derived, strict=True)):
             if self._leaving[r] and not self._settle(r):
                 raise Bug("SCHEDULE", f"a message of rank {r} is never met")
+            m.doing = NONE
             stage.clock.take(m, derived.closing)
         # What the world sums is there when its last rank has come: nobody updates before.
         last = max(m.now for m in self.machines)
@@ -309,15 +313,16 @@ class Ranks:
             actions, asks, clock = self.derived[r].actions, self.line.asks[r], self.stages[r].clock
             while i < cap:
                 item = todo[i]
-                if item.__class__ is int:
-                    if (message := asks[item]) != NONE:  # type: ignore[index]
+                if isinstance(item, int):
+                    if (message := asks[item]) != NONE:
                         if there[message] == NONE:
                             self._asleep.setdefault(message, []).append(r)
                             break
                         if there[message] > m.now:
                             clock.expect(m, there[message])
-                    clock.take(m, actions[item])  # type: ignore[index]
-                elif not self._exchange(r, m, item):  # type: ignore[arg-type]
+                    m.doing = item
+                    clock.take(m, actions[item])
+                elif not self._exchange(r, m, item):
                     break
                 i += 1
             at[r] = i
@@ -350,6 +355,8 @@ class Ranks:
         channel = self.line.channels[i]
         begin = max(self._sent[i], self._asked[i], self._free[channel])
         self._there[i] = self._free[channel] = begin + self.wires[i]
+        if self.log is not None:
+            self.log(self.line.messages[i], begin, self._there[i])
         del self._unmet[i]
         if (asleep := self._asleep.pop(i, None)) is not None:
             self._awake.extend(asleep)

@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from penteract.estimate.pieces import ENDS, Kind, Piece
-from penteract.estimate.time.clock import WAIT, Clock, Op
+from penteract.estimate.time.clock import WAIT, Op
+from penteract.estimate.time.machine import Clock
 from penteract.estimate.time.ops import ActionOps, BucketOps
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket, Pack
@@ -74,6 +75,7 @@ class Stage:
     owned    the parameters that each unit is the first to use
     places   of the ring of parameters
     outside  what decides its work outside of the tape
+    offloads whether activations are kept on the host
     """
 
     clock: Clock
@@ -86,6 +88,7 @@ class Stage:
     owned: Sequence[Sequence[Param]]
     places: int
     outside: Outside
+    offloads: bool
     rule: FsdpRule = field(init=False)
     of: dict[tuple[int, str], int] = field(init=False)  # (unit, parameter) -> bucket
     _touched: dict[tuple[Kind, str], Sequence[Touched]] = field(
@@ -202,7 +205,7 @@ class Stage:
     def _lent(self, units: Sequence[int], action: str) -> tuple[Mapping[int, tuple[Op, ...]], frozenset[int]]:
         """Copies to and from the host that a unit makes for its neighbours, by its place; and the units that wait for
         their own: of those that leave, the last."""
-        if not self.outside.copies:
+        if not self.offloads:
             return {}, frozenset()
         moved = [self._ops_of(self.row[unit], action).moved for unit in units]
         having = [k for k, some in enumerate(moved) if some]
