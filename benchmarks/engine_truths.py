@@ -192,6 +192,9 @@ def messages(asked: argparse.Namespace, rank: Rank) -> dict[str, Any]:
     for schedule in ("1f1b", "zb_h1"):
         layout = Layout(pp=rank.world, schedule=schedule, gradient_accumulation_steps=2 * asked.micros)
         trainer, samples = made(asked, rank, layout)
+        group = trainer.run.comm.groups.of(trainer.program.mesh.group("pp", rank.number), "value")
+        dist.all_reduce(torch.zeros(1, device=rank.device), group=group)  # batches go over it: it connects now
+        torch.cuda.synchronize()
         first = 1
         for batched in [True] if asked.batched else [False, True, True, False]:
             with in_batches() if batched else ExitStack():
