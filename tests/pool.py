@@ -1,18 +1,24 @@
-"""A run-long pool of gloo ranks: spawned once, each with one thread; groups are made once for each set of ranks."""
+"""A run-long pool of gloo ranks: forked once, each with one thread; groups are made once for each set of ranks."""
 
 from __future__ import annotations
 
+import gc
 import queue
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.distributed import distributed_c10d
+
+from forks import context
+from penteract.spec.layout import Layout
 
 GRACE = 3.0  # seconds that the other ranks get to answer once one has failed
 
@@ -29,9 +35,13 @@ def _serve(rank: int, world: int, port: int, inbox: Any, outbox: Any) -> None:
     torch.set_num_interop_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
+    # Only its members make a group, as others have no job. Torch names it by how many were made before: they differ.
+    dist.new_group = partial(dist.new_group, use_local_synchronization=True)
+    patch.object(distributed_c10d, "_process_group_name", _named_by_ranks).start()
     from penteract.engine.comm.groups import Groups
 
     groups = Groups()
+    gc.freeze()  # what is loaded stays: no collection looks at it again, or copies a page of it
     while (job := inbox.get()) is not None:
         function, arguments = job
         try:
@@ -40,8 +50,24 @@ def _serve(rank: int, world: int, port: int, inbox: Any, outbox: Any) -> None:
             outbox.put((rank, Failed(traceback.format_exc())))
 
 
+def _named_by_ranks(ranks: list[int], use_hashed_name: bool) -> str:
+    return "-".join(map(str, ranks))
+
+
+def ranks_of(arguments: Iterable[Any]) -> int:
+    """Of the layout that is among `arguments`, or in a case there; 0 where there is none."""
+    layouts = (getattr(a, "layout", a) for a in flattened(arguments))
+    return max((a.world for a in layouts if isinstance(a, Layout)), default=0)
+
+
+def flattened(arguments: Iterable[Any]) -> Iterator[Any]:
+    for a in arguments:
+        yield from flattened(a) if isinstance(a, tuple) else (a,)
+
+
 class Pool:
-    """`run(f, *args)` calls f(rank, groups, *args) on every rank and gives the answers in rank order.
+    """`run(f, *args)` calls f(rank, groups, *args) on each rank of the layout in `args`, on all ranks where there is
+    none, and gives the answers in rank order.
 
     A failed or silent rank raises RuntimeError; as others may then wait for it for ever, all ranks are replaced.
     """
@@ -53,7 +79,6 @@ class Pool:
         self.processes: list[Any] = []
 
     def start(self) -> None:
-        context = mp.get_context("spawn")
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.inboxes = [context.Queue() for _ in range(self.world)]
         self.outbox = context.Queue()
@@ -67,23 +92,24 @@ class Pool:
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[Any]:
         if not self.processes:
             self.start()
-        for inbox in self.inboxes:
+        asked = ranks_of(arguments) or self.world
+        for inbox in self.inboxes[:asked]:
             inbox.put((function, arguments))
-        answers = self._answers(timeout)
+        answers = self._answers(asked, timeout)
         failed = {a.text: r for r, a in sorted(answers.items(), reverse=True) if isinstance(a, Failed)}
-        silent = sorted(set(range(self.world)) - set(answers))
+        silent = sorted(set(range(asked)) - set(answers))
         if failed or silent:
             self.close(patience=0)
             raise RuntimeError(
                 "\n".join(f"rank {r}: {text}" for text, r in failed.items())
                 or f"ranks {silent} gave no answer in {timeout:g} s"
             )
-        return [answers[r] for r in range(self.world)]
+        return [answers[r] for r in range(asked)]
 
-    def _answers(self, timeout: float) -> dict[int, Any]:
+    def _answers(self, asked: int, timeout: float) -> dict[int, Any]:
         answers: dict[int, Any] = {}
         until = time.monotonic() + timeout
-        while len(answers) < self.world:
+        while len(answers) < asked:
             try:
                 rank, answer = self.outbox.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
