@@ -110,13 +110,17 @@ Reference = tuple[dict[str, torch.Tensor], dict[str, float]]
 
 
 def reference(rank: int, groups: Groups, case: Case) -> Reference:
-    """The oracle's gradients and losses for the first batch, in float64: made by the last rank, for all."""
-    everyone = tuple(range(case.layout.world))
+    """The oracle's gradients and losses for the first batch, in float64."""
+    lay = case.layout
+    return made_once(rank, groups, lay, lambda: _reference(case.model, case.sequence_length, lay.global_batch_size))
+
+
+def made_once(rank: int, groups: Groups, layout: Layout, make: Callable[[], Any]) -> Any:
+    """What the last rank of a layout makes, for all of them."""
+    everyone = tuple(range(layout.world))
     groups.make([everyone])
-    last = everyone[-1]  # with the least to do, where ranks differ: a pipeline's last embeds nothing
-    box: list[Any] = [None]
-    if rank == last:
-        box = [_reference(case.model, case.sequence_length, case.layout.global_batch_size)]
+    last = everyone[-1]
+    box = [make() if rank == last else None]
     if last:
         dist.broadcast_object_list(box, src=last, group=groups[everyone])
     return box[0]

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from layouts import Case, Subject, _step
+from layouts import Case, Subject, _prepare, _step
 from parity.test_fp8 import DENSE, EXPERTS, LATENT, length
 from penteract.engine import checkpoint
 from penteract.engine.bodies.reference import REFERENCE
@@ -27,6 +27,7 @@ from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.spec.precision import RECIPES, Policy
 from penteract.step.agreements import Agreement
+from penteract.step.walk import walk
 from pool import Pool
 from precisions import differ, kept
 from training import train, trainer
@@ -131,7 +132,9 @@ def measured(rank: int, groups: Groups, cases: tuple[Case, Case]) -> list[str]:
     """What a step of the second case took, beside its price; and its loss beside that of the first."""
     plain, p = (case.compile(rank) for case in cases)
     groups.make(needed(p))
-    (run, verdict), (one, _) = (_step(Subject(x, x, dict(REFERENCE), ExitStack()), groups) for x in (p, plain))
+    run, verdict = _step(Subject(p, p, dict(REFERENCE), ExitStack()), groups)
+    one = _prepare(plain, groups, dict(REFERENCE))
+    walk(plain, one)
     wrong = [f"{kind}: {what}" for kind, what in verdict.differences]
     there, before = resident(p), resident(plain)
     if bytes_of(run.state.resident()) != sum(there.values()) - there["data"]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from layouts import CPU, Case, Subject, _prepare, _step
+from layouts import CPU, Case, Subject, _prepare, _step, made_once
 from penteract.engine.bodies.body import Env, Tensors
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.groups import Groups, needed
@@ -63,6 +63,14 @@ def losses(run: Run) -> list[float]:
     return out
 
 
+def in_one_process(case: Case) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """A step's gradients, and the losses of a few."""
+    run = _prepare(on_its_own(case).compile(0), Groups(), dict(REFERENCE))
+    walk(run.p, run)
+    gradients = {name: t.clone() for name, t in run.state.gradients.items()}
+    return gradients, losses(run)
+
+
 def held(rank: int, groups: Groups, case: Case) -> list[str]:
     """What is wrong on this rank."""
     p = case.compile(rank)
@@ -72,11 +80,10 @@ def held(rank: int, groups: Groups, case: Case) -> list[str]:
     priced = sum(size for kind, size in resident(p).items() if kind != "data")
     if (seen := bytes_of(t for f in run.state.flats for t in f.buffers)) != priced:
         wrong.append(f"resident: priced {priced}, allocated {seen}")
-    one = _prepare(on_its_own(case).compile(0), Groups(), dict(REFERENCE))
-    walk(one.p, one)
+    gradients, alone = made_once(rank, groups, case.layout, lambda: in_one_process(case))
     most = LAYOUTS[p.precision.compute]
     for piece in run.state.pieces("gradient"):
-        q, whole = piece.param, one.state.gradients[piece.param.name].float()
+        q, whole = piece.param, gradients[piece.param.name].float()
         part = whole
         for dim, (at, n) in enumerate(zip(q.offset(p.mesh, p.rank), q.local_shape(p.mesh), strict=True)):
             part = part.narrow(dim, at, n)
@@ -84,8 +91,7 @@ def held(rank: int, groups: Groups, case: Case) -> list[str]:
         error = ((piece.values.float() - part).abs().max() / whole.abs().max()).item()
         if not error < most:
             wrong.append(f"{piece.param.name} is off by {error:.1e}")
-    several = losses(run)
-    for step, (x, y) in enumerate(zip(several, losses(one), strict=True) if rank == 0 else ()):  # they are all ranks'
+    for step, (x, y) in enumerate(zip(losses(run), alone, strict=True)):
         if not abs(x / y - 1) < most / 10:
             wrong.append(f"step {step}: loss {x}, of one process {y}")
     return wrong
