@@ -23,7 +23,7 @@ lint: setup
 
 # Two shards beside each other, then what has ranks or is timed (tests/shards.py); one summary of all.
 test: lint
-	$(RUN) -m pytest tests -n 2 --dist loadgroup --hypothesis-profile=ci
+	$(RUN) -m pytest tests -n 2 --dist loadfile --hypothesis-profile=ci
 
 # The same tests in one process, in an order that nothing made: `make test-random SEED=…` repeats one.
 SEED ?= $(shell date +%s)
