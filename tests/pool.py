@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import queue
 import time
 import traceback
@@ -41,7 +40,6 @@ def _serve(rank: int, world: int, port: int, inbox: Any, outbox: Any) -> None:
     from penteract.engine.comm.groups import Groups
 
     groups = Groups()
-    gc.freeze()  # what is loaded stays: no collection looks at it again, or copies a page of it
     while (job := inbox.get()) is not None:
         function, arguments = job
         try:
@@ -55,9 +53,9 @@ def _named_by_ranks(ranks: list[int], use_hashed_name: bool) -> str:
 
 
 def ranks_of(arguments: Iterable[Any]) -> int:
-    """Of the layout that is among `arguments`, or in a case there; 0 where there is none."""
+    """Of the layout that is among `arguments`, or in a case there; of several, the most."""
     layouts = (getattr(a, "layout", a) for a in flattened(arguments))
-    return max((a.world for a in layouts if isinstance(a, Layout)), default=0)
+    return max(a.world for a in layouts if isinstance(a, Layout))
 
 
 def flattened(arguments: Iterable[Any]) -> Iterator[Any]:
@@ -66,8 +64,7 @@ def flattened(arguments: Iterable[Any]) -> Iterator[Any]:
 
 
 class Pool:
-    """`run(f, *args)` calls f(rank, groups, *args) on each rank of the layout in `args`, on all ranks where there is
-    none, and gives the answers in rank order.
+    """`run(f, *args)` calls f(rank, groups, *args) on each rank of the layout in `args`; the answers in rank order.
 
     A failed or silent rank raises RuntimeError; as others may then wait for it for ever, all ranks are replaced.
     """
@@ -92,7 +89,7 @@ class Pool:
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[Any]:
         if not self.processes:
             self.start()
-        asked = ranks_of(arguments) or self.world
+        asked = ranks_of(arguments)
         for inbox in self.inboxes[:asked]:
             inbox.put((function, arguments))
         answers = self._answers(asked, timeout)
