@@ -30,7 +30,7 @@ from sweep_cases import WORLDS, possible_pairs, sweep
 ROOT = Path(__file__).resolve().parent.parent
 PROGRESS = ROOT / "build" / "sweep.jsonl"
 RESULT = ROOT / "benchmarks" / "results" / "test_all.json"
-OBSERVERS = ("layouts", "observe", "oracle", "pool", "samples", "tolerances")
+OBSERVERS = ("forks", "layouts", "observe", "oracle", "pool", "samples", "tolerances")
 
 
 def digest() -> str:
