@@ -19,7 +19,7 @@ from observe import Watched, Wires
 from penteract.engine.bodies.body import TorchBody
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.comm import Comm
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import Groups, Round, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.memory import Arena, Fresh
 from penteract.engine.run import Run
@@ -118,7 +118,7 @@ def reference(rank: int, groups: Groups, case: Case) -> Reference:
 def made_once(rank: int, groups: Groups, layout: Layout, make: Callable[[], Any]) -> Any:
     """What the last rank of a layout makes, for all of them."""
     everyone = tuple(range(layout.world))
-    groups.make([everyone])
+    groups.make([Round((everyone,))])
     last = everyone[-1]
     box = [make() if rank == last else None]
     if last:

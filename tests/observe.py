@@ -55,7 +55,8 @@ class Wires:
 
     @contextmanager
     def watch(self):
-        real = {n: getattr(dist, n) for n in ("all_reduce", "all_to_all_single", "batch_isend_irecv")}
+        names = ("all_reduce", "all_to_all_single", "batch_isend_irecv", "isend", "irecv", "P2POp")
+        real = {n: getattr(dist, n) for n in names}
         gather, scatter = compat.all_gather, compat.reduce_scatter
 
         def all_gather(out: Any, x: Any, group: Any) -> Any:
@@ -74,16 +75,28 @@ class Wires:
             self._add("all_to_all_v" if a else "all_to_all", group, x)
             return real["all_to_all_single"](out, x, *a, group=group, **k)
 
+        def message(kind: str, t: torch.Tensor, peer: int) -> None:
+            self.bytes[kind, (self.rank, peer)] += t.numel() * t.element_size()
+
+        def isend(t: Any, peer: int, **k: Any) -> Any:
+            message("send", t, peer)
+            return real["isend"](t, peer, **k)
+
+        def irecv(t: Any, peer: int, **k: Any) -> Any:
+            message("recv", t, peer)
+            return real["irecv"](t, peer, **k)
+
+        def of_a_batch(op: Any, *a: Any) -> Any:
+            return real["P2POp"](real[op.__name__], *a)
+
         def batch_isend_irecv(ops: Any) -> Any:
             for op in ops:
-                kind = "send" if op.op is dist.isend else "recv"
-                size = op.tensor.numel() * op.tensor.element_size()
-                self.bytes[kind, (self.rank, op.peer)] += size
+                message("send" if op.op is real["isend"] else "recv", op.tensor, op.peer)
             return real["batch_isend_irecv"](ops)
 
         with ExitStack() as stack:
-            for name, f in (("all_reduce", all_reduce), ("all_to_all_single", all_to_all_single),
-                            ("batch_isend_irecv", batch_isend_irecv)):  # fmt: skip
+            watching = (all_reduce, all_to_all_single, batch_isend_irecv, isend, irecv, of_a_batch)
+            for name, f in zip(names, watching, strict=True):
                 stack.enter_context(patch.object(dist, name, f))
             stack.enter_context(patch.object(compat, "all_gather", all_gather))
             stack.enter_context(patch.object(compat, "reduce_scatter", reduce_scatter))

@@ -45,7 +45,7 @@ class Seen(NamedTuple):
 
     body       a phase of a word's body, with the line that said the word
     start      a collective on `ranks`; its `bytes` as a ledger has them
-    send, recv a message to or from `ranks[0]`; of a batch, all have the same number
+    send, recv a message to or from `ranks[0]`, on the line of `name`; of a batch, all have the same number
     copy       to or from the host, of `name`
     wait       for what has this number
     narrow, widen, land, measure, update, code   work on a bucket beside its sums and gathers
@@ -169,17 +169,21 @@ class _Handle:
 
 class _Group(NamedTuple):
     ranks: tuple[int, ...]
+    channel: str = ""
 
 
 class _Groups:
     def __getitem__(self, ranks: tuple[int, ...]) -> _Group:
         return _Group(ranks)
 
+    def of(self, ranks: tuple[int, ...], channel: str) -> _Group:
+        return _Group(ranks, channel)
+
 
 class _Message(NamedTuple):
     """Stands for `dist.P2POp`, which takes real groups alone."""
 
-    op: str
+    op: Any
     tensor: torch.Tensor
     peer: int
     group: _Group
@@ -197,14 +201,18 @@ def _wires(notes: _Notes) -> dict[str, Any]:
         number = notes.started
         notes.started += 1
         for m in messages:
-            notes.add(m.op, ranks=(m.peer,), bytes=m.tensor.nbytes, number=number)
-            if m.op == "recv":
-                m.tensor.zero_()
+            notes.add("send" if m.op is isend else "recv", ranks=(m.peer,), bytes=m.tensor.nbytes, number=number)
         return [_Handle(notes, number)]
+
+    def isend(x: torch.Tensor, to: int, group: _Group) -> _Handle:
+        return notes.start("send", group.channel, ranks=(to,), bytes=x.nbytes)
+
+    def irecv(x: torch.Tensor, of: int, group: _Group) -> _Handle:
+        return notes.start("recv", group.channel, ranks=(of,), bytes=x.nbytes)
 
     return {
         "all_reduce": all_reduce, "all_to_all_single": all_to_all_single, "batch_isend_irecv": batch,
-        "P2POp": _Message, "isend": "send", "irecv": "recv",
+        "P2POp": _Message, "isend": isend, "irecv": irecv,
     }  # fmt: skip
 
 

@@ -8,9 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -34,28 +32,33 @@ def _serve(rank: int, world: int, port: int, inbox: Any, outbox: Any) -> None:
     torch.set_num_interop_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
-    # Only its members make a group, as others have no job. Torch names it by how many were made before: they differ.
-    dist.new_group = partial(dist.new_group, use_local_synchronization=True)
-    patch.object(distributed_c10d, "_process_group_name", _named_by_ranks).start()
     from penteract.engine.comm.groups import Groups
 
     groups = Groups()
     while (job := inbox.get()) is not None:
-        function, arguments = job
+        function, arguments, others = job
+        _keep_count(rank, others)
         try:
-            outbox.put((rank, function(rank, groups, *arguments)))
+            answer = function(rank, groups, *arguments)
         except Exception:
-            outbox.put((rank, Failed(traceback.format_exc())))
+            answer = Failed(traceback.format_exc())
+        outbox.put((rank, answer, _count()))
 
 
-def _named_by_ranks(ranks: list[int], use_hashed_name: bool) -> str:
-    return "-".join(map(str, ranks))
+def _keep_count(rank: int, others: int) -> None:
+    """A group's name is its ranks, and how many a process has: one that had no job makes up for what others made."""
+    while _count() < others:
+        dist.new_group([rank], use_local_synchronization=True)
+
+
+def _count() -> int:
+    return len(distributed_c10d._world.pg_names)
 
 
 def ranks_of(arguments: Iterable[Any]) -> int:
-    """Of the layout that is among `arguments`, or in a case there; of several, the most."""
+    """Of the layout that is among `arguments`, or in a case there; of several, the most; 0 where there is none."""
     layouts = (getattr(a, "layout", a) for a in flattened(arguments))
-    return max(a.world for a in layouts if isinstance(a, Layout))
+    return max((a.world for a in layouts if isinstance(a, Layout)), default=0)
 
 
 def flattened(arguments: Iterable[Any]) -> Iterator[Any]:
@@ -64,7 +67,8 @@ def flattened(arguments: Iterable[Any]) -> Iterator[Any]:
 
 
 class Pool:
-    """`run(f, *args)` calls f(rank, groups, *args) on each rank of the layout in `args`; the answers in rank order.
+    """`run(f, *args)` calls f(rank, groups, *args) on each rank of the layout in `args`, on all ranks where there is
+    none; the answers in rank order.
 
     A failed or silent rank raises RuntimeError; as others may then wait for it for ever, all ranks are replaced.
     """
@@ -74,8 +78,10 @@ class Pool:
         self.inboxes: list[Any] = []
         self.outbox: Any = None
         self.processes: list[Any] = []
+        self.counts: list[int] = []  # groups that each rank has made
 
     def start(self) -> None:
+        self.counts = [0] * self.world
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.inboxes = [context.Queue() for _ in range(self.world)]
         self.outbox = context.Queue()
@@ -89,9 +95,9 @@ class Pool:
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[Any]:
         if not self.processes:
             self.start()
-        asked = ranks_of(arguments)
+        asked = ranks_of(arguments) or self.world
         for inbox in self.inboxes[:asked]:
-            inbox.put((function, arguments))
+            inbox.put((function, arguments, max(self.counts[:asked])))
         answers = self._answers(asked, timeout)
         failed = {a.text: r for r, a in sorted(answers.items(), reverse=True) if isinstance(a, Failed)}
         silent = sorted(set(range(asked)) - set(answers))
@@ -101,6 +107,7 @@ class Pool:
                 "\n".join(f"rank {r}: {text}" for text, r in failed.items())
                 or f"ranks {silent} gave no answer in {timeout:g} s"
             )
+        assert len(set(self.counts[:asked])) == 1, "ranks have made unlike numbers of groups"
         return [answers[r] for r in range(asked)]
 
     def _answers(self, asked: int, timeout: float) -> dict[int, Any]:
@@ -108,10 +115,10 @@ class Pool:
         until = time.monotonic() + timeout
         while len(answers) < asked:
             try:
-                rank, answer = self.outbox.get(timeout=max(0.0, until - time.monotonic()))
+                rank, answer, count = self.outbox.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 break
-            answers[rank] = answer
+            answers[rank], self.counts[rank] = answer, count
             if isinstance(answer, Failed):
                 until = min(until, time.monotonic() + GRACE)
         return answers

@@ -94,16 +94,18 @@ class Walked(Silent):
         return number
 
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
-        ordered = sorted(transfers, key=lambda item: item[0].kind == "Recv")
-        for t, slot, r in ordered:
+        for t, slot, r in transfers:
             amount = self._bytes(self.p.chunks[slot[0]].specs[r], slot)
-            peer = self.p.mesh.neighbour(self.p.rank, t.peer)
-            self.add(t.kind.lower(), ranks=(peer,), bytes=amount, number=self.started)
-        self.started += 1
-        if len(transfers) == 1 and transfers[0][0].kind == "Send":
-            self.sends.append(self.started - 1)
-        else:
-            self.wait(self.started - 1)
+            number = self.start(
+                t.kind.lower(), t.what, ranks=(self.p.mesh.neighbour(self.p.rank, t.peer),), bytes=amount
+            )
+            if t.kind == "Send":
+                self.sends.append(number)
+            else:
+                self.flights[slot, r] = number
+
+    def arrive(self, slot: Slot, register: int) -> None:
+        self.wait(self.flights.pop((slot, register)))
 
     def settle(self) -> None:
         for number in self.sends:

@@ -143,6 +143,14 @@ def repeat_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([x.repeat_interleave(room.attrs["times"], -2).flatten(-2)])
 
 
+def pack_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([torch.cat(ins[0].chunk(room.attrs["pieces"], 2), 0)])
+
+
+def unpack_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([torch.cat(ins[0].chunk(room.attrs["pieces"], 0), 2)])
+
+
 # ---- attention ---------------------------------------------------------------------------------------------------
 
 
@@ -340,6 +348,7 @@ FORMULAS: dict[str, Formula] = {
     f.__name__: f
     for f in (
         embedding, linear, add_bias, rms_norm, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
+        pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
         rows, join_rows, logits, logits_gradient,
         loss, router, sort_by_expert, split_sizes, dispatch, regroup, expert_linear, combine, balance_loss, tally,

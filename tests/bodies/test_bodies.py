@@ -17,7 +17,7 @@ from penteract.ops.bodies import BODIES, Body
 # Said inside seams, whose backward is a program of its own, or of integers alone.
 FORWARD_ONLY = {
     "merge_attention", "row_max", "exp_sum", "negative_log_likelihood", "cross_entropy_gradient", "logits_gradient",
-    "regroup",
+    "regroup", "pack_heads", "unpack_heads",
 }  # fmt: skip
 
 

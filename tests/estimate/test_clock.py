@@ -17,6 +17,7 @@ from observed_calls import Seen, observation
 from penteract.estimate.composed import Composer
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.time.clock import BESIDE, IN, LOOK, OUT, RUN, START, WAIT, Key, Op, ps
+from penteract.estimate.time.derive import derive
 from penteract.estimate.time.ranks import Post, line_of
 from penteract.estimate.time.stage import Stage
 from penteract.estimate.time.step import StepClock
@@ -52,7 +53,7 @@ class Told:
         self.seen: list[Event] = []
         self.started = 0
         self.flights: dict[Key, int] = {}
-        derived, clock, sent = self.stage.derive(line.computes[r]), self.stage.clock, list[int]()
+        derived, clock, sent = derive(self.stage, line.computes[r]), self.stage.clock, list[int]()
         self._action(derived.opening)
         for item in line.todo[r]:
             if isinstance(item, Post):

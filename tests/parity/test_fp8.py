@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from estimate.test_why import check_sums
 from layouts import Case, Subject, _prepare, _step, made_once
+from penteract.engine import run as run_module
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.run import Run
@@ -161,12 +163,8 @@ def test_a_layout_is_one_process(pool: Pool, model: ModelSpec, layout: Layout, n
 
 def alone(rank: int, groups: Groups, case: Case) -> list[str]:
     """`held`, where every rank makes scales of what it has itself."""
-    agree = Run._agree
-    Run._agree = lambda run, axis, x: None  # type: ignore[method-assign]
-    try:
+    with patch.object(run_module, "_largest", lambda comm, p, axis, x: None):
         told = held(rank, groups, case, {})
-    finally:
-        Run._agree = agree  # type: ignore[method-assign]
     return [w for w in told if "wires" not in w]
 
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 import oracle
 from layouts import Case
 from observe import Wires
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import Groups, Round, needed
 from penteract.parallel.data import UNIT
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
@@ -75,7 +75,7 @@ def sharded_by_torch(rank: int, groups: Groups, case: Case, steps: int) -> Any:
     moved, and elements that both handed to a reduce-scatter."""
     lay, m, length = case.layout, case.model, case.sequence_length
     p = case.compile(rank)
-    groups.make({*needed(p), tuple(range(lay.world))})
+    groups.make([*needed(p), Round((tuple(range(lay.world)),))])
     run = trainer(case, p, groups)
     start = {n: t.clone() for n, t in whole(run).items()}
     wires = Wires(rank)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,6 +49,7 @@ class Run:
     counts: torch.Tensor = field(init=False)  # targets of the step, for each term that is a mean over them
     registers: dict[tuple[Slot, int], Any] = field(default_factory=dict[tuple[Slot, int], Any])
     flights: dict[tuple[Slot, int], Flight] = field(default_factory=dict[tuple[Slot, int], Flight])
+    sends: list[Flight] = field(default_factory=list[Flight])  # to other stages, not yet waited for
     reducing: dict[int, Flight | None] = field(default_factory=dict[int, "Flight | None"])
     gathering: dict[int, Flight] = field(default_factory=dict[int, Flight])
     added: set[int] = field(default_factory=set[int])  # buckets whose shard has a sum of this step
@@ -67,7 +69,7 @@ class Run:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
         self.waits = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies,
-                       agree=self._agree)  # fmt: skip
+                       agree=partial(_largest, self.comm, self.p))  # fmt: skip
         if self.state.scaling is not None:
             self.env.loss_scale = self.state.scaling.used
         if (history := self.state.history) is not None:
@@ -134,8 +136,7 @@ class Run:
         if phase == "start":
             self._start(slot, call)
         elif phase == "finish":
-            y = (slot, call.ins[-1])
-            self.comm.finish(self.flights.pop(y), self.registers[y])
+            self.comm.finish(self.flights.pop((slot, call.ins[-1])))
         elif phase == "weight_gradient":
             body = self.bodies[site.word].weight_gradient
             assert body is not None
@@ -156,19 +157,22 @@ class Run:
             del self.registers[slot, r]
 
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
-        sends: list[tuple[torch.Tensor, int]] = []
-        receives: list[tuple[torch.Tensor, int]] = []
+        ranks = self._ranks("pp")
         for t, slot, r in transfers:
             peer = self.p.mesh.neighbour(self.p.rank, t.peer)
             if t.kind == "Send":
-                sends.append((self.registers[slot, r], peer))
+                self.sends.append(self.comm.send(self.registers[slot, r], peer, ranks, t.what))
             else:
                 (self.registers[slot, r],) = self._make(slot, (r,))
-                receives.append((self.registers[slot, r], peer))
-        self.comm.exchange(sends, receives, self._ranks("pp"))
+                self.flights[slot, r] = self.comm.receive(self.registers[slot, r], peer, ranks, t.what)
+
+    def arrive(self, slot: Slot, register: int) -> None:
+        self.comm.finish(self.flights.pop((slot, register)))
 
     def settle(self) -> None:
-        self.comm.finish_sends()
+        for flight in self.sends:
+            self.comm.finish(flight)
+        self.sends.clear()
 
     def open(self, bucket: int) -> None:
         """What lies there is of others: first writers overwrite it, and padding is cleared."""
@@ -278,10 +282,6 @@ class Run:
     def _ranks(self, axis: str) -> tuple[int, ...]:
         return self.p.mesh.group(axis, self.p.rank)
 
-    def _agree(self, axis: str, x: torch.Tensor) -> None:
-        """The largest over an axis, asked for by a body."""
-        self.comm.finish(self.comm.largest(self._ranks(axis), x))
-
     def _read(self, slot: Slot, registers: tuple[int, ...]) -> list[Any]:
         names = self.p.chunks[slot[0]].inputs
         return [self.batches[slot[1]][names[r]] if r in names else self.registers[slot, r] for r in registers]
@@ -327,6 +327,11 @@ class Run:
             flight = self.comm.start(site.word, ranks, x, y, site.attrs)
         self.registers[slot, call.outs[0]] = y
         self.flights[slot, call.outs[0]] = flight
+
+
+def _largest(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:
+    """Over an axis, asked for by a body. No method: what a run holds must not hold the run, or it is freed late."""
+    comm.finish(comm.largest(p.mesh.group(axis, p.rank), x))
 
 
 def _squares(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

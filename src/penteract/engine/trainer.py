@@ -69,10 +69,10 @@ class Trainer:
             movers=spec.optimizer.movers,
         )  # fmt: skip
         check_kernels(program, rank.device, packed=spec.data.pack_documents)
-        groups = Groups()
+        groups = Groups("nccl" if rank.device.type == "cuda" else None)
         if rank.world > 1:
             groups.make(needed(program))
-            groups.connect(rank.number, rank.device)
+            groups.connect(rank.device)
         state = allocate(program, rank.device)
         if init is not None:
             start_from(open_weights(init, program), program, state)
@@ -82,7 +82,7 @@ class Trainer:
         lay = spec.layout
         border = (spec.sequence_length // lay.cp // lay.tp, lay.micro_batch_size, spec.model.hidden_size)
         like = torch.zeros(border, dtype=dtype_of("compute", precision), device=rank.device)
-        comm.connect(program.mesh.group("pp", rank.number), like)
+        comm.connect(program, like)
         optimizer = _optimizer(spec, rank, state, comm)
         run = Run(program, state, comm, bodies(spec.layout, rank.device), memory, optimizer)
         forward = compile_step(

@@ -24,7 +24,7 @@ def result(kind: str, x: Spec, n: int, attrs: dict[str, object]) -> Spec:
 
     all_gather, reduce_scatter   along dim 0
     all_reduce, shift            as x
-    all_to_all                   dim `split` is cut, dim `concat` grows
+    all_to_all                   as x; dim 0 is cut, and its i-th part is what came from rank i
     all_to_all_v                 rows given by `rows`: [.., D] -> [rows, D]
     """
     if kind == "all_gather":
@@ -34,7 +34,7 @@ def result(kind: str, x: Spec, n: int, attrs: dict[str, object]) -> Spec:
     if kind in ("all_reduce", "shift"):
         return x
     if kind == "all_to_all":
-        return _scale(_scale(x, int(str(attrs["split"])), 1, n), int(str(attrs["concat"])), n, 1)
+        return _scale(x, 0, n, n)
     if kind == "all_to_all_v":
         rows = attrs["rows"]
         return Spec((rows, *x.shape[1:]), x.role)  # type: ignore[arg-type]

@@ -60,19 +60,17 @@ class Seam:
     ends: bool = False
 
 
-def lone(name: str, axis: str, there: str, back: str = "", *, split: int = 0, concat: int = 0) -> Seam:
+def lone(name: str, axis: str, there: str, back: str = "") -> Seam:
     """The simplest seam: collective `there` in forward, its conjugate `back` in backward, nothing kept.
 
-    Without `back` no gradient crosses. `split` and `concat`: the dims of an all-to-all, turned round on the way back.
+    Without `back` no gradient crosses.
     """
 
     def forward(steps: Steps, x: Value) -> tuple[Values, Values]:
-        dims = {"split": split, "concat": concat} if there == "all_to_all" else {}
-        return (steps.collective(there, axis, x, **dims),), ()
+        return (steps.collective(there, axis, x),), ()
 
     def backward(steps: Steps, kept: Values, *gradients: Value) -> Values:
-        dims = {"split": concat, "concat": split} if back == "all_to_all" else {}
-        return tuple(steps.collective(back, axis, g, **dims) for g in gradients) if back else ()
+        return tuple(steps.collective(back, axis, g) for g in gradients) if back else ()
 
     return Seam(name, forward, backward)
 

@@ -13,6 +13,7 @@ Papers     Liu 2023 (2310.01889); Jacobs 2023 (2309.14509); Dubey 2024 (2407.217
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from penteract.ops.do import Do, Seam, Steps, Value, Values, lone
@@ -27,8 +28,32 @@ def token_indices(sequence_length: int, ranks: int, rank: int) -> list[int]:
 
 
 gather = lone("gather", "cp", "all_gather", "reduce_scatter")  # [S@cp, B, K·C] -> [S, B, K·C]
-to_heads = lone("to_heads", "cp", "all_to_all", "all_to_all", split=2, concat=0)  # [S@cp, B, H·C] -> [S, B, H@cp·C]
-to_tokens = lone("to_tokens", "cp", "all_to_all", "all_to_all", split=0, concat=2)  # and back
+
+
+def _to_heads(steps: Steps, x: Value) -> Value:
+    """[S@cp, B, H·C] -> [S, B, H@cp·C]. What goes to a rank is put in one piece first; what comes is whole tokens."""
+    n = steps.mesh.size("cp")
+    return x if n == 1 else steps.collective("all_to_all", "cp", steps.forward("pack_heads", x, pieces=n)[0])
+
+
+def _to_tokens(steps: Steps, x: Value) -> Value:
+    """And back: what goes is whole tokens, and what comes is put side by side."""
+    n = steps.mesh.size("cp")
+    return x if n == 1 else steps.forward("unpack_heads", steps.collective("all_to_all", "cp", x), pieces=n)[0]
+
+
+def _turned(name: str, there: Callable[[Steps, Value], Value], back: Callable[[Steps, Value], Value]) -> Seam:
+    def forward(steps: Steps, x: Value) -> tuple[Values, Values]:
+        return (there(steps, x),), ()
+
+    def backward(steps: Steps, kept: Values, g: Value) -> Values:
+        return (back(steps, g),)
+
+    return Seam(name, forward, backward)
+
+
+to_heads = _turned("to_heads", _to_heads, _to_tokens)
+to_tokens = _turned("to_tokens", _to_tokens, _to_heads)
 
 
 def ring(**shape: Any) -> Seam:

@@ -52,7 +52,8 @@ class Transfer(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Transfers posted together; the rank goes on when all of them are done."""
+    """Transfers posted without a walk between them, in this order. In the proof the rank goes on when all of them are
+    done; a run waits for what it received when it reads it, and for what it sent before the next exchange."""
 
     transfers: tuple[Transfer, ...]
 

@@ -13,7 +13,7 @@ from itertools import combinations, zip_longest
 from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Exchange, computes
 from penteract.schedule.program import Message, Program, message_of
-from penteract.schedule.rendezvous import Cost, Span, rendezvous, unit_cost
+from penteract.schedule.rendezvous import Cost, Span, order, rendezvous, unit_cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,10 @@ def check(
 ) -> Report:
     """Walk the lists with sends that have no buffer: a message moves once both its ranks have posted it.
 
+    What holds for transfers that are posted together must hold one by one too, in the order in which they are listed:
+    on a GPU each is a kernel on a line of its two ranks, and kernels of a line, or of lines that share a queue of the
+    device, run in the order in which they were posted.
+
     `cost(rank, compute)` is the time of one walk, `wire` that of one message. By default Fwd, Inp and Wgt take 1,
     Bwd takes 2, and a message nothing.
 
@@ -53,6 +57,7 @@ def check(
             program.step(action)
         program.finish()
     _same_order(action_lists)
+    order([_one_by_one(actions) for actions in action_lists])
     spans = rendezvous(action_lists, cost, wire)
     makespan = max(row[-1].end for row in spans)
     busy = sum(cost(rank, part) for rank, row in enumerate(spans) for span in row for part in computes(span.action))
@@ -65,8 +70,14 @@ def check(
     )
 
 
+def _one_by_one(actions: ActionList) -> ActionList:
+    """Every transfer waited for before the next is posted: no wait of a run is longer than that."""
+    return [one for a in actions for one in ([Exchange((t,)) for t in a.transfers] if isinstance(a, Exchange) else [a])]
+
+
 def _same_order(lists: Sequence[ActionList]) -> None:
-    """Two ranks must list the messages between them in one order: some backends match them by order alone."""
+    """Two ranks must list the messages between them in one order, as they are matched by order alone. Values and
+    gradients go over lines of their own, and one order of all is one of each."""
     between: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
     for rank, actions in enumerate(lists):
         for action in actions:

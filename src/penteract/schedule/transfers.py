@@ -122,7 +122,7 @@ class _Play:
 def _grouped(line: _Line) -> ActionList:
     """Transfers with no walk between them in one exchange, at most one to and one from each peer.
 
-    Posting together asks for less than posting in turn (no member waits for another), so it cannot bring a deadlock.
+    They stay in the order of the line, in which each could be done before the next is posted: no member needs another.
     Messages of the same direction stay apart: then an exchange is matched by the order of messages alone.
     """
     result: ActionList = []

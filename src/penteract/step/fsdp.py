@@ -33,6 +33,17 @@ class Touch(NamedTuple):
     names: tuple[str, ...] = ()
 
 
+class Passing(NamedTuple):
+    """What the rule looks at of an action.
+
+    turns   the units whose cut parameters are read, in order, each with its first reader
+    writes  of buckets whose gradients are cut: the first writer, the bucket, the last writer; in their order
+    """
+
+    turns: Sequence[tuple[At, int]]
+    writes: Sequence[tuple[At, int, At]]
+
+
 class Left(NamedTuple):
     """What an action leaves to the next.
 
@@ -103,18 +114,22 @@ class FsdpRule:
         """At the beginning of a step nothing is gathered, as parameters have changed."""
         return Left((NONE,) * self.places)
 
-    def turns(self, touches: Iterable[Touch]) -> list[tuple[At, int]]:
-        """The units whose cut parameters are read, in order, each with its first reader."""
-        found, buckets = list[tuple[At, int]](), self.buckets
+    def look(self, touches: Iterable[Touch]) -> Passing:
+        """What matters of an action's instructions."""
+        turns, buckets = list[tuple[At, int]](), self.buckets
+        first, last = dict[int, At](), dict[int, At]()
         for at, own, writes, _ in touches:
-            for b in own if not writes else ():
+            for b in own:
                 unit = buckets[b].unit
-                if buckets[b].cut_parameters and (not found or found[-1][1] != unit):
-                    found.append((at, unit))
-        return found
+                if writes and buckets[b].cut_gradients:
+                    first.setdefault(b, at)
+                    last[b] = at
+                elif not writes and buckets[b].cut_parameters and (not turns or turns[-1][1] != unit):
+                    turns.append((at, unit))
+        return Passing(turns, [(at, b, last[b]) for at, b in sorted((at, b) for b, at in first.items())])
 
     def action(
-        self, left: Left, touches: Sequence[Touch], due: Due, following: int, last: Callable[[int], bool]
+        self, left: Left, passing: Passing, due: Due, following: int, last: Callable[[int], bool]
     ) -> tuple[Table, Table, Left]:
         """-> events before and after instructions, and what is left.
 
@@ -122,11 +137,11 @@ class FsdpRule:
         last       whether a bucket is written for the last time in this action
         """
         around = _Around()
-        there, gathering, turn = self._gathers(around, left, self.turns(touches), following)
+        there, gathering, turn = self._gathers(around, left, passing.turns, following)
         for at, b in due.needs:
             around.before[at].append(("need", b))
         replicating = self._whole_sums(around, left.replicating, due.sums)
-        leaving = self._cut_sums(around, left.leaving, touches, last)
+        leaving = self._cut_sums(around, left.leaving, passing.writes, last)
         return around.before, around.after, Left(there, gathering, turn, leaving, replicating)
 
     def end(self, left: Left, shared: Sequence[int], written: Callable[[int], At]) -> list[Event]:
@@ -182,32 +197,28 @@ class FsdpRule:
         self,
         around: _Around,
         left: tuple[tuple[tuple[int, bool], ...], ...],
-        touches: Sequence[Touch],
+        writes: Sequence[tuple[At, int, At]],
         last: Callable[[int], bool],
     ) -> tuple[tuple[tuple[int, bool], ...], ...]:
         """A bucket whose gradients are cut is whole within one action alone, in the place of its unit.
 
         Before another takes the place, what has left from there must have landed.
         """
-        first, closed = dict[int, At](), dict[int, At]()
-        for at, own, writes, _ in touches:
-            for b in own if writes else ():
-                if self.buckets[b].cut_gradients:
-                    first.setdefault(b, at)
-                    closed[b] = at
-        leaving, tenant = list(map(list, left)), [NONE] * PLACES
-        for at, b in sorted((at, b) for b, at in first.items()):
+        if not writes:
+            return left
+        leaving, tenant, closed = list(map(list, left)), [NONE] * PLACES, {b: at for _, b, at in writes}
+        for at, b, until in writes:
             unit = self.buckets[b].unit
             place = unit % PLACES
             if tenant[place] != unit:
                 for other, done in leaving[place]:
-                    if closed.get(other, at) > at and tenant[place] != NONE:
+                    if tenant[place] != NONE and closed[other] > at:
                         raise Bug("BUCKET", f"bucket {other} is still written at {closed[other]} when its place is "
                                   f"taken at {at}")  # fmt: skip
                     self._land(around.before[at], other, last=done)
                 leaving[place], tenant[place] = [], unit
             around.before[at].append(("open", b))
-            around.after[closed[b]].append(("reduce", b))
+            around.after[until].append(("reduce", b))
             leaving[place].append((b, last(b)))
         return tuple(map(tuple, leaving))
 

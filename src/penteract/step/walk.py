@@ -32,10 +32,13 @@ class Reading(Protocol):
     def free(self, slot: Slot, registers: tuple[int, ...]) -> None: ...
 
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
-        """Post all transfers of registers together; values to receive get storage here."""
+        """Post transfers of registers, one after the other as they are listed; values to receive get storage here."""
+
+    def arrive(self, slot: Slot, register: int) -> None:
+        """Wait until a value that was asked for in an exchange is there: right before it is read."""
 
     def settle(self) -> None:
-        """Wait until what was sent has left."""
+        """Wait until all that was sent has left: right before more is, so that nothing waits for a send meanwhile."""
 
     def need(self, bucket: int) -> None:
         """Wait until a bucket's parameters are whole."""
@@ -84,6 +87,7 @@ class Silent:
     def call(self, slot: Slot, call: Call) -> None: ...
     def free(self, slot: Slot, registers: tuple[int, ...]) -> None: ...
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None: ...
+    def arrive(self, slot: Slot, register: int) -> None: ...
     def settle(self) -> None: ...
     def need(self, bucket: int) -> None: ...
     def open(self, bucket: int) -> None: ...
@@ -141,15 +145,20 @@ def _actions(p: Program, reading: Reading, *, counted: bool) -> list[int]:
     for question, *about in opening(p, counted=counted):
         getattr(reading, question)(*about)
     sent: list[tuple[Slot, int]] = []
+    coming = set[tuple[Slot, int]]()
     flying: dict[int, None] = {}
     for a, action in enumerate(p.actions):
         if isinstance(action, Exchange):
             _settle(reading, sent)
-            sent = _exchange(p, action, reading)
+            sent = _exchange(p, action, reading, coming)
         else:
             for position, (slot, instruction) in enumerate(p.instructions(action)):
                 around = p.events.get((a, position), _QUIET)
                 _ask(p, reading, around.before, flying)
+                for r in instruction.call.ins if coming else ():
+                    if (slot, r) in coming:
+                        coming.remove((slot, r))
+                        reading.arrive(slot, r)
                 reading.call(slot, instruction.call)
                 reading.free(slot, instruction.frees)
                 _ask(p, reading, around.after, flying)
@@ -188,10 +197,11 @@ def _settle(reading: Reading, sent: list[tuple[Slot, int]]) -> None:
         reading.free(slot, (register,))
 
 
-def _exchange(p: Program, action: Exchange, reading: Reading) -> list[tuple[Slot, int]]:
-    """Post an exchange; returns the registers that nobody needs once they are sent."""
+def _exchange(p: Program, action: Exchange, reading: Reading, coming: set[tuple[Slot, int]]) -> list[tuple[Slot, int]]:
+    """Post an exchange: what it receives is `coming`. -> the registers that nobody needs once they are sent."""
     resolved = tuple((t, (t.chunk, t.micro), _register(p, t)) for t in action.transfers)
     reading.exchange(resolved)
+    coming |= {(slot, r) for t, slot, r in resolved if t.kind == "Recv"}
     return [(slot, r) for t, slot, r in resolved if t.kind == "Send" and r in p.chunks[t.chunk].freed_by_send]
 
 

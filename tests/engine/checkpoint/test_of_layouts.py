@@ -15,7 +15,7 @@ from penteract.engine import checkpoint
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.checkpoint.manifest import read
 from penteract.engine.comm.comm import Comm
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import Groups, Round, needed
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.saved import KINDS, after_load, state_slices
@@ -71,7 +71,7 @@ def visit(rank: int, groups: Groups, layout: Layout, folder: Path, action: Actio
     """One rank saves the truth, or loads it; what differs then."""
     p = compile_step(MODEL, layout, 48, rank=rank, precision="bf16", movers=movers)
     everyone = tuple(range(layout.world))
-    groups.make({*needed(p), everyone})
+    groups.make([*needed(p), Round((everyone,))])
     state = allocate(p, CPU)
     if action == "save":
         for suffix, kind in KINDS.items():

@@ -210,6 +210,16 @@ def repeat_heads_input(env: Env, site: Site, ins: Tensors, weights: Tensors, out
     torch.sum(ins[0].view(*out.shape[:-1], site.attrs["times"], out.shape[-1]), -2, out=out)
 
 
+def pack_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    n = site.attrs["pieces"]
+    outs[0].unflatten(0, (n, -1)).copy_(ins[0].unflatten(2, (n, -1)).movedim(2, 0))
+
+
+def unpack_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    n = site.attrs["pieces"]
+    outs[0].unflatten(2, (n, -1)).copy_(ins[0].unflatten(0, (n, -1)).movedim(0, 2))
+
+
 DENSE = {
     "embedding": TorchBody(embedding, None, embedding_weight),
     "linear": TorchBody(linear, linear_input, linear_weight),
@@ -223,4 +233,6 @@ DENSE = {
     "split": TorchBody(split, join),  # each is the other's gradient
     "join": TorchBody(join, split),
     "repeat_heads": TorchBody(repeat_heads, repeat_heads_input),
+    "pack_heads": TorchBody(pack_heads),
+    "unpack_heads": TorchBody(unpack_heads),
 }

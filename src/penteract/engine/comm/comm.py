@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from penteract.engine import compat
-from penteract.engine.comm.groups import Groups, Ranks
+from penteract.engine.comm.groups import CHANNELS, Channel, Groups, Ranks
+from penteract.schedule.actions import Exchange
+from penteract.step.program import Program
 
 
 @dataclass(slots=True)
 class Flight:
-    """A collective under way. It pins its buffers; `landed` is the wire's own where the result needs reordering."""
+    """A collective under way. It pins its buffers."""
 
     works: list[Any]
     pinned: tuple[torch.Tensor, ...]
-    landed: torch.Tensor | None = None
-    concat: int = 0
 
 
 @dataclass(slots=True)
@@ -29,7 +30,6 @@ class Comm:
 
     groups: Groups
     rank: int
-    sends: list[Flight] = field(default_factory=list[Flight])  # of the pipeline, not yet waited for
 
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Flight:
         """Begin `kind` from x into y."""
@@ -44,7 +44,7 @@ class Comm:
                 op = dist.ReduceOp.MAX if attrs.get("reduce") == "max" else dist.ReduceOp.SUM
                 return Flight([dist.all_reduce(y, op, group=group, async_op=True)], (y,))
             case "all_to_all":
-                return _all_to_all(group, len(ranks), x, y, attrs["split"], attrs["concat"])
+                return Flight([dist.all_to_all_single(y, x, group=group, async_op=True)], (x, y))
             case "shift":
                 return self._shift(group, ranks, x, y)
             case _:
@@ -69,45 +69,40 @@ class Comm:
             return None
         return Flight([dist.all_reduce(x, dist.ReduceOp.MAX, group=self.groups[ranks], async_op=True)], (x,))
 
-    def finish(self, flight: Flight | None, y: torch.Tensor | None = None) -> None:
-        """Wait (on a GPU: let the stream wait), and put what landed in its order into y."""
-        if flight is None:
-            return
-        for work in flight.works:
+    def finish(self, flight: Flight | None) -> None:
+        """Wait; on a GPU: let the stream wait."""
+        for work in flight.works if flight is not None else ():
             work.wait()
-        if flight.landed is not None and y is not None:
-            torch.cat(flight.landed.unbind(0), dim=flight.concat, out=y)
 
-    def exchange(
-        self, sends: list[tuple[torch.Tensor, int]], receives: list[tuple[torch.Tensor, int]], ranks: Ranks
-    ) -> None:
-        """Post all transfers together; return when what is received is there. `finish_sends` waits for the rest."""
-        group = self.groups[ranks]
-        ops = [dist.P2POp(dist.isend, x, to, group) for x, to in sends]
-        ops += [dist.P2POp(dist.irecv, x, of, group) for x, of in receives]
-        works: list[Any] = dist.batch_isend_irecv(ops)
-        if len(works) == len(ops):
-            for work in works[len(sends) :]:
-                work.wait()
-            self.sends.append(Flight(works[: len(sends)], tuple(x for x, _ in sends)))
-        else:  # one handle for the whole batch
-            for work in works:
-                work.wait()
+    def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Channel) -> Flight:
+        """Post a message of a pipeline of `ranks`. Each has a handle of its own: NCCL gives one for a whole batch, and
+        to wait for what is received would be to wait for what is sent with it."""
+        return Flight([dist.isend(x, to, group=self.groups.of(ranks, what))], (x,))
 
-    def finish_sends(self) -> None:
-        for flight in self.sends:
-            self.finish(flight)
-        self.sends.clear()
+    def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Channel) -> Flight:
+        """Post the other half of a message."""
+        return Flight([dist.irecv(x, of, group=self.groups.of(ranks, what))], (x,))
 
-    def connect(self, ranks: Ranks, x: torch.Tensor) -> None:
-        """On GPUs: set up the lines to both neighbours of a ring, for transfers like x, as all of `ranks` do it now.
+    def connect(self, p: Program, x: torch.Tensor) -> None:
+        """On GPUs: set up the lines of this rank's messages, for such as x. By all ranks.
 
         A first send or receive makes its host wait for the other side's; schedules are proven for posts that do not.
+        All ranks go through the pairs in one order, so that none waits in a cycle.
         """
-        if len(ranks) > 1 and x.device.type == "cuda":
-            for ring in (ranks, ranks[::-1]):
-                self.finish(self._shift(self.groups[ranks], ring, x, torch.empty_like(x)))
-            torch.cuda.synchronize()
+        if x.device.type != "cuda":
+            return
+        ranks, y = p.mesh.group("pp", self.rank), torch.empty_like(x)
+        exchanges = (a for a in p.actions if isinstance(a, Exchange))
+        peers = {p.mesh.neighbour(self.rank, t.peer) for a in exchanges for t in a.transfers}
+        for what, pair in product(CHANNELS, sorted(sorted((self.rank, peer)) for peer in peers)):
+            for sender in pair:
+                other = pair[sender == pair[0]]
+                mine = sender == self.rank
+                self.finish(self.send(x, other, ranks, what) if mine else self.receive(y, sender, ranks, what))
+        if p.layout.cp > 1 and p.layout.context_method == "ring":
+            ring = p.mesh.group("cp", self.rank)
+            self.finish(self._shift(self.groups[ring], ring, x, y))
+        torch.cuda.synchronize()
 
     def _shift(self, group: Any, ring: Ranks, x: torch.Tensor, y: torch.Tensor) -> Flight:
         """x to the next of the ring, y from the one before."""
@@ -117,14 +112,3 @@ class Comm:
             dist.P2POp(dist.irecv, y, ring[me - 1], group),
         ]
         return Flight(dist.batch_isend_irecv(ops), (x, y))
-
-
-def _all_to_all(group: Any, n: int, x: torch.Tensor, y: torch.Tensor, split: int, concat: int) -> Flight:
-    """Piece i of dim `split` goes to rank i; what comes is joined along `concat`."""
-    pieces = x.unflatten(split, (n, -1)).movedim(split, 0).contiguous()
-    if concat == 0:
-        landed = y.view(pieces.shape)
-        return Flight([dist.all_to_all_single(landed, pieces, group=group, async_op=True)], (pieces, y))
-    landed = torch.empty_like(pieces)
-    work = dist.all_to_all_single(landed, pieces, group=group, async_op=True)
-    return Flight([work], (pieces, y), landed, concat)

@@ -1,62 +1,128 @@
-"""Process groups: made once for each set of ranks, in the same order everywhere."""
+"""Process groups: one of this rank in each round, made in the same order everywhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from penteract.ops.params import holders
+from penteract.ops.params import Param, holders
 from penteract.parallel.data import shard_groups
 from penteract.parallel.matrix import peers
-from penteract.spec.mesh import Mesh
+from penteract.schedule.actions import Payload
 from penteract.step.program import Program
 
 Ranks = tuple[int, ...]
+# The pipeline's messages have lines of their own, one for each of what they carry: values go on, gradients back, so one
+# way waits for no message of the other.
+Channel = Payload | Literal[""]
+CHANNELS: tuple[Payload, ...] = ("value", "gradient")
 
-NAMES = ("world", "dp", "tp", "cp", "pp", "ep", "sequence", "stage")
+
+class Round(NamedTuple):
+    """Groups that share no rank, which all ranks know: each makes its own."""
+
+    groups: tuple[Ranks, ...]
+    channel: Channel = ""
 
 
 @dataclass(slots=True)
 class Groups:
-    """Ranks -> process group. Creating one is collective: all ranks of the world ask for the same, in one order."""
+    """(ranks, channel) -> process group, of those that this rank is in; `known`: those of all ranks.
 
-    made: dict[Ranks, Any] = field(default_factory=dict[Ranks, Any])
+    Without local synchronisation `new_group` asks every rank of the world for every group, over a thousand of them at
+    4096 ranks. With it, members alone come, and find each other by a name: their ranks, and how many groups a process
+    has. So each rank makes one in each round, alone if it must be, and counts stay equal everywhere. Rounds come in one
+    order and groups of one share no rank, so a rank that waits for members waits for an earlier round or its own: no
+    cycle. `split_group` would need a backend that is bound to a device, and gloo has none.
+    """
 
-    def make(self, wanted: Iterable[Ranks]) -> None:
-        for ranks in sorted(set(wanted)):
-            if len(ranks) > 1 and ranks not in self.made:
-                self.made[ranks] = dist.new_group(list(ranks))
+    backend: str | None = None  # of the groups; the world's where none is said
+    made: dict[tuple[Ranks, Channel], Any] = field(default_factory=dict[tuple[Ranks, Channel], Any])
+    known: set[tuple[Ranks, Channel]] = field(default_factory=set[tuple[Ranks, Channel]])
 
-    def connect(self, rank: int, device: torch.device) -> None:
-        """On GPUs: set up every line of this rank now, all ranks in one order.
+    def make(self, rounds: Iterable[Round]) -> None:
+        """By all ranks of the world, with the same rounds."""
+        for groups, channel in rounds:
+            fresh = [g for g in groups if len(g) > 1 and (g, channel) not in self.known]
+            self.known |= {(g, channel) for g in fresh}
+            if not fresh:
+                continue
+            me = dist.get_rank()
+            own = next((g for g in fresh if me in g), (me,))
+            if len(own) == dist.get_world_size() and not channel:
+                self.made[own, channel] = dist.group.WORLD
+                continue
+            group = dist.new_group(list(own), backend=self.backend, use_local_synchronization=True)
+            if len(own) > 1:
+                self.made[own, channel] = group
+
+    def connect(self, device: torch.device) -> None:
+        """On GPUs: set up every line of this rank now, all ranks in one order: that in which they were made.
 
         A group connects when it is first used, and its host waits for the others' then: in the middle of a step that
-        wait, crossed with another rank's, can be for ever.
+        wait, crossed with another rank's, can be for ever. Lines of messages connect by `Comm.connect`.
         """
         if device.type == "cuda":
-            for ranks in sorted(self.made):
-                if rank in ranks:
-                    dist.all_reduce(torch.zeros(1, device=device), group=self.made[ranks])
+            for (_, channel), group in self.made.items():
+                if not channel:
+                    dist.all_reduce(torch.zeros(1, device=device), group=group)
             torch.cuda.synchronize()
 
     def __getitem__(self, ranks: Ranks) -> Any:
-        return self.made[ranks]
+        return self.made[ranks, ""]
+
+    def of(self, ranks: Ranks, channel: Channel) -> Any:
+        return self.made[ranks, channel]
 
 
-def needed(p: Program) -> set[Ranks]:
-    """Every group that some rank of the layout uses."""
-    mesh: Mesh = p.mesh
-    world = range(p.layout.world)
-    wanted = {mesh.group(name, r) for name in NAMES for r in world}
-    # A group of holders is decided by what is cut and where it lives: one look at each kind is enough.
-    kinds = {(q.cut(mesh), p.homes[q.name], q.matrix): q for q in p.everything}
-    for (_, home, _), q in kinds.items():
-        for r in world:
-            if mesh.coordinates(r)["pp"] in home:
-                wanted |= {*shard_groups(holders(q, home, mesh, r), p.layout, r)}
-                wanted |= {peers((q,), mesh, r)} if q.matrix else set[Ranks]()
-    return wanted
+def needed(p: Program) -> list[Round]:
+    """The groups of all ranks of a layout, the same list on each of them."""
+    mesh, lay = p.mesh, p.layout
+    rounds = [Round(_groups(lay.world, lambda r, name=name: mesh.group(name, r))) for name in axes(p)]
+    if lay.pp > 1:
+        lines = _groups(lay.world, lambda r: mesh.group("pp", r))
+        rounds += [Round(lines, what) for what in CHANNELS]
+    # A group of holders is decided by what is cut and where it lives: one look at each kind is enough. What lives on
+    # one stage is cut alike on all of them.
+    kinds = {(q.cut(mesh), q.matrix, p.homes[q.name] if len(p.homes[q.name]) > 1 else ()): q for q in p.everything}
+    for (_, matrix, several), q in kinds.items():
+        first = mesh.group("pp", 0)[several[0] if several else 0]
+        for i, some in enumerate(_holding(p, q, several, first)):
+            if len(some) > 1:
+                rounds.append(Round(_groups(lay.world, lambda r, i=i, q=q, s=several: _holding(p, q, s, r)[i])))
+        if matrix:
+            rounds.append(Round(_groups(lay.world, lambda r, q=q: peers((q,), mesh, r))))
+    return rounds
+
+
+def _holding(p: Program, q: Param, several: tuple[int, ...], rank: int) -> tuple[Ranks, Ranks]:
+    """Who share a parameter of this kind with a rank, and who have the same shard; itself where it has none."""
+    here = p.mesh.coordinates(rank)["pp"]
+    homes = several or (here,)
+    return shard_groups(holders(q, homes, p.mesh, rank), p.layout, rank) if here in homes else ((rank,), (rank,))
+
+
+def axes(p: Program) -> Iterator[str]:
+    """The axes over which some rank of a layout talks."""
+    lay, moe, fp8 = p.layout, p.model.moe, p.precision.fp8
+    yield "world"
+    yield "dp"
+    yield from (axis for axis in ("tp", "cp", "ep") if getattr(lay, axis) > 1)
+    if moe is not None or fp8 is not None:
+        yield "sequence"
+    if (moe is not None and moe.balance == "bias") or (fp8 is not None and (fp8.kind == "delayed" or fp8.gather)):
+        yield "stage"
+
+
+def _groups(world: int, of: Callable[[int], Ranks]) -> tuple[Ranks, ...]:
+    """Each group once, of those that `of` tells of each rank."""
+    seen, out = set[int](), list[Ranks]()
+    for r in range(world):
+        if r not in seen:
+            out.append(of(r))
+            seen.update(out[-1])
+    return tuple(out)

@@ -153,6 +153,7 @@ class State:
 
 # What a segment or an action makes of a state: (picoseconds, state, host's picoseconds, latest host, host's floor, parts)
 Answer = tuple[int, State, int, int, int, Parts]
+Whole = tuple[int, State, int, int, int, tuple[Parts, int], int]  # of an action; and the unit that it ends with
 Trace = tuple[int, Answer | None, int]  # when it began, what it gave; or picoseconds of the host for turns left out
 
 
@@ -210,9 +211,7 @@ class Clock:
     )
     known: dict[tuple[int, int], Answer] = field(default_factory=dict[tuple[int, int], Answer])
     late: dict[tuple[int, int, int], Answer] = field(default_factory=dict[tuple[int, int, int], Answer])
-    whole: dict[tuple[int, int, int], tuple[Answer, int]] = field(
-        default_factory=dict[tuple[int, int, int], tuple[Answer, int]]
-    )
+    whole: dict[tuple[int, int, int], Whole] = field(default_factory=dict[tuple[int, int, int], "Whole"])
     played: int = 0
     idle: State = field(init=False)  # nothing under way
 
@@ -270,14 +269,15 @@ class Clock:
 
     def take(self, m: Machine, action: int) -> None:
         """Play an action, or take what is remembered of it."""
-        key = (action, m.state.number, 0 if m.state.fixed else m.unit)
+        state = m.state
+        key = (action, state.number, 0 if state.fixed else m.unit)
         found = self.whole.get(key)
-        if found is not None and m.host - m.now <= found[0][3]:
-            (done, state, calls, _, floor, parts), m.unit = found
-            m.host = max(m.host + calls, m.now + floor)
+        if found is not None and m.host - m.now <= found[3]:
+            done, m.state, calls, _, floor, spent, m.unit = found
+            host, least = m.host + calls, m.now + floor
+            m.host = host if host > least else least
             m.now += done
-            m.state = state
-            m.spent.append((parts, 1))
+            m.spent.append(spent)
             return
         runs = self.runs[action]
         plain = self.jumps and self.remembers and not any(step[2] for body, _, _ in runs for step in body)
@@ -286,7 +286,8 @@ class Clock:
         for body, times, step in runs:
             self._run(m, body, times, step, trail)
         if plain and m.held == held:
-            self.whole[key] = _joined(trail, m, at, m.spent[first:]), m.unit
+            done, state, calls, latest, least, parts = _joined(trail, m, at, m.spent[first:])
+            self.whole[key] = done, state, calls, latest, least, (parts, 1), m.unit
 
     def _run(self, m: Machine, body: tuple[Step, ...], times: int, step: int, trail: list[Trace]) -> None:
         turn, first = 0, body[0][1]

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from penteract.errors import Bug
 from penteract.estimate.time.clock import Machine
-from penteract.estimate.time.stage import Derived, Stage
+from penteract.estimate.time.derive import Derived
+from penteract.estimate.time.stage import Stage
 from penteract.schedule.actions import Compute, Exchange, stage_of
 from penteract.schedule.in_flight import action_lists, steady
 from penteract.spec.schedules import ScheduleName
@@ -165,7 +166,7 @@ class Ranks:
     _leaving: list[tuple[int, ...]] = field(init=False)  # of each rank: messages sent, and not waited for
     _asleep: dict[int, list[int]] = field(init=False)  # message -> ranks that wait for its other end
     _awake: list[int] = field(init=False)
-    _open: dict[int, int] = field(init=False)  # messages posted, and how many of their ends are not done with them
+    _unmet: dict[int, None] = field(init=False)  # messages that one end has posted
     held_at_end: tuple[int, ...] = ()  # of the last step
     spent_at_end: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # of each step
 
@@ -177,7 +178,7 @@ class Ranks:
         n, messages = len(self.machines), len(self.line.messages)
         self._at, self._posted, self._leaving = [0] * n, [False] * n, [()] * n
         self._sent, self._asked, self._there = ([_UNKNOWN] * messages for _ in range(3))
-        self._free, self._asleep, self._open = [0] * len(self.line.channels), {}, {}
+        self._free, self._asleep, self._unmet = [0] * len(self.line.channels), {}, {}
         self.marks.append([])
         for m, stage, derived in zip(self.machines, self.stages, self.derived, strict=True):
             stage.clock.take(m, derived.opening)
@@ -186,7 +187,7 @@ class Ranks:
             return
         self._until([len(todo) for todo in self.line.todo])
         for r, (m, stage, derived) in enumerate(zip(self.machines, self.stages, self.derived, strict=True)):
-            if not self._settle(r):
+            if self._leaving[r] and not self._settle(r):
                 raise Bug("SCHEDULE", f"a message of rank {r} is never met")
             stage.clock.take(m, derived.closing)
         # What the world sums is there when its last rank has come: nobody updates before.
@@ -235,12 +236,20 @@ class Ranks:
         at, ms = self.machines[0].now, self.machines
         micro = k * turn_of(len(ms), max((a.chunk for a in self.line.computes[0]), default=0) + 1)
         own = [
-            (m.now - at, m.state.number, 0 if m.state.fixed else m.unit, len(m.pending), derived.left[place.compute])
-            for m, derived, place in zip(ms, self.derived, places, strict=True)
+            (
+                m.now - at,
+                m.state.number,
+                0 if m.state.fixed else m.unit,
+                len(m.pending),
+                derived.left[place.compute],
+                self._at[r] - place.item,
+                self._posted[r],
+            )
+            for r, (m, derived, place) in enumerate(zip(ms, self.derived, places, strict=True))
         ]
         under_way = [
             (message.where, message.micro - micro, *[t - at if t != _UNKNOWN else None for t in times])
-            for i in self._open
+            for i in self._open()
             for message, times in [(self.line.messages[i], (self._sent[i], self._asked[i], self._there[i]))]
         ]
         free = [max(0, t - at) for t in self._free]
@@ -257,7 +266,7 @@ class Ranks:
             m.spent.extend([(parts, n * times) for parts, n in m.spent[before.spent[r] : now.spent[r]]])
             m.host += by + (now.behind[r] - before.behind[r]) * times
             m.now += by
-        for i in self._open:
+        for i in self._open():
             for times_of in (self._sent, self._asked, self._there):
                 times_of[i] += by if times_of[i] != _UNKNOWN else 0
         self._free = [t + by for t in self._free]
@@ -277,72 +286,81 @@ class Ranks:
 
     def _until(self, caps: Sequence[int]) -> None:
         """Play every rank up to its cap, or to where it waits for a peer that stands at its own."""
-        awake, caps = list(range(len(caps))), list(caps)
+        awake, at = list(range(len(caps))), self._at
         self._awake = awake
         while awake:
             r = awake.pop()
-            m, todo, clock = self.machines[r], self.line.todo[r], self.stages[r].clock
-            actions = self.derived[r].actions
-            while self._at[r] < caps[r]:
-                item = todo[self._at[r]]
-                if isinstance(item, int):
-                    clock.take(m, actions[item])
-                elif not self._exchange(r, item):
+            m, todo, cap, i = self.machines[r], self.line.todo[r], caps[r], at[r]
+            actions, take = self.derived[r].actions, self.stages[r].clock.take
+            while i < cap:
+                item = todo[i]
+                if item.__class__ is int:
+                    take(m, actions[item])  # type: ignore[index]
+                elif not self._exchange(r, m, item):  # type: ignore[arg-type]
                     break
-                self._at[r] += 1
+                i += 1
+            at[r] = i
 
-    def _exchange(self, r: int, post: Post) -> bool:
+    def _exchange(self, r: int, m: Machine, post: Post) -> bool:
         """Wait for what was sent, post, and wait for what comes; False where a peer is not there yet."""
-        m = self.machines[r]
+        sends, receives = post
         if not self._posted[r]:
-            if not self._settle(r):
+            if self._leaving[r] and not self._settle(r):
                 return False
-            m.host += self.launch * (len(post.sends) + len(post.receives))
-            for i in post.sends:
-                self._post(i, self._sent, self._asked, max(m.now, m.host))
-            for i in post.receives:
-                self._post(i, self._asked, self._sent, max(m.now, m.host))
-            self._leaving[r], self._posted[r] = post.sends, True
-        if not self._arrive(r, post.receives):
+            m.host += self.launch * (len(sends) + len(receives))
+            now = m.now if m.now > m.host else m.host
+            for i in sends:
+                self._sent[i] = now
+                if self._asked[i] == _UNKNOWN:
+                    self._unmet[i] = None
+                else:
+                    self._meet(i)
+            for i in receives:
+                self._asked[i] = now
+                if self._sent[i] == _UNKNOWN:
+                    self._unmet[i] = None
+                else:
+                    self._meet(i)
+            self._leaving[r], self._posted[r] = sends, True
+        if receives and not self._arrive(r, receives):
             return False
         self._posted[r] = False
-        for i in post.receives:
-            self._close(i)
         return True
 
     def _settle(self, r: int) -> bool:
         """Wait until what was sent has left."""
         if not self._arrive(r, self._leaving[r]):
             return False
-        for i in self._leaving[r]:
-            self._close(i)
         self._leaving[r] = ()
         return True
 
-    def _post(self, i: int, own: list[int], other: list[int], now: int) -> None:
-        """One end of a message: once both have posted it, it moves as soon as those before it have."""
-        own[i] = now
-        self._open[i] = 2
-        if other[i] != _UNKNOWN:
-            channel = self.line.channels[i]
-            self._there[i] = self._free[channel] = max(now, other[i], self._free[channel]) + self.wires[i]
-            self._awake.extend(self._asleep.pop(i, ()))
+    def _meet(self, i: int) -> None:
+        """Both ends of a message have posted it: it moves as soon as those before it have."""
+        channel = self.line.channels[i]
+        begin = max(self._sent[i], self._asked[i], self._free[channel])
+        self._there[i] = self._free[channel] = begin + self.wires[i]
+        del self._unmet[i]
+        if (asleep := self._asleep.pop(i, None)) is not None:
+            self._awake.extend(asleep)
 
     def _arrive(self, r: int, messages: Sequence[int]) -> bool:
         until = 0
         for i in messages:
-            if self._there[i] == _UNKNOWN:
+            there = self._there[i]
+            if there == _UNKNOWN:
                 self._asleep.setdefault(i, []).append(r)
                 return False
-            until = max(until, self._there[i])
-        self.stages[r].clock.wait_until(self.machines[r], until)
+            if there > until:
+                until = there
+        if until > self.machines[r].now:
+            self.stages[r].clock.wait_until(self.machines[r], until)
         return True
 
-    def _close(self, i: int) -> None:
-        """One of a message's two ends has waited for it."""
-        self._open[i] -= 1
-        if not self._open[i]:
-            del self._open[i]
+    def _open(self) -> list[int]:
+        """Messages that have not moved, and those whose ends have not waited for them."""
+        posts = (self.line.todo[r][i] for r, i in enumerate(self._at) if self._posted[r])
+        receives = (i for post in posts if isinstance(post, Post) for i in post.receives)
+        return sorted({*self._unmet, *(i for some in self._leaving for i in some), *receives})
 
 
 def _as_late(now: Mark, then: Mark, quiet: Sequence[bool]) -> bool:

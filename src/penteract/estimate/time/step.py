@@ -4,7 +4,7 @@ as it begins with what the first has left under way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from penteract.estimate.pieces import Kind, Piece, sight
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.time.clock import PART, PS, Clock, ps
 from penteract.estimate.time.cost import BucketCosts, Cost, Device
+from penteract.estimate.time.derive import Derived, derive
 from penteract.estimate.time.ops import DATA, ActionOps, BucketOps, Streams, piece_ops
 from penteract.estimate.time.ranks import Line, Ranks, Unsettled, line_of, turn_of
 from penteract.estimate.time.stage import Stage
@@ -42,6 +43,7 @@ class Ends(NamedTuple):
     coded: Sequence[Site]
     delayed: Sequence[Site]
     balanced: Sequence[str]
+    copies: bool  # whether activations are kept on the host
 
 
 @dataclass(slots=True)
@@ -80,7 +82,7 @@ class StepClock:
         micros, skipped = _shortened(lay, turns)
         line = line_of(lay.schedule, lay.pp, lay.vpp, micros)
         deal, made = self.composer.deal(lay), dict[int, Stage]()
-        derived = list[object]()
+        derived = list[Derived]()
         node, each = self.cluster.gpus_per_node, lay.world // lay.pp
         alike = each % node == 0 or node % each == 0  # all stages lie on nodes alike
         stages = list[Stage]()
@@ -89,8 +91,8 @@ class StepClock:
             if group not in made:
                 made[group] = self.stage(lay, r)
             stages.append(made[group])
-            derived.append(stages[-1].derive(line.computes[r]))
-        return Ranks(line, stages, derived, self._wires(lay, line), ps(self.rates.launch), skipped, self.jumps)  # type: ignore[arg-type]
+            derived.append(derive(stages[-1], line.computes[r]))
+        return Ranks(line, stages, derived, self._wires(lay, line), ps(self.rates.launch), skipped, self.jumps)
 
     def _wires(self, layout: Layout, line: Line) -> list[int]:
         """Of each message."""
@@ -134,12 +136,7 @@ class StepClock:
         for chain in self.composer.chains_of(lay, r):
             chunks.append(range(ends, ends := ends + sum(n for _, n in chain)))
         row = [kind for kind, _ in placed]
-        sites = [site for kind in row for site in pieces[kind][0].sites]
-        kept = [site for site in sites if remembered(site)]
-        outside = Ends(
-            self.composer.model, rank, self.composer.widths, buckets, [s for s in kept if is_coded(s)],
-            [s for s in kept if not is_coded(s)], [str(s.attrs["name"]) for s in sites if s.word == "tally"],
-        )  # fmt: skip
+        outside = self._ends(layout, rank, row, pieces, buckets)
         for agreement in (*at_begin(outside, counted=True), *after_backward(outside), totals(outside)):
             if len(group := mesh.group(agreement.axis, rank)) > 1:
                 streams.of(group, PART["update"])
@@ -151,6 +148,19 @@ class StepClock:
             self.clocks[owner] = Clock(ps(self.rates.launch), slower, owner, jumps=self.jumps)
         return Stage(self.clocks[owner], ops, row, chunks, pieces, packs, buckets, [params for _, params in placed],
                      places(lay, len(row)), outside)  # fmt: skip
+
+    def _ends(
+        self, layout: Layout, rank: int, row: Sequence[Kind], pieces: Mapping[Kind, tuple[Piece, object]],
+        buckets: Sequence[Bucket],
+    ) -> Ends:  # fmt: skip
+        """What decides a rank's work outside of the tape."""
+        asked = self.composer.policy.fp8 is not None or self.composer.model.moe is not None
+        sites = [site for kind in row for site in pieces[kind][0].sites] if asked else []
+        kept = [site for site in sites if remembered(site)]
+        coded, delayed = [s for s in kept if is_coded(s)], [s for s in kept if not is_coded(s)]
+        balanced = [str(s.attrs["name"]) for s in sites if s.word == "tally"]
+        model, widths = self.composer.model, self.composer.widths
+        return Ends(model, rank, widths, buckets, coded, delayed, balanced, bool(layout.offload))
 
 
 def _streams(ops: BucketOps, b: Bucket) -> None:

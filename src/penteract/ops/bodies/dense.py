@@ -149,6 +149,29 @@ class RepeatHeads(Body):
         return (Spec((*rows, width * attrs["times"])),), ()
 
 
+class PackHeads(Body):
+    """x [s, B, n·w] -> [n·s, B, w]: `pieces` of columns, n, as rows one below the other. It is said in a seam, either
+    way, so no gradient goes through it."""
+
+    differentiable = ()
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        s, b, width = ins[0].shape
+        assert isinstance(s, int) and isinstance(width, int)
+        return (Spec((s * attrs["pieces"], b, width // attrs["pieces"])),), ()
+
+
+class UnpackHeads(Body):
+    """x [n·s, B, w] -> [s, B, n·w]"""
+
+    differentiable = ()
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        s, b, width = ins[0].shape
+        assert isinstance(s, int) and isinstance(width, int)
+        return (Spec((s // attrs["pieces"], b, width * attrs["pieces"])),), ()
+
+
 DENSE: dict[str, Body] = {
     "embedding": Embedding(),
     "linear": Linear(),
@@ -162,4 +185,6 @@ DENSE: dict[str, Body] = {
     "split": Split(),
     "join": Join(),
     "repeat_heads": RepeatHeads(),
+    "pack_heads": PackHeads(),
+    "unpack_heads": UnpackHeads(),
 }
