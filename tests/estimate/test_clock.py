@@ -16,7 +16,7 @@ from layouts import Case
 from observed_calls import Seen, observation
 from penteract.estimate.composed import Composer
 from penteract.estimate.rates import Rates, Span
-from penteract.estimate.time.clock import BESIDE, IN, LOOK, OUT, RUN, START, WAIT, Key, Op, ps
+from penteract.estimate.time.clock import BESIDE, IN, LOOK, MESSAGE, OUT, RUN, START, WAIT, Key, Op, ps
 from penteract.estimate.time.derive import derive
 from penteract.estimate.time.ranks import Post, line_of
 from penteract.estimate.time.stage import Stage
@@ -53,12 +53,14 @@ class Told:
         self.seen: list[Event] = []
         self.started = 0
         self.flights: dict[Key, int] = {}
+        self.coming: dict[int, int] = {}
         derived, clock, sent = derive(self.stage, line.computes[r]), self.stage.clock, list[int]()
         self._action(derived.opening)
         for item in line.todo[r]:
             if isinstance(item, Post):
                 sent = self._post(item, sent)
             else:
+                self.flights[MESSAGE] = self.coming.pop(line.asks[r][item], -1)
                 self._action(derived.actions[item])
         self._waits(sent)
         self._action(derived.closing)
@@ -101,14 +103,13 @@ class Told:
         self.seen += [("wait", n) for n in numbers if n >= 0]
 
     def _post(self, post: Post, sent: list[int]) -> list[int]:
-        """As long as a batch has one handle: all of it is waited for where something is received."""
+        """Every message has a number; what was sent before is waited for first."""
         self._waits(sent)
-        self.seen.append(("message", self.started))
-        self.started += 1
-        if len(post.sends) + len(post.receives) == 1 and post.sends:
-            return [self.started - 1]
-        self._waits([self.started - 1])
-        return []
+        numbers = {i: self.started + k for k, i in enumerate(post.messages)}
+        self.seen += [("message", n) for n in numbers.values()]
+        self.started += len(numbers)
+        self.coming |= {i: n for i, n in numbers.items() if i not in post.sends}
+        return [n for i, n in numbers.items() if i in post.sends]
 
 
 def seen_from_outside(case: Case, rank: int, rates: Rates) -> Iterator[Event]:

@@ -9,14 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from penteract.estimate.time.clock import WAIT, Key, Op, Run, Runs, Step
+from penteract.estimate.time.clock import PART, WAIT, Key, Op
+from penteract.estimate.time.machine import MESSAGE, Run, Runs, Step
 from penteract.estimate.time.ops import DATA
-from penteract.estimate.time.stage import At, Beside, Stage, Walk
+from penteract.estimate.time.stage import NEVER, At, Beside, Stage, Walk
 from penteract.parallel.data import NONE
 from penteract.schedule.actions import Compute
+from penteract.step import names
 from penteract.step.fsdp import Due, Event, Left, upcoming
 from penteract.step.walk import closing, opening
 
+PIPELINE = PART["pipeline"]
 _Circumstances = tuple[Walk, bool, bool, Left, int]  # first and last of its kind, what is left, the unit that follows
 
 
@@ -124,7 +127,7 @@ class _Derivation:
         needs, sums = defaultdict[int, tuple[int, ...]](tuple), list[Event]()
         for at, when, events in sorted([(at, when, some) for when, table in enumerate((before, after))
                                         for at, some in table.items()]):  # fmt: skip
-            k, pos = at
+            k, pos = int(at[0]), int(at[1])
             unit = through.units[k]
             for event in events:
                 if event[0] == "need" and not stage.buckets[event[1]].cut_parameters:
@@ -134,6 +137,8 @@ class _Derivation:
                     beside[k].append((pos, when, self._event(event, unit)))
                     if event[0] in ("reduce", "replicate", "land"):
                         sums.append(event)
+        if through.arrives != NEVER:  # after what happens to buckets, right before it is read
+            beside[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
         return stage.clock.action(repeats(self._row(walk, beside, needs))), left, tuple(sums)
 
     def _row(self, walk: Walk, beside: Mapping[int, Beside], needs: Mapping[int, tuple[int, ...]]) -> list[Step]:
@@ -170,9 +175,11 @@ class _Derivation:
             case "gather":
                 return list(make.gather(bucket, ("g", away, number)))
             case "need":
-                return [(WAIT, ("g", away, number), DATA, "wait parameters")]
+                return [(WAIT, ("g", away, number), DATA, names.WAIT_PARAMETERS)]
             case "p":
-                return [(WAIT, ("p", 0, number), DATA, "wait parameters")]
+                return [(WAIT, ("p", 0, number), DATA, names.WAIT_PARAMETERS)]
+            case "m":
+                return [(WAIT, MESSAGE, PIPELINE, names.WAIT_STAGE)]
             case "reduce":
                 return list(make.reduce(bucket, ("r", away, number)))
             case "land":
@@ -215,14 +222,14 @@ class _Derivation:
                 return [make.largest(b) for b in stage.buckets if b.gathered_as == "code"]
             case ("agree", agreement):
                 return make.agree(agreement)
-            case ("widen", b):
+            case ("widen", int(b)):
                 home, number = self.home[b]
                 return list(make.widen(stage.buckets[b], ("r", home - unit, number)))
-            case ("measure", b):
+            case ("measure", int(b)):
                 return [make.measure(stage.buckets[b])]
-            case ("update", b):
+            case ("update", int(b)):
                 return list(make.update(b))
-            case ("gather", b):
+            case ("gather", int(b)):
                 return list(make.gather(stage.buckets[b], ("u", 0, 0)))
             case ("end",):
                 return list(make.end())

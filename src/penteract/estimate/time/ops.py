@@ -15,6 +15,7 @@ from penteract.ops.offload import COPIES, Copy
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
 from penteract.spec.mesh import Mesh
+from penteract.step import names
 from penteract.step.agreements import Agreement
 from penteract.step.update import Through, kept_apart, through
 
@@ -99,7 +100,7 @@ def _call(
     piece: Piece, device: Device, streams: Streams, place: int, phase: Phase, ins: Sequence[int], outs: Sequence[int]
 ) -> tuple[Op, ...]:  # fmt: skip
     site = piece.sites[place]
-    name = f"{phase} {site}"
+    name = names.of_call(phase, site)
     if phase == "finish":
         return ((WAIT, ("c", 0, ins[-1]), _part(site), name),)
     if phase == "start":
@@ -146,38 +147,38 @@ class BucketOps:
     def gather(self, b: Bucket, key: Key) -> Iterator[Op]:
         """Shards of parameters to all who share the bucket; as codes of FP8 where they travel so."""
         if b.gathered_as == "code":
-            yield RUN, self._took("coded", b), DATA, "code"
-        yield START, self._stream(b.sharers), self._took("all_gather", b), key, "all_gather parameters"
+            yield RUN, self._took("coded", b), DATA, names.CODE
+        yield START, self._stream(b.sharers), self._took("all_gather", b), key, names.GATHER
 
     def reduce(self, b: Bucket, key: Key) -> Iterator[Op]:
         """The sum of its gradients: to each who shares it its own shard, or all of it."""
         if len(b.holders) == 1:
             return
         if took := self._took("narrowed", b):
-            yield RUN, took, DATA, "narrow gradients"
+            yield RUN, took, DATA, names.NARROW
         kind, ranks = ("reduce_scatter", b.sharers) if b.shards > 1 else ("all_reduce", b.replicas)
-        yield START, self._stream(ranks), self._took(kind, b), key, f"{kind} gradients"
+        yield START, self._stream(ranks), self._took(kind, b), key, names.of_sum(b)
 
     def replicate(self, b: Bucket, waited: Key, key: Key) -> Iterator[Op]:
         """The sum of a shard's gradients over its replicas."""
         before = self._took("narrowed_shard", b) if b.cut_gradients else 0
-        yield BESIDE, waited, before, self._stream(b.replicas), self._took("all_reduce", b), key, "all_reduce shards"
+        yield BESIDE, waited, before, self._stream(b.replicas), self._took("all_reduce", b), key, names.REPLICATE
 
     def land(self, b: Bucket, key: Key) -> Iterator[Op]:
         """Wait for a sum of gradients that are cut, and add it to the shard's."""
         if len(b.holders) > 1:
-            yield WAIT, key, DATA, "wait gradients"
-        yield RUN, self._took("landed", b), DATA, "add gradients"
+            yield WAIT, key, DATA, names.WAIT_GRADIENTS
+        yield RUN, self._took("landed", b), DATA, names.ADD
 
     def widen(self, b: Bucket, key: Key) -> Iterator[Op]:
         """Wait for a sum, and put it in the dtype of gradients."""
-        yield WAIT, key, DATA, "wait gradients"
+        yield WAIT, key, DATA, names.WAIT_GRADIENTS
         if took := self._took("narrowed_shard", b):
-            yield RUN, took, DATA, "widen gradients"
+            yield RUN, took, DATA, names.WIDEN
 
     def measure(self, b: Bucket) -> Op:
         """The squares of this rank's gradients."""
-        return RUN, self._took("squares", b), UPDATE, "squares"
+        return RUN, self._took("squares", b), UPDATE, names.MEASURE
 
     def update(self, bucket: int) -> Iterator[Op]:
         """Move this rank's shard."""
@@ -187,19 +188,19 @@ class BucketOps:
                 self.passing = Passing(self)
             yield from self.passing.update(bucket)
             return
-        yield RUN, self._took("update", b), UPDATE, "update"
+        yield RUN, self._took("update", b), UPDATE, names.UPDATE
         if b.mover.by_matrix:
             yield from self._matrices(b)
 
     def _matrices(self, b: Bucket) -> Iterator[Op]:
-        """Make a bucket's matrices whole, this rank's own orthogonal, and sum them. All wait for the rank whose own take
-        longest, so that is what they take."""
+        """Make a bucket's matrices whole, this rank's own orthogonal, and sum them. All wait for the rank whose own
+        take longest, so that is what they take."""
         wires, slowest = self.costs.matrices(b, self.streams.rank)
         run: Op = (RUN, ps(slowest), UPDATE, "orthogonalise")
         there, back = (wires[:-1], wires[-1:]) if len(b.team) > 1 else (wires, wires[:0])
         for some in (there, (None,), back):
             for wire in some:
-                yield from (run,) if wire is None else self._at_once(wire[0], wire[1], ps(wire[2]), "matrices")
+                yield from ((run,) if wire is None else self._at_once(wire[1], ps(wire[2]), names.of_matrices(wire[0])))
 
     def end(self) -> Iterator[Op]:
         """After the last update."""
@@ -213,12 +214,12 @@ class BucketOps:
         if len(ranks) == 1:
             return ()
         took = self.costs.rates.collective("all_reduce", Span.of(ranks, self.costs.gpus_per_node), a.size)
-        return self._at_once("all_reduce", ranks, ps(took), a.name)
+        return self._at_once(ranks, ps(took), names.of_agreement(a))
 
-    def _at_once(self, kind: str, ranks: tuple[int, ...], took: int, name: str) -> tuple[Op, ...]:
+    def _at_once(self, ranks: tuple[int, ...], took: int, name: str) -> tuple[Op, ...]:
         """A collective that nothing is done beside."""
         key: Key = ("b", 0, 0)
-        return (START, self.streams.of(ranks, UPDATE), took, key, f"{kind} {name}"), (WAIT, key, UPDATE, name)
+        return (START, self.streams.of(ranks, UPDATE), took, key, name), (WAIT, key, UPDATE, name)
 
     def largest(self, b: Bucket) -> Op:
         """The largest values of a shard's weights, which codes are scaled by."""
@@ -250,7 +251,7 @@ class Passing:
             now = self.coming.popleft()
             yield from self._fetch()
             yield from _waits(now)
-            yield RUN, ps(self.ops.costs.update(self.ops.buckets[bucket], n)), UPDATE, "update"
+            yield RUN, ps(self.ops.costs.update(self.ops.buckets[bucket], n)), UPDATE, names.UPDATE
             keys = list[Key]()
             yield from self._copies("to_host", bucket, n, keys)
             self.leaving.append(keys)

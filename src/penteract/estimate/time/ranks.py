@@ -4,20 +4,21 @@ posted it. Long schedules repeat a turn: once all ranks' relative states come ag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
 from penteract.errors import Bug
-from penteract.estimate.time.clock import Machine
 from penteract.estimate.time.derive import Derived
+from penteract.estimate.time.machine import Machine
 from penteract.estimate.time.stage import Stage
+from penteract.parallel.data import NONE
 from penteract.schedule.actions import Compute, Exchange, stage_of
 from penteract.schedule.in_flight import action_lists, steady
 from penteract.spec.schedules import ScheduleName
 
-_UNKNOWN = -1
+_NOTHING = frozenset[int]()
 
 
 class Unsettled(Exception):
@@ -25,10 +26,10 @@ class Unsettled(Exception):
 
 
 class Post(NamedTuple):
-    """A rank's half of an exchange: messages that it sends, and that it waits for."""
+    """A rank's half of an exchange: messages in the order in which they are posted, and which of them it sends."""
 
-    sends: tuple[int, ...]
-    receives: tuple[int, ...]
+    messages: tuple[int, ...]
+    sends: frozenset[int]
 
 
 class Message(NamedTuple):
@@ -49,14 +50,20 @@ class Place(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A schedule with its messages numbered. Of each rank: what it does in order, a number of a computation or a post;
-    its computations; and where turns begin."""
+    """A schedule with its messages numbered.
+
+    todo      of each rank, in order: the number of a computation, or a post
+    computes  of each rank; `asks`: the message that each reads, or `NONE`
+    channels  of each message: those between two ranks, one way, go in order
+    turns     where each turn of micro-batches begins, of each rank
+    """
 
     todo: tuple[tuple[int | Post, ...], ...]
     computes: tuple[tuple[Compute, ...], ...]
+    asks: tuple[tuple[int, ...], ...]
     messages: tuple[Message, ...]
-    turns: tuple[tuple[Place, ...], ...]  # by turn, of each rank
-    channels: tuple[int, ...]  # of each message: those between two ranks, one way, go in order
+    turns: tuple[tuple[Place, ...], ...]
+    channels: tuple[int, ...]
 
 
 @cache
@@ -81,13 +88,21 @@ def line_of(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Line:
     ways = {way: i for i, way in enumerate(dict.fromkeys((m.where[0], m.source, m.target) for m in messages))}
     channels = tuple([ways[m.where[0], m.source, m.target] for m in messages])
     turns = zip(*(_turns(pp, vpp, does, own) for does, own in zip(todo, computes, strict=True)), strict=False)
-    return Line(tuple(todo), tuple(computes), tuple(messages), tuple(turns), channels)
+    asks = tuple([tuple([_asked(a, r, pp, numbers) for a in own]) for r, own in enumerate(computes)])
+    return Line(tuple(todo), tuple(computes), asks, tuple(messages), tuple(turns), channels)
+
+
+def _asked(action: Compute, rank: int, pp: int, numbers: Mapping[tuple[str, int, int], int]) -> int:
+    """The message that a computation reads, if it comes from another stage."""
+    kind, micro, chunk = action
+    what, came = ("value", -1) if kind == "Fwd" else ("gradient", 1)
+    return NONE if kind == "Wgt" else numbers.get((what, micro, stage_of(rank, chunk, pp) + came), NONE)
 
 
 def _post(
     exchange: Exchange, rank: int, pp: int, numbers: dict[tuple[str, int, int], int], messages: list[Message]
 ) -> Post:  # fmt: skip
-    ways: dict[str, list[int]] = {"Send": [], "Recv": []}
+    posted, sends = list[int](), set[int]()
     both = {t.peer for t in exchange.transfers if t.kind == "Send"}
     both &= {t.peer for t in exchange.transfers if t.kind == "Recv"}
     for t in exchange.transfers:
@@ -98,8 +113,10 @@ def _post(
         number = numbers.setdefault((t.what, t.micro, stage), len(messages))
         if number == len(messages):
             messages.append(Message(source, target, t.micro, (t.what, stage), t.peer in both))
-        ways[t.kind].append(number)
-    return Post(tuple(ways["Send"]), tuple(ways["Recv"]))
+        posted.append(number)
+        if t.kind == "Send":
+            sends.add(number)
+    return Post(tuple(posted), frozenset(sends))
 
 
 def _turns(pp: int, vpp: int, does: Sequence[int | Post], own: Sequence[Compute]) -> list[Place]:
@@ -145,6 +162,7 @@ class Ranks:
     launch   picoseconds that the host needs to post a message, or to wait for one
     skipped  turns of the schedule that `line` leaves out
     jumps    whether what comes again is left out; else all is played
+    log      of messages
     """
 
     line: Line
@@ -154,16 +172,16 @@ class Ranks:
     launch: int
     skipped: int = 0
     jumps: bool = True
+    log: Callable[[Message, int, int], None] | None = None
     machines: list[Machine] = field(init=False)
     ends: list[int] = field(default_factory=list[int])  # of steps
     marks: list[list[Mark]] = field(default_factory=list[list[Mark]])  # of each step
     _at: list[int] = field(init=False)
-    _posted: list[bool] = field(init=False)
     _sent: list[int] = field(init=False)  # of each message: when its sender has posted it
     _asked: list[int] = field(init=False)  # and its receiver
     _there: list[int] = field(init=False)  # when it has arrived
     _free: list[int] = field(init=False)  # of each channel
-    _leaving: list[tuple[int, ...]] = field(init=False)  # of each rank: messages sent, and not waited for
+    _leaving: list[frozenset[int]] = field(init=False)  # of each rank: messages sent, and not waited for
     _asleep: dict[int, list[int]] = field(init=False)  # message -> ranks that wait for its other end
     _awake: list[int] = field(init=False)
     _unmet: dict[int, None] = field(init=False)  # messages that one end has posted
@@ -176,11 +194,12 @@ class Ranks:
     def step(self) -> None:
         """One step of all ranks, from what the last one left."""
         n, messages = len(self.machines), len(self.line.messages)
-        self._at, self._posted, self._leaving = [0] * n, [False] * n, [()] * n
-        self._sent, self._asked, self._there = ([_UNKNOWN] * messages for _ in range(3))
+        self._at, self._leaving = [0] * n, [_NOTHING] * n
+        self._sent, self._asked, self._there = ([NONE] * messages for _ in range(3))
         self._free, self._asleep, self._unmet = [0] * len(self.line.channels), {}, {}
         self.marks.append([])
         for m, stage, derived in zip(self.machines, self.stages, self.derived, strict=True):
+            m.doing = NONE
             stage.clock.take(m, derived.opening)
         if self.jumps and self._turns():
             self._note_end()
@@ -189,6 +208,7 @@ class Ranks:
         for r, (m, stage, derived) in enumerate(zip(self.machines, self.stages, self.derived, strict=True)):
             if self._leaving[r] and not self._settle(r):
                 raise Bug("SCHEDULE", f"a message of rank {r} is never met")
+            m.doing = NONE
             stage.clock.take(m, derived.closing)
         # What the world sums is there when its last rank has come: nobody updates before.
         last = max(m.now for m in self.machines)
@@ -243,13 +263,12 @@ class Ranks:
                 len(m.pending),
                 derived.left[place.compute],
                 self._at[r] - place.item,
-                self._posted[r],
             )
             for r, (m, derived, place) in enumerate(zip(ms, self.derived, places, strict=True))
         ]
         under_way = [
-            (message.where, message.micro - micro, *[t - at if t != _UNKNOWN else None for t in times])
-            for i in self._open()
+            (message.where, message.micro - micro, *[t - at if t != NONE else None for t in times])
+            for i in self._open([m.now for m in ms])
             for message, times in [(self.line.messages[i], (self._sent[i], self._asked[i], self._there[i]))]
         ]
         free = [max(0, t - at) for t in self._free]
@@ -261,14 +280,14 @@ class Ranks:
 
     def _jump(self, before: Mark, now: Mark, times: int) -> None:
         """Leave out `times` of what lies between two marks."""
-        by = (now.at - before.at) * times
+        by, open_ = (now.at - before.at) * times, self._open([m.now for m in self.machines])
         for r, m in enumerate(self.machines):
             m.spent.extend([(parts, n * times) for parts, n in m.spent[before.spent[r] : now.spent[r]]])
             m.host += by + (now.behind[r] - before.behind[r]) * times
             m.now += by
-        for i in self._open():
+        for i in open_:
             for times_of in (self._sent, self._asked, self._there):
-                times_of[i] += by if times_of[i] != _UNKNOWN else 0
+                times_of[i] += by if times_of[i] != NONE else 0
         self._free = [t + by for t in self._free]
 
     def _goes_on_as_before(self, k: int) -> bool:
@@ -286,52 +305,49 @@ class Ranks:
 
     def _until(self, caps: Sequence[int]) -> None:
         """Play every rank up to its cap, or to where it waits for a peer that stands at its own."""
-        awake, at = list(range(len(caps))), self._at
+        awake, at, there = list(range(len(caps))), self._at, self._there
         self._awake = awake
         while awake:
             r = awake.pop()
             m, todo, cap, i = self.machines[r], self.line.todo[r], caps[r], at[r]
-            actions, take = self.derived[r].actions, self.stages[r].clock.take
+            actions, asks, clock = self.derived[r].actions, self.line.asks[r], self.stages[r].clock
             while i < cap:
                 item = todo[i]
-                if item.__class__ is int:
-                    take(m, actions[item])  # type: ignore[index]
-                elif not self._exchange(r, m, item):  # type: ignore[arg-type]
+                if isinstance(item, int):
+                    if (message := asks[item]) != NONE:
+                        if there[message] == NONE:
+                            self._asleep.setdefault(message, []).append(r)
+                            break
+                        if there[message] > m.now:
+                            clock.expect(m, there[message])
+                    m.doing = item
+                    clock.take(m, actions[item])
+                elif not self._exchange(r, m, item):
                     break
                 i += 1
             at[r] = i
 
     def _exchange(self, r: int, m: Machine, post: Post) -> bool:
-        """Wait for what was sent, post, and wait for what comes; False where a peer is not there yet."""
-        sends, receives = post
-        if not self._posted[r]:
-            if self._leaving[r] and not self._settle(r):
-                return False
-            m.host += self.launch * (len(sends) + len(receives))
-            now = m.now if m.now > m.host else m.host
-            for i in sends:
-                self._sent[i] = now
-                if self._asked[i] == _UNKNOWN:
-                    self._unmet[i] = None
-                else:
-                    self._meet(i)
-            for i in receives:
-                self._asked[i] = now
-                if self._sent[i] == _UNKNOWN:
-                    self._unmet[i] = None
-                else:
-                    self._meet(i)
-            self._leaving[r], self._posted[r] = sends, True
-        if receives and not self._arrive(r, receives):
+        """Wait for what was sent, and post; False where a peer is not there yet."""
+        if self._leaving[r] and not self._settle(r):
             return False
-        self._posted[r] = False
+        m.host += self.launch * len(post.messages)
+        now = m.now if m.now > m.host else m.host
+        for i in post.messages:
+            own, other = (self._sent, self._asked) if i in post.sends else (self._asked, self._sent)
+            own[i] = now
+            if other[i] == NONE:
+                self._unmet[i] = None
+            else:
+                self._meet(i)
+        self._leaving[r] = post.sends
         return True
 
     def _settle(self, r: int) -> bool:
         """Wait until what was sent has left."""
         if not self._arrive(r, self._leaving[r]):
             return False
-        self._leaving[r] = ()
+        self._leaving[r] = _NOTHING
         return True
 
     def _meet(self, i: int) -> None:
@@ -339,15 +355,17 @@ class Ranks:
         channel = self.line.channels[i]
         begin = max(self._sent[i], self._asked[i], self._free[channel])
         self._there[i] = self._free[channel] = begin + self.wires[i]
+        if self.log is not None:
+            self.log(self.line.messages[i], begin, self._there[i])
         del self._unmet[i]
         if (asleep := self._asleep.pop(i, None)) is not None:
             self._awake.extend(asleep)
 
-    def _arrive(self, r: int, messages: Sequence[int]) -> bool:
+    def _arrive(self, r: int, messages: Iterable[int]) -> bool:
         until = 0
         for i in messages:
             there = self._there[i]
-            if there == _UNKNOWN:
+            if there == NONE:
                 self._asleep.setdefault(i, []).append(r)
                 return False
             if there > until:
@@ -356,11 +374,10 @@ class Ranks:
             self.stages[r].clock.wait_until(self.machines[r], until)
         return True
 
-    def _open(self) -> list[int]:
-        """Messages that have not moved, and those whose ends have not waited for them."""
-        posts = (self.line.todo[r][i] for r, i in enumerate(self._at) if self._posted[r])
-        receives = (i for post in posts if isinstance(post, Post) for i in post.receives)
-        return sorted({*self._unmet, *(i for some in self._leaving for i in some), *receives})
+    def _open(self, now: Sequence[int]) -> list[int]:
+        """Messages that have not moved, and those that are on their way at the ranks' clocks, or not waited for."""
+        under_way = (i for i, there in enumerate(self._there) if there > now[self.line.messages[i].target])
+        return sorted({*self._unmet, *under_way, *(i for some in self._leaving for i in some)})
 
 
 def _as_late(now: Mark, then: Mark, quiet: Sequence[bool]) -> bool:

@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from penteract.estimate.pieces import ENDS, Kind, Piece
-from penteract.estimate.time.clock import WAIT, Clock, Op
+from penteract.estimate.time.clock import WAIT, Op
+from penteract.estimate.time.machine import Clock
 from penteract.estimate.time.ops import ActionOps, BucketOps
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket, Pack
@@ -21,7 +22,7 @@ from penteract.step.fsdp import FsdpRule, Passing
 Walk = tuple[str, int]  # kind of an action, chunk
 At = tuple[int, int]  # unit in the order of its action, position of an instruction
 Beside = Sequence[tuple[int, int, int]]  # position, before it (0) or after (1), number of ops
-_NEVER = -1
+NEVER = -1
 _NO_OPS = ActionOps((), (), (), 0)
 
 
@@ -51,6 +52,7 @@ class Pass(NamedTuple):
     passing  what the rule of buckets looks at; `turns`: the units whose cut parameters are read
     reads    where buckets that are gathered after the update are read first; `writes`: where any is written last
     lent     copies of other units that a unit makes, by its place; `whole`: those that wait for their own, too
+    arrives  where the first unit reads what another stage sends, or `NEVER`
     """
 
     units: Sequence[int]
@@ -60,6 +62,7 @@ class Pass(NamedTuple):
     writes: Mapping[int, At]
     lent: Mapping[int, tuple[Op, ...]]
     whole: frozenset[int]
+    arrives: int
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class Stage:
     owned    the parameters that each unit is the first to use
     places   of the ring of parameters
     outside  what decides its work outside of the tape
+    offloads whether activations are kept on the host
     """
 
     clock: Clock
@@ -84,6 +88,7 @@ class Stage:
     owned: Sequence[Sequence[Param]]
     places: int
     outside: Outside
+    offloads: bool
     rule: FsdpRule = field(init=False)
     of: dict[tuple[int, str], int] = field(init=False)  # (unit, parameter) -> bucket
     _touched: dict[tuple[Kind, str], Sequence[Touched]] = field(
@@ -109,29 +114,37 @@ class Stage:
             self._passes[walk] = self._pass(kind, units)
         return self._passes[walk]
 
+    def _arrives(self, action: str, kind: Kind) -> int:
+        """Where a unit that comes first in its chunk reads the value or the gradient of another stage."""
+        outline = self.pieces[kind][0].outline
+        register = outline.chunk.entry if action == "Fwd" else outline.chunk.exit_gradient
+        reads = (pos for pos, (_, ins, _) in enumerate(outline.calls.get(action, ())) if register in ins)
+        return NEVER if register is None or action == "Wgt" else next(reads)
+
     def _pass(self, action: str, units: Sequence[int]) -> Pass:
         buckets, of = self.buckets, self.of
         turns, reads = list[tuple[At, int]](), dict[int, At]()
         first, last = dict[int, At](), dict[int, At]()
         for k, unit in enumerate(units):
-            turn = _NEVER
+            turn = NEVER
             for name, read, written, until in self._touches_of(self.row[unit], action):
                 b = of[unit, name]
-                if read != _NEVER:
+                if read != NEVER:
                     if buckets[b].cut_parameters:
-                        turn = read if turn == _NEVER else min(turn, read)
+                        turn = read if turn == NEVER else min(turn, read)
                     elif buckets[b].gathered_after_update and reads.get(b, (k, read)) >= (k, read):
                         reads[b] = (k, read)
-                if written != _NEVER:
+                if written != NEVER:
                     if b not in last:
                         first[b], last[b] = (k, written), (k, until)
                     else:
                         first[b], last[b] = min(first[b], (k, written)), max(last[b], (k, until))
-            if turn != _NEVER:
+            if turn != NEVER:
                 turns.append(((k, turn), unit))
         cut = sorted((at, b) for b, at in first.items() if buckets[b].cut_gradients)
         passing = Passing(turns, [(at, b, last[b]) for at, b in cut])
-        return Pass(units, passing, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action))
+        return Pass(units, passing, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
+                    self._arrives(action, self.row[units[0]]))  # fmt: skip
 
     def _touches_of(self, kind: Kind, action: str) -> Sequence[Touched]:
         """The parameters that a piece touches."""
@@ -141,10 +154,10 @@ class Stage:
             jobs = [piece.outline.jobs[job] for job, _, _ in piece.outline.calls.get(action, ())]
             for pos, (place, phase) in enumerate(jobs):
                 for name in piece.sites[place].params:
-                    _, read, written, last = found.get(name, (name, _NEVER, _NEVER, _NEVER))
+                    _, read, written, last = found.get(name, (name, NEVER, NEVER, NEVER))
                     if phase == "weight_gradient":
-                        written, last = pos if written == _NEVER else written, pos
-                    elif read == _NEVER:
+                        written, last = pos if written == NEVER else written, pos
+                    elif read == NEVER:
                         read = pos
                     found[name] = Touched(name, read, written, last)
             self._touched[key] = tuple(found.values())
@@ -192,7 +205,7 @@ class Stage:
     def _lent(self, units: Sequence[int], action: str) -> tuple[Mapping[int, tuple[Op, ...]], frozenset[int]]:
         """Copies to and from the host that a unit makes for its neighbours, by its place; and the units that wait for
         their own: of those that leave, the last."""
-        if not self.outside.copies:
+        if not self.offloads:
             return {}, frozenset()
         moved = [self._ops_of(self.row[unit], action).moved for unit in units]
         having = [k for k, some in enumerate(moved) if some]

@@ -12,9 +12,10 @@ from penteract.estimate.composed import Composer
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, Piece, sight
 from penteract.estimate.rates import Rates, Span
-from penteract.estimate.time.clock import PART, PS, Clock, ps
+from penteract.estimate.time.clock import PART, PS, ps
 from penteract.estimate.time.cost import BucketCosts, Cost, Device
 from penteract.estimate.time.derive import Derived, derive
+from penteract.estimate.time.machine import Clock, Log
 from penteract.estimate.time.ops import DATA, ActionOps, BucketOps, Streams, piece_ops
 from penteract.estimate.time.ranks import Line, Ranks, Unsettled, line_of, turn_of
 from penteract.estimate.time.stage import Stage
@@ -43,7 +44,6 @@ class Ends(NamedTuple):
     coded: Sequence[Site]
     delayed: Sequence[Site]
     balanced: Sequence[str]
-    copies: bool  # whether activations are kept on the host
 
 
 @dataclass(slots=True)
@@ -54,6 +54,7 @@ class StepClock:
     cluster: Cluster
     rates: Rates
     jumps: bool = True
+    log: Log | None = None  # of all that is played, where nothing is to be left out or remembered
     costs: dict[tuple[Site, str], Cost] = field(default_factory=dict[tuple[Site, str], Cost])
     clocks: dict[tuple[int, ...], Clock] = field(default_factory=dict[tuple[int, ...], Clock])
 
@@ -136,7 +137,7 @@ class StepClock:
         for chain in self.composer.chains_of(lay, r):
             chunks.append(range(ends, ends := ends + sum(n for _, n in chain)))
         row = [kind for kind, _ in placed]
-        outside = self._ends(layout, rank, row, pieces, buckets)
+        outside = self._ends(rank, row, pieces, buckets)
         for agreement in (*at_begin(outside, counted=True), *after_backward(outside), totals(outside)):
             if len(group := mesh.group(agreement.axis, rank)) > 1:
                 streams.of(group, PART["update"])
@@ -145,12 +146,14 @@ class StepClock:
         owner = tuple(streams.parts)
         if owner not in self.clocks:
             slower = round((self.rates.beside - 1) * 10**6)
-            self.clocks[owner] = Clock(ps(self.rates.launch), slower, owner, jumps=self.jumps)
+            self.clocks[owner] = Clock(
+                ps(self.rates.launch), slower, owner, jumps=self.jumps, remembers=self.log is None, log=self.log
+            )  # fmt: skip
         return Stage(self.clocks[owner], ops, row, chunks, pieces, packs, buckets, [params for _, params in placed],
-                     places(lay, len(row)), outside)  # fmt: skip
+                     places(lay, len(row)), outside, bool(lay.offload))  # fmt: skip
 
     def _ends(
-        self, layout: Layout, rank: int, row: Sequence[Kind], pieces: Mapping[Kind, tuple[Piece, object]],
+        self, rank: int, row: Sequence[Kind], pieces: Mapping[Kind, tuple[Piece, object]],
         buckets: Sequence[Bucket],
     ) -> Ends:  # fmt: skip
         """What decides a rank's work outside of the tape."""
@@ -160,7 +163,7 @@ class StepClock:
         coded, delayed = [s for s in kept if is_coded(s)], [s for s in kept if not is_coded(s)]
         balanced = [str(s.attrs["name"]) for s in sites if s.word == "tally"]
         model, widths = self.composer.model, self.composer.widths
-        return Ends(model, rank, widths, buckets, coded, delayed, balanced, bool(layout.offload))
+        return Ends(model, rank, widths, buckets, coded, delayed, balanced)
 
 
 def _streams(ops: BucketOps, b: Bucket) -> None:
