@@ -1,5 +1,5 @@
 # The README's two commands, and what a maintainer runs.
-.PHONY: setup demo test test-all lint pyodide
+.PHONY: setup demo test test-random test-all lint pyodide
 
 PYTHON ?= python3
 RUN := .venv/bin/python
@@ -21,8 +21,14 @@ lint: setup
 	.venv/bin/lint-imports
 	.venv/bin/basedpyright
 
+# Two shards beside each other, then what has ranks or is timed (tests/shards.py); one summary of all.
 test: lint
-	$(RUN) -m pytest tests --hypothesis-profile=ci
+	$(RUN) -m pytest tests -n 2 --dist loadfile --hypothesis-profile=ci
+
+# The same tests in one process, in an order that nothing made: `make test-random SEED=…` repeats one.
+SEED ?= $(shell date +%s)
+test-random: setup
+	$(RUN) -m pytest tests --random-order-bucket=global --random-order-seed=$(SEED) --hypothesis-profile=ci
 
 # Every recipe of precision for 300 steps, and every layout of 2, 4 and 8 ranks; the layouts are resumable. Their last
 # results are benchmarks/results/precision_300.json and test_all.json.

@@ -1,4 +1,4 @@
-"""What all tests share: one pool of ranks, how hypothesis draws, and what runs kernels where there is no GPU."""
+"""What all tests share: shards, one pool of ranks, how hypothesis draws, and what runs kernels without a GPU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from hypothesis import settings
 
 from pool import Pool
 
+pytest_plugins = ["shards"]
+
 # `pytest --hypothesis-profile=ci`: the same draws every time. Otherwise new ones, and failures are remembered.
 settings.register_profile("ci", derandomize=True, database=None, deadline=None, print_blob=True)
 settings.register_profile("local", deadline=None)
@@ -19,6 +21,10 @@ settings.load_profile("local")
 # Triton's interpreter must be chosen before any test imports something of Triton, and torch's own parts do.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Shards, ranks and runs share the cores: a second thread of one waits for it at the cost of another.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -19,7 +19,7 @@ from observe import Watched, Wires
 from penteract.engine.bodies.body import TorchBody
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.comm import Comm
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import Groups, Round, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.memory import Arena, Fresh
 from penteract.engine.run import Run
@@ -109,15 +109,24 @@ Mutation = Callable[[Subject], None]
 Reference = tuple[dict[str, torch.Tensor], dict[str, float]]
 
 
-@lru_cache(maxsize=64)
-def reference(rank: int, m: ModelSpec, sequence_length: int, batch: int) -> Reference:
-    """The oracle's gradients and losses for the first `batch` samples, in float64: made by one rank, for all."""
-    last = dist.get_world_size() - 1  # most likely to have nothing else to do
-    box: list[Any] = [_reference(m, sequence_length, batch) if rank == last else None]
-    dist.broadcast_object_list(box, src=last)
+def reference(rank: int, groups: Groups, case: Case) -> Reference:
+    """The oracle's gradients and losses for the first batch, in float64."""
+    lay = case.layout
+    return made_once(rank, groups, lay, lambda: _reference(case.model, case.sequence_length, lay.global_batch_size))
+
+
+def made_once(rank: int, groups: Groups, layout: Layout, make: Callable[[], Any]) -> Any:
+    """What the last rank of a layout makes, for all of them."""
+    everyone = tuple(range(layout.world))
+    groups.make([Round((everyone,))])
+    last = everyone[-1]
+    box = [make() if rank == last else None]
+    if last:
+        dist.broadcast_object_list(box, src=last, group=groups[everyone])
     return box[0]
 
 
+@lru_cache(maxsize=64)
 def _reference(m: ModelSpec, sequence_length: int, batch: int) -> Reference:
     p = compile_step(m, Layout(), sequence_length, precision="fp64")
     state = allocate(p, CPU)
@@ -140,31 +149,29 @@ def steer(biases: dict[str, torch.Tensor]) -> None:
         b[0], b[-1] = -10.0, 0.2
 
 
-def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = None) -> Verdict | None:
-    """One step of `case` on this rank; None when the layout has fewer ranks."""
-    p = case.compile(rank % case.layout.world)
+def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = None) -> Verdict:
+    """One step of `case` on this rank."""
+    p = case.compile(rank)
     groups.make(needed(p))
-    verdict, losses, gradients = None, {}, list[Piece]()
-    if rank < case.layout.world:
-        with ExitStack() as patches:
-            subject = Subject(p, p, dict(REFERENCE), patches)
-            if mutate is not None:
-                mutate(subject)
-            run, verdict = _step(subject, groups)
-            if mutate is None:
-                verdict.differences += _compare_arena(p, groups, run)
-            losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True)) | {"norm": run.totals[0].item()}
-            gradients = list(run.state.pieces("gradient"))
-    want = reference(rank, case.model, case.sequence_length, case.layout.global_batch_size)
-    if verdict is not None:
-        _compare_values(p, want, gradients, losses, verdict)
+    with ExitStack() as patches:
+        subject, placed = Subject(p, p, dict(REFERENCE), patches), None
+        if mutate is not None:
+            mutate(subject)
+        else:
+            placed = _in_arena(p, groups)
+        run, verdict = _step(subject, groups, placed.received if placed else {})
+        if placed is not None:
+            verdict.differences += _compare_arena(run, placed)
+        losses = dict(zip(p.losses, run.totals[1:-1].tolist(), strict=True)) | {"norm": run.totals[0].item()}
+        gradients = list(run.state.pieces("gradient"))
+    _compare_values(p, reference(rank, groups, case), gradients, losses, verdict)
     return verdict
 
 
-def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
-    """Walk the step under observation; what is observed against its price."""
+def _step(subject: Subject, groups: Groups, load: Mapping[tuple[int, int], int] | None = None) -> tuple[Run, Verdict]:
+    """Walk the step under observation; what is observed against its price. `load`: what an earlier walk received."""
     run = _prepare(subject.program, groups, subject.bodies)
-    wires, watched, prices = Wires(run.p.rank), Watched(), _Prices(subject.priced, run)
+    wires, watched, prices = Wires(run.p.rank), Watched(), _Prices(subject.priced, run, load or {})
     alive: list[int] = []
     before = [flat.own_parameter.clone() for flat in run.state.flats]
     run.on_action = lambda name: alive.append(_settled(watched, prices.kept(len(alive))))
@@ -172,8 +179,7 @@ def _step(subject: Subject, groups: Groups) -> tuple[Run, Verdict]:
         walk(run.p, run, counted=False)
     run.on_action = None  # what walks it again is not observed
     verdict = Verdict(received=sum(run.received.values()))
-    priced = price(subject.priced, Recorded(run.received), counted=False)
-    verdict.differences += _compare_bytes(priced, wires, watched, alive)
+    verdict.differences += _compare_bytes(prices.now(), wires, watched, alive)
     verdict.differences += _compare_routing(run)
     run.settle_parameters()
     if not all(map(torch.equal, before, (flat.own_parameter for flat in run.state.flats))):
@@ -201,18 +207,26 @@ def _prepare(p: Program, groups: Groups, bodies: dict[str, TorchBody]) -> Run:
 
 @dataclass
 class _Prices:
-    """The price under the load seen so far: it changes only when routing has been seen again."""
+    """The price under the load seen so far; what has not been seen is as in the load that is known beforehand.
+
+    It is asked anew only where routing has been seen that was not known.
+    """
 
     p: Program
     run: Run
-    of: dict[int, Price] = field(default_factory=dict)
+    known: Mapping[tuple[int, int], int]
+    of: dict[tuple[tuple[tuple[int, int], int], ...], Price] = field(default_factory=dict)
+
+    def now(self) -> Price:
+        load = {**self.known, **self.run.received}
+        seen = tuple(sorted(load.items()))
+        if seen not in self.of:
+            self.of[seen] = price(self.p, Recorded(defaultdict(int, load)), counted=False)
+        return self.of[seen]
 
     def kept(self, action: int) -> int:
         """Bytes alive after an action; -1 past the priced ones."""
-        seen = len(self.run.received)
-        if seen not in self.of:
-            self.of[seen] = price(self.p, Recorded(defaultdict(int, self.run.received)))
-        kept = self.of[seen].kept
+        kept = self.now().kept
         return kept[action][1] if action < len(kept) else -1
 
 
@@ -257,12 +271,17 @@ def _compare_bytes(priced: Price, wires: Wires, watched: Watched, alive: list[in
             yield "kept", f"after {action}: priced {expected}, alive {observed}"
 
 
-def _compare_arena(p: Program, groups: Groups, run: Run) -> Iterable[tuple[str, str]]:
-    """The same step with every register at its planned place: no two that live at once, or on a wire, may overlap."""
-    again = _prepare(p, groups, dict(REFERENCE))
-    again.memory = Arena(plan_arena(p), p.precision, CPU)
-    walk(p, again, counted=False)
-    for mine, theirs in zip(run.state.pieces("gradient"), again.state.pieces("gradient"), strict=True):
+def _in_arena(p: Program, groups: Groups) -> Run:
+    """The step with every register at its planned place, unobserved."""
+    run = _prepare(p, groups, dict(REFERENCE))
+    run.memory = Arena(plan_arena(p), p.precision, CPU)
+    walk(p, run, counted=False)
+    return run
+
+
+def _compare_arena(run: Run, placed: Run) -> Iterable[tuple[str, str]]:
+    """The same numbers, to the bit: no two registers that live at once, or on a wire, may overlap."""
+    for mine, theirs in zip(run.state.pieces("gradient"), placed.state.pieces("gradient"), strict=True):
         if not torch.equal(mine.values, theirs.values):
             far = (mine.values - theirs.values).abs().max().item()
             yield "arena", f"{mine.param.name} differs by {far:.1e}"

@@ -1,18 +1,21 @@
-"""A run-long pool of gloo ranks: spawned once, each with one thread; groups are made once for each set of ranks."""
+"""A run-long pool of gloo ranks: forked once, each with one thread; groups are made once for each set of ranks."""
 
 from __future__ import annotations
 
 import queue
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.distributed import distributed_c10d
+
+from forks import context
+from penteract.spec.layout import Layout
 
 GRACE = 3.0  # seconds that the other ranks get to answer once one has failed
 
@@ -33,15 +36,39 @@ def _serve(rank: int, world: int, port: int, inbox: Any, outbox: Any) -> None:
 
     groups = Groups()
     while (job := inbox.get()) is not None:
-        function, arguments = job
+        function, arguments, others = job
+        _keep_count(rank, others)
         try:
-            outbox.put((rank, function(rank, groups, *arguments)))
+            answer = function(rank, groups, *arguments)
         except Exception:
-            outbox.put((rank, Failed(traceback.format_exc())))
+            answer = Failed(traceback.format_exc())
+        outbox.put((rank, answer, _count()))
+
+
+def _keep_count(rank: int, others: int) -> None:
+    """A group's name is its ranks, and how many a process has: one that had no job makes up for what others made."""
+    while _count() < others:
+        dist.new_group([rank], use_local_synchronization=True)
+
+
+def _count() -> int:
+    return len(distributed_c10d._world.pg_names)
+
+
+def ranks_of(arguments: Iterable[Any]) -> int:
+    """Of the layout that is among `arguments`, or in a case there; of several, the most; 0 where there is none."""
+    layouts = (getattr(a, "layout", a) for a in flattened(arguments))
+    return max((a.world for a in layouts if isinstance(a, Layout)), default=0)
+
+
+def flattened(arguments: Iterable[Any]) -> Iterator[Any]:
+    for a in arguments:
+        yield from flattened(a) if isinstance(a, tuple) else (a,)
 
 
 class Pool:
-    """`run(f, *args)` calls f(rank, groups, *args) on every rank and gives the answers in rank order.
+    """`run(f, *args)` calls f(rank, groups, *args) on each rank of the layout in `args`, on all ranks where there is
+    none; the answers in rank order.
 
     A failed or silent rank raises RuntimeError; as others may then wait for it for ever, all ranks are replaced.
     """
@@ -51,9 +78,10 @@ class Pool:
         self.inboxes: list[Any] = []
         self.outbox: Any = None
         self.processes: list[Any] = []
+        self.counts: list[int] = []  # groups that each rank has made
 
     def start(self) -> None:
-        context = mp.get_context("spawn")
+        self.counts = [0] * self.world
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.inboxes = [context.Queue() for _ in range(self.world)]
         self.outbox = context.Queue()
@@ -67,28 +95,30 @@ class Pool:
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 120) -> list[Any]:
         if not self.processes:
             self.start()
-        for inbox in self.inboxes:
-            inbox.put((function, arguments))
-        answers = self._answers(timeout)
+        asked = ranks_of(arguments) or self.world
+        for inbox in self.inboxes[:asked]:
+            inbox.put((function, arguments, max(self.counts[:asked])))
+        answers = self._answers(asked, timeout)
         failed = {a.text: r for r, a in sorted(answers.items(), reverse=True) if isinstance(a, Failed)}
-        silent = sorted(set(range(self.world)) - set(answers))
+        silent = sorted(set(range(asked)) - set(answers))
         if failed or silent:
             self.close(patience=0)
             raise RuntimeError(
                 "\n".join(f"rank {r}: {text}" for text, r in failed.items())
                 or f"ranks {silent} gave no answer in {timeout:g} s"
             )
-        return [answers[r] for r in range(self.world)]
+        assert len(set(self.counts[:asked])) == 1, "ranks have made unlike numbers of groups"
+        return [answers[r] for r in range(asked)]
 
-    def _answers(self, timeout: float) -> dict[int, Any]:
+    def _answers(self, asked: int, timeout: float) -> dict[int, Any]:
         answers: dict[int, Any] = {}
         until = time.monotonic() + timeout
-        while len(answers) < self.world:
+        while len(answers) < asked:
             try:
-                rank, answer = self.outbox.get(timeout=max(0.0, until - time.monotonic()))
+                rank, answer, count = self.outbox.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 break
-            answers[rank] = answer
+            answers[rank], self.counts[rank] = answer, count
             if isinstance(answer, Failed):
                 until = min(until, time.monotonic() + GRACE)
         return answers

@@ -66,7 +66,6 @@ class Small:
     optimizer: Optimizer = field(default_factory=lambda: Optimizer(learning_rate=3e-3))
 
     def __post_init__(self) -> None:
-        torch.set_grad_enabled(False)
         self.spec = RunSpec(
             model=self.model, layout=self.layout, sequence_length=64, precision=Precision.of(self.policy),
             optimizer=self.optimizer, train=Training(steps=self.steps),
@@ -78,6 +77,7 @@ class Small:
     def state(self) -> State:
         return self.trainer.state
 
+    @torch.no_grad()  # as a run does, and without a word to the tests that follow
     def step(self, number: int) -> Outcome:
         return self.trainer.step(number, self.samples, (number - 1) * self.layout.global_batch_size)
 

@@ -30,7 +30,7 @@ from sweep_cases import WORLDS, possible_pairs, sweep
 ROOT = Path(__file__).resolve().parent.parent
 PROGRESS = ROOT / "build" / "sweep.jsonl"
 RESULT = ROOT / "benchmarks" / "results" / "test_all.json"
-OBSERVERS = ("layouts", "observe", "oracle", "pool", "samples", "tolerances")
+OBSERVERS = ("forks", "layouts", "observe", "oracle", "pool", "samples", "tolerances")
 
 
 def digest() -> str:
@@ -55,7 +55,7 @@ def judge(pool: Pool, case: Case) -> dict[str, Any]:
     began, failure = time.monotonic(), ""
     verdicts: list[Verdict] = []
     try:
-        verdicts = [v for v in pool.run(run_case, case) if v is not None]
+        verdicts = pool.run(run_case, case)
     except RuntimeError as error:
         failure = str(error)
     red = [f"rank {rank}: {v}" for rank, v in enumerate(verdicts) if v.red]

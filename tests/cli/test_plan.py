@@ -138,6 +138,7 @@ def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
                                parse_axes("tp=2,pp=2,recompute=full,mbs=2", flag="", several=False))  # fmt: skip
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -156,6 +156,7 @@ def test_what_fails_half_way_leaves_nothing(tell: Tell, llama: Path, tmp_path: P
     assert {p.name for p in tmp_path.iterdir()} == before
 
 
+@pytest.mark.alone
 def test_a_damaged_step_is_refused(tell: Tell, llama: Path, tmp_path: Path) -> None:
     assert tell("convert", llama, "ours").code == 0
     file = tmp_path / "ours" / "checkpoints" / "step-00000000" / "rank-00000.safetensors"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import forks
 from penteract.cli.overrides import split_overrides
 from penteract.estimate.quote import Quoter
 from penteract.plan.plan import SLOWER_FP8
@@ -55,12 +56,14 @@ def without(words: Sequence[str], *options: str) -> list[str]:
     return left
 
 
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "80"}
+
+
 def run(words: Sequence[str], folder: Path, limit: float = 60) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "80"}
     return subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env=environment,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=limit,
@@ -144,6 +147,7 @@ def test_output_is_as_shown(shown: tuple[tuple[str, str], tuple[str, str]], tmp_
     assert is_shown(expected, done.stdout), done.stdout + done.stderr
 
 
+@pytest.mark.alone
 def test_training_commands_run_in_their_order(tmp_path: Path) -> None:
     """The demo, then what the page does after it, each for a few steps: what `latest` means follows from the order."""
     page = [c for c in COMMANDS if c.startswith("penteract ") and "--draw" not in c and c not in PLANS]
@@ -151,7 +155,7 @@ def test_training_commands_run_in_their_order(tmp_path: Path) -> None:
         words = without(shlex.split(command)[1:], "--steps")
         if words[0] == "train":
             words += [f"training.steps={1 + i}", *(SHORT if "--resume" not in words else ())]
-        done = run(["-m", "penteract", *words], tmp_path, limit=180)
+        done = forks.penteract(words, ENVIRONMENT, folder=tmp_path, limit=180)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         if "--compare" in words:
             assert "largest difference to" in done.stdout

@@ -10,17 +10,17 @@ import time
 from pathlib import Path
 
 
-def main() -> None:
+def main(words: list[str]) -> int:
     """`python ranks.py RUN_DIR JSON`: {"1": "raise"} tells rank 1; the others wait in an all-reduce."""
-    folder, orders = Path(sys.argv[1]), json.loads(sys.argv[2])
+    folder, orders = Path(words[0]), json.loads(words[1])
     me = int(os.environ["RANK"])
     order = orders.get(str(me), "hang")
     if orders.get("early") == me:
         print("error[DEVICE]: no such device", file=sys.stderr)
-        sys.exit(2)
+        return 2
     if "plain" in orders:
         plain(folder, me, orders["plain"])
-        return
+        return 0
     import torch
     import torch.distributed as dist
 
@@ -38,8 +38,9 @@ def main() -> None:
             act(order, x)
     except PenteractError as e:
         print(e, file=sys.stderr, flush=True)
-        sys.exit(e.exit_code)
+        return e.exit_code
     dist.destroy_process_group()
+    return 0
 
 
 def act(order: str, x: object) -> None:
@@ -86,4 +87,4 @@ def plain(folder: Path, me: int, order: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -19,6 +19,8 @@ from penteract.engine.doctor.report import can_train, examine
 from penteract.engine.doctor.use import BACKENDS
 from penteract.units import GIB, MIB
 
+pytestmark = pytest.mark.alone
+
 
 def test_this_machine(tmp_path: Path) -> None:
     """Against what other sources say of it."""

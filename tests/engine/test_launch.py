@@ -18,6 +18,8 @@ from penteract.engine import launch as launcher
 from penteract.engine.cores import usable_here
 from penteract.engine.launch import launch
 
+pytestmark = pytest.mark.alone
+
 RANK = Path(__file__).with_name("ranks.py")
 
 

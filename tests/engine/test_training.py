@@ -1,4 +1,4 @@
-"""The trainer as a person runs it: processes, files, exit codes."""
+"""The trainer as a person runs it: processes, files, exit codes. Most are forked from one that has torch already."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
+import forks
 from penteract.engine.metrics import read_metrics
+
+pytestmark = pytest.mark.alone
 
 SMALL = (
     "--batch.sequence_length=64", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
@@ -24,18 +27,25 @@ SMALL = (
 
 
 def command(folder: Path, *words: str) -> list[str]:
-    return [sys.executable, "-m", "penteract", "train", *SMALL, f"--output.folder={folder}", *words]
+    return [sys.executable, "-m", *asked(folder, *words)]
+
+
+def asked(folder: Path, *words: str) -> list[str]:
+    return ["penteract", "train", *SMALL, f"--output.folder={folder}", *words]
 
 
 def environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
 
 
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """To the end."""
+    return forks.penteract(asked(folder, *words)[1:], environment())
+
+
 def train(folder: Path, *words: str, code: int = 0) -> dict[str, Any]:
     """Run to the end; the closing line of --json."""
-    done = subprocess.run(
-        command(folder, "--json", *words), capture_output=True, text=True, env=environment(), timeout=240
-    )
+    done = run(folder, "--json", *words)
     assert done.returncode == code, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -134,15 +144,8 @@ def test_torchrun_ranks_are_joined(base: dict[str, Any], tmp_path: Path) -> None
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(tmp_path: Path) -> None:
-    words = command(
-        tmp_path,
-        "--preset=tiny",
-        "--steps=9",
-        "--parallel.dp=2",
-        "--optimizer.learning_rate=1000",
-        "--optimizer.clip_norm=0",
-    )
-    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=240)
+    words = ("--preset=tiny", "--steps=9", "--parallel.dp=2")
+    done = run(tmp_path, *words, "--optimizer.learning_rate=1000", "--optimizer.clip_norm=0")
     assert done.returncode == 73
     assert "error[NUMERICS]" in done.stderr and "Traceback" not in done.stderr
     assert (tmp_path / "latest" / "errors.jsonl").is_file()
@@ -170,8 +173,7 @@ def _all_of(run: Path) -> dict[str, bytes]:
 def test_a_refused_resume_leaves_the_run_as_it_was(base: dict[str, Any], words: tuple[str, ...], line: str) -> None:
     folder = Path(base["run_dir"])
     before = _all_of(folder)
-    asked = command(folder.parent, f"--resume={folder}", *words)
-    done = subprocess.run(asked, capture_output=True, text=True, env=environment(), timeout=240)
+    done = run(folder.parent, f"--resume={folder}", *words)
     assert (done.returncode, done.stderr.splitlines()) == (2, [line])
     assert _all_of(folder) == before
 
@@ -179,9 +181,8 @@ def test_a_refused_resume_leaves_the_run_as_it_was(base: dict[str, Any], words: 
 def test_a_resume_in_another_precision_says_so_once(base: dict[str, Any], tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(base["run_dir"], copy, symlinks=True)
-    words = command(tmp_path, f"--resume={copy}", "--checkpoint.every=1", "--parallel.dp=2")
-    asked = [*words, "--steps=7", "--precision.dtype=bf16_pure"]
-    done = subprocess.run(asked, capture_output=True, text=True, env=environment(), timeout=240)
+    words = (f"--resume={copy}", "--checkpoint.every=1", "--parallel.dp=2")
+    done = run(tmp_path, *words, "--steps=7", "--precision.dtype=bf16_pure")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("trained in fp32 so far, goes on in bf16_pure: ") == 1  # of two ranks, one
 
@@ -193,9 +194,7 @@ def test_a_resume_that_fails_leaves_the_status_of_the_run(base: dict[str, Any], 
         file = copy / "checkpoints" / name / "rank-00000.safetensors"
         file.write_bytes(file.read_bytes()[:-1] + b"?")  # of its size, but not what was written
     before = _all_of(copy)
-    done = subprocess.run(
-        command(tmp_path, f"--resume={copy}", "--steps=9"), capture_output=True, text=True, env=environment()
-    )
+    done = run(tmp_path, f"--resume={copy}", "--steps=9")
     assert (done.returncode, done.stderr.count("error[CHECKPOINT]")) == (65, 1)
     after = _all_of(copy)
     assert b"its bytes are not" in after.pop("errors.jsonl")  # a failure, and a record of it

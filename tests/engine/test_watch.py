@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +15,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+import forks
+from engine.ranks import main
 from penteract.engine import rundir
 from penteract.engine.watch import Watcher, is_of_a_peer
 
-RANK = Path(__file__).with_name("ranks.py")
+pytestmark = pytest.mark.alone
 
 
 class World:
@@ -32,11 +31,11 @@ class World:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
         place = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-        self.folder = folder
+        self.files = [folder / f"said-{r}" for r in range(world)]
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(RANK), str(folder), json.dumps(orders)], stderr=subprocess.PIPE, text=True,
-                env=os.environ | {name: str(value) for name, value in (place | {"RANK": r}).items()},
+            forks.start(
+                main, [str(folder), json.dumps(orders)], out=folder / f"out-{r}", err=self.files[r],
+                environment=os.environ | {name: str(value) for name, value in (place | {"RANK": r}).items()},
             )
             for r in range(world)
         ]  # fmt: skip
@@ -45,13 +44,12 @@ class World:
         """Exit codes of `ranks` (all) when all of them have ended, or after `seconds`."""
         chosen = [p for r, p in enumerate(self.processes) if ranks is None or r in ranks]
         until = time.monotonic() + seconds
-        while any(p.poll() is None for p in chosen) and time.monotonic() < until:
+        while any(p.exitcode is None for p in chosen) and time.monotonic() < until:
             time.sleep(0.05)
-        return [p.poll() for p in chosen]
+        return [p.exitcode for p in chosen]
 
     def said(self, rank: int) -> str:
-        assert self.processes[rank].stderr is not None
-        lines = self.processes[rank].stderr.read().splitlines()
+        lines = self.files[rank].read_text().splitlines()
         return "\n".join(line for line in lines if line.startswith("error["))
 
 
@@ -62,12 +60,11 @@ def started(folder: Path, world: int, **orders: str) -> Iterator[World]:
         yield ranks
     finally:
         for p in ranks.processes:
-            p.send_signal(signal.SIGCONT)
-            p.kill()
-            p.communicate()
+            p.kill()  # a rank that is stopped, too
+            p.join()
 
 
-STARTING_S = 45.0  # importing torch three times on a busy machine
+STARTING_S = 45.0  # the first time with torch to import, on a busy machine
 LEAVING_S = 10.0  # what is promised
 
 

@@ -245,6 +245,7 @@ def test_a_step_slows_beside_a_collective_and_by_launches() -> None:
     assert 1e-6 < RATES.launch < 1e-4
 
 
+@pytest.mark.alone
 def test_a_question_takes_microseconds() -> None:
     p, span = Product(1, 8192, 4096, 4096), Span(64, 8)
     best = 1.0

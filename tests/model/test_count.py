@@ -100,6 +100,7 @@ def test_what_one_token_visits(name: str, billions: float) -> None:
     assert round(found.active / 1e9, 1) == billions
 
 
+@pytest.mark.alone
 def test_deep_models_are_counted_at_once() -> None:
     model = catalog.model("llama-3.1-405b")
     parameters(model)

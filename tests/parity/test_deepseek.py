@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import mutations as m
-from layouts import Case, Mutation, run_case
+from layouts import Case, Mutation
 from parity.test_layouts import check
+from parity.test_mutations import red
 from penteract.estimate.price import price
 from penteract.spec.layout import Layout
 from penteract.spec.model import LatentSpec, ModelSpec
@@ -41,11 +42,12 @@ def test_a_layout_is_one_process_and_its_price(pool: Pool, case: Case) -> None:
 
 @pytest.mark.parametrize(("mutation", "case", "expected"), FAULTS, ids=[f[0].__name__ for f in FAULTS])
 def test_a_fault_is_seen_where_it_should_be(pool: Pool, mutation: Mutation, case: Case, expected: set[str]) -> None:
-    def red(mutation: Mutation | None) -> set[str]:
-        return set().union(*(v.red for v in pool.run(run_case, case, mutation) if v is not None))
+    assert red(pool, case, mutation) == expected
 
-    assert red(None) == set()
-    assert red(mutation) == expected
+
+@pytest.mark.parametrize("case", [ONE, DP, PP], ids=["one", "dp", "pp"])
+def test_without_a_fault_all_is_green(pool: Pool, case: Case) -> None:
+    assert red(pool, case) == set()
 
 
 def gathered(model: ModelSpec, axis: str) -> int:

@@ -35,12 +35,10 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-def peaks(rank: int, groups: Groups, case: Case) -> dict[str, tuple[int, int]] | None:
-    """What lived at once at the most, and what the price says of it; None beyond the layout's ranks."""
-    p = case.compile(rank % case.layout.world)
+def peaks(rank: int, groups: Groups, case: Case) -> dict[str, tuple[int, int]]:
+    """What lived at once at the most, and what the price says of it."""
+    p = case.compile(rank)
     groups.make(needed(p))
-    if rank >= case.layout.world:
-        return None
     priced, seen = price(p, counted=False), dict[str, tuple[int, int]]()
     assert priced.peak_at != "the update"
     for name, expected in (("each by itself", priced.peak), ("beside the arena", priced.workspace)):
@@ -58,7 +56,7 @@ def peaks(rank: int, groups: Groups, case: Case) -> dict[str, tuple[int, int]] |
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_step_takes_at_most_what_is_priced(pool: Pool, layout: Layout, precision: str) -> None:
     told = pool.run(peaks, Case(MODEL, layout, sequence_length=96, precision=precision))
-    for rank, seen in enumerate(told[: layout.world]):
+    for rank, seen in enumerate(told):
         for name, (found, priced) in seen.items():
             assert abs(priced - found) < SCALARS, (rank, name, found, priced)
 
@@ -84,14 +82,12 @@ def listening(watched: Watched, wrong: list[str]) -> Iterator[None]:
 
 
 def staged(rank: int, groups: Groups, case: Case) -> list[str]:
-    p = case.compile(rank % case.layout.world)
+    p = case.compile(rank)
     groups.make(needed(p))
-    wrong = list[str]()
-    if rank < case.layout.world:
-        run = _prepare(p, groups, dict(REFERENCE))
-        with Watched() as watched, listening(watched, wrong):
-            walk(p, run, counted=False)
-            run.settle_parameters()
+    run, wrong = _prepare(p, groups, dict(REFERENCE)), list[str]()
+    with Watched() as watched, listening(watched, wrong):
+        walk(p, run, counted=False)
+        run.settle_parameters()
     return wrong
 
 
@@ -105,7 +101,7 @@ EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24, balanc
     (EXPERTS, Layout(dp=4, ep=2, zero=2, shard_group=2, gradient_accumulation_steps=2)),
 ], ids=str)  # fmt: skip
 def test_no_collective_allocates(pool: Pool, model: ModelSpec, layout: Layout) -> None:
-    assert pool.run(staged, Case(model, layout)) == [[]] * 8
+    assert pool.run(staged, Case(model, layout)) == [[]] * layout.world
 
 
 def test_a_staged_piece_would_be_seen(pool: Pool) -> None:

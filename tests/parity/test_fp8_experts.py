@@ -39,7 +39,7 @@ def policy(name: str) -> Policy:
 @pytest.mark.parametrize("layout", PLACES, ids=str)
 def test_a_layout_is_one_process(pool: Pool, name: str, layout: Layout) -> None:
     told = pool.run(held, Case(STEERED, layout, 64, precision=policy(name)), {})
-    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some or []] == []
+    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
 
 
 def test_scales_of_a_part_of_a_row_are_seen(pool: Pool) -> None:
@@ -47,7 +47,7 @@ def test_scales_of_a_part_of_a_row_are_seen(pool: Pool) -> None:
     apart = replace(policy("rowwise"), modules=patterns("*:linears=fp64", "*.experts.*:linears=fp8"))
     case = Case(STEERED, PLACES[2], 64, precision=apart)
     assert not any(wrong for wrong in pool.run(held, case, {}))
-    wrong = [w for some in pool.run(alone, case) for w in some or [] if "is off by" in w]
+    wrong = [w for some in pool.run(alone, case) for w in some if "is off by" in w]
     assert {name for name in ("gate", "up", "down") if any(f"experts.{name}" in w for w in wrong)}
 
 

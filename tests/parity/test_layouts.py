@@ -11,7 +11,7 @@ from strategies import cases
 
 def check(pool: Pool, case: Case) -> None:
     verdicts = pool.run(run_case, case)
-    red = [f"rank {rank}: {v}" for rank, v in enumerate(verdicts) if v is not None and v.red]
+    red = [f"rank {rank}: {v}" for rank, v in enumerate(verdicts) if v.red]
     assert not red, "\n".join([repr(case), *red])
 
 

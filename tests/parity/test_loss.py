@@ -36,7 +36,7 @@ PLAIN = ModelSpec(**SIZES | {"layers": 4}, z_loss_coefficient=0.05)
                        loss_chunk=7, remake=("*",))),
 ], ids=["zb_h1", "ring", "interleaved"])  # fmt: skip
 def test_a_layout_is_one_process_and_its_price(pool: Pool, case: Case) -> None:
-    red = [str(v) for v in pool.run(run_case, case) if v is not None and v.red]
+    red = [str(v) for v in pool.run(run_case, case) if v.red]
     assert not red, "\n".join(red)
 
 

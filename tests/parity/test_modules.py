@@ -8,7 +8,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from estimate.test_why import check_sums
@@ -83,8 +83,7 @@ def test_moments_are_what_the_last_pattern_says_and_take_what_is_priced(
 @example(case=Case(replace(DENSE, layers=5), Layout(dp=2, pp=2, zero=3)), drawn=[("layers.0.*", "bf16")])
 @example(case=Case(DENSE, Layout(dp=4, zero=1, offload_optimizer=True)), drawn=[("embedding*", "fp32")])
 def test_a_price_without_a_walk_is_that_of_the_walk(case: Case, drawn: list[tuple[str, str]]) -> None:
-    if case.schedule:
-        return
+    assume(not case.schedule)
     policy, mesh = with_drawn("bf16", drawn), Mesh(case.layout)
     composer = Composer(case.model, case.sequence_length, policy)
     quote = Quoter(case.model, cluster("8xH200"), case.sequence_length, policy).quote(case.layout)
@@ -120,10 +119,10 @@ def in_fp8() -> Policy:
 @pytest.mark.parametrize(("model", "layout"), TRAINED, ids=str)
 def test_a_layout_with_moments_by_name_is_one_process(pool: Pool, model: ModelSpec, layout: Layout) -> None:
     told = pool.run(held, Case(model, layout, precision=BY_NAME))
-    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some or []] == []
+    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
 
 
 @pytest.mark.parametrize(("model", "layout"), IN_FP8, ids=str)
 def test_a_layout_with_linears_by_name_is_one_process(pool: Pool, model: ModelSpec, layout: Layout) -> None:
     told = pool.run(held_in_fp8, Case(model, layout, 64, precision=in_fp8()), {})
-    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some or []] == []
+    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []

@@ -225,6 +225,7 @@ def test_files_that_are_no_config(tmp_path: Path, text: str) -> None:
         model_from_hf(tmp_path / "none.json")
 
 
+@pytest.mark.alone
 def test_files_too_large_to_be_a_config(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"a": "' + "x" * 10_000_000 + '"}')
@@ -269,6 +270,7 @@ def spoiled_configs(draw: st.DrawFn) -> dict[str, Any]:
     return _spoil(draw, config)
 
 
+@pytest.mark.alone
 @settings(max_examples=300)
 @given(spoiled_configs())
 def test_junk_in_any_field_is_a_legal_model_or_one_line(config: dict[str, Any]) -> None:

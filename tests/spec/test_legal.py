@@ -196,6 +196,7 @@ def test_all_problems_are_told_and_three_are_shown() -> None:
     assert len(json.loads(json.dumps(caught.value.as_dict()))["problems"]) == len(caught.value.problems)
 
 
+@pytest.mark.alone
 @settings(max_examples=50, deadline=None)
 @given(
     st.integers(2**40, 2**48), st.sampled_from(["tp", "pp", "cp", "ep", "vpp", "dp", "expert_tp", "micro_batch_size"])

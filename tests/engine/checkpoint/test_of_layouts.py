@@ -69,11 +69,9 @@ def bits(t: torch.Tensor) -> torch.Tensor:
 
 def visit(rank: int, groups: Groups, layout: Layout, folder: Path, action: Action, movers: Movers = PLAIN) -> list[str]:
     """One rank saves the truth, or loads it; what differs then."""
-    p = compile_step(MODEL, layout, 48, rank=rank % layout.world, precision="bf16", movers=movers)
+    p = compile_step(MODEL, layout, 48, rank=rank, precision="bf16", movers=movers)
     everyone = tuple(range(layout.world))
     groups.make([*needed(p), Round((everyone,))])
-    if rank >= layout.world:
-        return []
     state = allocate(p, CPU)
     if action == "save":
         for suffix, kind in KINDS.items():

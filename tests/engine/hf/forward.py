@@ -32,10 +32,8 @@ def logits(
     rank: int, groups: Groups, path: Path, model: ModelSpec, layout: Layout, tokens: list[int], precision: str
 ) -> Columns:
     """This rank's columns of the logits of `tokens`; none from ranks without a head, or with other tokens."""
-    p = compile_step(model, layout, len(tokens), rank=rank % layout.world, precision=precision, training=False)
+    p = compile_step(model, layout, len(tokens), rank=rank, precision=precision, training=False)
     groups.make(needed(p))
-    if rank >= layout.world:
-        return {}
     state = allocate(p, CPU)
     start_from(open_weights(path, p), p, state)
     seen: list[torch.Tensor] = []

@@ -19,6 +19,8 @@ from penteract.cli import main
 from penteract.engine.hf.headers import held_tensors
 from penteract.errors import PenteractError
 
+pytestmark = pytest.mark.alone
+
 Harm = Callable[[Path], object]
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 

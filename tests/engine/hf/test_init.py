@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from math import log
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import forks
 from engine.hf import folders
 from penteract.cli import main
+
+pytestmark = pytest.mark.alone
 
 SMALL = (
     "--batch.sequence_length=32", "--batch.global_batch_size=4", "--batch.micro_batch_size=1",
@@ -24,8 +25,8 @@ SMALL = (
 def train(out: Path, *words: object) -> dict[str, Any]:
     """The closing line of one step."""
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    command = [sys.executable, "-m", "penteract", "train", "--json", "--steps=1", *SMALL, f"--output.folder={out}"]
-    done = subprocess.run([*command, *map(str, words)], capture_output=True, text=True, env=env, timeout=240)
+    command = ["train", "--json", "--steps=1", *SMALL, f"--output.folder={out}"]
+    done = forks.penteract([*command, *map(str, words)], env)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,0 +1,110 @@
+"""Processes that have torch from their first moment: forked from one that has loaded it and does nothing else.
+
+Loading torch, and the part of it that the first observed step asks for, takes a process longer than most tests.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+LOADED = ("torch._dynamo", "torch.distributed", "penteract.cli", "penteract.engine.worker", "pytest", "hypothesis")
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload([*LOADED])
+
+
+def start(
+    work: Callable[..., int], *arguments: Any, environment: Mapping[str, str], out: Path, err: Path
+) -> multiprocessing.Process:
+    """`work(*arguments)` in a process of its own, which ends with what it returns; what it says goes to two files."""
+    process = context.Process(target=_main, args=(work, arguments, dict(environment), out, err))
+    process.start()
+    return process  # type: ignore[return-value]
+
+
+def penteract(
+    words: Sequence[str], environment: Mapping[str, str], *, folder: Path | None = None, limit: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """`penteract WORDS` to its end, and so the ranks that it starts: what `subprocess.run` would give."""
+    with TemporaryDirectory() as said:
+        out, err = Path(said) / "out", Path(said) / "err"
+        process = start(_command, [*words], folder, environment=environment, out=out, err=err)
+        process.join(limit)
+        if process.is_alive():
+            process.kill()
+            raise subprocess.TimeoutExpired([*words], limit, out.read_text(), err.read_text())
+        assert process.exitcode is not None
+        return subprocess.CompletedProcess([*words], process.exitcode, out.read_text(), err.read_text())
+
+
+def _main(work: Callable[..., int], arguments: Any, environment: dict[str, str], out: Path, err: Path) -> None:
+    with out.open("wb") as o, err.open("wb") as e:
+        _become(environment, o.fileno(), e.fileno())
+        sys.exit(work(*arguments))
+
+
+def _become(environment: Mapping[str, str], out: int | None, err: int | None) -> None:
+    """What a new interpreter would have made of all this when it started."""
+    os.environ.clear()
+    os.environ.update(environment)
+    for fd, to in ((out, 1), (err, 2)):
+        if fd is not None:
+            os.dup2(fd, to)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if (threads := environment.get("OMP_NUM_THREADS")) is not None:
+        import_module("torch").set_num_threads(int(threads))
+
+
+def _command(words: list[str], folder: Path | None) -> int:
+    from penteract.cli import main
+    from penteract.engine import launch
+
+    if folder is not None:
+        os.chdir(folder)
+    launch.subprocess = SimpleNamespace(Popen=Rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[assignment]
+    return main(words)
+
+
+class Rank:
+    """`python -m MODULE WORDS` as the launcher asks for it, forked from the launcher: its `main` is called."""
+
+    def __init__(
+        self, command: list[str], *, env: Mapping[str, str], stdout: Any, stderr: Any, stdin: int, process_group: int,
+        preexec_fn: Callable[[], None],
+    ) -> None:  # fmt: skip
+        assert (command[:2], stdin, process_group) == ([sys.executable, "-m"], subprocess.DEVNULL, 0)
+        files = [file if file is None else file.fileno() for file in (stdout, stderr)]
+        fork = multiprocessing.get_context("fork")
+        self.process = fork.Process(target=self._main, args=(command[2:], env, files, preexec_fn))
+        self.process.start()
+
+    @staticmethod
+    def _main(command: list[str], env: Mapping[str, str], files: list[int | None], first: Callable[[], None]) -> None:
+        os.setpgid(0, 0)
+        first()
+        _become(env, *files)
+        sys.exit(import_module(command[0]).main(command[1:]))
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None and self.process.pid is not None:
+            os.kill(self.process.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
