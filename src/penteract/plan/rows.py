@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 from penteract.errors import BadInput
@@ -147,8 +148,8 @@ class Row:
         some = {m.remake for m in self.memories} if self.branch.comparable else set[tuple[str, ...]]()
         return [self.layout(m) for m in apart.values() if plain(m.remake) == m.remake or plain(m.remake) not in some]
 
-    def price(self, found: Priced) -> tuple[list[Quote], list[Slower]]:
-        """Put the layouts into `found`; those that fit, and those that need not be looked at as others do.
+    def price(self, found: Priced) -> None:
+        """Put the layouts into `found`: those that fit, and those that need not be looked at as others do.
 
         A micro-batch larger than one that does not fit keeps at least as much, and is not asked. Recomputing keeps
         no more and takes no less than not recomputing, but where `Branch.spares` says otherwise. And a stage of ZeRO
@@ -175,7 +176,6 @@ class Row:
                 too_large[memory] = self.size
         found.fits.extend(fits.values())
         found.slower.extend(slower)
-        return [*fits.values()], slower
 
 
 def unfit(prices: Quoter, layout: Layout) -> str:
@@ -200,6 +200,7 @@ def lower_stages(zero: int, whole_gradients: bool, keep_gathered: bool) -> tuple
     )  # fmt: skip
 
 
+@cache
 def _lower(memory: Memory, *, spares: bool) -> list[Memory]:
     """The same with a lower stage, and no more recomputation."""
     stages = lower_stages(memory.zero, memory.whole_gradients, memory.keep_gathered)
