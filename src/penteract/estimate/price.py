@@ -240,13 +240,18 @@ def resident(p: Program) -> dict[str, Bytes]:
 
 def owned(counted: Iterable[tuple[Bucket, int]], p: Policy) -> dict[str, Bytes]:
     """What a rank holds of its buckets, of equal ones how many, with the places of what passes through."""
-    total, every = Counter[str](), list(counted)
-    for b, n in every:
-        for kind, amount in held((b,), p).items():
-            total[kind] += n * amount
-    places = update.through(every, p)
+    every = list(counted)
+    return summed([(held((b,), p), n) for b, n in every], update.through(every, p))
+
+
+def summed(parts: Iterable[tuple[Mapping[str, Bytes], int]], places: update.Through) -> dict[str, Bytes]:
+    """What buckets hold, with the places of what passes through."""
+    total = dict[str, Bytes]()
+    for part, n in parts:
+        for kind, amount in part.items():
+            total[kind] = total.get(kind, 0) + n * amount
     total["optimizer"] += places.count * places.each
-    return dict(total)
+    return total
 
 
 def away(b: Bucket, p: Policy) -> Bytes:
