@@ -1,5 +1,5 @@
-"""The pieces that stages are made of: the embedding, one layer of each kind, the head. Each is recorded once for what
-it sees, and every stage of every layout that shows it the same is a sum of them.
+"""The pieces that stages are made of: the embedding, one layer of each kind, the head. Each is recorded once for all
+layouts that say the same of it, and every stage is a sum of them.
 
 Recorded alone, a piece receives its input and hands on its result. In a stage its neighbours do that: the registers at
 a border are then born in one piece and die in the next (`composed.py`).
@@ -84,15 +84,13 @@ class Piece:
         found = dict[str, frozenset[str]]()
         for action, calls in self.outline.calls.items():
             jobs = (self.outline.jobs[job] for job in {job for job, _, _ in calls})
-            found[action] = frozenset(
-                n for place, phase in jobs if phase in READS for n in self.sites[place].params
-            )  # fmt: skip
+            found[action] = frozenset(n for at, phase in jobs if phase in READS for n in self.sites[at].params)
         return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Growth:
-    """What a layer keeps of its own for each sequence, by span, and of its input."""
+    """What a layer keeps for each sequence, by span: of its own, and its input."""
 
     own: Mapping[Span, Bytes]
     entry: Mapping[Span, Bytes]

@@ -238,20 +238,15 @@ def resident(p: Program) -> dict[str, Bytes]:
     return owned(((b, 1) for b in p.buckets), p.precision) | rings | {"data": data}
 
 
-def owned(counted: Iterable[tuple[Bucket, int]], p: Policy) -> dict[str, Bytes]:
-    """What a rank holds of its buckets, of equal ones how many, with the places of what passes through."""
-    every = list(counted)
-    return summed([(held((b,), p), n) for b, n in every], update.through(every, p))
-
-
-def summed(parts: Iterable[tuple[Mapping[str, Bytes], int]], places: update.Through) -> dict[str, Bytes]:
-    """What buckets hold, with the places of what passes through."""
-    total = dict[str, Bytes]()
-    for part, n in parts:
-        for kind, amount in part.items():
-            total[kind] = total.get(kind, 0) + n * amount
-    total["optimizer"] += places.count * places.each
-    return total
+def owned(
+    counted: Iterable[tuple[Bucket, int]], p: Policy, parts: Iterable[Mapping[str, Bytes]] = ()
+) -> dict[str, Bytes]:
+    """What a rank holds of its buckets, of equal ones how many (`parts`: of each), and of what passes through."""
+    total, every = Counter[str](), list(counted)
+    for (_, n), part in zip(every, [*parts] or [held((b,), p) for b, _ in every], strict=True):
+        total.update({kind: n * amount for kind, amount in part.items()})
+    places = update.through(every, p)
+    return dict(total) | {"optimizer": total["optimizer"] + places.count * places.each}
 
 
 def away(b: Bucket, p: Policy) -> Bytes:

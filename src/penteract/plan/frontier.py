@@ -10,6 +10,7 @@ from math import inf
 
 from penteract.estimate.quote import Quote, Quoter
 from penteract.plan.effort import Effort, effort
+from penteract.plan.progress import Pulse
 from penteract.plan.rows import Branch, Priced, Row, unfit
 from penteract.plan.space import Family
 from penteract.spec.layout import Layout
@@ -17,6 +18,7 @@ from penteract.spec.precision import Policy
 from penteract.spec.recompute import NONE
 from penteract.units import Seconds
 
+_STILL = Pulse()
 _Key = tuple[object, ...]  # of a row: the precision, all but `Memory`, the micro-batch's size
 
 
@@ -34,9 +36,10 @@ class Frontier:
     _heap: list[tuple[Seconds, int, _Key, bool]] = field(default_factory=list[tuple[Seconds, int, _Key, bool]])
     _serial: Iterator[int] = field(default_factory=count)  # among equals the first
 
-    def add(self, families: Iterable[Family], prices: Quoter) -> None:
+    def add(self, families: Iterable[Family], prices: Quoter, pulse: Pulse = _STILL) -> None:
         """Families of one precision, each with the same fields."""
         for family in families:
+            pulse()
             branch = Branch(family, prices)
             self.branches.append(branch)
             for row in branch.rows():

@@ -75,6 +75,11 @@ class Priced:
     nearest: dict[Hashable, Miss] = field(default_factory=dict[Hashable, Miss])
     count: int = 0
 
+    @property
+    def fit(self) -> int:
+        """How many are known to be within memory."""
+        return len(self.fits) + len(self.slower) - self.needless
+
     def miss(self, size: Bytes, layout: Layout, precision: Policy) -> None:
         lay = layout
         alike = (lay.dp, lay.tp, lay.pp, lay.cp, lay.ep, lay.zero, lay.remake, lay.remake_every, precision)

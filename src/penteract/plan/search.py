@@ -16,6 +16,7 @@ from math import floor, inf, log10
 from penteract.estimate.quote import Quote, Quoter, StepTime
 from penteract.plan.effort import Effort, effort
 from penteract.plan.frontier import Frontier
+from penteract.plan.progress import Progress, Pulse
 from penteract.plan.rows import Slower
 from penteract.spec.layout import Layout
 from penteract.spec.precision import Policy
@@ -50,6 +51,7 @@ class Search:
 
     quoters: Mapping[Policy, Quoter]
     frontier: Frontier = field(default_factory=Frontier)
+    pulse: Pulse = field(default_factory=Pulse)
     _times: dict[tuple[Layout, Policy], Timed] = field(default_factory=dict[tuple[Layout, Policy], Timed], repr=False)
     _bounds: dict[tuple[Layout, Policy], Seconds] = field(
         default_factory=dict[tuple[Layout, Policy], Seconds], repr=False
@@ -105,6 +107,15 @@ class Search:
             self._rankings[k] = Ranking(self, k)
         return self._rankings[k].best()
 
+    def so_far(self, k: int) -> list[Timed]:
+        """The `k` best of what has been looked at, fastest first."""
+        return self._rankings[k].so_far if k in self._rankings else []
+
+    def progress(self, seconds: Seconds, layouts: int, k: int) -> Progress:
+        """How far a search for the `k` best of so many layouts has come in so many seconds."""
+        best, found = self.so_far(k), self.frontier.found
+        return Progress(seconds, found.count, layouts - found.fit - found.refused.total(), best[0] if best else None)
+
     def bound(self, quote: Quote) -> Seconds:
         """A closer one than the quote's own, where there is one to be had for more work."""
         key = quote.layout, quote.precision
@@ -147,8 +158,9 @@ class Ranking:
 
     def best(self) -> list[Timed]:
         """The best of all that are found by now, and of the frontier. Fastest first."""
-        frontier = self.search.frontier
+        frontier, pulse = self.search.frontier, self.search.pulse
         while True:
+            pulse()
             self._take()
             known = self._waiting[0][0] if self._waiting else inf
             bound = min(known, frontier.lowest)

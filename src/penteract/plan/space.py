@@ -91,6 +91,7 @@ class Space:
     elementwise        kernels, on GPUs
     micro_batch_size   the divisors of a replica's share of the batch
 
+    All GPUs are used. `NOT_TRIED` says what is left out.
     """
 
     ask: Ask
@@ -265,6 +266,16 @@ class Space:
         return tuple(v for v in tried if v in pinned) if axis in _FILTERED else pinned
 
 
+# What `Space` leaves at one value, or tries few of, unless the question pins the axis.
+NOT_TRIED: Mapping[str, str] = {
+    "offload": "offload",
+    "offload_optimizer": "offload_optimizer",
+    "shard_group": "shard groups but of all that share parameters or of one node",
+    "recompute": "recomputation but none, full and, where none does not fit, three between",
+    "loss_chunk": "sizes of loss chunks",
+    "bucket_bytes": "sizes of buckets",
+    "vpp": "more chunks of the same length",
+}
 _MESH = ("dp", "tp", "pp", "cp")
 # The values of `whole_gradients` and `keep_gathered` under each stage of ZeRO, what takes less first.
 _CHOICES: Mapping[int, tuple[bool, ...]] = {zero: (True, False) if zero == 3 else (False,) for zero in ZERO_STAGES}
