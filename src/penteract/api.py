@@ -12,6 +12,7 @@ from penteract.errors import PenteractError
 from penteract.plan.ask import HEADROOM, parse_axes
 from penteract.plan.collector import uncollected
 from penteract.plan.plan import Plan, plan_layouts, plan_one, quoter
+from penteract.plan.progress import Watch
 from penteract.plan.question import question
 from penteract.spec.hardware import Cluster
 from penteract.spec.model import ModelSpec
@@ -34,6 +35,7 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     optimizer: str = "adamw",
     headroom: float = HEADROOM,
     number: int = 1,
+    watch: Watch | None = None,
 ) -> Plan:
     """The best layouts of one training step of `model` on `gpus`, among all that fit: as `penteract plan`, no torch.
 
@@ -44,7 +46,9 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     `parts`: what a run file's `[precision]` may say beside it ({"moments": "int8", "fp8_gather": True}).
     `modules`: what parameters have otherwise, by name ("*:moments=int8,embedding*:moments=fp32").
     `number`: refuse as soon as it is known that fewer layouts fit.
-    Raises BadInput, naming what is allowed and the fix.
+    `watch` is called every tenth of a second with how far the search is: seconds, layouts priced and left, the best.
+    Raises BadInput, naming what is allowed and the fix; and Stopped in place of KeyboardInterrupt, which it is too: its
+    `plan` is what was found so far, `complete` False.
     """
     pins = parse_axes(fix, flag="--fix", several=True) if fix else {}
     ask = question(
@@ -54,7 +58,7 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     with uncollected():
         if layout is not None:
             return plan_one(ask, parse_axes(layout, flag="--layout", several=False), quoter)
-        return plan_layouts(ask, quoter, top=top, number=number)
+        return plan_layouts(ask, quoter, top=top, number=number, watch=watch)
 
 
 def train(run: str | Path | None = None, *, preset: str | None = None, **settings: Any) -> dict[str, Any]:

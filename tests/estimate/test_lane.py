@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from layouts import Case
 from penteract.estimate.composed import Composer
 from penteract.estimate.lane import UnitLane, _counts, count_gathers, gather_shares, passing, unit_lanes, unit_reads
-from penteract.estimate.pieces import read_by, sight
 from penteract.estimate.quote import Quoter
 from penteract.schedule.in_flight import steady
 from penteract.spec.hardware import cluster
@@ -41,18 +40,15 @@ def test_units_are_gathered_as_often_as_the_program_does(case: Case, deeper: int
             if b.cut_gradients:
                 assert asked["reduce", i] == asked["land", i] == asked["open", i] == lay.gradient_accumulation_steps
                 summed[b.unit] += b.size
-        placed = composer.placed(lay, at)
-        lanes = unit_lanes(
-            [kind for kind, _ in placed], composer.unit_buckets(lay, at),
-            lambda kind, b: float(b.size), split=lay.schedule == "zb_h1",
-        )  # fmt: skip
+        runs = composer.packer.runs(lay, at)
+        buckets = composer.packer.unit_buckets(lay, runs, at)
+        lanes = unit_lanes(runs.units, buckets, lambda kind, b: float(b.size), split=lay.split_backward)
         assert {u: sum(lane.sums.values()) for u, lane in enumerate(lanes) if lane.sums} == +summed
         chunks, rest = list[list[UnitLane]](), lanes
         for chain in composer.chains_of(lay, at):
             n = sum(n for _, n in chain)
             chunks, rest = [*chunks, rest[:n]], rest[n:]
-        seen = sight(lay)
-        reads = unit_reads(chunks, lambda kind, seen=seen: read_by(composer.piece(kind, lay, seen)))
+        reads = unit_reads(chunks, lambda kind: composer.piece(lay, kind).read_by)
         shares = gather_shares(lay, at, reads, len(lanes))
         uses = Counter(u for r in reads for some in r.values() for u in some)
         told = {u: share * uses[u] * lay.gradient_accumulation_steps for u, share in shares.items()}

@@ -20,10 +20,10 @@ recorder = found.quoter.composer.recorder
 print(json.dumps({
     "enumerated": found.counts.enumerated,
     "calls": pstats.Stats(profile).total_calls,
-    "tapes": len(recorder.tapes),
-    "sized": len(recorder.told),
+    "tapes": len(recorder.memos["_recorded"]) + len(recorder.memos["_told_flat"]),
+    "sized": len(recorder.memos["_told"]),
     "lowered": len(recorder.outlines),
-    "pieces": len(found.quoter.composer.pieces),
+    "pieces": len(recorder.pieces),
     "torch": "torch" in sys.modules,
 }))
 """

@@ -9,22 +9,24 @@ from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from penteract.api import plan as ask_plan
 from penteract.cli.overrides import parts_of_precision
+from penteract.cli.progress import Line, on_a_terminal
 from penteract.errors import BadInput, DiskFailure
 from penteract.plan.ask import HEADROOM, Ask
 from penteract.plan.catalogue import catalogue, catalogue_rows
 from penteract.plan.collector import uncollected
 from penteract.plan.explain import contest, explain, named
 from penteract.plan.plan import Plan, quoter
+from penteract.plan.progress import Stopped
 from penteract.plan.report import as_dict, budget
 from penteract.plan.runfile import left_open, run_file
 from penteract.plan.search import Timed
-from penteract.plan.text import as_text_whole, basis, spent
+from penteract.plan.text import as_text_whole, basis, spent, stopped
 from penteract.plan.whatif import what_if
 from penteract.spec.mesh import Mesh
 from penteract.units import gib, parse_count
@@ -92,7 +94,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
 
     Layouts that recompute or shard more than they need to fit are left out: --layout or --fix asks for them.
 
-    Exit code 0 is an answer, also that nothing fits; 2 a question that cannot be asked.
+    A search over two seconds shows how far it is. Ctrl-C stops it, and prints the best so far.
+
+    Exit code 0 is an answer, also that nothing fits; 2 a question that cannot be asked; 130 a search that was stopped.
     """
     started = perf_counter()
     if models:
@@ -104,19 +108,19 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
     if out is not None and out.exists():
         raise BadInput("FILE", "it exists already", where="--out", found=out, fix="choose another name, or remove it")
-    found = ask_plan(
-        model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
-        tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,
-        optimizer=optimizer, headroom=headroom, number=why or 1,
-    )  # fmt: skip
+    with Line(shown=on_a_terminal() and not json) as line:
+        found = _unless_stopped(
+            model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
+            tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,
+            optimizer=optimizer, headroom=headroom, number=why or 1, watch=line,
+        )  # fmt: skip
+    if not found.complete:
+        print(to_json.dumps(as_dict(found)) if json else stopped(found, perf_counter() - started))
+        return 130
     chosen = found.number(why or 1) if found.layouts or why or out else None
     money = budget(found, chosen, whole, usd_per_gpu_hour) if chosen and whole else None
     reasons = _reasons(found, chosen, why) if chosen and found.counts.fit and (why or not json) else []
     if out is not None and chosen:
-        if not found.counts.fit:
-            raise BadInput("MEMORY", "no run file of what does not fit", where="--out",
-                           found=f"{gib(chosen.quote.allocated):.1f} GiB a GPU",
-                           allowed=f"{gib(found.ask.usable):.1f} GiB", fix="another layout, or more GPUs")  # fmt: skip
         _write(out, found, chosen)
     kept = [left_open(out, _asked(found, chosen), chosen.layout)] if out is not None and chosen else []
     if json:
@@ -127,12 +131,25 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     print(as_text_whole(found, chosen, perf_counter() - started, reasons))
     if money:
         print("\n" + spent(money, found.ask.cluster.gpus))
-    if why and chosen:
-        print("\n" + basis(found) + "\n\n" + _by_line(found, chosen))
-    if draw and chosen:
-        print("\n" + _drawing(chosen))
+    if chosen:
+        _show(found, chosen, why=why is not None, draw=draw)
     print("\n" + "\n".join([*kept, _next(why, out)]))
     return 0
+
+
+def _show(found: Plan, chosen: Timed, *, why: bool, draw: bool) -> None:
+    if why:
+        print("\n" + basis(found) + "\n\n" + _by_line(found, chosen))
+    if draw:
+        print("\n" + _drawing(chosen))
+
+
+def _unless_stopped(*asked: Any, **said: Any) -> Plan:
+    """The answer, or what there was of it when it was stopped."""
+    try:
+        return ask_plan(*asked, **said)
+    except Stopped as stop:
+        return stop.plan
 
 
 def _check_asked(model: str, gpus: str) -> None:
@@ -196,6 +213,10 @@ def _asked(found: Plan, chosen: Timed) -> Ask:
 
 
 def _write(path: Path, found: Plan, chosen: Timed) -> None:
+    if not found.counts.fit:
+        raise BadInput("MEMORY", "no run file of what does not fit", where="--out",
+                       found=f"{gib(chosen.quote.allocated):.1f} GiB a GPU",
+                       allowed=f"{gib(found.ask.usable):.1f} GiB", fix="another layout, or more GPUs")  # fmt: skip
     try:
         path.write_text(run_file(_asked(found, chosen), chosen.layout), encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from penteract.errors import BadInput
 from penteract.estimate.choices import Choice, Choices, hull
-from penteract.estimate.pieces import ENDS, Kind, sight
+from penteract.estimate.pieces import ENDS, Kind
 from penteract.estimate.quote import Quote, Quoter
 from penteract.estimate.stages import Chain, StageSum
 from penteract.schedule.in_flight import most_in_flight
@@ -118,7 +118,7 @@ class _Solver:
         kinds = tuple(dict.fromkeys(k for chains in by_rank for chain in chains for k, _ in chain))
         told = Choices.of(quoter, kinds, lay)
         none = next(c for c in told.every if c.words == NONE)
-        back = "Inp" if lay.schedule == "zb_h1" else "Bwd"
+        back = "Inp" if lay.split_backward else "Bwd"
         members = tuple((c, ("Fwd", back)) for c in range(lay.vpp))
         flights = most_in_flight(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, members)
         ranks = list[_Rank]()
@@ -169,7 +169,7 @@ class _Solver:
         """Of a piece of each kind."""
         if choice.words not in self.scratches:
             layout = _uniform(self.layout, choice.words)
-            pieces = [self.quoter.composer.holding(kind, layout, sight(layout)) for kind in self.kinds]
+            pieces = [self.quoter.composer.holding(layout, kind) for kind in self.kinds]
             self.scratches[choice.words] = tuple(
                 [(max(p.scratch.values(), default=0), max(p.routed_scratch.values(), default=0)) for p in pieces]
             )

@@ -8,7 +8,7 @@ from math import inf, prod
 from typing import NamedTuple
 
 from penteract.estimate.load import Balanced
-from penteract.estimate.pieces import Kind, bytes_of, sight
+from penteract.estimate.pieces import Kind, bytes_of
 from penteract.estimate.quote import Quoter
 from penteract.estimate.timing import seconds_alone
 from penteract.ops.fates import Fate, Fates, groups
@@ -51,7 +51,7 @@ class Choices(NamedTuple):
     @staticmethod
     def of(quoter: Quoter, kinds: Sequence[Kind], plain: Layout) -> Choices:
         """For these kinds of pieces of a layout that remakes nothing."""
-        tapes = [quoter.composer.recorder.tape(kind, plain) for kind in kinds]
+        tapes = [quoter.composer.recorder.tape(plain, kind) for kind in kinds]
         measures = [_measure(quoter, kind, tape, plain) for kind, tape in zip(kinds, tapes, strict=True)]
         tables = [
             [
@@ -123,7 +123,7 @@ _Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a regis
 def _measure(quoter: Quoter, kind: Kind, tape: Tape, layout: Layout) -> _Measure:
     composer = quoter.composer
     load, widths = Balanced.of(composer.model, layout, composer.sequence_length), composer.widths
-    alone = seconds_alone(composer.piece(kind, layout, sight(layout)), quoter.passes.device(layout))
+    alone = seconds_alone(composer.piece(layout, kind), quoter.passes.device(layout))
     spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}
 
     def size(r: int) -> Bytes:

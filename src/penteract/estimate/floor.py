@@ -6,20 +6,18 @@ what they grow by, without shapes or scratch of any size. Ends, constants and wh
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from penteract.estimate.composed import Composer
-from penteract.estimate.pieces import ENDS, Kind, Sight
+from penteract.estimate.pieces import ENDS, Growth, Kind
+from penteract.estimate.reads import Memos, tracked
 from penteract.estimate.stages import Chain
 from penteract.schedule.in_flight import most_in_flight
-from penteract.spec.layout import Layout
+from penteract.spec.layout import Layout, Schedule
 from penteract.step.places import Span
 from penteract.units import Bytes
-
-_Layer = tuple[Mapping[Span, Bytes], Mapping[Span, Bytes]]  # what it keeps of its own, and its input
-_Growth = tuple[tuple[Counter[Span], ...], ...]  # by group of ranks and chunk
 
 
 @dataclass(slots=True)
@@ -27,57 +25,57 @@ class Floor:
     """Lower bounds of what pipeline ranks keep for micro-batches in flight."""
 
     composer: Composer
-    _pieces: dict[tuple[Kind, Sight], _Layer] = field(default_factory=dict[tuple[Kind, Sight], "_Layer"])
-    _chains: dict[tuple[Chain, Sight], Counter[Span]] = field(default_factory=dict[tuple[Chain, Sight], Counter[Span]])
-    _ranks: dict[Sight, _Growth] = field(default_factory=dict[Sight, _Growth])
-    _kept: dict[Sight, list[Bytes]] = field(default_factory=dict[Sight, list[Bytes]])
+    memos: Memos = field(default_factory=Memos)
+    known: dict[object, list[tuple[Mapping[Span, Bytes], ...]]] = field(
+        default_factory=dict[object, list[tuple[Mapping[Span, Bytes], ...]]]
+    )
 
+    @tracked
     def per_sequence(self, layout: Layout) -> list[Bytes]:
         """Kept on the device for each sequence of a micro-batch by the fullest rank of each group with the same
         stages."""
-        lay = layout
-        seen = (lay.tp, lay.cp, lay.ep, lay.expert_tp, lay.context_method if lay.cp > 1 else "", lay.attention,
-                lay.edits, lay.schedule == "zb_h1")  # fmt: skip
-        key = (seen, lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
-        if key not in self._kept:
-            groups = zip(self.composer.deal(lay).alike, self._growth(lay, seen), strict=True)
-            self._kept[key] = [max(_in_flight(lay, ranks, chunks)) for ranks, chunks in groups]
-        return self._kept[key]
+        groups = zip(self.composer.deal(layout).alike, self._growth(layout), strict=True)
+        return [max(_in_flight(layout, ranks, chunks)) for ranks, chunks in groups]
 
-    def _growth(self, layout: Layout, seen: Sight) -> _Growth:
-        key = (seen, layout.pp, layout.vpp)
-        if key not in self._ranks:
-            deal = self.composer.deal(layout)
-            self._ranks[key] = tuple(
-                tuple(self._of_chain(chain, layout, seen) for chain in deal.by_rank[ranks[0]]) for ranks in deal.alike
-            )
-        return self._ranks[key]
-
-    def _of_chain(self, chain: Chain, layout: Layout, seen: Sight) -> Counter[Span]:
-        if (chain, seen) in self._chains:
-            return self._chains[chain, seen]
-        total, first = Counter[Span](), True
-        for kind, n in chain:
-            if kind in ENDS:
-                continue
-            if (kind, seen) not in self._pieces:
-                self._pieces[kind, seen] = self.composer.recorder.growth(kind, layout)
-            own, entry = self._pieces[kind, seen]
-            for span, amount in own.items():
-                total[span] += n * amount
-            for span, amount in entry.items():
-                total[span] += (n - first) * amount  # the first layer's is that of an end, or was received
-            first = False
-        self._chains[chain, seen] = total
-        return total
+    def _growth(self, layout: Layout) -> list[tuple[Mapping[Span, Bytes], ...]]:
+        """By group of ranks and chunk, what each micro-batch keeps for each of its sequences."""
+        deal = self.composer.deal(layout)
+        layers = [kind for kind in deal.kinds if kind not in ENDS]
+        each = {kind: self.composer.recorder.growth(layout, kind) for kind in layers}
+        key = (deal, *each.values())
+        if key not in self.known:
+            self.known[key] = deal.dealt([_of_chain(chain, each) for chain in deal.chains])
+        return self.known[key]
 
 
-def _in_flight(layout: Layout, ranks: tuple[int, ...], chunks: tuple[Counter[Span], ...]) -> list[Bytes]:
+def _of_chain(chain: Chain, each: Mapping[Kind, Growth]) -> Mapping[Span, Bytes]:
+    """Of its layers: the input of the first is that of an end, or was received."""
+    total, first = dict[Span, Bytes](), True
+    for kind, n in chain:
+        if kind in ENDS:
+            continue
+        for span, amount in each[kind].own.items():
+            total[span] = total.get(span, 0) + n * amount
+        for span, amount in each[kind].entry.items():
+            total[span] = total.get(span, 0) + (n - first) * amount
+        first = False
+    return total
+
+
+def _in_flight(layout: Layout, ranks: tuple[int, ...], chunks: Sequence[Mapping[Span, Bytes]]) -> list[Bytes]:
     """By rank: so many at once of the chunks together, the smallest of which each is at least."""
     lay, held = layout, [0] * len(ranks)
     for span in set[Span]().union(*chunks):
-        size = min(chunk[span] for chunk in chunks)
-        members = tuple((c, span) for c in range(len(chunks)))
-        told = most_in_flight(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, members)
-        held = [n + size * told[r] for n, r in zip(held, ranks, strict=True)]
+        if size := min([chunk.get(span, 0) for chunk in chunks]):
+            told = _of_ranks(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, span, ranks)
+            held = [n + size * micros for n, micros in zip(held, told, strict=True)]
     return held
+
+
+@cache
+def _of_ranks(
+    schedule: Schedule, pp: int, vpp: int, micros: int, span: Span, ranks: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The most micro-batches at once inside a span of any chunk, on each of these ranks."""
+    told = most_in_flight(schedule, pp, vpp, micros, tuple((c, span) for c in range(vpp)))
+    return tuple(told[r] for r in ranks)

@@ -6,20 +6,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from penteract.estimate.load import Load
+from penteract.estimate.load import Balanced, Load
 from penteract.estimate.pieces import Piece, bytes_of, shapes
+from penteract.estimate.reads import Memos, tracked
 from penteract.ops.bodies import body_of
 from penteract.ops.bodies.fp8 import remembered
 from penteract.ops.spec import Spec, Widths
-from penteract.ops.tape import Site
+from penteract.ops.tape import Phase, Site
 from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
 from penteract.step.places import Life, Span, aligned, lay_out
 from penteract.units import Bytes
 
+_RUNS: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")  # in a body; others are collectives
 Crossings = tuple[tuple[tuple[int, int], tuple[int, int], Bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Holding:
     """`remembered` bytes that its linears keep between steps
 
@@ -49,18 +52,23 @@ class Holding:
 
 @dataclass(slots=True)
 class Holder:
-    """Measures pieces. `workspaces`: of calls that several share."""
+    """Measures pieces. What of a layout its kernels and its routing depend on is noted as it is read."""
 
+    model: ModelSpec
+    sequence_length: int
     widths: Widths
-    workspaces: dict[tuple[Site, str], Bytes] = field(default_factory=dict[tuple[Site, str], Bytes])
+    memos: Memos = field(default_factory=Memos)
 
-    def measure(self, piece: Piece, layout: Layout, load: Load) -> Holding:
+    @tracked
+    def measure(self, layout: Layout, piece: Piece) -> Holding:
         """The registers of a piece laid out as a step lays them out."""
         outline, specs = piece.outline, piece.specs
         chunk, alive = outline.chunk, outline.lives
-        for spec in {*specs.values()} - piece.sizes.keys():
-            piece.sizes[spec] = bytes_of(spec, self.widths, load), aligned(spec, self.widths)
-        every = {r: piece.sizes[spec] for r, spec in specs.items()}
+        load = Balanced.of(self.model, layout, self.sequence_length)
+        known = piece.sizes.setdefault(load, {})
+        for spec in {*specs.values()} - known.keys():
+            known[spec] = bytes_of(spec, self.widths, load), aligned(spec, self.widths)
+        every = {r: known[spec] for r, spec in specs.items()}
         sizes = {r: n for r in alive if not specs[r].pinned and (n := every[r][1])}
         found = lay_out(chunk.actions, alive, sizes, chunk.turns)
         ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
@@ -89,23 +97,19 @@ class Holder:
             stream=next((sizes[r] for r in ends if r is not None), 0),
             crossing={name: tuple(c) for name, c in crossing.items()},
             scratch={name: s.layer for name, s in found.scratch.items()},
-            workspace=self._workspace(piece, layout, load),
+            workspace=self._largest(piece, layout, load),
             routed=+routed, routed_scratch=_most_at_once(scratch),
             ring={name: s.ring for name, s in found.scratch.items() if s.ring}, host=host,
         )  # fmt: skip
 
-    def _workspace(self, piece: Piece, layout: Layout, load: Load) -> Bytes:
-        """The largest of a body."""
-        most, known = 0, self.workspaces
-        for place, phase in piece.outline.jobs:
-            if phase in ("start", "finish"):
-                continue
-            site = piece.shapes.sites[place]
-            if (site, phase) not in known:
-                body = body_of(site, layout)
-                known[site, phase] = body.workspace(phase, shapes(site, load), site.weights, site.attrs, self.widths)
-            most = max(most, known[site, phase])
-        return most
+    def _largest(self, piece: Piece, layout: Layout, load: Load) -> Bytes:
+        """The largest workspace of a body."""
+        sites, jobs = piece.shapes.sites, [job for job in piece.outline.jobs if job[1] in _RUNS]
+        return max([self._workspace(layout, sites[place], phase, load) for place, phase in jobs], default=0)
+
+    @tracked
+    def _workspace(self, layout: Layout, site: Site, phase: Phase, load: Load) -> Bytes:
+        return body_of(site, layout).workspace(phase, shapes(site, load), site.weights, site.attrs, self.widths)
 
 
 def _most_at_once(registers: Iterable[tuple[Life, Bytes]]) -> dict[str, Bytes]:

@@ -43,7 +43,7 @@ class Forward:
         lone, forward, scores = Layout(attention="flash"), 0, 0
         load = Balanced.of(composer.model, lone, composer.sequence_length)
         for kind, n in composer.stage_chains(lone)[0]:
-            for op in composer.recorder.tape(kind, lone).ops:
+            for op in composer.recorder.tape(lone, kind).ops:
                 body = BODIES.get(op.site.word)
                 if op.program is None and body is not None:
                     flops = n * body.flops("forward", shapes(op.site, load), op.site.weights, op.site.attrs)

@@ -9,7 +9,7 @@ nothing else computes; their scales are agreed on when a step begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
@@ -17,7 +17,8 @@ from math import fsum
 from typing import NamedTuple
 
 from penteract.estimate.composed import Composer
-from penteract.estimate.pieces import Kind, read_by, sight
+from penteract.estimate.packed import Units, first_rank
+from penteract.estimate.pieces import Kind
 from penteract.estimate.pipeline import Passes
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.reduction import Times, on_wire
@@ -62,34 +63,42 @@ class Laned(NamedTuple):
 
 
 def unit_lanes(
-    kinds: Sequence[Kind], buckets: Iterator[Bucket], seconds: Callable[[str, Bucket], Seconds], *, split: bool
+    units: Sequence[Units],
+    buckets: Sequence[Sequence[Bucket]],
+    seconds: Callable[[str, Bucket], Seconds],
+    *,
+    split: bool,
 ) -> list[UnitLane]:
-    """Of each unit of a rank. `seconds`: of a collective on a bucket, or of making its shard "code"; `split`: input and
-    weight gradients apart."""
-    out = [UnitLane(kind, frozenset(), 0.0, {}) for kind in kinds]
-    for b in buckets:
-        lane = out[b.unit]
-        if b.cut_parameters:
-            lane.cut |= {q.name for q in b.params}
-            lane.gather += seconds("all_gather", b)
-            lane.coding += seconds("code", b) if b.gathered_as == "code" else 0.0
-        if b.cut_gradients:
-            action = ("Wgt" if b.late else "Inp") if split else "Bwd"
-            lane.sums = {**lane.sums, action: lane.sums.get(action, 0.0) + seconds("reduce_scatter", b)}
-    return out
+    """Of each unit of a rank; of equal ones it is one object. `buckets`: of a unit of each run. `seconds`: of
+    a collective on a bucket, or of making its shard "code"; `split`: input and weight gradients apart."""
+    found = dict[Kind, UnitLane]()
+    for run, own in zip(units, buckets, strict=True):
+        if run.kind in found:
+            continue
+        lane = found[run.kind] = UnitLane(run.kind, frozenset(), 0.0, {})
+        for b in own:
+            if b.cut_parameters:
+                lane.cut |= {q.name for q in b.params}
+                lane.gather += seconds("all_gather", b)
+                lane.coding += seconds("code", b) if b.gathered_as == "code" else 0.0
+            if b.cut_gradients:
+                action = ("Wgt" if b.late else "Inp") if split else "Bwd"
+                lane.sums = {**lane.sums, action: lane.sums.get(action, 0.0) + seconds("reduce_scatter", b)}
+    return [found[run.kind] for run in units for _ in range(run.number)]
 
 
 def unit_reads(
     chunks: Sequence[Sequence[UnitLane]], read: Callable[[Kind], Mapping[str, frozenset[str]]]
 ) -> tuple[Reads, ...]:
     """Which units the actions of each chunk read. `read`: parameters that an action reads, of a kind of piece."""
-    out, number = list[Reads](), 0
+    out, number, known = list[Reads](), 0, dict[int, list[str]]()
     for own in chunks:
         by_action = dict[str, list[int]]()
         for i, lane in enumerate(own, number):
-            for action, names in read(lane.kind).items() if lane.cut else ():
-                if names & lane.cut:
-                    by_action.setdefault(action, []).append(i)
+            if id(lane) not in known:
+                known[id(lane)] = [action for action, names in read(lane.kind).items() if names & lane.cut]
+            for action in known[id(lane)]:
+                by_action.setdefault(action, []).append(i)
         out.append({a: tuple(some if a == "Fwd" else reversed(some)) for a, some in by_action.items()})
         number += len(own)
     return tuple(out)
@@ -131,19 +140,18 @@ def count_gathers(schedule: Schedule, pp: int, vpp: int, micros: int, asked: _As
 def passing(units: Sequence[UnitLane], times: Times, shares: Sequence[float], beside: float) -> Passing:
     """A pass through a chunk's `units`. `shares`: of each unit's readings, those with a gather; `beside`: how much
     slower a computation is while its lane is busy."""
-    seconds, exposed = dict[str, Seconds](), dict[str, Seconds]()
-    for action in times(units[0].kind):
-        order = range(len(units)) if action == "Fwd" else range(len(units))[::-1]
-        work = [times(units[i].kind)[action] for i in order]
-        asked = [shares[i] if action in _GATHERED else 0.0 for i in order]
-        fetch = [share * units[i].gather for i, share in zip(order, asked, strict=True)]
-        coding = [share * units[i].coding for i, share in zip(order, asked, strict=True)]
-        sums = [units[i].sums.get(action, 0.0) for i in order]
+    seconds, exposed, slower = dict[str, Seconds](), dict[str, Seconds](), beside - 1
+    each = {unit.kind: times(unit.kind) for unit in units}
+    ahead = [(share * unit.gather, share * unit.coding) for unit, share in zip(units, shares, strict=False)]
+    for action in each[units[0].kind]:
+        order = slice(None, None, 1 if action == "Fwd" else -1)
+        work = [each[unit.kind][action] for unit in units[order]]
+        sums = [unit.sums.get(action, 0.0) for unit in units[order]]
+        next_ = ahead[order] if action in _GATHERED else [(0.0, 0.0)] * len(units)
         total = 0.0
-        for k, own in enumerate(work):
-            following = (k + 1) % len(work)
-            wire = fetch[following] + sums[k - 1]
-            total += coding[following] + max(own + min(own, wire) * (beside - 1), wire)
+        for own, (fetch, coding), before in zip(work, (*next_[1:], next_[0]), (sums[-1], *sums[:-1]), strict=True):
+            wire = fetch + before
+            total += coding + max(own + min(own, wire) * slower, wire)
         seconds[action] = total
         exposed[action] = total - fsum(work)
     return Passing(seconds, exposed)
@@ -154,11 +162,8 @@ def coding(b: Bucket, rates: Rates, widths: Widths) -> Seconds:
     return rates.moved(b.shard_size * (widths["parameter"] + widths["code"]))
 
 
-def agreeing(buckets: Iterator[Bucket], stage: Span, rates: Rates, widths: Widths) -> Seconds:
+def agreeing(coded: Sequence[Bucket], stage: Span, rates: Rates, widths: Widths) -> Seconds:
     """Of the scales of a step: shards are read for their largest values, on which the ranks of the stage agree."""
-    coded = [b for b in buckets if b.gathered_as == "code"]
-    if not coded:
-        return 0.0
     read = fsum(rates.moved(b.shard_size * widths["parameter"]) for b in coded)
     return read + rates.collective("all_reduce", stage, LONE * sum(len(b.params) for b in coded))
 
@@ -175,18 +180,20 @@ def beside_lane(composer: Composer, layout: Layout, rank: int, times: Times, rat
         return known[key]
 
     mesh = Mesh(lay)
-    stage = mesh.group("stage", mesh.group("pp", 0)[rank])
-    kinds = [kind for kind, _ in composer.placed(lay, rank)]
-    lanes = unit_lanes(kinds, composer.unit_buckets(lay, rank), seconds, split=lay.schedule == "zb_h1")
+    runs = composer.packer.runs(lay, rank)
+    buckets = composer.packer.unit_buckets(lay, runs, rank)
+    lanes = unit_lanes(runs.units, buckets, seconds, split=lay.split_backward)
     ends = list(accumulate((sum(n for _, n in chain) for chain in composer.chains_of(lay, rank)), initial=0))
     chunks = [lanes[a:b] for a, b in pairwise(ends)]
-    seen = sight(lay)
-    read = {kind: read_by(composer.piece(kind, lay, seen)) for kind in dict.fromkeys(kinds)}
+    read = {kind: composer.piece(lay, kind).read_by for kind in dict.fromkeys(run.kind for run in runs.units)}
     reads = unit_reads(chunks, read.__getitem__)
     share = gather_shares(lay, rank, reads, len(lanes))
     shares = [share.get(i, 0.0) for i in range(len(lanes))]
     out = [passing(own, times, shares[a:], rates.beside) for own, a in zip(chunks, ends, strict=False)]
     first = lanes[0]
-    ends = first.gather + first.coding + first.sums.get("Wgt" if lay.schedule == "zb_h1" else "Bwd", 0.0)
-    ends += agreeing(composer.unit_buckets(lay, rank), Span.of(stage, gpus_per_node), rates, widths)
+    ends = first.gather + first.coding + first.sums.get("Wgt" if lay.split_backward else "Bwd", 0.0)
+    every = zip(runs.units, buckets, strict=True)
+    if coded := [b for run, own in every for b in own * run.number if b.gathered_as == "code"]:
+        stage = Span.of(mesh.group("stage", first_rank(mesh, rank)), gpus_per_node)
+        ends += agreeing(coded, stage, rates, widths)
     return Laned(tuple(p.seconds for p in out), fsum(fsum(p.exposed.values()) for p in out), ends)

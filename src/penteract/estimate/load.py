@@ -24,8 +24,10 @@ class Balanced:
 
     @staticmethod
     def of(m: ModelSpec, layout: Layout, sequence_length: int) -> Balanced:
+        if m.moe is None:
+            return Balanced(0)
         tokens = sequence_length // layout.cp * layout.micro_batch_size
-        return Balanced(tokens // (1 if layout.expert_tp > 1 else layout.tp) * (m.moe.top_k if m.moe else 0))
+        return Balanced(tokens // (1 if layout.expert_tp > 1 else layout.tp) * m.moe.top_k)
 
     def received(self, layer: int, micro: int) -> int:
         return self.rows

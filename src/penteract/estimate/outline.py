@@ -61,7 +61,7 @@ def results(site: Site, phase: Phase) -> Sequence[Spec]:
     return [*(site.ins[i] for i in body.differentiable), *body.carry(site.ins, site.attrs)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Outline:
     """A chunk without its sizes. A job is a phase of a site, however often it is called.
 

@@ -1,5 +1,5 @@
-"""The pieces that stages are made of: the embedding, one layer of each kind, the head. Each is recorded once for what
-it sees, and every stage of every layout that shows it the same is a sum of them.
+"""The pieces that stages are made of: the embedding, one layer of each kind, the head. Each is recorded once for all
+layouts that say the same of it, and every stage is a sum of them.
 
 Recorded alone, a piece receives its input and hands on its result. In a stage its neighbours do that: the registers at
 a border are then born in one piece and die in the next (`composed.py`).
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from math import prod
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from penteract.estimate.load import Balanced, Load
 from penteract.estimate.outline import Outline, Saying, saying, sites_of
+from penteract.estimate.reads import Memos, changed, tracked
 from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
 from penteract.model.modules import first_like
@@ -39,8 +40,8 @@ from penteract.step.events import READS
 from penteract.step.places import Span, aligned
 from penteract.units import Bytes
 
-Sight = tuple[object, ...]  # all of a layout that a piece sees
 Wire = tuple[str, str]  # collective, axis
+Sizes = dict[Spec, tuple[Bytes, Bytes]]
 
 
 class Kind(NamedTuple):
@@ -54,31 +55,19 @@ class Kind(NamedTuple):
 EMBEDDING, HEAD = ENDS = (Kind("embedding"), Kind("head"))
 
 
-def sight(layout: Layout) -> Sight:
-    """Two layouts with the same sight show a piece the same."""
-    return (*tape_sight(layout), *layout.edits, layout.schedule == "zb_h1")
-
-
-def tape_sight(layout: Layout) -> Sight:
-    """What a piece sees of a layout when it is recorded."""
-    lay = layout
-    return (lay.tp, lay.cp, lay.ep, lay.expert_tp, lay.context_method if lay.cp > 1 else "", lay.micro_batch_size,
-            lay.attention, lay.elementwise, lay.loss, lay.loss_chunk)  # fmt: skip
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Piece:
-    """What one pass of a micro-batch through a piece does on a rank. `holdings.py` tells what it takes.
+    """What one pass of a micro-batch through a piece does on a rank. `holdings.py` tells what it takes. Layouts that
+    say the same have one object: what follows from it is kept by the piece, however many fields told of it.
 
     `shapes` of its tape; `sites`: those of the tape, then those of copies
-    `sizes`  bytes of registers, and of their places in an arena, so far as they were asked for
+    `sizes`  bytes of registers, and of their places in an arena, so far as they were asked for; by what is routed
     """
 
     outline: Outline
     shapes: Sized
     sites: Sequence[Site]
-    params: tuple[Param, ...]
-    sizes: dict[Spec, tuple[Bytes, Bytes]]
+    sizes: dict[Load, Sizes]
 
     @property
     def inputs(self) -> Mapping[str, Spec]:
@@ -89,49 +78,77 @@ class Piece:
         """Of every register that lives."""
         return self.outline.specs(self.shapes, self.sites)
 
+    @cached_property
+    def read_by(self) -> Mapping[str, frozenset[str]]:
+        """The parameters that each action reads."""
+        found = dict[str, frozenset[str]]()
+        for action, calls in self.outline.calls.items():
+            jobs = (self.outline.jobs[job] for job in {job for job, _, _ in calls})
+            found[action] = frozenset(n for at, phase in jobs if phase in READS for n in self.sites[at].params)
+        return found
 
-class _Recorded(NamedTuple):
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Growth:
+    """What a layer keeps for each sequence, by span: of its own, and its input."""
+
+    own: Mapping[Span, Bytes]
+    entry: Mapping[Span, Bytes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Uses:
+    """The parameters of a piece, in the order of their first use; of these, whose gradients may wait, and which are
+    gathered as codes. Pieces that use the same have one object."""
+
+    params: tuple[Param, ...]
+    waiting: frozenset[str]
+    coded: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recorded:
     """A tape whose micro-batch size is open, with what is asked of it again and again."""
 
     tape: Tape
-    params: tuple[Param, ...]
+    uses: Uses
     saying: Saying
     words: set[str]
     sites: list[Site]
 
 
-class _Told(NamedTuple):
-    """A tape at one micro-batch size. `sizes` known so far: bytes, and those of a place in the arena."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Told:
+    """A tape at one micro-batch size. `sizes` as in `Piece`."""
 
     recorded: _Recorded
     shapes: Sized
-    sizes: dict[Spec, tuple[Bytes, Bytes]]
+    sizes: dict[Load, Sizes]
 
 
 @dataclass(slots=True)
 class Recorder:
     """Records pieces of one model at one sequence length and precision.
 
-    Layouts that differ in what they remake or defer share a tape: it is lowered for each of them. Those that differ in
-    the micro-batch's size share it too, with other shapes.
+    What a layout says of a piece is kept by what saying it read. From the tape on the key is what was said: tapes that
+    say the same share an outline, and the same shapes with the same outline are one piece.
     """
 
     model: ModelSpec
     sequence_length: int
     precision: Policy
-    tapes: dict[tuple[object, ...], _Recorded] = field(default_factory=dict[tuple[object, ...], "_Recorded"])
-    told: dict[tuple[object, ...], _Told] = field(default_factory=dict[tuple[object, ...], "_Told"])
-    outlines: dict[tuple[object, ...], Outline] = field(default_factory=dict[tuple[object, ...], Outline])
+    memos: Memos = field(default_factory=Memos)
+    outlines: dict[tuple[Saying, Edit, bool], Outline] = field(default_factory=dict[tuple[Saying, Edit, bool], Outline])
+    pieces: dict[tuple[_Told, Outline], Piece] = field(default_factory=dict[tuple["_Told", Outline], Piece])
+    used: dict[tuple[object, ...], Uses] = field(default_factory=dict[tuple[object, ...], "Uses"])
+    widths: Widths = field(init=False)
     linears: Linears = field(init=False)
     names: Sequence[str] = field(init=False)  # of the kind of each layer
 
     def __post_init__(self) -> None:
+        self.widths = self.precision.widths
         self.linears = self.precision.linears(self.model.layers, self.model.predict_ahead)
         self.names = [f"as layer {first}" for first in first_like(self.model, self.precision)]
-
-    @property
-    def widths(self) -> Widths:
-        return self.precision.widths
 
     def kinds(self, layers: range, layout: Layout) -> tuple[tuple[Kind, int], ...]:
         """The kinds of a stage's layers in order, runs of the same counted."""
@@ -144,28 +161,19 @@ class Recorder:
                 runs.append((kind, 1))
         return tuple(runs)
 
-    def sight_of(self, kind: Kind, layout: Layout, seen: Sight) -> Sight:
-        """What a piece sees of `seen`, all that a layout shows. A layer sees its own edit. At the ends there is no
-        attention, and no layer to remake as a whole, unless the head predicts further ahead, with blocks of its own."""
-        lay = layout
-        if kind not in ENDS and not lay.uniform:
-            return (*tape_sight(lay), *lay.edit(kind.place), lay.schedule == "zb_h1")
-        if kind not in ENDS or (kind == HEAD and self.model.predict_ahead):
-            return seen
-        remade = tuple(word for word in lay.remake if word != "*")
-        loss = (lay.loss, lay.loss_chunk) if kind == HEAD else ()
-        own = (0, tokens) if (tokens := self._flat(kind, lay)) else (lay.cp, lay.micro_batch_size)
-        return (lay.tp, *own, remade, lay.schedule == "zb_h1", *loss)
-
-    def record(self, kind: Kind, layout: Layout) -> Piece:
+    @tracked
+    def piece(self, layout: Layout, kind: Kind) -> Piece:
         """A piece as a layout shows it."""
-        told = self._told(kind, layout)
-        outline = self._outline(told.recorded, kind, layout)
-        sites = [*told.shapes.sites, *outline.copied(told.shapes)] if outline.copies else told.shapes.sites
-        return Piece(outline, told.shapes, sites, told.recorded.params, told.sizes)
+        told = self._told(layout, kind.name)
+        outline = self._outline(told.recorded, layout, kind)
+        if (told, outline) not in self.pieces:
+            shapes = told.shapes
+            sites = [*shapes.sites, *outline.copied(shapes)] if outline.copies else shapes.sites
+            self.pieces[told, outline] = Piece(outline, shapes, sites, told.sizes)
+        return self.pieces[told, outline]
 
-    def _outline(self, recorded: _Recorded, kind: Kind, layout: Layout) -> Outline:
-        split, (remake, offload) = layout.schedule == "zb_h1", layout.edit(kind.place)
+    def _outline(self, recorded: _Recorded, layout: Layout, kind: Kind) -> Outline:
+        split, (remake, offload) = layout.split_backward, layout.edit(kind.place)
         edit = Edit(
             tuple([word for word in remake if word in recorded.words]),
             tuple([word for word in offload if word in recorded.words or word == ANCHORS]),
@@ -175,11 +183,19 @@ class Recorder:
             self.outlines[key] = Outline.of(recorded.tape, edit, split=split)
         return self.outlines[key]
 
-    def growth(self, kind: Kind, layout: Layout) -> tuple[Mapping[Span, Bytes], Mapping[Span, Bytes]]:
+    @tracked
+    def uses(self, layout: Layout, kind: Kind) -> Uses:
+        """What a piece has of parameters. That is the same for any number of tokens, so it is looked at with few."""
+        few = changed(layout, micro_batch_size=1, loss_chunk=self.sequence_length)
+        found = self._tape_of(few, kind.name).uses
+        return self.used.setdefault((found.params, found.waiting, found.coded), found)
+
+    @tracked
+    def growth(self, layout: Layout, kind: Kind) -> Growth:
         """Bytes that a layer keeps for each sequence of a micro-batch at least, by span, what routing sizes left out;
         and those of its input, which another layer makes."""
-        recorded = self._recorded(kind, replace(layout, micro_batch_size=OPEN))
-        outline, grown = self._outline(recorded, kind, layout), Counter[Span]()
+        recorded = self._recorded(changed(layout, micro_batch_size=OPEN), kind.name)
+        outline, grown = self._outline(recorded, layout, kind), Counter[Span]()
         tape, chunk = recorded.tape, outline.chunk
         exit_ = None if tape.exit is None else tape.specs[tape.exit]
         open_ = Sized(tape.specs, {}, exit_, recorded.sites)
@@ -191,50 +207,52 @@ class Recorder:
         handed, r = dict[Span, Bytes](), chunk.entry
         if r is not None and r in outline.lives and outline.lives[r].dies[0] != "Fwd" and not specs[r].pinned:
             handed["Fwd", outline.lives[r].dies[0]] = aligned(specs[r], self.widths) // OPEN
-        return +grown, handed
+        return Growth(+grown, handed)
 
-    def tape(self, kind: Kind, layout: Layout) -> Tape:
+    def tape(self, layout: Layout, kind: Kind) -> Tape:
         """What a layout says of a piece."""
-        return self._say(kind, layout).tape
+        tokens = self._flat(layout, kind.name)
+        return (self._say_flat(layout, tokens) if tokens else self._say(layout, kind.name, self.sequence_length)).tape
 
-    def _told(self, kind: Kind, layout: Layout) -> _Told:
+    @tracked
+    def _told(self, layout: Layout, name: str) -> _Told:
         """The tape of a piece, at the layout's micro-batch size."""
-        key = self._tape_key(kind, layout)
-        if key not in self.told:
-            chunked = kind == HEAD and layout.loss == "chunked"  # the micro-batch's size decides how many chunks
-            recorded = self._recorded(kind, layout if chunked else replace(layout, micro_batch_size=OPEN))
-            self.told[key] = _Told(recorded, sized(recorded.tape, recorded.sites, layout.micro_batch_size), {})
-        return self.told[key]
+        if tokens := self._flat(layout, name):
+            return self._told_flat(layout, tokens)
+        recorded = self._tape_of(layout, name)
+        return _Told(recorded, sized(recorded.tape, recorded.sites, layout.micro_batch_size), {})
 
-    def _recorded(self, kind: Kind, layout: Layout) -> _Recorded:
-        key = self._tape_key(kind, layout)
-        if key not in self.tapes:
-            do = self._say(kind, layout)
-            words = {op.site.word for op in do.tape.ops} | {"*"}
-            self.tapes[key] = _Recorded(do.tape, tuple(do.params.values()), saying(do.tape), words, sites_of(do.tape))
-        return self.tapes[key]
+    def _tape_of(self, layout: Layout, name: str) -> _Recorded:
+        if tokens := self._flat(layout, name):
+            return self._told_flat(layout, tokens).recorded
+        chunked = name == HEAD.name and layout.loss == "chunked"  # the micro-batch's size decides how many chunks
+        return self._recorded(layout if chunked else changed(layout, micro_batch_size=OPEN), name)
 
-    def _tape_key(self, kind: Kind, layout: Layout) -> tuple[object, ...]:
-        if tokens := self._flat(kind, layout):
-            return (kind.name, layout.tp, tokens, layout.loss_chunk)
-        return (kind.name, *tape_sight(layout))
+    @tracked
+    def _recorded(self, layout: Layout, name: str) -> _Recorded:
+        return _recording(self._say(layout, name, self.sequence_length))
 
-    def _flat(self, kind: Kind, layout: Layout) -> int:
+    def _flat(self, layout: Layout, name: str) -> int:
         """Tokens of a rank, where they are all that a head sees: in chunks of whole rows of a micro-batch, it makes of
         one long sequence what it makes of several. 0 where it sees more."""
-        lay, m = layout, self.model
-        if kind != HEAD or lay.loss != "chunked" or m.predict_ahead:
+        if name != HEAD.name or self.model.predict_ahead or layout.loss != "chunked":
             return 0
-        chunk = lay.loss_chunk or chunk_tokens(m.vocab_size // lay.tp)
+        lay, chunk = layout, layout.loss_chunk or chunk_tokens(self.model.vocab_size // layout.tp)
         return 0 if chunk % lay.micro_batch_size else self.sequence_length // lay.cp * lay.micro_batch_size
 
-    def _say(self, kind: Kind, layout: Layout) -> Do:
-        alone, length = replace(layout, pp=1, vpp=1, schedule="1f1b"), self.sequence_length
-        if tokens := self._flat(kind, layout):
-            alone, length = replace(alone, dp=1, cp=1, ep=1, micro_batch_size=1), tokens
-        do = Do(Mesh(alone), self.linears, trains=True)
-        layers = () if kind in ENDS else (self.names.index(kind.name),)
-        part(do, self.model, layers, length, first=kind == EMBEDDING, last=kind == HEAD)
+    @tracked
+    def _told_flat(self, layout: Layout, tokens: int) -> _Told:
+        """The head of one sequence of so many tokens."""
+        recorded = _recording(self._say_flat(layout, tokens))
+        return _Told(recorded, sized(recorded.tape, recorded.sites, 1), {})
+
+    def _say_flat(self, layout: Layout, tokens: int) -> Do:
+        return self._say(changed(layout, cp=1, micro_batch_size=1), HEAD.name, tokens)
+
+    def _say(self, layout: Layout, name: str, length: int) -> Do:
+        do = Do(Mesh(layout), self.linears, trains=True)
+        first, last = name == EMBEDDING.name, name == HEAD.name
+        part(do, self.model, () if first or last else (self.names.index(name),), length, first=first, last=last)
         return do
 
     def work(self, piece: Piece, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
@@ -259,25 +277,14 @@ class Recorder:
         return +flops, +wires
 
 
-def waiting(piece: Piece) -> frozenset[str]:
-    """The parameters whose gradients may wait."""
-    return frozenset(n for site in piece.sites if site.params and BODIES[site.word].deferrable for n in site.params)
-
-
-def coded(piece: Piece) -> frozenset[str]:
-    """The parameters that are gathered as codes."""
-    return frozenset(site.params[0] for site in piece.sites if is_coded(site))
-
-
-def read_by(piece: Piece) -> Mapping[str, frozenset[str]]:
-    """The parameters that each action reads."""
-    found = dict[str, frozenset[str]]()
-    for action, calls in piece.outline.calls.items():
-        jobs = (piece.outline.jobs[job] for job in {job for job, _, _ in calls})
-        found[action] = frozenset(
-            n for place, phase in jobs if phase in READS for n in piece.sites[place].params
-        )  # fmt: skip
-    return found
+def _recording(do: Do) -> _Recorded:
+    sites = sites_of(do.tape)
+    words = {op.site.word for op in do.tape.ops}
+    if any(op.site.layer >= 0 for op in do.tape.ops):  # where there is no layer, none is remade as a whole
+        words.add("*")
+    waiting = frozenset(n for site in sites if site.params and BODIES[site.word].deferrable for n in site.params)
+    coded = frozenset(site.params[0] for site in sites if is_coded(site))
+    return _Recorded(do.tape, Uses(tuple(do.params.values()), waiting, coded), saying(do.tape), words, sites)
 
 
 def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:

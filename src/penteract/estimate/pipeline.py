@@ -68,21 +68,22 @@ def _line(schedule: Schedule, pp: int, vpp: int, micros: int) -> _Line:
     return _Line(line, tuple(works), tuple(work), tuple(line.last()))
 
 
-def least(micros: int, ranks: Sequence[Passes], wire: Seconds) -> list[tuple[Seconds, Seconds]]:
-    """Lower bounds by rank: of when it has done its own work, and of when the first stage has its last gradient.
+def least(micros: int, passes: Sequence[Passes], group: Sequence[int], wire: Seconds) -> list[tuple[Seconds, Seconds]]:
+    """Lower bounds by group of ranks with the same `passes`: of when the last of them has done its own work, and of
+    when the first stage has its last gradient. `group`: of each rank.
 
-    The first micro-batch must come to it, all must be worked on there, and the last gradient must go back.
+    The first micro-batch must come to a rank, all must be worked on there, and the last gradient must go back.
     """
-    out = list[tuple[Seconds, Seconds]]()
-    own: dict[int, tuple[Seconds, Seconds]] = {}  # by identity: ranks with the same stages share their passes
+    own = list[tuple[Seconds, Seconds, Seconds, Seconds]]()
+    for chunks in passes:
+        late = fsum([times.get("Wgt", 0.0) for times in chunks])  # may wait until the gradient has gone on
+        work = micros * fsum([fsum(times.values()) for times in chunks])
+        back = chunks[0].get("Bwd", 0.0) + chunks[0].get("Inp", 0.0)
+        own.append((work, micros * late, chunks[0]["Fwd"] + wire, back + wire))
+    found = [(0.0, 0.0)] * len(own)
     there = back = 0.0
-    for r, chunks in enumerate(ranks):
-        if id(chunks) not in own:
-            late = fsum([times.get("Wgt", 0.0) for times in chunks])  # may wait until the gradient has gone on
-            own[id(chunks)] = micros * fsum([fsum(times.values()) for times in chunks]), micros * late
-        work, late = own[id(chunks)]
-        out.append((there + work, there + work - late + back))
-        if r + 1 < len(ranks):
-            there += chunks[0]["Fwd"] + wire
-            back += chunks[0].get("Bwd", 0.0) + chunks[0].get("Inp", 0.0) + wire
-    return out
+    for g in group:  # of a group, the last rank is the one that is furthest
+        work, late, on, off = own[g]
+        found[g] = there + work, there + work - late + back
+        there, back = there + on, back + off
+    return found

@@ -226,15 +226,15 @@ def resident(p: Program) -> dict[str, Bytes]:
     return owned(((b, 1) for b in p.buckets), p.precision) | rings | {"data": data}
 
 
-def owned(counted: Iterable[tuple[Bucket, int]], p: Policy) -> dict[str, Bytes]:
-    """What a rank holds of its buckets, of equal ones how many, with the places of what passes through."""
+def owned(
+    counted: Iterable[tuple[Bucket, int]], p: Policy, parts: Iterable[Mapping[str, Bytes]] = ()
+) -> dict[str, Bytes]:
+    """What a rank holds of its buckets, of equal ones how many (`parts`: of each), and of what passes through."""
     total, every = Counter[str](), list(counted)
-    for b, n in every:
-        for kind, amount in held((b,), p).items():
-            total[kind] += n * amount
+    for (_, n), part in zip(every, [*parts] or [held((b,), p) for b, _ in every], strict=True):
+        total.update({kind: n * amount for kind, amount in part.items()})
     places = update.through(every, p)
-    total["optimizer"] += places.count * places.each
-    return dict(total)
+    return dict(total) | {"optimizer": total["optimizer"] + places.count * places.each}
 
 
 def away(b: Bucket, p: Policy) -> Bytes:

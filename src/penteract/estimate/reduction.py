@@ -9,7 +9,7 @@ from math import fsum
 from typing import NamedTuple
 
 from penteract.estimate.pieces import Kind
-from penteract.estimate.price import away, bucket_workspace, owned
+from penteract.estimate.price import away
 from penteract.estimate.rates import Rates, Span
 from penteract.ops.bodies.body import Product
 from penteract.ops.collectives import counted
@@ -18,12 +18,11 @@ from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.parallel.data import NONE, Alike, Bucket, Pack, bucket_of
 from penteract.parallel.matrix import Matrix, deal
-from penteract.spec.layout import Elementwise
 from penteract.spec.mesh import Mesh
 from penteract.spec.precision import Policy
 from penteract.step import muon
 from penteract.step.update import SLICE, kept, touched
-from penteract.units import Bytes, Seconds
+from penteract.units import Seconds
 
 Times = Callable[[Kind], Mapping[str, Seconds]]  # a piece -> seconds of each of its actions
 
@@ -40,16 +39,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """All buckets of a rank. `held`: bytes that it keeps of them between steps, by kind; `ring`: where they are whole
-    for a while."""
+    """All buckets of a rank."""
 
-    held: Mapping[str, Bytes]
-    ring: Bytes
-    largest: Bytes  # what the update allocates
     reduce: Seconds  # of all of them, one after the other
     update: Seconds
-    host: Bytes = 0  # of what the optimizer keeps
-    wait: Seconds = 0.0  # of the update, for the link to it
+    wait: Seconds = 0.0  # of the update, for the link to the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,25 +110,16 @@ def used(placed: Sequence[tuple[Kind, tuple[Param, ...]]], times: Times, packs: 
     return [min([next(turn[id(p)]) for p in pack.params]) for pack in packs]
 
 
-def reduction(
-    counted: Iterable[tuple[Bucket, int]],
-    ring: Bytes,
-    rates: Rates,
-    p: Policy,
-    elementwise: Elementwise,
-    gpus_per_node: int,
-) -> Reduction:
+def reduction(counted: Iterable[tuple[Bucket, int]], rates: Rates, p: Policy, gpus_per_node: int) -> Reduction:
     """Price the buckets of a rank; of equal ones there is one, and how many."""
-    buckets = list(counted)
-    largest = slice_ = host = 0
+    slice_ = 0
     reduce = update = wait = 0.0
-    for b, n in buckets:
-        turn, there = turn_of(b, rates, p, gpus_per_node), away(b, p)
-        largest, host = max(largest, bucket_workspace(b, p, elementwise)), host + n * there
-        slice_ = max(slice_, kept(min(b.shard_size, SLICE), p.keeping(b.moments)) if there else 0)
+    for b, n in counted:
+        turn = turn_of(b, rates, p, gpus_per_node)
+        slice_ = max(slice_, kept(min(b.shard_size, SLICE), p.keeping(b.moments)) if away(b, p) else 0)
         reduce, update, wait = reduce + n * turn.reduce, update + n * turn.update, wait + n * turn.wait
     ends = fsum(rates.copy(word, slice_) for word in COPIES)  # the first slice comes, and the last leaves, alone
-    return Reduction(owned(buckets, p), ring, largest, reduce, update + ends, host, wait + ends)
+    return Reduction(reduce, update + ends, wait + ends)
 
 
 def turns(packs: Iterable[Pack], mesh: Mesh, rank: int, rates: Rates, p: Policy, *, gpus_per_node: int) -> Turns:

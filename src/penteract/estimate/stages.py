@@ -23,7 +23,7 @@ _ENOUGH = 3  # of a run of equal pieces, to see all that can be at their borders
 _LATER = {"Fwd": 0, "Bwd": 1, "Inp": 1, "Wgt": 2}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StageSum:
     """What one pass of a micro-batch through a stage holds on a rank. As `Holding`, with the stage's borders inside."""
 
@@ -45,9 +45,9 @@ class Borders:
     scratch: Mapping[str, Bytes]
 
 
-def shown(chain: Chain) -> Chain:
+def shown(chain: Sequence[Run]) -> tuple[Run, ...]:
     """A chain with no more of a run of equal pieces than show all that can be at its borders."""
-    return tuple([(kind, min(n, _ENOUGH)) for kind, n in chain])
+    return tuple([(piece, min(n, _ENOUGH)) for piece, n in chain])
 
 
 def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:

@@ -16,12 +16,14 @@ from penteract.estimate.load import Load
 from penteract.estimate.outline import Doing
 from penteract.estimate.pieces import Piece, bytes_of, shapes
 from penteract.estimate.rates import Rates, Span
+from penteract.estimate.reads import Memo
 from penteract.ops.bodies import body_of
 from penteract.ops.bodies.body import FLOAT, Body, Product
 from penteract.ops.collectives import counted
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
+from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.units import Bytes, Seconds
 
@@ -34,7 +36,7 @@ class Device:
     """What a pass runs on: rates, the width of a node, and the spread of a rank's groups over nodes.
 
     costs   of calls that other pieces share
-    spans   of axes, as far as they were asked for
+    spans   of axes
     """
 
     rates: Rates
@@ -42,20 +44,23 @@ class Device:
     mesh: Mesh
     gpus_per_node: int
     load: Load
-    costs: dict[tuple[Site, str], tuple[Part, Seconds]]
-    spans: dict[str, Span] = field(default_factory=dict[str, Span])
+    costs: Memo[tuple[Part, Seconds]]
+    spans: Memo[Span]
+
+    def under(self, layout: Layout) -> Device:
+        """The same with another view of the layout."""
+        return Device(self.rates, self.widths, Mesh(layout), self.gpus_per_node, self.load, self.costs, self.spans)
 
     def span(self, axis: str) -> Span:
         """Of the group that lies worst. Where blocks of ranks and nodes do not divide, groups lie differently."""
-        if axis in self.spans:
-            return self.spans[axis]
-        lay, node = self.mesh.layout, self.gpus_per_node
-        block = lay.tp * {"tp": 1, "cp": lay.cp, "sequence": lay.cp, "ep": lay.ep}[axis]
+        return self.spans.ask(self.mesh.layout, axis, self._span, axis)
+
+    def _span(self, axis: str, layout: Layout) -> Span:
+        mesh, node = Mesh(layout), self.gpus_per_node
+        block, _ = mesh.block(axis)
         aligned = block % node == 0 or node % block == 0
-        ranks = (0,) if aligned else range(min(lay.world, lcm(block, node)))
-        worst = max((Span.of(self.mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
-        self.spans[axis] = worst
-        return worst
+        ranks = (0,) if aligned else range(min(layout.world, lcm(block, node)))
+        return max((Span.of(mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
 
     def bytes_of(self, spec: Spec) -> Bytes:
         return bytes_of(spec, self.widths, self.load)
@@ -119,11 +124,9 @@ class _Clock:
 
     def _ask(self, job: int, registers: tuple[int, ...]) -> _Cost:
         place, phase = self.piece.outline.jobs[job]
-        site, costs = self.piece.sites[place], self.device.costs
-        cost = costs.get((site, phase))
-        if cost is None:
-            collective = phase in ("start", "finish")
-            cost = costs[site, phase] = self._wire(site) if collective else self.cost(site, phase, registers)
+        site, device = self.piece.sites[place], self.device
+        key = (site, phase, device.load)
+        cost = device.costs.ask(device.mesh.layout, key, _asked, device, self.piece, site, phase, registers)
         self.known[job] = cost
         self._ask_agreement(job, site, phase)
         return cost
@@ -136,58 +139,67 @@ class _Clock:
                 took = self.device.rates.collective("all_reduce", self.device.span(axis), n * FLOAT)
                 self.agreed[job] = (axis, took)
 
-    def _wire(self, site: Site) -> _Cost:
-        if site.word in COPIES:
-            amount = self.device.bytes_of(site.ins[0]._replace(pinned=False))
-            return site.word, self.device.rates.copy(site.word, amount)
-        axis, spec = str(site.attrs["axis"]), counted(site.word, site.ins[0], site.outs[0])
-        return axis, self.device.rates.collective(site.word, self.device.span(axis), self.device.bytes_of(spec))
 
-    def cost(self, site: Site, phase: Phase, registers: tuple[int, ...]) -> _Cost:
-        """Products at the speed of their shape, and all other bytes at that of memory.
+def _asked(device: Device, piece: Piece, site: Site, phase: Phase, registers: tuple[int, ...], layout: Layout) -> _Cost:
+    """As the layout shows it. Few sites look at it: their groups' spans, and the kernels of attention and FP8."""
+    if phase in ("start", "finish"):
+        return _wire(device.under(layout), site)
+    return _cost(device, piece, site, phase, registers, layout)
 
-        A body reads what it is given and writes what it makes; what it needs beside them it writes and reads once.
-        """
-        rates, layout = self.device.rates, self.device.mesh.layout
-        body, ins = body_of(site, layout), shapes(site, self.device.load)
-        if site.word == "attention" and layout.attention != "reference":
-            flops, head = body.flops(phase, ins, site.weights, site.attrs), int(site.attrs["head_size"])
-            backward, flash = phase != "forward", layout.attention == "flash"
-            return "attention", rates.attention(flops, backward=backward, causal=True, head_size=head, flash=flash)
-        products = body.products(phase, ins, site.weights, site.attrs)
-        if body.of_codes(phase):
-            return "compute", self._scaled(body, site, phase, ins, products)
-        beside = 2 * body.workspace(phase, ins, site.weights, site.attrs, self.device.widths)
-        if phase == "weight_gradient":
-            beside += 2 * sum(map(prod, site.weights)) * self.device.widths["gradient"]  # added to what is there
-        if products:
-            return "attention" if site.word == "attention" else "compute", fsum(map(rates.product, products)) + (
-                rates.moved(beside) if beside else 0.0
-            )
-        specs = self.piece.specs
-        moved = sum([self.device.bytes_of(specs[r]) for r in registers])
-        moved += sum([self.device.bytes_of(specs[registers[i]]) for i in body.overwrites])
-        return "pointwise", rates.moved(moved + beside)
 
-    def _scaled(
-        self, body: Body, site: Site, phase: Phase, ins: list[tuple[int, ...]], products: tuple[Product, ...]
-    ) -> Seconds:
-        """Products of codes, and the passes that make codes. A weight gradient is made beside its bucket."""
-        rates, widths = self.device.rates, self.device.widths
-        passes = body.passes(phase, ins, site.weights, widths)
-        if phase == "weight_gradient":
-            passes += 2 * prod(site.weights[0]) * (widths["gradient"] + widths["compute"])
-        return fsum(map(rates.scaled, products)) + rates.moved(passes)
+def _wire(device: Device, site: Site) -> _Cost:
+    if site.word in COPIES:
+        amount = device.bytes_of(site.ins[0]._replace(pinned=False))
+        return site.word, device.rates.copy(site.word, amount)
+    axis, spec = str(site.attrs["axis"]), counted(site.word, site.ins[0], site.outs[0])
+    return axis, device.rates.collective(site.word, device.span(axis), device.bytes_of(spec))
+
+
+def _cost(device: Device, piece: Piece, site: Site, phase: Phase, registers: tuple[int, ...], layout: Layout) -> _Cost:
+    """Products at the speed of their shape, and all other bytes at that of memory.
+
+    A body reads what it is given and writes what it makes; what it needs beside them it writes and reads once.
+    """
+    rates, body, ins = device.rates, body_of(site, layout), shapes(site, device.load)
+    if site.word == "attention" and layout.attention != "reference":
+        flops, head = body.flops(phase, ins, site.weights, site.attrs), int(site.attrs["head_size"])
+        backward, flash = phase != "forward", layout.attention == "flash"
+        return "attention", rates.attention(flops, backward=backward, causal=True, head_size=head, flash=flash)
+    products = body.products(phase, ins, site.weights, site.attrs)
+    if body.of_codes(phase):
+        return "compute", _scaled(device, body, site, phase, ins, products)
+    beside = 2 * body.workspace(phase, ins, site.weights, site.attrs, device.widths)
+    if phase == "weight_gradient":
+        beside += 2 * sum(map(prod, site.weights)) * device.widths["gradient"]  # added to what is there
+    if products:
+        return "attention" if site.word == "attention" else "compute", fsum(map(rates.product, products)) + (
+            rates.moved(beside) if beside else 0.0
+        )
+    specs = piece.specs
+    moved = sum([device.bytes_of(specs[r]) for r in registers])
+    moved += sum([device.bytes_of(specs[registers[i]]) for i in body.overwrites])
+    return "pointwise", rates.moved(moved + beside)
+
+
+def _scaled(
+    device: Device, body: Body, site: Site, phase: Phase, ins: list[tuple[int, ...]], products: tuple[Product, ...]
+) -> Seconds:
+    """Products of codes, and the passes that make codes. A weight gradient is made beside its bucket."""
+    rates, widths = device.rates, device.widths
+    passes = body.passes(phase, ins, site.weights, widths)
+    if phase == "weight_gradient":
+        passes += 2 * prod(site.weights[0]) * (widths["gradient"] + widths["compute"])
+    return fsum(map(rates.scaled, products)) + rates.moved(passes)
 
 
 def seconds_alone(piece: Piece, device: Device) -> dict[int, Seconds]:
     """Of each call of a forward, by the place of its site: as if nothing else ran, collectives too."""
-    clock, found = _Clock(device, piece, []), dict[int, Seconds]()
+    found = dict[int, Seconds]()
     for job, ins, outs in piece.outline.calls["Fwd"]:
         place, phase = piece.outline.jobs[job]
         site = piece.sites[place]
         if phase == "forward":
-            found[place] = clock.cost(site, phase, (*ins, *outs))[1]
+            found[place] = _cost(device, piece, site, phase, (*ins, *outs), device.mesh.layout)[1]
         elif phase == "start" and site.word not in COPIES:
             amount = device.bytes_of(counted(site.word, site.ins[0], site.outs[0]))
             found[place] = device.rates.collective(site.word, device.span(str(site.attrs["axis"])), amount)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import ceil, log, log2
 from typing import NamedTuple
 
@@ -25,7 +26,12 @@ class Span(NamedTuple):
     @staticmethod
     def of(ranks: tuple[int, ...], gpus_per_node: int) -> Span:
         """Of global ranks, a node being `gpus_per_node` consecutive ones."""
-        return Span(len(ranks), len({r // gpus_per_node for r in ranks}))
+        return _span(ranks, gpus_per_node)
+
+
+@cache
+def _span(ranks: tuple[int, ...], gpus_per_node: int) -> Span:
+    return Span(len(ranks), len({r // gpus_per_node for r in ranks}))
 
 
 class Line(NamedTuple):

@@ -69,8 +69,12 @@ def record(m: ModelSpec, mesh: Mesh, number: int, sequence_length: int, linears:
 
 def homes(m: ModelSpec, layout: Layout, names: dict[str, int]) -> Homes:
     """parameter name -> pipeline ranks that hold it. `names`: the pipeline rank whose tape says it."""
-    ends, both = {0, (layout.stages - 1) % layout.pp}, shared(m)
-    return {n: tuple(sorted(ends)) if n in both else (p,) for n, p in names.items()}
+    both = shared(m)
+
+    def of(name: str, p: int) -> tuple[int, ...]:
+        return tuple(sorted({0, (layout.stages - 1) % layout.pp})) if name in both else (p,)
+
+    return {name: of(name, p) for name, p in names.items()}
 
 
 def shared(m: ModelSpec) -> frozenset[str]:

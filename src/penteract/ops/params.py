@@ -28,7 +28,7 @@ class Shard:
     def index(self, mesh: Mesh, rank: int) -> int:
         """Which piece `rank` holds."""
         n = mesh.size(self.axis)
-        return mesh.coordinates(rank)[self.axis] // (n // self.pieces(mesh))
+        return mesh.index(self.axis, rank) // (n // self.pieces(mesh))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ def holders(param: Param, homes: tuple[int, ...], mesh: Mesh, rank: int) -> tupl
     partial sum over every axis that does not cut the parameter. This is the only rule there is for who reduces.
     """
     lay = mesh.layout
-    rows, tp = range(lay.dp * lay.cp), range(lay.tp)
+    rows, tp = range(lay.rows), range(lay.tp)
     for s in param.shards:
         if s.axis == "ep":
-            rows = range(mesh.coordinates(rank)["ep"], lay.dp * lay.cp, lay.ep)
+            rows = range(mesh.index("ep", rank), lay.rows, lay.ep)
         else:
             each, at = lay.tp // s.pieces(mesh), s.index(mesh, rank)
             tp = range(at * each, (at + 1) * each)

@@ -46,7 +46,7 @@ class Alike(NamedTuple):
     gathered_as: Role = "parameter"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Unit:
     """Parameters that are used together, in the order of their first use: the embedding, a layer, the head.
 
@@ -120,7 +120,7 @@ class Bucket:
         return range(at, at + self.shard_size)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pack:
     """Parameters that share a bucket, whoever holds it."""
 
@@ -133,7 +133,12 @@ class Pack:
     @property
     def shapes(self) -> tuple[object, ...]:
         """What decides the work on its matrices, beside how they are cut; nothing where elements are moved alone."""
-        return tuple((p.shape, p.shards) for p in self.params) if self.alike.mover.by_matrix else ()
+        return _shapes(self.alike, self.params)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """All that decides what its bucket holds, and how it is summed and moved."""
+        return self.alike, self.elements, self.unit == NONE, self.shapes
 
     def at(self, stage: int) -> Pack:
         """The same parameters of another pipeline rank, unless several share them."""
@@ -141,30 +146,66 @@ class Pack:
         return self if several else replace(self, alike=self.alike._replace(homes=(stage,)))
 
 
-def packs(units: Sequence[Unit], homes: Homes, mesh: Mesh, policy: Policy, movers: Movers = PLAIN) -> Iterator[Pack]:
+def _shapes(alike: Alike, params: Iterable[Param]) -> tuple[object, ...]:
+    return tuple((p.shape, p.shards) for p in params) if alike.mover.by_matrix else ()
+
+
+def packs(packing: Packing, units: Sequence[Unit]) -> Iterator[Pack]:
     """The units of a rank in the order of forward -> groups of about layout.bucket_bytes, as backward finishes them.
 
     Those of what is cut from ZeRO 2 on are of one unit; what a unit needs together under ZeRO 3 is in one, however
     large. Parameters with several homes come last, in the order of their names: stages hold them among different
     others, and must pack them alike and talk about them in one order.
     """
-    lay, limit = mesh.layout, mesh.layout.bucket_bytes // policy.widths["gradient"]
-    packing = _Packing(homes, mesh, policy, movers)
     whole = list[Param]()
     for number, unit in reversed(list(enumerate(units))):
-        own = list[Param]()
-        for p in reversed(unit.params):
-            cut = lay.zero >= 2 and p.name not in unit.shared and len(homes[p.name]) == 1
-            (own if cut else whole).append(p)
-        yield from packing.groups(own, limit if lay.zero == 2 else None, number, unit)
-    yield from packing.groups(sorted(whole, key=lambda q: q.name if len(homes[q.name]) > 1 else ""), limit)
+        yield from packing.of_unit(unit, number)
+        whole += packing.beyond(unit)
+    open_: dict[Alike, Filling] = {}
+    for p in sorted(whole, key=packing.turn):
+        alike, n = packing.kind(p)
+        filling = open_.get(alike) or open_.setdefault(alike, Filling(alike, packing.limit))
+        if pack := filling.add(p, n):
+            del open_[alike]
+            yield pack
+    yield from (filling.close() for filling in open_.values())
 
 
 _NO_UNIT = Unit(())
 
 
 @dataclass(slots=True)
-class _Packing:
+class Filling:
+    """Parameters of one kind, as they fill one pack after another. `limit`: elements that do; None: none do."""
+
+    alike: Alike
+    limit: int | None
+    unit: int = NONE
+    params: list[Param] = field(default_factory=list[Param])
+    ends: list[int] = field(default_factory=lambda: [0])  # where each begins, and where the last ends
+
+    @property
+    def held(self) -> tuple[object, ...]:
+        """All that decides what further parameters fill."""
+        return self.ends[-1], _shapes(self.alike, self.params)
+
+    def add(self, p: Param, n: int) -> Pack | None:
+        """`n`: its elements on a rank. The pack, if that fills it."""
+        self.params.append(p)
+        self.ends.append(self.ends[-1] + n)
+        return self.close() if self.limit is not None and self.ends[-1] >= self.limit else None
+
+    def close(self) -> Pack:
+        """What is there as a pack; the next one is empty."""
+        pack = Pack(self.alike, tuple(self.params), tuple(self.ends[:-1]), self.ends[-1], self.unit)
+        self.params, self.ends = [], [0]
+        return pack
+
+
+@dataclass(slots=True)
+class Packing:
+    """Which parameters of a rank go together, and how many fill a pack."""
+
     homes: Homes
     mesh: Mesh
     policy: Policy
@@ -173,35 +214,46 @@ class _Packing:
         default_factory=dict[tuple[int, bool, bool], tuple[Alike, int]]
     )  # by identity: layers that are alike may share their parameters
 
-    def groups(
-        self, params: Iterable[Param], limit: int | None, unit: int = NONE, of: Unit = _NO_UNIT
-    ) -> Iterator[Pack]:
-        """`limit`: elements that fill a group; None: nothing does. `of`: the unit of that number."""
-        open_: dict[Alike, tuple[list[Param], list[int]]] = {}  # with where each ends
+    @property
+    def limit(self) -> int:
+        """Elements that fill a pack."""
+        return self.mesh.layout.bucket_bytes // self.policy.widths["gradient"]
 
-        def close(key: Alike) -> Pack:
-            group, ends = open_.pop(key)
-            return Pack(key, tuple(group), (0, *ends[:-1]), ends[-1], unit)
+    def beyond(self, unit: Unit) -> Iterator[Param]:
+        """Those that are packed with others of the rank, as backward finishes them."""
+        return (p for p in reversed(unit.params) if not self._cut(p, unit))
 
-        for p in params:
-            same = id(p), p.name in of.late, p.name in of.coded
-            if same not in self.known:
-                alike = Alike(
-                    p.cut(self.mesh), self.homes[p.name], p.decay, self.policy.moments_of(p.name), p.name in of.late,
-                    self.movers.of(matrix=p.matrix), "code" if p.name in of.coded else "parameter",
-                )  # fmt: skip
-                self.known[same] = alike, p.numel(self.mesh)
-            key, n = self.known[same]
-            if key in open_:
-                group, ends = open_[key]
-                group.append(p)
-                ends.append(ends[-1] + n)
-            else:
-                open_[key] = group, ends = [p], [n]
-            if limit is not None and ends[-1] >= limit:
-                yield close(key)
-        for key in list(open_):
-            yield close(key)
+    def of_unit(self, unit: Unit, number: int) -> Iterator[Pack]:
+        """The packs of one unit alone, which has this number on the rank."""
+        open_: dict[Alike, Filling] = {}
+        limit = self.limit if self.mesh.layout.zero == 2 else None
+        for p in reversed(unit.params):
+            if self._cut(p, unit):
+                alike, n = self.kind(p, unit)
+                filling = open_.get(alike) or open_.setdefault(alike, Filling(alike, limit, number))
+                if pack := filling.add(p, n):
+                    del open_[alike]
+                    yield pack
+        yield from (filling.close() for filling in open_.values())
+
+    def turn(self, p: Param) -> str:
+        """By which parameters are packed that are not of one unit; among equals as backward finishes them."""
+        return p.name if len(self.homes[p.name]) > 1 else ""
+
+    def kind(self, p: Param, unit: Unit = _NO_UNIT) -> tuple[Alike, int]:
+        """What it shares with those that it may be packed with, and its elements on a rank."""
+        same = id(p), p.name in unit.late, p.name in unit.coded
+        if same not in self.known:
+            alike = Alike(
+                p.cut(self.mesh), self.homes[p.name], p.decay, self.policy.moments_of(p.name), p.name in unit.late,
+                self.movers.of(matrix=p.matrix), "code" if p.name in unit.coded else "parameter",
+            )  # fmt: skip
+            self.known[same] = alike, p.numel(self.mesh)
+        return self.known[same]
+
+    def _cut(self, p: Param, unit: Unit) -> bool:
+        """Whether it is cut with its unit."""
+        return self.mesh.layout.cuts_units and p.name not in unit.shared and len(self.homes[p.name]) == 1
 
 
 def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -216,7 +268,7 @@ def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[t
         return members, (rank,)
     groups: dict[int, list[int]] = {}
     for r in members:
-        groups.setdefault(r // lay.tp % (lay.dp * lay.cp) // lay.shard_group, []).append(r)
+        groups.setdefault(r // lay.tp % lay.rows // lay.shard_group, []).append(r)
     own = next(g for g in groups.values() if rank in g)
     at = own.index(rank)
     return tuple(own), tuple(sorted(g[at] for g in groups.values()))
@@ -248,4 +300,4 @@ def buckets(
     units: Sequence[Unit], homes: Homes, mesh: Mesh, rank: int, policy: Policy, *, movers: Movers = PLAIN
 ) -> tuple[Bucket, ...]:
     """The flat buckets of a rank, in the order in which they fill."""
-    return tuple(bucket_of(pack, mesh, rank) for pack in packs(units, homes, mesh, policy, movers))
+    return tuple(bucket_of(pack, mesh, rank) for pack in packs(Packing(homes, mesh, policy, movers), units))

@@ -9,7 +9,8 @@ before, so the others are needless; as are those of a higher stage of ZeRO, from
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from penteract.plan.ask import EDITS, RECOMPUTE, Ask
@@ -24,7 +25,7 @@ from penteract.units import Seconds
 _FULL = RECOMPUTE["full"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Between:
     """`candidates`: layouts that fit with full recomputation; `looked_at`: those of them that do not fit with none and
     could be among the best; `tried`: layouts with less of it, and how many of them `fit`."""
@@ -45,52 +46,51 @@ def recomputations(model: ModelSpec) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-def try_between(ask: Ask, search: Search, k: int) -> Between:
-    """Add to `search` what may be among its `k` best, and count there what does not fit. Nothing where what is remade
-    or offloaded is pinned, or memory is not known."""
+def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
+    """Add to `search` what may be among its `k` best, and count there what does not fit; the rest is counted in `told`.
+    Nothing where what is remade or offloaded is pinned, or memory is not known."""
     if not ask.usable or EDITS.keys() & ask.pins.keys():
-        return Between()
+        return
     best, found = search.best(k), search.frontier.found  # what is not priced after this is none of the best
-    fits = {(q.layout, q.precision) for q in found.fits}
+    fits = {(_rest(q.layout), q.layout.remake, _sharing(q.layout), q.precision) for q in found.fits}
     candidates = sorted(_candidates(found, search), key=lambda c: (c[0], c[1].zero))
-    some, looked_at, tried, fit = recomputations(ask.model), 0, 0, 0
-    reached = dict[tuple[Layout, Policy], dict[Sharing, int]]()
+    some, told.candidates = recomputations(ask.model), len(candidates)
+    reached = dict[tuple[tuple[Any, ...], Policy], dict[Sharing, int]]()
 
     def beyond(bound: Seconds) -> bool:
         return len(best) == k and four_digits(bound) > four_digits(best[-1].time.seconds)
 
     for bound, layout, precision in candidates:
+        search.pulse()
         if beyond(bound):
             break
-        own, rest = _shared(layout)
-        if any((_cut(rest, sharing, NONE), precision) in fits for sharing in (own, *lower_stages(*own))):
+        own, rest = _sharing(layout), _rest(layout)
+        lower = lower_stages(*own)
+        if any((rest, NONE, sharing, precision) in fits for sharing in (own, *lower)):
             continue
-        looked_at += 1
+        told.looked_at += 1
         known = reached.setdefault((rest, precision), {})
-        enough = min([known[s] for s in lower_stages(*own) if s in known], default=len(some))
-        for i, fields in enumerate(some[:enough]):
-            tried += 1
-            quote = found.within(search.quoters[precision], replace(layout, **fields))
+        axes: dict[str, Any] = dict(zip(_NAMES, _values(layout), strict=True))
+        enough = min([known[s] for s in lower if s in known], default=len(some))
+        for i, less in enumerate(some[:enough]):
+            told.tried += 1
+            quote = found.within(search.quoters[precision], Layout(**{**axes, **less}))
             if quote:
-                fit += 1
+                told.fit += 1
                 known[own] = i
                 search.add(quote)
                 if not beyond(quote.at_least):
                     best = search.best(k)
                 break
             found.refused[TOO_LARGE] += 1
-    return Between(len(candidates), looked_at, tried, fit)
 
 
-def _shared(layout: Layout) -> tuple[Sharing, Layout]:
-    """How state is cut, and what all that differ in this alone share."""
-    own = (layout.zero, layout.whole_gradients, layout.keep_gathered)
-    return own, replace(layout, zero=0, whole_gradients=False, keep_gathered=False)
-
-
-def _cut(layout: Layout, sharing: Sharing, remake: tuple[str, ...]) -> Layout:
-    zero, whole, gathered = sharing
-    return replace(layout, zero=zero, whole_gradients=whole, keep_gathered=gathered, remake=remake)
+# How state is cut, and all but that and the words that are remade: what layouts have in common that are compared.
+_NAMES = tuple(f.name for f in fields(Layout))
+_SHARING = ("zero", "whole_gradients", "keep_gathered")
+_sharing = attrgetter(*_SHARING)
+_rest = attrgetter(*(name for name in _NAMES if name not in (*_SHARING, "remake")))
+_values = attrgetter(*_NAMES)
 
 
 def _candidates(found: Priced, search: Search) -> Iterator[tuple[Seconds, Layout, Policy]]:

@@ -10,13 +10,15 @@ from math import inf
 
 from penteract.estimate.quote import Quote, Quoter
 from penteract.plan.effort import Effort, effort
-from penteract.plan.rows import Branch, Priced, Row, Slower, unfit
+from penteract.plan.progress import Pulse
+from penteract.plan.rows import Branch, Priced, Row, unfit
 from penteract.plan.space import Family
 from penteract.spec.layout import Layout
 from penteract.spec.precision import Policy
 from penteract.spec.recompute import NONE
 from penteract.units import Seconds
 
+_STILL = Pulse()
 _Key = tuple[object, ...]  # of a row: the precision, all but `Memory`, the micro-batch's size
 
 
@@ -34,9 +36,10 @@ class Frontier:
     _heap: list[tuple[Seconds, int, _Key, bool]] = field(default_factory=list[tuple[Seconds, int, _Key, bool]])
     _serial: Iterator[int] = field(default_factory=count)  # among equals the first
 
-    def add(self, families: Iterable[Family], prices: Quoter) -> None:
+    def add(self, families: Iterable[Family], prices: Quoter, pulse: Pulse = _STILL) -> None:
         """Families of one precision, each with the same fields."""
         for family in families:
+            pulse()
             branch = Branch(family, prices)
             self.branches.append(branch)
             for row in branch.rows():
@@ -56,21 +59,22 @@ class Frontier:
         """Layouts that are not priced, nor counted as refused."""
         return sum(len(row.memories) for row in self._rows.values())
 
-    def advance(self) -> tuple[list[Quote], list[Slower]]:
+    def advance(self) -> None:
         """Price the row of the lowest bound, or look at it more closely."""
         assert self.lowest < inf
         bound, serial, key, close = heappop(self._heap)
         # Its own bound is of the quickest of the row, fitting or not: what is remade in part lies between.
         if not close and (own := self._rows[key].bound()) > bound:
             heappush(self._heap, (own, serial, key, True))
-            return [], []
-        return self._rows.pop(key).price(self.found)
+        else:
+            self._rows.pop(key).price(self.found)
 
-    def reach(self, layout: Layout, precision: Policy) -> list[Quote]:
+    def reach(self, layout: Layout, precision: Policy) -> None:
         """Price the row of a layout, unless that is done, or there is none."""
         names = self.branches[0].family.rest if self.branches else ()
         row = self._rows.pop((precision, layout.micro_batch_size, *(getattr(layout, name) for name in names)), None)
-        return row.price(self.found)[0] if row else []
+        if row:
+            row.price(self.found)
 
     def simplest(self, precision: Policy, most: Effort | None) -> Quote | None:
         """Of layouts that fit, the one with the least effort, if that is less than `most`; whatever its bound is."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penteract.spec.case import Case
+from penteract.spec.kernels import kernel_breaches
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.rules import Breach, breaches
@@ -39,47 +40,45 @@ class Legality:
 
     def split(self, tp: int, cp: int, method: Any) -> str:
         """Of heads, widths and tokens."""
-        return self._first(("split", tp, cp, method), tp=tp, cp=cp, context_method=method)
+        return self._first(tp=tp, cp=cp, context_method=method)
 
     def pipeline(self, schedule: Any, pp: int, vpp: int, micros: int) -> str:
         """Of layers, and of the schedule for `micros` micro-batches."""
-        key = ("pipeline", schedule, pp, vpp, micros)
-        return self._first(key, schedule=schedule, pp=pp, vpp=vpp, gradient_accumulation_steps=micros)
+        return self._first(schedule=schedule, pp=pp, vpp=vpp, gradient_accumulation_steps=micros)
 
     def experts(self, tp: int, rows: int, ep: int, expert_tp: int) -> str:
         """Of experts over `rows` = dp·cp places of `tp` ranks."""
-        return self._first(("experts", tp, rows, ep, expert_tp), dp=rows, tp=tp, ep=ep, expert_tp=expert_tp)
+        return self._first(dp=rows, tp=tp, ep=ep, expert_tp=expert_tp)
 
     def shards(self, rows: int, ep: int, sharing: tuple[int, int, bool, bool]) -> str:
         """Of state over `rows` = dp·cp places: (zero, shard_group, whole_gradients, keep_gathered)."""
         zero, group, whole, gathered = sharing
         ep = ep if group else 1
-        key = ("shards", rows, ep, sharing)
-        if key not in self._seen:
-            layout = Layout(
-                dp=rows, ep=ep, zero=zero, shard_group=group, whole_gradients=whole, keep_gathered=gathered
-            )  # fmt: skip
-            self._seen[key] = self._ask(layout, None)
-        return self._seen[key]
+        return self._first(dp=rows, ep=ep, zero=zero, shard_group=group, whole_gradients=whole, keep_gathered=gathered)
 
     def batch(self, dp: int, micro_batch_size: int, micros: int) -> str:
         """Of the global batch over replicas and micro-batches."""
-        key = ("batch", dp, micro_batch_size, micros)
+        axes: dict[str, Any] = {"dp": dp, "micro_batch_size": micro_batch_size, "gradient_accumulation_steps": micros}
+        return self._first(self.global_batch_size, **axes)
+
+    def kernel(self, cp: int, method: Any, attention: Any) -> str:
+        """Of the body of attention."""
+        axes: dict[str, Any] = {"cp": cp, "context_method": method, "attention": attention}
+        key = ("kernel", *axes.items())
         if key not in self._seen:
-            layout = Layout(dp=dp, micro_batch_size=micro_batch_size, gradient_accumulation_steps=micros)
-            self._seen[key] = self._ask(layout, self.global_batch_size)
+            self._seen[key] = next((what for _, what in kernel_breaches(self.model, Layout(**axes))), "")
         return self._seen[key]
 
-    def _first(self, key: Hashable, **axes: Any) -> str:
+    def _first(self, global_batch_size: int | None = None, /, **axes: Any) -> str:
+        """The key is all that the layout is made of which is asked about."""
+        key = (global_batch_size, *axes.items())
         if key not in self._seen:
-            self._seen[key] = self._ask(Layout(**axes), None)
+            case = Case(
+                model=self.model, layout=Layout(**axes), sequence_length=self.sequence_length,
+                global_batch_size=global_batch_size,
+            )  # fmt: skip
+            self._seen[key] = next(map(reason, breaches(case)), "")
         return self._seen[key]
-
-    def _ask(self, layout: Layout, global_batch_size: int | None) -> str:
-        case = Case(
-            model=self.model, layout=layout, sequence_length=self.sequence_length, global_batch_size=global_batch_size
-        )  # fmt: skip
-        return next(map(reason, breaches(case)), "")
 
 
 def crosses_node(tp: int, gpus: int, gpus_per_node: int) -> bool:

@@ -17,9 +17,10 @@ from penteract.plan.grow import Make, larger_cluster
 from penteract.plan.legality import CROSSES, crosses_node
 from penteract.plan.options import told_by
 from penteract.plan.pins import refuse_pins
+from penteract.plan.progress import Pulse, Stopped, Watch
 from penteract.plan.rows import TOO_LARGE, Miss, Priced
 from penteract.plan.search import Search, Timed
-from penteract.plan.space import Space, divisors
+from penteract.plan.space import NOT_TRIED, Space, divisors
 from penteract.spec.case import Case
 from penteract.spec.hardware import Cluster
 from penteract.spec.kernels import check_elementwise
@@ -33,6 +34,9 @@ from penteract.step.program import check_words
 # benchmarks/results/memory_options_8b_2xh200.json
 SLOWER_FP8 = ("linears in FP8 gain less than is planned: recorded steps took 1.3 to 1.5 times as long as planned, "
               "those of bf16 1.2 times, and 2.3 times with codes by plain torch (elementwise=reference)")  # fmt: skip
+
+
+NOT_REACHED = "not looked at: the search was stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class Plan:
     """The answer. `layouts` are the best, fastest first, but for those that recompute or cut more than they need to.
 
     `larger` is, where nothing fits, a cluster of more such GPUs that has a layout which does, and that layout's quote.
+    `complete`: the search was not stopped; of one that was, better layouts may be among those not looked at.
     """
 
     ask: Ask
@@ -64,6 +69,7 @@ class Plan:
     layouts: tuple[Timed, ...]
     search: Search = field(repr=False)
     larger: tuple[Cluster, Quote] | None = None
+    complete: bool = True
 
     @property
     def missed(self) -> tuple[Miss, ...]:
@@ -108,6 +114,16 @@ class Plan:
             told.append(SLOWER_FP8)
         return tuple(told)
 
+    @property
+    def not_tried(self) -> tuple[str, ...]:
+        """What layouts may have beside those that were searched; nothing where one alone was asked for."""
+        return tuple([what for axis, what in NOT_TRIED.items() if axis not in self.ask.pins]) if self.searched else ()
+
+    @property
+    def searched(self) -> bool:
+        """Whether there was more than one layout."""
+        return bool(self.search.frontier.branches)
+
     def fits(self, quote: Quote) -> bool:
         """Whether a layout's tensors stay within the memory that they may take."""
         return not self.ask.usable or quote.allocated <= self.ask.usable
@@ -123,37 +139,45 @@ def quoter(ask: Ask) -> Quoter:
     return Quoter(ask.model, ask.cluster, sequence_length=length, precision=ask.precision, movers=ask.movers)
 
 
-def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1) -> Plan:
-    """The `top` best layouts of a question, and all up to `number`, exactly.
+def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch: Watch | None = None) -> Plan:
+    """The `top` best layouts of a question, and all up to `number`, exactly. `watch` is told how far the search is.
 
     Raises BadInput where the model cannot have such a step at all, where pins leave nothing to try, and where some fit
-    but fewer than `number`.
+    but fewer than `number`; and Stopped, with what was found so far, in place of KeyboardInterrupt.
     """
     check_step(ask)
-    spaces = [Space(one) for one in ask.each]
+    spaces, most = [Space(one) for one in ask.each], max(top, number)
     enumerated = sum(space.enumerated for space in spaces)
     if not enumerated:
         refuse_pins(ask)
     if number > enumerated:
         raise _no_such(number, enumerated)
-    quoters, frontier = dict[Policy, Quoter](), Frontier(Priced(ask.usable), ask.global_batch_size)
-    found = frontier.found
-    for space in spaces:
-        quoters[space.ask.precision] = prices = make(space.ask)
-        frontier.add(space.families(found.refused), prices)
-    if ask.pins and not frontier.branches:
-        refuse_pins(ask, f"no layout can have these values: {found.refused.most_common(1)[0][0]}")
+    quoters, frontier, between = dict[Policy, Quoter](), Frontier(Priced(ask.usable), ask.global_batch_size), Between()
     search = Search(quoters, frontier)
-    most = max(top, number)
-    between = try_between(ask, search, most)
-    best = search.best(most)
+    search.pulse = Pulse(watch, lambda seconds: search.progress(seconds, enumerated + between.tried, most))
+    try:
+        for space in spaces:
+            quoters[space.ask.precision] = prices = make(space.ask)
+            frontier.add(space.families(frontier.found.refused), prices, search.pulse)
+        if ask.pins and not frontier.branches:
+            refuse_pins(ask, f"no layout can have these values: {frontier.found.refused.most_common(1)[0][0]}")
+        try_between(ask, search, most, between)
+        best = search.best(most)
+    except KeyboardInterrupt as stop:
+        rest = search.progress(0.0, enumerated + between.tried, most).left
+        counts = _counts(enumerated, search, between, {NOT_REACHED: rest})
+        raise Stopped(Plan(ask, counts, tuple(search.so_far(most)), search, complete=False)) from stop
     if number > len(best) > 0:
         raise _no_such(number, len(best))
-    refused = found.refused + Counter({behind(most): frontier.left})
-    fit = len(found.fits) + len(found.slower) - found.needless
-    counts = Counts(enumerated + between.tried, _most_first(refused), found.count, fit, search.simulated, between)
+    counts = _counts(enumerated, search, between, {behind(most): frontier.left})
     larger = None if best else larger_cluster(ask, make)
     return Plan(ask, counts, tuple(best), search, larger)
+
+
+def _counts(enumerated: int, search: Search, between: Between, left: Mapping[str, int]) -> Counts:
+    found = search.frontier.found
+    refused = _most_first(found.refused + Counter(left))
+    return Counts(enumerated + between.tried, refused, found.count, found.fit, search.simulated, between)
 
 
 def behind(k: int) -> str:

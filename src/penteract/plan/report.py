@@ -64,6 +64,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
     counts, ask = plan.counts, plan.ask
     return {
         "schema_version": SCHEMA_VERSION,
+        "complete": plan.complete,
         "model": _model(ask),
         "cluster": _cluster(ask),
         "step": {
@@ -76,6 +77,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "priced": counts.priced, "simulated": counts.simulated, "recompute_between": asdict(counts.between),
         },
         "notes": list(plan.notes),
+        "not_tried": list(plan.not_tried),
         "layouts": [entry(plan, timed) for timed in plan.layouts],
         "nearest_misses": [_miss(plan, quote) for quote in plan.misses()] if not counts.fit else [],
         "larger": plan.larger and {"cluster": plan.larger[0].name, **_miss(plan, plan.larger[1])},

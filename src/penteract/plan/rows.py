@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 from penteract.errors import BadInput
@@ -73,6 +74,11 @@ class Priced:
     refused: Counter[str] = field(default_factory=Counter[str])
     nearest: dict[Hashable, Miss] = field(default_factory=dict[Hashable, Miss])
     count: int = 0
+
+    @property
+    def fit(self) -> int:
+        """How many are known to be within memory."""
+        return len(self.fits) + len(self.slower) - self.needless
 
     def miss(self, size: Bytes, layout: Layout, precision: Policy) -> None:
         lay = layout
@@ -147,8 +153,8 @@ class Row:
         some = {m.remake for m in self.memories} if self.branch.comparable else set[tuple[str, ...]]()
         return [self.layout(m) for m in apart.values() if plain(m.remake) == m.remake or plain(m.remake) not in some]
 
-    def price(self, found: Priced) -> tuple[list[Quote], list[Slower]]:
-        """Put the layouts into `found`; those that fit, and those that need not be looked at as others do.
+    def price(self, found: Priced) -> None:
+        """Put the layouts into `found`: those that fit, and those that need not be looked at as others do.
 
         A micro-batch larger than one that does not fit keeps at least as much, and is not asked. Recomputing keeps
         no more and takes no less than not recomputing, but where `Branch.spares` says otherwise. And a stage of ZeRO
@@ -175,7 +181,6 @@ class Row:
                 too_large[memory] = self.size
         found.fits.extend(fits.values())
         found.slower.extend(slower)
-        return [*fits.values()], slower
 
 
 def unfit(prices: Quoter, layout: Layout) -> str:
@@ -200,6 +205,7 @@ def lower_stages(zero: int, whole_gradients: bool, keep_gathered: bool) -> tuple
     )  # fmt: skip
 
 
+@cache
 def _lower(memory: Memory, *, spares: bool) -> list[Memory]:
     """The same with a lower stage, and no more recomputation."""
     stages = lower_stages(memory.zero, memory.whole_gradients, memory.keep_gathered)

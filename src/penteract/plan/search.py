@@ -7,7 +7,7 @@ among the best k (branch and bound): it is neither priced nor simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -16,6 +16,7 @@ from math import floor, inf, log10
 from penteract.estimate.quote import Quote, Quoter, StepTime
 from penteract.plan.effort import Effort, effort
 from penteract.plan.frontier import Frontier
+from penteract.plan.progress import Progress, Pulse
 from penteract.plan.rows import Slower
 from penteract.spec.layout import Layout
 from penteract.spec.precision import Policy
@@ -50,10 +51,12 @@ class Search:
 
     quoters: Mapping[Policy, Quoter]
     frontier: Frontier = field(default_factory=Frontier)
+    pulse: Pulse = field(default_factory=Pulse)
     _times: dict[tuple[Layout, Policy], Timed] = field(default_factory=dict[tuple[Layout, Policy], Timed], repr=False)
     _bounds: dict[tuple[Layout, Policy], Seconds] = field(
         default_factory=dict[tuple[Layout, Policy], Seconds], repr=False
     )
+    _rankings: dict[int, Ranking] = field(default_factory=dict[int, "Ranking"], repr=False)
 
     @property
     def quotes(self) -> list[Quote]:
@@ -90,30 +93,28 @@ class Search:
         self,
         k: int,
         *,
-        among: Callable[[Quote], bool] = lambda _: True,
-        kind: Callable[[Quote], Hashable] = lambda q: (q.layout, q.precision),
+        among: Callable[[Quote], bool] | None = None,
+        kind: Callable[[Quote], Hashable] | None = None,
         slower_too: bool = False,
     ) -> list[Timed]:
-        """The `k` fastest, one of each `kind`, fastest first. Exact: nothing is sampled."""
-        found: dict[Hashable, tuple[Order, Timed]] = {}
-        last: Order | None = None  # of the k-th
-        for bound, item in self._ascending(slower_too):
-            if last and four_digits(bound) > last[0]:
-                break
-            if item is None:
-                continue
-            quote = self.quoters[item.precision].quote(item.layout) if isinstance(item, Slower) else item
-            if not among(quote) or (last and four_digits(self.bound(quote)) > last[0]):
-                continue
-            now, key = self.timed(quote), kind(quote)
-            if last and four_digits(now.time.seconds) > last[0]:
-                continue
-            order = now.order
-            if key not in found or order < found[key][0]:
-                found[key] = order, now
-                found = dict(sorted(found.items(), key=lambda one: one[1][0])[:k])
-                last = max(order for order, _ in found.values()) if len(found) == k else None
-        return [timed for _, timed in found.values()]
+        """The `k` fastest, one of each `kind`, fastest first. Exact: nothing is sampled.
+
+        Of all that are found, the search goes on where it stopped when it was asked last.
+        """
+        if among or kind or slower_too:
+            return Ranking(self, k, among or (lambda _: True), kind or _itself, slower_too).best()
+        if k not in self._rankings:
+            self._rankings[k] = Ranking(self, k)
+        return self._rankings[k].best()
+
+    def so_far(self, k: int) -> list[Timed]:
+        """The `k` best of what has been looked at, fastest first."""
+        return self._rankings[k].so_far if k in self._rankings else []
+
+    def progress(self, seconds: Seconds, layouts: int, k: int) -> Progress:
+        """How far a search for the `k` best of so many layouts has come in so many seconds."""
+        best, found = self.so_far(k), self.frontier.found
+        return Progress(seconds, found.count, layouts - found.fit - found.refused.total(), best[0] if best else None)
 
     def bound(self, quote: Quote) -> Seconds:
         """A closer one than the quote's own, where there is one to be had for more work."""
@@ -124,24 +125,82 @@ class Search:
             self._bounds[key] = self.quoters[quote.precision].bound(quote)
         return self._bounds[key]
 
-    def _ascending(self, slower_too: bool) -> Iterator[tuple[Seconds, Quote | Slower | None]]:
-        """Ascending bounds, with what they bound. None: what is not priced yet, and is if the caller goes on."""
-        serial, heap = count(), list[tuple[Seconds, int, Quote | Slower]]()
 
-        def put(quotes: Iterable[Quote], slower: Iterable[Slower]) -> None:
-            for quote in quotes:
-                heappush(heap, (quote.at_least, next(serial), quote))
-            for other in slower if slower_too else ():
-                heappush(heap, (other.bound, next(serial), other))
+def _itself(quote: Quote) -> Hashable:
+    return quote.layout, quote.precision
 
-        put(self.quotes, self.frontier.found.slower)
-        while heap or self.frontier.lowest < inf:
-            if heap and heap[0][0] < self.frontier.lowest:
-                bound, _, item = heappop(heap)
-                yield bound, item
+
+_Place = tuple[
+    Order, Seconds, int
+]  # of a layout; among equals that of the lower bound, then that which was found first
+
+
+@dataclass(slots=True)
+class Ranking:
+    """The `k` best of a search, one of each `kind`, so far as it has come.
+
+    What is found waits with its bound, and is taken from the lowest up until the k-th best lies below all that wait.
+    Whatever was passed over stays so when more is found: the k-th best only becomes faster.
+    """
+
+    search: Search
+    k: int
+    among: Callable[[Quote], bool] = lambda _: True
+    kind: Callable[[Quote], Hashable] = _itself
+    slower_too: bool = False
+    _found: dict[Hashable, tuple[_Place, Timed]] = field(default_factory=dict[Hashable, tuple[_Place, Timed]])
+    _last: Seconds = inf  # of the k-th, to four digits
+    _waiting: list[tuple[Seconds, int, Quote | Slower]] = field(
+        default_factory=list[tuple[Seconds, int, Quote | Slower]]
+    )
+    _taken: tuple[int, int] = (0, 0)  # of what was found, quotes and those left without a price
+    _serial: Iterator[int] = field(default_factory=count)
+
+    def best(self) -> list[Timed]:
+        """The best of all that are found by now, and of the frontier. Fastest first."""
+        frontier, pulse = self.search.frontier, self.search.pulse
+        while True:
+            pulse()
+            self._take()
+            known = self._waiting[0][0] if self._waiting else inf
+            bound = min(known, frontier.lowest)
+            if bound == inf or four_digits(bound) > self._last:
+                return self.so_far
+            if known < frontier.lowest:
+                self._consider(*heappop(self._waiting))
             else:
-                yield self.frontier.lowest, None
-                put(*self.frontier.advance())
+                frontier.advance()
+
+    @property
+    def so_far(self) -> list[Timed]:
+        """Fastest first."""
+        return [timed for _, timed in sorted(self._found.values(), key=lambda one: one[0])]
+
+    def _take(self) -> None:
+        """What was found since the last time."""
+        found, (quotes, slower) = self.search.frontier.found, self._taken
+        for quote in found.fits[quotes:]:
+            heappush(self._waiting, (quote.at_least, next(self._serial), quote))
+        for other in found.slower[slower:] if self.slower_too else ():
+            heappush(self._waiting, (other.bound, next(self._serial), other))
+        self._taken = len(found.fits), len(found.slower)
+
+    def _consider(self, bound: Seconds, serial: int, item: Quote | Slower) -> None:
+        search = self.search
+        quote = search.quoters[item.precision].quote(item.layout) if isinstance(item, Slower) else item
+        if not self.among(quote) or four_digits(search.bound(quote)) > self._last:
+            return
+        now, key = search.timed(quote), self.kind(quote)
+        if four_digits(now.time.seconds) > self._last:
+            return
+        place = now.order, bound, serial
+        if key in self._found and self._found[key][0] <= place:
+            return
+        self._found[key] = place, now
+        if len(self._found) > self.k:
+            del self._found[max(self._found, key=lambda one: self._found[one][0])]
+        if len(self._found) == self.k:
+            self._last = max(self._found.values(), key=lambda one: one[0])[0][0][0]
 
 
 def four_digits(seconds: Seconds) -> Seconds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ from penteract.errors import BadInput
 from penteract.plan.ask import EDITS, LOSS, RECOMPUTE, Ask, Values, budget_of, edits_of
 from penteract.plan.legality import CROSSES, Legality, crosses_node
 from penteract.plan.options import told_by
-from penteract.spec.kernels import kernel_breaches
 from penteract.spec.layout import (
     CONTEXT_METHODS,
     SCHEDULES,
@@ -46,6 +45,11 @@ class Memory(NamedTuple):
     offload_optimizer: bool
 
 
+@cache
+def _fields(memory: Memory) -> Mapping[str, Any]:
+    return memory._asdict()
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """Layouts that differ in `Memory` and the micro-batch alone. `rest`: all other fields."""
@@ -54,9 +58,7 @@ class Family:
     members: tuple[tuple[Memory, Sizes], ...]
 
     def layout(self, memory: Memory, size: int, steps: int) -> Layout:
-        return Layout(
-            **self.rest, **memory._asdict(), micro_batch_size=size, gradient_accumulation_steps=steps
-        )  # fmt: skip
+        return Layout(**self.rest, **_fields(memory), micro_batch_size=size, gradient_accumulation_steps=steps)
 
     def runs(self) -> Iterator[tuple[Layout, ...]]:
         """The layouts that differ in the micro-batch alone, together."""
@@ -89,6 +91,7 @@ class Space:
     elementwise        kernels, on GPUs
     micro_batch_size   the divisors of a replica's share of the batch
 
+    All GPUs are used. `NOT_TRIED` says what is left out.
     """
 
     ask: Ask
@@ -215,12 +218,12 @@ class Space:
                 sizes = tuple(pair for pair in steps if self._tried(memory, pair[1]))
                 known[key] = self._sizes(legality, fixed, shards, sizes)
             sizes, bad = known[key]
-            refused.update(bad)
+            if bad:
+                refused.update(bad)
             if not sizes:
                 continue
-            lone = Layout(cp=fixed["cp"], context_method=fixed["context_method"], attention=memory.attention)
-            if breach := next(kernel_breaches(self.ask.model, lone), None):
-                refused[breach[1]] += len(sizes)
+            if why := legality.kernel(fixed["cp"], fixed["context_method"], memory.attention):
+                refused[why] += len(sizes)
             else:
                 yield memory, sizes
 
@@ -263,6 +266,16 @@ class Space:
         return tuple(v for v in tried if v in pinned) if axis in _FILTERED else pinned
 
 
+# What `Space` leaves at one value, or tries few of, unless the question pins the axis.
+NOT_TRIED: Mapping[str, str] = {
+    "offload": "offload",
+    "offload_optimizer": "offload_optimizer",
+    "shard_group": "shard groups but of all that share parameters or of one node",
+    "recompute": "recomputation but none, full and, where none does not fit, three between",
+    "loss_chunk": "sizes of loss chunks",
+    "bucket_bytes": "sizes of buckets",
+    "vpp": "more chunks of the same length",
+}
 _MESH = ("dp", "tp", "pp", "cp")
 # The values of `whole_gradients` and `keep_gathered` under each stage of ZeRO, what takes less first.
 _CHOICES: Mapping[int, tuple[bool, ...]] = {zero: (True, False) if zero == 3 else (False,) for zero in ZERO_STAGES}

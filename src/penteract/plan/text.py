@@ -7,7 +7,7 @@ from typing import Any
 
 from penteract.model.count import parameters
 from penteract.plan.ask import EDITS, as_axes
-from penteract.plan.plan import Plan
+from penteract.plan.plan import NOT_REACHED, Plan
 from penteract.plan.report import MEMORY, Budget, utilisation
 from penteract.plan.rows import NEEDLESS, TOO_LARGE
 from penteract.plan.search import Timed
@@ -63,6 +63,11 @@ def table(plan: Plan) -> str:
         rows = [(*row[:2], *row[3:]) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(_padded(row, widths)).rstrip() for row in rows)
+
+
+def not_tried(plan: Plan) -> str:
+    """What the search left out, for below the table."""
+    return f"Not tried, and some may be faster: {'; '.join(plan.not_tried)}. --fix holds an axis at other values."
 
 
 def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
@@ -160,7 +165,7 @@ def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation:
     if not plan.counts.fit:
         parts.append(nothing_fits(plan))
     elif plan.counts.enumerated > 1:
-        parts.append(table(plan))
+        parts.append(table(plan) + "\n" + not_tried(plan))
     if chosen:
         parts.append(details(plan, chosen))
     if explanation and plan.counts.enumerated > 1:
@@ -170,6 +175,15 @@ def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation:
         f"Rates {rates}\nTimes are modelled, to rank layouts; recorded steps take longer: README, Measured so far"
     )
     return "\n\n".join(part for part in parts if part)
+
+
+def stopped(plan: Plan, seconds: float) -> str:
+    """What a search had found when it was stopped, marked as that."""
+    left = _spaced(plan.counts.refused.get(NOT_REACHED, 0))
+    mark = f"INCOMPLETE: the search was stopped. {left} layouts were not looked at; better ones may be among them."
+    parts = [headline(plan) + "\n" + counted(plan, seconds)]
+    parts.append(f"The best so far:\n{table(plan)}\n{not_tried(plan)}" if plan.layouts else "No layout was timed yet.")
+    return "\n\n".join([mark, *parts, mark])
 
 
 def _bars(values: Mapping[str, float], show: Callable[[Any], str]) -> str:

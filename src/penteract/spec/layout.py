@@ -82,6 +82,11 @@ class Layout:
         return self.dp * self.tp * self.pp * self.cp
 
     @property
+    def rows(self) -> int:
+        """Places in (dp, cp) read as one number: those that share parameters."""
+        return self.dp * self.cp
+
+    @property
     def global_batch_size(self) -> int:
         """In sequences."""
         return self.dp * self.micro_batch_size * self.gradient_accumulation_steps
@@ -91,26 +96,33 @@ class Layout:
         return self.pp * self.vpp
 
     @property
+    def cuts_units(self) -> bool:
+        """Whether more than what the optimizer keeps is cut, unit by unit."""
+        return self.zero >= 2
+
+    @property
+    def split_backward(self) -> bool:
+        """Whether gradients of inputs and of weights are made in actions of their own."""
+        return self.schedule == "zb_h1"
+
+    @property
     def uniform(self) -> bool:
         """Whether one edit is that of all layers."""
         return self.remake_every == 1 and not self.remake_first and not (self.offload and self.offload_every > 1)
 
-    @property
-    def edits(self) -> tuple[object, ...]:
-        """All that decides `edit`."""
-        if self.uniform:
-            return self.remake, self.offload
-        return (
-            self.remake, self.offload, self.remake_every, self.remake_first, self.remake_else, self.offload_every
-        )  # fmt: skip
-
     def edit(self, place: int) -> Edit:
         """Of the layer at `place` in its stage, from 0; of what is no layer, at -1."""
-        chosen = place < 0 or (place % self.remake_every == 0 and not 0 < self.remake_first <= place)
-        leaves = place >= 0 and place % self.offload_every == 0
+        if place < 0:
+            return Edit(self.remake)
+        if self.uniform:
+            return Edit(self.remake, self.offload)
+        chosen = place % self.remake_every == 0 and not 0 < self.remake_first <= place
+        leaves = place % self.offload_every == 0
         return Edit(self.remake if chosen else self.remake_else, self.offload if leaves else ())
 
     def like(self, place: int) -> int:
         """The first place of a stage whose layer has the same edit."""
+        if self.uniform:
+            return 0
         edit = self.edit(place)
         return next(i for i in range(place + 1) if self.edit(i) == edit)

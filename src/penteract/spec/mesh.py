@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Literal
 
 from penteract.spec.layout import Layout
-
-AXES = ("pp", "dp", "cp", "tp")  # outermost first: tensor ranks are neighbours
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The grid of one layout. Group members are listed in rank order, which is their order on the wire."""
+    """The grid of one layout: pp, dp, cp, tp, the outermost first, so tensor ranks are neighbours. Group members are
+    listed in rank order, which is their order on the wire."""
 
     layout: Layout
     _groups: dict[tuple[str, int], tuple[int, ...]] = field(
@@ -22,15 +22,24 @@ class Mesh:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """rank -> {pp, dp, cp, tp, ep, edp}; (dp, cp) read as one number splits into (edp, ep)."""
-        at, rest = dict[str, int](), rank
-        for axis in reversed(AXES):
-            rest, at[axis] = divmod(rest, int(getattr(self.layout, axis)))
-        at["edp"], at["ep"] = divmod(at["dp"] * self.layout.cp + at["cp"], self.layout.ep)
-        return at
+        lay, (pp, row, tp) = self.layout, self.place(rank)
+        dp, cp = divmod(row, lay.cp)
+        edp, ep = divmod(row, lay.ep)
+        return {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": ep, "edp": edp}
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """rank -> pp, its place in (dp, cp) read as one number, tp"""
+        rest, tp = divmod(rank, self.layout.tp)
+        return *divmod(rest, self.layout.rows), tp
+
+    def index(self, axis: Literal["tp", "ep"], rank: int) -> int:
+        """rank -> its place in a group that cuts parameters"""
+        _, row, tp = self.place(rank)
+        return tp if axis == "tp" else row % self.layout.ep
 
     def ranks(self, pp: Iterable[int], rows: Iterable[int], tp: Iterable[int]) -> tuple[int, ...]:
         """The ranks at these coordinates, ascending; `rows` are places in (dp, cp) read as one number."""
-        each, columns = self.layout.dp * self.layout.cp, list(tp)
+        each, columns = self.layout.rows, list(tp)
         places = [p * each + row for p, row in product(pp, list(rows))]
         return tuple(place * self.layout.tp + t for place in places for t in columns)
 
@@ -41,29 +50,32 @@ class Mesh:
         return self._groups[name, rank]
 
     def _group(self, name: str, rank: int) -> tuple[int, ...]:
-        lay, at = self.layout, self.coordinates(rank)
-        row = at["dp"] * lay.cp + at["cp"]
-        pp, rows, tp = range(at["pp"], at["pp"] + 1), range(row, row + 1), range(at["tp"], at["tp"] + 1)
+        block, step = self.block(name)
+        begin = rank // block * block
+        return tuple(range(begin + rank % step, begin + block, step))
+
+    def block(self, name: str) -> tuple[int, int]:
+        """How groups of this name lie: each among so many neighbours, every so manieth of them."""
+        lay = self.layout
         match name:
-            case "pp":
-                pp = range(lay.pp)
             case "tp":
-                tp = range(lay.tp)
+                return lay.tp, 1
             case "cp":
-                rows = range(at["dp"] * lay.cp, (at["dp"] + 1) * lay.cp)
+                return lay.cp * lay.tp, lay.tp
             case "dp":
-                rows = range(at["cp"], lay.dp * lay.cp, lay.cp)
+                return lay.rows * lay.tp, lay.cp * lay.tp
+            case "pp":
+                return lay.world, lay.rows * lay.tp
             case "ep":  # neighbours in (dp, cp): experts fold over both
-                rows = range(at["edp"] * lay.ep, (at["edp"] + 1) * lay.ep)
+                return lay.ep * lay.tp, lay.tp
             case "sequence":  # who share one sequence's tokens
-                rows, tp = range(at["dp"] * lay.cp, (at["dp"] + 1) * lay.cp), range(lay.tp)
+                return lay.cp * lay.tp, 1
             case "stage":
-                rows, tp = range(lay.dp * lay.cp), range(lay.tp)
+                return lay.rows * lay.tp, 1
             case "world":
-                pp, rows, tp = range(lay.pp), range(lay.dp * lay.cp), range(lay.tp)
+                return lay.world, 1
             case _:
                 raise ValueError(f"no group named {name}")
-        return self.ranks(pp, rows, tp)
 
     def size(self, name: str) -> int:
         """How many ranks a group `name` has (the same for every rank)."""
@@ -74,7 +86,7 @@ class Mesh:
             case "sequence":
                 return lay.cp * lay.tp
             case "stage":
-                return lay.dp * lay.cp * lay.tp
+                return lay.rows * lay.tp
             case _:
                 return getattr(lay, name)
 

@@ -150,6 +150,10 @@ class Policy:
             case _:
                 return str(getattr(self, role))
 
+    def __hash__(self) -> int:
+        """Of few fields, as it is asked for often; few policies differ in the others alone."""
+        return hash((self.compute, self.parameter, self.gradient, self.moments))
+
     def __str__(self) -> str:
         return self.name
 

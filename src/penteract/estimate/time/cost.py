@@ -14,6 +14,7 @@ from math import fsum, lcm, prod
 from penteract.estimate.load import Load
 from penteract.estimate.pieces import Piece, bytes_of, shapes
 from penteract.estimate.rates import Rates, Span
+from penteract.estimate.reads import Memo
 from penteract.ops.bodies import body_of
 from penteract.ops.bodies.body import FLOAT, Body, Product
 from penteract.ops.collectives import counted
@@ -22,6 +23,7 @@ from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
 from penteract.parallel.matrix import Matrix, deal
+from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.precision import Policy
 from penteract.step import muon
@@ -38,8 +40,8 @@ Wire = tuple[str, tuple[int, ...], Seconds]  # a collective, its ranks
 class Device:
     """What a rank runs on: rates, the width of a node, and the spread of its groups over nodes.
 
-    costs   of calls, by site and phase: layouts share sites
-    spans   of axes, as far as they were asked for
+    costs   of calls and collectives that other layouts share
+    spans   of axes
     """
 
     rates: Rates
@@ -47,20 +49,23 @@ class Device:
     mesh: Mesh
     gpus_per_node: int
     load: Load
-    costs: dict[tuple[Site, str], Cost] = field(default_factory=dict[tuple[Site, str], Cost])
-    spans: dict[str, Span] = field(default_factory=dict[str, Span])
+    costs: Memo[Cost] = field(default_factory=Memo[Cost])
+    spans: Memo[Span] = field(default_factory=Memo[Span])
+
+    def under(self, layout: Layout) -> Device:
+        """The same with another view of the layout."""
+        return Device(self.rates, self.widths, Mesh(layout), self.gpus_per_node, self.load, self.costs, self.spans)
 
     def span(self, axis: str) -> Span:
         """Of the group that lies worst. Where blocks of ranks and nodes do not divide, groups lie differently."""
-        if axis in self.spans:
-            return self.spans[axis]
-        lay, node = self.mesh.layout, self.gpus_per_node
-        block = lay.tp * {"tp": 1, "cp": lay.cp, "sequence": lay.cp, "ep": lay.ep}[axis]
+        return self.spans.ask(self.mesh.layout, axis, self._span, axis)
+
+    def _span(self, axis: str, layout: Layout) -> Span:
+        mesh, node = Mesh(layout), self.gpus_per_node
+        block, _ = mesh.block(axis)
         aligned = block % node == 0 or node % block == 0
-        ranks = (0,) if aligned else range(min(lay.world, lcm(block, node)))
-        worst = max((Span.of(self.mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
-        self.spans[axis] = worst
-        return worst
+        ranks = (0,) if aligned else range(min(layout.world, lcm(block, node)))
+        return max((Span.of(mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
 
     def bytes_of(self, spec: Spec) -> Bytes:
         return bytes_of(spec, self.widths, self.load)
@@ -89,13 +94,14 @@ class Device:
 
         A kernel reads what it is given and writes what it makes; what it needs beside them it writes and reads once.
         """
-        known = self.costs.get((site, phase))
-        if known is None:
-            known = self.costs[site, phase] = self._call(site, phase, specs, registers)
-        return known
+        key = (site, phase, self.load)
+        return self.costs.ask(self.mesh.layout, key, self._call, site, phase, specs, registers)
 
-    def _call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
-        rates, layout = self.rates, self.mesh.layout
+    def _call(
+        self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...], layout: Layout
+    ) -> Cost:  # fmt: skip
+        """As the layout shows it. Few sites look at it: the kernels of attention and FP8."""
+        rates = self.rates
         body, ins = body_of(site, layout), shapes(site, self.load)
         if site.word == "attention" and layout.attention != "reference":
             flops, head = body.flops(phase, ins, site.weights, site.attrs), int(site.attrs["head_size"])

@@ -170,8 +170,8 @@ class Stage:
             for p in self.owned[unit]:
                 units[id(p)].append(unit)
             if self.row[unit] in ENDS:  # two ends may use one table
-                for p in self.pieces[self.row[unit]][0].params:
-                    ends[p.name].append(unit)
+                for name in {name for site in self.pieces[self.row[unit]][0].sites for name in site.params}:
+                    ends[name].append(unit)
         turn = {p: iter(some) for p, some in units.items()}
         for b, pack in enumerate(self.packs):
             for p in pack.params:

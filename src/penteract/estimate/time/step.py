@@ -10,8 +10,10 @@ from typing import NamedTuple
 
 from penteract.estimate.composed import Composer
 from penteract.estimate.load import Balanced
-from penteract.estimate.pieces import Kind, Piece, sight
+from penteract.estimate.packed import first_rank
+from penteract.estimate.pieces import Kind, Piece
 from penteract.estimate.rates import Rates, Span
+from penteract.estimate.reads import Memo
 from penteract.estimate.time.clock import PART, PS, ps
 from penteract.estimate.time.cost import BucketCosts, Cost, Device
 from penteract.estimate.time.derive import Derived, derive
@@ -55,7 +57,8 @@ class StepClock:
     rates: Rates
     jumps: bool = True
     log: Log | None = None  # of all that is played, where nothing is to be left out or remembered
-    costs: dict[tuple[Site, str], Cost] = field(default_factory=dict[tuple[Site, str], Cost])
+    costs: Memo[Cost] = field(default_factory=Memo[Cost])
+    spans: Memo[Span] = field(default_factory=Memo[Span])
     clocks: dict[tuple[int, ...], Clock] = field(default_factory=dict[tuple[int, ...], Clock])
 
     def ranks(self, layout: Layout) -> Ranks:
@@ -113,17 +116,20 @@ class StepClock:
             out.append(known[way])
         return out
 
+    def device(self, layout: Layout) -> Device:
+        """What a rank's passes run on."""
+        load, node = Balanced.of(self.composer.model, layout, self.composer.sequence_length), self.cluster.gpus_per_node
+        return Device(self.rates, self.composer.widths, Mesh(layout), node, load, self.costs, self.spans)
+
     def stage(self, layout: Layout, r: int) -> Stage:
         """The program of the ranks of pipeline coordinate `r`."""
         lay, mesh = layout, Mesh(layout)
-        rank, seen = mesh.group("pp", 0)[r], sight(layout)
+        rank, packer = first_rank(mesh, r), self.composer.packer
         streams = Streams(mesh, rank)
-        load = Balanced.of(self.composer.model, lay, self.composer.sequence_length)
-        device = Device(self.rates, self.composer.widths, mesh, self.cluster.gpus_per_node, load, self.costs)
-        placed, packs = self.composer.placed(lay, r), tuple(self.composer.packs(lay, r))
+        placed, packs, device = packer.placed(lay, r), tuple(packer.packs(lay, r)), self.device(lay)
         pieces = dict[Kind, tuple[Piece, dict[str, ActionOps]]]()
         for kind in dict.fromkeys(kind for kind, _ in placed):
-            piece = self.composer.piece(kind, lay, seen)
+            piece = self.composer.piece(lay, kind)
             pieces[kind] = piece, dict(piece_ops(piece, device, streams))
         known = dict[object, Bucket]()
         buckets = list[Bucket]()

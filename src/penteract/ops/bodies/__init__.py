@@ -22,7 +22,7 @@ def body_of(site: Site, layout: Layout) -> Body:
     if (fp8 := site.attrs.get("fp8")) is not None:
         made = scaled_experts if site.word == "expert_linear" else scaled_linear
         return made(fp8, layout.elementwise)
-    return fused(layout).get(site.word) or BODIES[site.word]
+    return fused(site.word, layout) or BODIES[site.word]
 
 
 __all__ = ["BODIES", "Body", "body_of"]

@@ -10,9 +10,11 @@ from penteract.ops.bodies.body import Body
 from penteract.spec.layout import AttentionBody, Layout
 
 
-def fused(layout: Layout) -> Mapping[str, Body]:
-    """Declarations of the words that a layout's kernels compute; none where its bodies are plain torch."""
-    return _fused(layout.attention, dealt=layout.cp > 1 and layout.context_method == "exchange")
+def fused(word: str, layout: Layout) -> Body | None:
+    """The declaration of a word that a layout's kernels compute; none where its body is plain torch."""
+    if word != "attention" or layout.attention == "reference":
+        return None
+    return _fused(layout.attention, dealt=layout.cp > 1 and layout.context_method == "exchange").get(word)
 
 
 @cache

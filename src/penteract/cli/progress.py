@@ -1,0 +1,68 @@
+"""A live line on a terminal while a search takes long."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from penteract.plan.ask import as_text
+from penteract.plan.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+AFTER = 2.0  # seconds that a search may take without a word
+
+
+class Line(AbstractContextManager["Line"]):
+    """Shows what it is told, from `AFTER` seconds on, and leaves nothing behind. Silent where nobody sees it."""
+
+    def __init__(
+        self, *, shown: bool, console: Console | None = None, clock: Callable[[], float] = perf_counter
+    ) -> None:
+        self._shown, self._console, self._clock = shown, console, clock
+        self._began, self._live = clock(), None
+
+    def __call__(self, progress: Progress) -> None:
+        """Show how far a search is."""
+        if self._shown and self._clock() - self._began >= AFTER:
+            from rich.text import Text
+
+            live = self._live = self._live or self._start()
+            live.update(Text(sentence(progress), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def _start(self) -> Live:
+        from rich.console import Console  # here: most plans are told at once, without it
+        from rich.live import Live
+
+        live = Live(console=self._console or Console(stderr=True), transient=True, auto_refresh=False)
+        live.start()
+        return live
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def sentence(progress: Progress) -> str:
+    """How far a search is, in a line."""
+    priced, left = (f"{n:,}".replace(",", " ") for n in (progress.priced, progress.left))
+    told = f"{progress.seconds:.0f} s · {priced} layouts priced, {left} left"
+    if progress.best is None:
+        return f"{told} · Ctrl-C stops"
+    layout = progress.best.layout
+    best = f"best so far {progress.best.time.seconds:.3g} s a step: {as_text(layout, layout.elementwise)}"
+    return f"{told} · {best} · Ctrl-C stops and prints it"
+
+
+def on_a_terminal() -> bool:
+    """Whether somebody sees both what is answered and what is said meanwhile."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
