@@ -85,7 +85,7 @@ def workspace(trial: Trial, phase: str, kernel: str) -> dict[str, Any]:
     after = torch.cuda.memory_stats()
     seen: dict[str, Any] = {n: after[f"{kind}.peak"] - before[f"{kind}.current"] for n, kind in kinds.items()}
     shapes = [s.shape for s in trial.site.ins]
-    declared = (fused(trial.case.plan) or BODIES)["attention"]
+    declared = fused("attention", trial.case.plan) or BODIES["attention"]
     seen["declared"] = declared.workspace(phase, shapes, (), trial.site.attrs, RECIPES["bf16"].widths)  # type: ignore[arg-type]
     return seen | {"measured_less_declared": seen["measured"] - seen["declared"]}
 
@@ -232,7 +232,7 @@ def steps(m: ModelSpec, layout: Layout, length: int, *, packed: bool, capture: b
     """Fourteen steps (the last has the second's batch: the loss falls); times of the last ten; the first steps' peak against the price. Then six as a CUDA graph."""
     p = compile_step(m, layout, length, precision="bf16")
     priced = price(p)
-    known = type(body_of("attention", layout)) is type((fused(layout) or BODIES)["attention"])
+    known = type(body_of("attention", layout)) is type(fused("attention", layout) or BODIES["attention"])
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

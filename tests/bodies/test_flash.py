@@ -34,7 +34,8 @@ def test_fused_attention_is_the_reference(case: Case):
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_workspace_is_what_is_declared(case: Case):
     trial, body = Trial(case, "bf16"), KERNELS[case.kernel](Aten())
-    declared, shapes = fused(case.plan)["attention"], [s.shape for s in trial.site.ins]
+    declared, shapes = fused("attention", case.plan), [s.shape for s in trial.site.ins]
+    assert declared
     for phase, call in (("forward", trial.forward), ("input_gradient", trial.backward)):
         with Storages() as storages:
             call(body)
@@ -45,7 +46,8 @@ def test_workspace_is_what_is_declared(case: Case):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_fused_body_keeps_and_computes_what_the_word_does(kernel: str):
-    body, word = fused(Layout(attention=kernel))["attention"], BODIES["attention"]  # type: ignore[arg-type]
+    body, word = fused("attention", Layout(attention=kernel)), BODIES["attention"]  # type: ignore[arg-type]
+    assert body
     assert (body.input_keeps, body.differentiable) == (word.input_keeps, word.differentiable)
     shapes = ((6, 2, 32), (6, 2, 16), (6, 2, 16), (6,), (6, 2), (6,))
     attrs = {"head_size": 8, "value_size": 8, "scale": 1.0, "window": 0}
