@@ -9,26 +9,22 @@ ranks know the gradient's norm to when they know the next one: on each rank an u
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from math import fsum
 from typing import NamedTuple
 
 from penteract.estimate.packed import Groups, Runs
 from penteract.estimate.pieces import Kind, Piece
 from penteract.estimate.price import away
+from penteract.estimate.rates import Span
 from penteract.estimate.reads import Memos, changed, tracked
-from penteract.estimate.time.clock import FIRST, LONG, PS, play
-from penteract.estimate.time.cost import BucketCosts
+from penteract.estimate.time.clock import FIRST, LONG, PS, RUN, play
 from penteract.estimate.time.ops import AXES, ActionOps
 from penteract.estimate.time.step import StepClock
 from penteract.ops.offload import COPIES
-from penteract.parallel.data import Bucket
-from penteract.schedule.actions import Compute
-from penteract.schedule.in_flight import action_lists, steady
+from penteract.parallel.data import Unit
 from penteract.spec.layout import Layout
-from penteract.spec.schedules import ScheduleName
 from penteract.step.ring import PLACES
 from penteract.units import Seconds
 
@@ -39,16 +35,18 @@ Pass = Mapping[str, Seconds]  # of one micro-batch through a chunk, by action
 
 
 class Idle(NamedTuple):
-    """An action that is played from idle: its seconds, and the calls that the host launches."""
+    """An action that is played from idle: its seconds, those of them that it waits, and the calls of the host."""
 
     seconds: Seconds
+    waits: Seconds
     calls: int
 
 
 class Passes(NamedTuple):
-    """Of ranks with the same stages: each chunk's passes, and the calls of a micro-batch through all of them."""
+    """Of ranks with the same stages: each chunk's passes, and the waits and calls of a micro-batch in all of them."""
 
     chunks: tuple[Pass, ...]
+    waits: Seconds
     calls: int
 
 
@@ -102,8 +100,8 @@ class Bounds:
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
         at, share = changed(layout, micro_batch_size=largest, loss_chunk=chunk), layout.micro_batch_size / largest
         passes = [
-            Passes(tuple([{a: share * s for a, s in chunk.items()} for chunk in chunks]), calls)
-            for chunks, calls in self._best.passes(at)
+            Passes(tuple([{a: share * s for a, s in chunk.items()} for chunk in chunks]), waits, calls)
+            for chunks, waits, calls in self._best.passes(at)
         ]
         return self._longest(layout, passes, [_NOTHING] * layout.pp)
 
@@ -114,15 +112,18 @@ class Bounds:
         """By group of pipeline ranks with the same stages."""
         deal = self.steps.composer.deal(layout)
         idle = {kind: self._idle(layout, self.steps.composer.piece(layout, kind)) for kind in deal.kinds}
-        each = list[tuple[Pass, int]]()
+        each = list[tuple[Pass, Seconds, int]]()
         for chain in deal.chains:
-            total, calls = defaultdict[str, Seconds](float), 0
+            total, waits, calls = defaultdict[str, Seconds](float), 0.0, 0
             for kind, n in chain:
-                for action, (seconds, launched) in idle[kind].items():
-                    total[action] += n * seconds
-                    calls += n * launched
-            each.append((dict(total), calls))
-        return [Passes(tuple([p for p, _ in own]), sum([n for _, n in own])) for own in deal.dealt(each)]
+                for action, told in idle[kind].items():
+                    total[action] += n * told.seconds
+                    waits, calls = waits + n * told.waits, calls + n * told.calls
+            each.append((dict(total), waits, calls))
+        return [
+            Passes(tuple([p for p, _, _ in own]), sum([w for _, w, _ in own]), sum([n for _, _, n in own]))
+            for own in deal.dealt(each)
+        ]
 
     @tracked
     def _idle(self, layout: Layout, piece: Piece) -> Mapping[str, Idle]:
@@ -162,98 +163,104 @@ class Bounds:
             if len(b.replicas) > 1:
                 last[b.replicas] += n * costs.on_wire("all_reduce", b)
         if layout.cuts_units:
-            for ranks, seconds, always in self._gathers(layout, runs, r, stage):
-                (once if always else wires)[ranks] += seconds
+            for ranks, seconds in self._gathers(layout, runs, r, stage).items():
+                (once if layout.keep_gathered else wires)[ranks] += seconds
         for ranks, seconds in last.items():
             once[ranks] += seconds
         return Once(max(update, *copies), measure, max(last.values(), default=0.0), beside, dict(wires), dict(once))
 
-    def _gathers(self, layout: Layout, runs: Runs, r: int, stage: int) -> Iterator[tuple[_Ranks, Seconds, bool]]:
-        """Seconds of gathers on each wire, in each micro-batch or (True) in a step. An action finds at most as many of
-        its units gathered already as the ring has places."""
-        composer, costs = self.steps.composer, self.steps.bucket_costs
-        buckets, at = composer.packer.unit_buckets(layout, runs, stage), 0
-        for chain in composer.chains_of(layout, r):
-            own = list(zip(runs.units[at : at + len(chain)], buckets[at : at + len(chain)], strict=True))
-            at += len(chain)
-            told = [(run.number, _on_wires(some, costs)) for run, some in own]
-            if layout.keep_gathered:
-                yield from ((ranks, n * s, True) for n, wires in told for ranks, s in wires.items())
-                continue
-            for action in _READ:
-                read = [(n, wires) for (run, some), (n, wires) in zip(own, told, strict=True)
-                        if self._reads(layout, run.kind, action, some)]  # fmt: skip
-                yield from ((ranks, seconds, False) for ranks, seconds in _needed(read))
+    def _gathers(self, layout: Layout, runs: Runs, r: int, stage: int) -> Mapping[_Ranks, Seconds]:
+        """Seconds of gathers on each wire, in each micro-batch; or in a step, where they stay. An action finds at most
+        as many of its units gathered already as the ring has places."""
+        out, largest, chunks = defaultdict[_Ranks, Seconds](float), dict[_Ranks, Seconds](), layout.vpp
+        number, first = Counter[Unit](), dict[Unit, Kind]()
+        for run in runs.units:
+            number[run.unit] += run.number
+            first.setdefault(run.unit, run.kind)
+        for unit, n in number.items():
+            turns = 1 if layout.keep_gathered else self._readings(layout, unit, first[unit], stage)
+            for ranks, seconds in self._unit_wires(layout, unit, stage).items():
+                out[ranks] += n * turns * seconds
+                largest[ranks] = max(largest.get(ranks, 0.0), seconds)
+        if layout.keep_gathered:
+            return out
+        return {ranks: max(0.0, s - 2 * chunks * PLACES * largest[ranks]) for ranks, s in out.items()}
 
-    def _reads(self, layout: Layout, kind: Kind, action: str, some: Sequence[Bucket]) -> bool:
-        """Whether an action of a piece reads parameters that are cut."""
-        names = self.steps.composer.piece(layout, kind).read_by.get(action, frozenset())
-        return any(p.name in names for b in some if b.cut_parameters for p in b.params)
+    @tracked
+    def _unit_wires(self, layout: Layout, unit: Unit, stage: int) -> Mapping[_Ranks, Seconds]:
+        """Of gathering a unit."""
+        packer, costs, out = self.steps.composer.packer, self.steps.bucket_costs, defaultdict[_Ranks, Seconds](float)
+        for b in packer.buckets_of(layout, unit, stage):
+            if b.cut_parameters and b.shards > 1:
+                out[b.sharers] += costs.on_wire("all_gather", b)
+        return dict(out)
+
+    @tracked
+    def _readings(self, layout: Layout, unit: Unit, kind: Kind, stage: int) -> int:
+        """In how many actions of a micro-batch parameters that are cut are read."""
+        buckets, read = (
+            self.steps.composer.packer.buckets_of(layout, unit, stage),
+            self.steps.composer.piece(layout, kind).read_by,
+        )
+        cut = {p.name for b in buckets if b.cut_parameters for p in b.params}
+        return sum([bool(cut & read.get(action, frozenset())) for action in _READ])
 
     # ---- a step ----------------------------------------------------------------------------------------------
 
     def _longest(self, layout: Layout, passes: Sequence[Passes], once: Sequence[Once]) -> Seconds:
         """The first micro-batch must come to a rank, all must be worked on there, gradients must be summed after the
         last, and the last gradient must go back to the first stage."""
-        lay, launch = layout, self.steps.rates.launch
-        m, group = lay.gradient_accumulation_steps, self.steps.composer.deal(lay).group
-        tails = _tails(lay.schedule, lay.pp, lay.vpp, _enough(lay))
-        first, there, back, bound = once[0].update, 0.0, 0.0, 0.0
-        for r, g in enumerate(group):
-            (chunks, calls), own = passes[g], once[r]
-            work = m * fsum([s for chunk in chunks for s in chunk.values()])
-            tail = fsum([n * chunks[chunk][kind] for (kind, chunk), n in tails[r]])
-            late = m * fsum([chunk.get("Wgt", 0.0) for chunk in chunks])  # may wait until the gradient has gone on
-            end = max(work + m * own.beside, work - tail + own.sums) + own.measure
-            busy = max([m * s + own.wires_once.get(w, 0.0) for w, s in own.wires.items()], default=0.0)
-            bound = max(bound, max(own.update, first + there) + end, first + there + work - late + back, busy,
-                        max(own.wires_once.values(), default=0.0), m * calls * launch)  # fmt: skip
+        lay, launch, m = layout, self.steps.rates.launch, layout.gradient_accumulation_steps
+        slower = 1 - 1 / self.steps.rates.beside  # of a wire's seconds, what computations beside it lose
+        first, there, back, bound, wires = once[0].update, 0.0, 0.0, 0.0, self._borders(lay)
+        told = [_of_group(p, m) for p in passes]
+        for r, g in enumerate(self.steps.composer.deal(lay).group):
+            (work, tail, late, on, off), own = told[g], once[r]
+            wire = m * max(own.wires.values()) if own.wires else 0.0
+            lost = slower * max(0.0, wire - m * passes[g].waits)  # while a rank waits, it loses nothing
+            end = max(work + m * own.beside + lost, work - tail + own.sums) + own.measure
+            bound = max(bound, own.update + end, first + there + work + own.measure, first + there + work - late + back,
+                        m * passes[g].calls * launch)  # fmt: skip
+            for ranks, seconds in own.wires_once.items():
+                bound = max(bound, seconds + m * own.wires.get(ranks, 0.0))
+            bound = max(bound, wire)
             if r + 1 < lay.pp:
-                wire = self.steps.wire(lay, r, r + 1)
-                there += chunks[0]["Fwd"] + wire
-                back += chunks[0].get("Bwd", 0.0) + chunks[0].get("Inp", 0.0) + wire
+                there, back = there + on + wires[r], back + off + wires[r]
         return bound
+
+    def _borders(self, layout: Layout) -> list[Seconds]:
+        """Of a message from each stage to the next."""
+        lay, node, each = layout, self.steps.cluster.gpus_per_node, layout.world // layout.pp
+        if lay.pp == 1:
+            return []
+        amount = self.steps.message(lay)
+        known = [self.steps.rates.collective("send", Span(2, 1 + across), amount) for across in (False, True)]
+        return [known[r * each // node != ((r + 2) * each - 1) // node] for r in range(lay.pp - 1)]
+
+
+class _Group(NamedTuple):
+    """Of a rank's passes: seconds of all micro-batches; from where gradients may be complete at first; of weight
+    gradients, which may wait until the gradient has gone on; and of the first chunk, on the way there and back."""
+
+    work: Seconds
+    tail: Seconds
+    late: Seconds
+    on: Seconds
+    off: Seconds
+
+
+def _of_group(passes: Passes, micros: int) -> _Group:
+    chunks = passes.chunks
+    every = [s for chunk in chunks for s in chunk.values()]
+    work, late = micros * fsum(every), micros * fsum([chunk.get("Wgt", 0.0) for chunk in chunks])
+    # Of several chunks, or a backward in two halves, some gradients are complete long before the end.
+    tail = chunks[0].get("Bwd", work) if len(chunks) == 1 else work
+    return _Group(work, tail, late, chunks[0]["Fwd"], chunks[0].get("Bwd", 0.0) + chunks[0].get("Inp", 0.0))
 
 
 def _from_idle(ops: ActionOps) -> Idle:
     """Nothing under way, and the host far ahead. Copies that neighbours make are theirs."""
     calls = [op for some in ops.own for op in some]
     played = play(calls, [0] * (FIRST + len(AXES)), {}, -LONG, 0, 0, (0,) * (FIRST + len(AXES)))
-    return Idle(played.done / PS, len(calls))
-
-
-def _on_wires(some: Sequence[Bucket], costs: BucketCosts) -> Mapping[_Ranks, Seconds]:
-    """Of gathering a unit."""
-    out = defaultdict[_Ranks, Seconds](float)
-    for b in some:
-        if b.cut_parameters and b.shards > 1:
-            out[b.sharers] += costs.on_wire("all_gather", b)
-    return out
-
-
-def _needed(units: Sequence[tuple[int, Mapping[_Ranks, Seconds]]]) -> Iterator[tuple[_Ranks, Seconds]]:
-    """Of units and how many there are of each: all but the largest that a ring holds."""
-    for ranks in {ranks for _, wires in units for ranks in wires}:
-        each = [(wires.get(ranks, 0.0), n) for n, wires in units]
-        there = sorted([s for s, n in each for _ in range(min(n, PLACES))])[-PLACES:]
-        yield ranks, max(0.0, fsum([n * s for s, n in each]) - fsum(there))
-
-
-def _enough(layout: Layout) -> int:
-    """Micro-batches after which a schedule's end is the same however many there are."""
-    lay = layout
-    least = 2 * steady(lay.pp, lay.vpp) + lay.pp
-    m = lay.gradient_accumulation_steps
-    return m if m <= least + lay.pp else least + (m - least) % lay.pp
-
-
-@cache
-def _tails(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> list[tuple[tuple[tuple[str, int], int], ...]]:
-    """Of each rank: how often it does each kind of action of a chunk from where the first gradient may be complete."""
-    out = list[tuple[tuple[tuple[str, int], int], ...]]()
-    for actions in action_lists(schedule, pp, vpp, micros):
-        own = [(a.kind, a.chunk) for a in actions if isinstance(a, Compute)]
-        last = {walk: i for i, walk in enumerate(own)}
-        begin = min(i for (kind, _), i in last.items() if kind != "Fwd")
-        out.append(tuple(Counter(own[begin:]).items()))
-    return out
+    worked = sum([op[1] for op in calls if op[0] == RUN])
+    return Idle(played.done / PS, (played.done - worked) / PS, len(calls))

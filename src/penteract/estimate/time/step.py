@@ -32,6 +32,7 @@ from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.step.agreements import after_backward, at_begin, totals
 from penteract.step.ring import places
+from penteract.units import Bytes, Seconds
 
 _TURNS = 4  # of a schedule that are played before others are jumped
 
@@ -46,6 +47,13 @@ class Ends(NamedTuple):
     coded: Sequence[Site]
     delayed: Sequence[Site]
     balanced: Sequence[str]
+
+
+class Played(NamedTuple):
+    """Seconds of a step, and those of each part (`ideal.PARTS`) on the rank that ends last."""
+
+    seconds: Seconds
+    parts: tuple[Seconds, ...]
 
 
 @dataclass(slots=True)
@@ -76,10 +84,16 @@ class StepClock:
             else:
                 return ranks
 
-    def seconds(self, layout: Layout) -> float:
+    def seconds(self, layout: Layout) -> Seconds:
         """Of a step."""
-        ends = self.ranks(layout).ends
-        return (ends[1] - ends[0]) / PS
+        return self.step(layout).seconds
+
+    def step(self, layout: Layout) -> Played:
+        """A step mid-run."""
+        ranks = self.ranks(layout)
+        last = max(range(layout.pp), key=lambda r: ranks.machines[r].now)
+        told = ranks.machines[last].parts(ranks.spent_at_end[0][last])
+        return Played((ranks.ends[1] - ranks.ends[0]) / PS, tuple([n / PS for n in told]))
 
     # ---- the program -----------------------------------------------------------------------------------------
 
@@ -104,13 +118,16 @@ class StepClock:
                 found[r] = self.stage(layout, runs, ranks[0] if alike else r)
         return [stage for stage in found if stage]
 
-    def wire(self, layout: Layout, source: int, target: int, *, both: bool = False) -> float:
+    def wire(self, layout: Layout, source: int, target: int, *, both: bool = False) -> Seconds:
         """Seconds of a message between two stages; `both`: as much goes the other way meanwhile."""
-        lay, node, each = layout, self.cluster.gpus_per_node, layout.world // layout.pp
-        rows = self.composer.sequence_length // lay.cp // lay.tp * lay.micro_batch_size
-        amount = rows * self.composer.model.hidden_size * self.composer.widths["compute"]
+        node, each = self.cluster.gpus_per_node, layout.world // layout.pp
         across = any((source * each + i) // node != (target * each + i) // node for i in range(each))
-        return self.rates.collective("shift" if both else "send", Span(2, 1 + across), amount)
+        return self.rates.collective("shift" if both else "send", Span(2, 1 + across), self.message(layout))
+
+    def message(self, layout: Layout) -> Bytes:
+        """Of a border between two stages."""
+        rows = self.composer.sequence_length // layout.cp // layout.tp * layout.micro_batch_size
+        return rows * self.composer.model.hidden_size * self.composer.widths["compute"]
 
     def _wires(self, layout: Layout, line: Line) -> list[int]:
         """Of each message."""
