@@ -106,9 +106,9 @@ def answers(quoter: Quoter, layout: Layout) -> dict[str, Any]:
     """All that a search asks of a layout."""
     quote = quoter.quote(layout)
     return {
-        "quote": quote, "time": quoter.time(quote), "floor": quoter.floor(layout), "bound": quoter.bound(quote),
-        "bound_of_plain": quoter.bound_of_plain(quote), "at_least": quoter.passes.at_least(layout),
-        "roughly": quoter.passes.roughly(layout, LARGEST), "remade_flops": quoter.remade_flops(layout),
+        "quote": quote, "time": quoter.time(quote), "floor": quoter.floor(layout),
+        "bound": quoter.bounds.of(layout), "at_least": quoter.bounds.at_least(layout),
+        "roughly": quoter.bounds.roughly(layout, LARGEST), "remade_flops": quoter.remade_flops(layout),
         "ranks": [quoter.composer.rank(layout, r) for r in range(layout.pp)],
     }  # fmt: skip
 

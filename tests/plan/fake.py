@@ -69,8 +69,11 @@ class FakeQuoter:
         """All go."""
 
     @property
-    def passes(self) -> FakeQuoter:
+    def bounds(self) -> FakeQuoter:
         return self
+
+    def of(self, lay: Layout) -> float:
+        return self._passes(lay)
 
     def at_least(self, lay: Layout) -> float:
         return 0.98 * self._passes(lay)
@@ -78,14 +81,6 @@ class FakeQuoter:
     def roughly(self, lay: Layout, largest: int) -> float:
         """As if each micro-batch were as quick for each sequence as the largest."""
         return 0.98 * self._passes(lay) * (1 + 0.1 / largest) / (1 + 0.1 / lay.micro_batch_size)
-
-    def bound(self, quote: Quote) -> float:
-        """With what goes over wires beside the work."""
-        lay = quote.layout
-        return quote.at_least + 0.01 * self._cut(lay) * lay.gradient_accumulation_steps
-
-    def bound_of_plain(self, quote: Quote) -> float:
-        return quote.at_least / 1.34
 
     def time(self, quote: Quote) -> StepTime:
         self.timed.append(quote.layout)

@@ -61,23 +61,6 @@ def test_recomputing_keeps_no_more_and_takes_no_less(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ASKS)
-def test_a_higher_stage_of_zero_takes_no_less(name: str) -> None:
-    """From 1 on, with all the rest the same; under ZeRO 3, what is done for each micro-batch takes no less than what
-    is done once."""
-    prices = quoter(ASKS[name])
-    for run in drawn(name, 40):
-        one = replace(run[0], zero=1, shard_group=0, whole_gradients=False, keep_gathered=False)
-        if one.dp * one.cp == 1:
-            continue
-        two, three = replace(one, zero=2), replace(one, zero=3)
-        whole, gathered = replace(three, whole_gradients=True), replace(three, keep_gathered=True)
-        pairs = ((one, two), (one, whole), (one, gathered), (two, three), (whole, three), (gathered, three))
-        for lower, higher in pairs:
-            a, b = prices.time(prices.quote(lower)).seconds, prices.time(prices.quote(higher)).seconds
-            assert b >= a * (1 - 1e-9), (lower, higher)
-
-
-@pytest.mark.parametrize("name", ASKS)
 def test_recomputing_some_takes_no_less_than_none_and_more_the_further_it_goes(name: str) -> None:
     prices = quoter(ASKS[name])
     for run in drawn(name, 20):
@@ -86,7 +69,6 @@ def test_recomputing_some_takes_no_less_than_none_and_more_the_further_it_goes(n
         chain.append(replace(run[0], remake=RECOMPUTE["full"]))
         seconds = [prices.time(prices.quote(lay)).seconds for lay in chain]
         assert all(b >= a * (1 - 1e-9) for a, b in pairwise(seconds)), (run[0], seconds)
-        assert prices.bound_of_plain(prices.quote(chain[-1])) <= prices.quote(chain[0]).at_least, run[0]
 
 
 @pytest.mark.parametrize("name", ASKS)
@@ -97,7 +79,7 @@ def test_a_floor_is_below_what_is_allocated(name: str) -> None:
             quote = prices.quote(lay)
             shares.append(prices.floor(lay) / quote.allocated)
             assert shares[-1] <= 1, lay
-            assert prices.bound(quote) <= prices.time(quote).seconds * (1 + 1e-9), lay
+            assert quote.at_least <= prices.time(quote).seconds * (1 + 1e-9), lay
     assert sorted(shares)[len(shares) // 2] > 0.4  # half of them: it says something
 
 
@@ -129,7 +111,7 @@ BOUNDED = {
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_bounds_lie_one_below_the_other(name: str) -> None:
-    """Of a row, rough and its own; of each layout of the row, its quote's, a closer one, and its simulated time."""
+    """Of a row, rough and its own; of each layout of the row, its quote's, and its simulated time."""
     ask = BOUNDED[name]
     prices, shares = quoter(ask), list[float]()
     rows = [row for family in Space(ask).families(Counter()) for row in Branch(family, prices).rows()]
@@ -139,7 +121,7 @@ def test_bounds_lie_one_below_the_other(name: str) -> None:
         shares.append(rough / own)
         for lay in layouts:
             quote = prices.quote(lay)
-            chain = [rough, own, quote.at_least, prices.bound(quote), prices.time(quote).seconds]
+            chain = [rough, own, quote.at_least, prices.time(quote).seconds]
             assert all(a <= b * (1 + 1e-9) for a, b in pairwise(chain)), (lay, chain)
     assert max(shares) > 0.1  # they say something, though launches are most of so small a step
 

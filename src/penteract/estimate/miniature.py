@@ -29,9 +29,11 @@ from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.spec.precision import Policy
 from penteract.spec.schedules import ScheduleName
 from penteract.step.events import READS, Around
-from penteract.step.fsdp import Event
+from penteract.step.fsdp import Event, gathers
 from penteract.step.program import Program, layer_edits, units_of
-from penteract.step.ring import Reads, gathers, places
+from penteract.step.ring import places
+
+_Reads = Mapping[str, tuple[int, ...]]  # action of a chunk -> the units whose cut parameters it reads, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ def miniature(
         movers=movers,
     )  # fmt: skip
     reads = _reads(chunks, units, real)
-    turns = gathers(program.actions, reads, places(layout, len(whole))) if any(reads) else Counter[int]()
+    read = [reads[a.chunk].get(a.kind, ()) for a in program.actions if isinstance(a, Compute)] if any(reads) else []
+    turns = gathers(read, places(layout, len(whole)))
     told = {
         i: _stand_in(i, some, like) for layers, some in zip(stages, alike, strict=True) for i in layers
     }  # fmt: skip
@@ -264,10 +267,10 @@ def _once(units: list[Unit]) -> list[Unit]:
     return out
 
 
-def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucket, ...]) -> list[Reads]:
+def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucket, ...]) -> list[_Reads]:
     """Which units each action of a chunk reads cut parameters of."""
     cut = {q.name for b in real if b.cut_parameters for q in b.params}
-    out, number = list[Reads](), 0
+    out, number = list[_Reads](), 0
     for chunk, own in zip(chunks, units, strict=True):
         found = dict[str, tuple[int, ...]]()
         for action, instructions in chunk.actions.items():

@@ -117,13 +117,13 @@ class Search:
 
     def quote(self, item: Quote | Slower | Higher) -> Quote | None:
         """Of what is found, if it fits."""
-        if isinstance(item, Quote):
-            return item
         if isinstance(item, Slower):
             return self.quoters[item.precision].quote(item.layout)
-        if item not in self._higher:
-            self._higher[item] = self._first(item)
-        return self._higher[item]
+        if isinstance(item, Higher):
+            if item not in self._higher:
+                self._higher[item] = self._first(item)
+            return self._higher[item]
+        return item
 
     def _first(self, item: Higher) -> Quote | None:
         """Of the options of a higher stage, the first that fits."""

@@ -10,7 +10,7 @@ Zhao 2023 (2304.11277) §3.3 and §4 for prefetching and the limit on what is ga
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -247,4 +247,32 @@ def upcoming(turns: Sequence[Sequence[int]]) -> list[int]:
         if own := turns[a]:
             found[a] = second if head == own[-1] else head
             head, second = own[0], own[1] if len(own) > 1 else found[a]
+    return found
+
+
+class _Whole(NamedTuple):
+    """A unit's parameters, cut over two ranks."""
+
+    unit: int
+    cut_parameters: bool = True
+    cut_gradients: bool = False
+    shards: int = 2
+    replicas: tuple[int, ...] = ()
+
+
+def gathers(turns: Sequence[tuple[int, ...]], places: int) -> Counter[int]:
+    """How often a step gathers each unit into a ring of so many places. `turns`: of units, of each action."""
+    units = {unit for own in turns for unit in own}
+    rule = FsdpRule([_Whole(unit) for unit in range(max(units, default=NONE) + 1)], places)
+    left, found = rule.begin(), Counter[int]()
+    known = dict[tuple[Left, tuple[int, ...], int], tuple[Left, Counter[int]]]()
+    for own, following in zip(turns, upcoming(turns), strict=True):
+        key = left, own, following
+        if key not in known:
+            passing = Passing([(k, unit) for k, unit in enumerate(own)], ())
+            before, _, then = rule.action(left, passing, Due(), following, lambda _: False)
+            asked = (unit for events in before.values() for question, unit in events if question == "gather")
+            known[key] = then, Counter(asked)
+        left, some = known[key]
+        found.update(some)
     return found

@@ -6,18 +6,15 @@ is gathered into the other place, and the last one's gradients leave from there.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penteract.parallel.data import NONE, Bucket
-from penteract.schedule.actions import Compute, Exchange, Woven
 from penteract.spec.layout import Layout
 from penteract.spec.precision import Widths
 from penteract.units import Bytes
 
 PLACES = 2
-Reads = Mapping[str, tuple[int, ...]]  # action of a chunk -> the units whose cut parameters it reads, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +81,3 @@ def ring_sizes(filled: Mapping[int, int], n: int) -> tuple[int, ...]:
     for unit, size in filled.items():
         sizes[unit % n] = max(sizes[unit % n], size)
     return tuple(sizes)
-
-
-def fetches(order: Sequence[int], n: int) -> Iterator[tuple[int, ...]]:
-    """For each turn of units in the order in which a step reads them: those whose gather starts with it.
-
-    A unit is gathered one turn ahead, or with its own turn where the one before lies in its place. What still lies in
-    its place is not gathered again.
-    """
-    there: dict[int, int] = {}
-    for i, now in enumerate(order):
-        started = list[int]()
-        for unit in order[i : i + 2]:
-            free = unit == now or unit % n != now % n
-            if free and there.get(unit % n) != unit:
-                there[unit % n] = unit
-                started.append(unit)
-        yield tuple(started)
-
-
-def gathers(actions: Iterable[Compute | Woven | Exchange], reads: Sequence[Reads], n: int) -> Counter[int]:
-    """How often a step gathers each unit into a ring of `n` places. `reads`: of each chunk."""
-    order = list[int]()
-    for action in actions:
-        assert not isinstance(action, Woven), "two woven actions take turns within units"
-        if isinstance(action, Compute):
-            for unit in reads[action.chunk].get(action.kind, ()):
-                if not order or order[-1] != unit:
-                    order.append(unit)
-    return Counter(unit for started in fetches(order, n) for unit in started)

@@ -8,10 +8,13 @@ ranks know the gradient's norm to when they know the next one: on each rank an u
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
 from math import fsum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from penteract.estimate.packed import Groups, Runs
@@ -24,11 +27,14 @@ from penteract.estimate.time.ops import AXES, ActionOps
 from penteract.estimate.time.step import StepClock
 from penteract.ops.offload import COPIES
 from penteract.parallel.data import Unit
+from penteract.schedule.actions import Compute
+from penteract.schedule.in_flight import action_lists, steady
 from penteract.spec.layout import Layout
+from penteract.spec.schedules import ScheduleName
+from penteract.step.fsdp import gathers
 from penteract.step.ring import PLACES
 from penteract.units import Seconds
 
-_READ = ("Fwd", "Bwd", "Inp")  # actions that read parameters
 _APART = tuple(range(FIRST, FIRST + len(AXES)))  # every axis on a stream of its own
 _Ranks = tuple[int, ...]
 Pass = Mapping[str, Seconds]  # of one micro-batch through a chunk, by action
@@ -55,7 +61,7 @@ class Once(NamedTuple):
 
     update   of all of them, after the norm is known; `measure`: of their squares, before it is
     sums     on the busiest wire, of gradients that gather all micro-batches: none begins before the last of them
-    beside   of compute in each micro-batch, where gradients are cut; `wires`: in each micro-batch on each wire
+    beside   of compute in each micro-batch, where gradients are cut; `wires`: of sums then, on each wire
     wires_once  on each wire in a step
     """
 
@@ -67,6 +73,7 @@ class Once(NamedTuple):
     wires_once: Mapping[_Ranks, Seconds]
 
 
+_NO_WIRES: Mapping[_Ranks, Seconds] = MappingProxyType({})
 _NOTHING = Once(0.0, 0.0, 0.0, 0.0, {}, {})
 
 
@@ -81,7 +88,8 @@ class Bounds:
     def of(self, layout: Layout) -> Seconds:
         """Of a layout's step."""
         groups = self.steps.composer.packer.groups(layout)
-        return self._longest(layout, self.passes(layout), self._once_of(layout, groups))
+        return self._longest(layout, self.passes(layout), self._once_of(layout, groups),
+                             self._gathers_of(layout, groups))  # fmt: skip
 
     def at_least(self, layout: Layout) -> Seconds:
         """From its passes alone, whatever happens to state and gradients."""
@@ -131,60 +139,70 @@ class Bounds:
 
     # ---- buckets ---------------------------------------------------------------------------------------------
 
-    @tracked
     def _once_of(self, layout: Layout, groups: Groups) -> list[Once]:
         """Of each pipeline rank."""
-        out = [_NOTHING] * layout.pp
+        out, unlike = [_NOTHING] * layout.pp, not self.steps.alike(layout)
         for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
+            if unlike or self.steps.composer.packer.shares(runs):
+                for r in ranks:
+                    out[r] = self._once(layout, runs, r)
+                continue
+            told = self._once(layout, runs, 0)
             for r in ranks:
-                out[r] = self._once(layout, runs, r if self._unlike(layout, runs) else ranks[0])
+                out[r] = told
         return out
 
-    def _unlike(self, layout: Layout, runs: Runs) -> bool:
-        return not self.steps.alike(layout) or self.steps.composer.packer.shares(runs)
+    @tracked
+    def _gathers_of(self, layout: Layout, groups: Groups) -> Mapping[int, Mapping[_Ranks, Seconds]]:
+        """Of some pipeline ranks, one of each group: seconds of gathers in a step, on each wire."""
+        if not layout.cuts_units:
+            return {}
+        stage = 0 if self.steps.alike(layout) else None
+        return {
+            ranks[0]: self.gathers(layout, runs, ranks[0], ranks[0] if stage is None else stage)
+            for runs, ranks in zip(groups.runs, groups.ranks, strict=True)
+        }
 
     @tracked
-    def _once(self, layout: Layout, runs: Runs, r: int) -> Once:
+    def _once(self, layout: Layout, runs: Runs, stage: int) -> Once:
         packer, costs = self.steps.composer.packer, self.steps.bucket_costs
-        stage = r if self._unlike(layout, runs) else 0
         update = measure = beside = 0.0
         copies, last = [0.0, 0.0], defaultdict[_Ranks, Seconds](float)
         wires, once = defaultdict[_Ranks, Seconds](float), defaultdict[_Ranks, Seconds](float)
         for pack, n in packer.counted(layout, runs, stage):
             b = packer.bucket(layout, pack, stage)
             update, measure = update + n * costs.update(b), measure + n * costs.squares(b)
-            for i, word in enumerate(COPIES):
-                copies[i] += n * costs.rates.copy(word, away(b, costs.policy))
+            if b.offloaded:
+                for i, word in enumerate(COPIES):
+                    copies[i] += n * costs.rates.copy(word, away(b, costs.policy))
             if b.cut_gradients:
                 beside += n * costs.landed(b)
             if b.shards > 1:
                 (wires if b.cut_gradients else last)[b.sharers] += n * costs.on_wire("reduce_scatter", b)
-                once[b.sharers] += n * costs.on_wire("all_gather", b) if not b.cut_parameters else 0.0
+                if not b.cut_parameters:
+                    once[b.sharers] += n * costs.on_wire("all_gather", b)
             if len(b.replicas) > 1:
                 last[b.replicas] += n * costs.on_wire("all_reduce", b)
-        if layout.cuts_units:
-            for ranks, seconds in self._gathers(layout, runs, r, stage).items():
-                (once if layout.keep_gathered else wires)[ranks] += seconds
         for ranks, seconds in last.items():
             once[ranks] += seconds
         return Once(max(update, *copies), measure, max(last.values(), default=0.0), beside, dict(wires), dict(once))
 
-    def _gathers(self, layout: Layout, runs: Runs, r: int, stage: int) -> Mapping[_Ranks, Seconds]:
-        """Seconds of gathers on each wire, in each micro-batch; or in a step, where they stay. An action finds at most
-        as many of its units gathered already as the ring has places."""
-        out, largest, chunks = defaultdict[_Ranks, Seconds](float), dict[_Ranks, Seconds](), layout.vpp
-        number, first = Counter[Unit](), dict[Unit, Kind]()
-        for run in runs.units:
-            number[run.unit] += run.number
-            first.setdefault(run.unit, run.kind)
-        for unit, n in number.items():
-            turns = 1 if layout.keep_gathered else self._readings(layout, unit, first[unit], stage)
-            for ranks, seconds in self._unit_wires(layout, unit, stage).items():
-                out[ranks] += n * turns * seconds
-                largest[ranks] = max(largest.get(ranks, 0.0), seconds)
-        if layout.keep_gathered:
-            return out
-        return {ranks: max(0.0, s - 2 * chunks * PLACES * largest[ranks]) for ranks, s in out.items()}
+    def gathers(self, layout: Layout, runs: Runs, r: int, stage: int) -> Mapping[_Ranks, Seconds]:
+        """In a step, on each wire."""
+        lay, out = layout, defaultdict[_Ranks, Seconds](float)
+        units = dict.fromkeys(run.unit for run in runs.units)
+        number = {unit: i for i, unit in enumerate(units)}
+        kinds = {run.unit: run.kind for run in runs.units}
+        read = tuple([self._read(lay, unit, kinds[unit], stage) for unit in units])
+        ends, chunks = 0, list[tuple[tuple[int, int], ...]]()
+        for chain in self.steps.composer.chains_of(lay, r):
+            own = runs.units[ends : (ends := ends + len(chain))]
+            chunks.append(tuple([(number[run.unit], run.number) for run in own]))
+        rank = RankOf(lay.schedule, lay.pp, lay.vpp, r, tuple(chunks), read, keeps=lay.keep_gathered)
+        for unit, n in zip(units, gathered(rank, lay.gradient_accumulation_steps), strict=True):
+            for ranks, seconds in self._unit_wires(lay, unit, stage).items():
+                out[ranks] += n * seconds
+        return dict(out)
 
     @tracked
     def _unit_wires(self, layout: Layout, unit: Unit, stage: int) -> Mapping[_Ranks, Seconds]:
@@ -196,36 +214,38 @@ class Bounds:
         return dict(out)
 
     @tracked
-    def _readings(self, layout: Layout, unit: Unit, kind: Kind, stage: int) -> int:
-        """In how many actions of a micro-batch parameters that are cut are read."""
-        buckets, read = (
-            self.steps.composer.packer.buckets_of(layout, unit, stage),
-            self.steps.composer.piece(layout, kind).read_by,
-        )
-        cut = {p.name for b in buckets if b.cut_parameters for p in b.params}
-        return sum([bool(cut & read.get(action, frozenset())) for action in _READ])
+    def _read(self, layout: Layout, unit: Unit, kind: Kind, stage: int) -> frozenset[str]:
+        """The actions that read parameters of a unit which are cut."""
+        composer = self.steps.composer
+        read = composer.piece(layout, kind).read_by
+        cut = {p.name for b in composer.packer.buckets_of(layout, unit, stage) if b.cut_parameters for p in b.params}
+        return frozenset([action for action, names in read.items() if cut & names])
 
     # ---- a step ----------------------------------------------------------------------------------------------
 
-    def _longest(self, layout: Layout, passes: Sequence[Passes], once: Sequence[Once]) -> Seconds:
+    def _longest(
+        self, layout: Layout, passes: Sequence[Passes], once: Sequence[Once],
+        gathers: Mapping[int, Mapping[_Ranks, Seconds]] = MappingProxyType({}),
+    ) -> Seconds:  # fmt: skip
         """The first micro-batch must come to a rank, all must be worked on there, gradients must be summed after the
         last, and the last gradient must go back to the first stage."""
         lay, launch, m = layout, self.steps.rates.launch, layout.gradient_accumulation_steps
         slower = 1 - 1 / self.steps.rates.beside  # of a wire's seconds, what computations beside it lose
-        first, there, back, bound, wires = once[0].update, 0.0, 0.0, 0.0, self._borders(lay)
+        first, there, back, bound, border = once[0].update, 0.0, 0.0, 0.0, self._borders(lay)
         told = [_of_group(p, m) for p in passes]
         for r, g in enumerate(self.steps.composer.deal(lay).group):
             (work, tail, late, on, off), own = told[g], once[r]
-            wire = m * max(own.wires.values()) if own.wires else 0.0
+            wires = gathers.get(r, _NO_WIRES)
+            wire = max([m * own.wires.get(w, 0.0) + wires.get(w, 0.0) for w in (*own.wires, *wires)], default=0.0)
             lost = slower * max(0.0, wire - m * passes[g].waits)  # while a rank waits, it loses nothing
             end = max(work + m * own.beside + lost, work - tail + own.sums) + own.measure
             bound = max(bound, own.update + end, first + there + work + own.measure, first + there + work - late + back,
                         m * passes[g].calls * launch)  # fmt: skip
             for ranks, seconds in own.wires_once.items():
-                bound = max(bound, seconds + m * own.wires.get(ranks, 0.0))
+                bound = max(bound, seconds + m * own.wires.get(ranks, 0.0) + wires.get(ranks, 0.0))
             bound = max(bound, wire)
             if r + 1 < lay.pp:
-                there, back = there + on + wires[r], back + off + wires[r]
+                there, back = there + on + border[r], back + off + border[r]
         return bound
 
     def _borders(self, layout: Layout) -> list[Seconds]:
@@ -256,6 +276,49 @@ def _of_group(passes: Passes, micros: int) -> _Group:
     # Of several chunks, or a backward in two halves, some gradients are complete long before the end.
     tail = chunks[0].get("Bwd", work) if len(chunks) == 1 else work
     return _Group(work, tail, late, chunks[0]["Fwd"], chunks[0].get("Bwd", 0.0) + chunks[0].get("Inp", 0.0))
+
+
+class RankOf(NamedTuple):
+    """A pipeline rank whose units are gathered: of each chunk the numbers of its units, runs of the same counted; which
+    actions `read` each; whether it `keeps` what it has gathered to the end of a step."""
+
+    schedule: ScheduleName
+    pp: int
+    vpp: int
+    rank: int
+    chunks: tuple[tuple[tuple[int, int], ...], ...]
+    read: tuple[frozenset[str], ...]
+    keeps: bool
+
+
+@cache
+def gathered(rank: RankOf, micros: int) -> tuple[int, ...]:
+    """How often a step gathers units of each number. A long schedule repeats itself, so it is foretold from two shorter
+    ones."""
+    enough, turn = 2 * steady(rank.pp, rank.vpp), 2 * (rank.pp if rank.vpp > 1 else 1)
+    if micros <= enough + 2 * turn:
+        return count_gathers(rank, micros)
+    first = enough + (micros - enough) % turn
+    few, more = count_gathers(rank, first), count_gathers(rank, first + turn)
+    return tuple([a + (b - a) * ((micros - first) // turn) for a, b in zip(few, more, strict=True)])
+
+
+@cache
+def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
+    """The same, counted through."""
+    row = [[number for number, n in chunk for _ in range(n)] for chunk in rank.chunks]
+    begins = list(accumulate(map(len, row), initial=0))
+    turns = dict[tuple[str, int], tuple[int, ...]]()
+    for c, (numbers, begin) in enumerate(zip(row, begins, strict=False)):
+        for action in {action for number in numbers for action in rank.read[number]}:
+            units = [begin + k for k, number in enumerate(numbers) if action in rank.read[number]]
+            turns[action, c] = tuple(units if action == "Fwd" else reversed(units))
+    actions = action_lists(rank.schedule, rank.pp, rank.vpp, micros)[rank.rank]
+    own = [turns.get((a.kind, a.chunk), ()) for a in actions if isinstance(a, Compute)]
+    found, out = gathers(own, begins[-1] if rank.keeps else PLACES), [0] * len(rank.read)
+    for unit, number in enumerate([number for own in row for number in own]):
+        out[number] += found[unit]
+    return tuple(out)
 
 
 def _from_idle(ops: ActionOps) -> Idle:

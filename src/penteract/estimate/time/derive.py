@@ -20,7 +20,8 @@ from penteract.step.fsdp import Due, Event, Left, upcoming
 from penteract.step.walk import closing, opening
 
 PIPELINE = PART["pipeline"]
-_Circumstances = tuple[Walk, bool, bool, Left, int]  # first and last of its kind, what is left, the unit that follows
+Circumstances = tuple[Walk, bool, bool, Left, int]  # first and last of its kind, what is left, the unit that follows
+Known = dict[Circumstances, tuple[int, Left, tuple[Event, ...]]]
 
 
 class Derived(NamedTuple):
@@ -71,7 +72,11 @@ class _Derivation:
             first.setdefault(walk, i)
             last[walk] = i
         self._look(first, last)
-        known = dict[_Circumstances, tuple[int, Left, tuple[Event, ...]]]()
+        # Ranks that read first and write last in the same places share what they derive.
+        places = tuple([(b, walk, at) for b, (_, walk, at) in self.written.items()])
+        read = tuple([(walk, tuple(some)) for walk, some in self.needs.items()])
+        known: Known
+        known, self.made = stage.derived.setdefault((places, read), ({}, {}))
         left, runs, numbers, before = rule.begin(), list[int](), dict[Left, int](), list[int]()
         after = upcoming([stage.walk(walk).turns for walk in walks])
         for i, (walk, following) in enumerate(zip(walks, after, strict=True)):
@@ -115,7 +120,7 @@ class _Derivation:
 
     # ---- actions ---------------------------------------------------------------------------------------------
 
-    def _action(self, circumstances: _Circumstances) -> tuple[int, Left, tuple[Event, ...]]:
+    def _action(self, circumstances: Circumstances) -> tuple[int, Left, tuple[Event, ...]]:
         """One action's runs, what it leaves, and its events of sums."""
         walk, first, last, left, following = circumstances
         stage, through = self.stage, self.stage.walk(walk)
@@ -135,7 +140,7 @@ class _Derivation:
                     needs[k] += (event[1],)
                 elif event[0] != "open":
                     beside[k].append((pos, when, self._event(event, unit)))
-                    if event[0] in ("reduce", "replicate", "land"):
+                    if event[0] in ("reduce", "replicate", "land") and stage.buckets[event[1]].summed:
                         sums.append(event)
         if through.arrives != NEVER:  # after what happens to buckets, right before it is read
             beside[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))

@@ -186,6 +186,7 @@ class Ranks:
     _awake: list[int] = field(init=False)
     _unmet: dict[int, None] = field(init=False)  # messages that one end has posted
     held_at_end: tuple[int, ...] = ()  # of the last step
+    left: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])  # by each step to the next
     spent_at_end: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # of each step
 
     def __post_init__(self) -> None:
@@ -202,7 +203,7 @@ class Ranks:
             m.doing = NONE
             stage.clock.take(m, derived.opening)
         if self.jumps and self._turns():
-            self._note_end()
+            self._note_end(self.left[-1])
             return
         self._until([len(todo) for todo in self.line.todo])
         for r, (m, stage, derived) in enumerate(zip(self.machines, self.stages, self.derived, strict=True)):
@@ -219,10 +220,25 @@ class Ranks:
             for segment, unit, needs in derived.update:
                 stage.clock.advance(m, segment, unit, needs)
             m.host = max(m.host, m.now)  # it looks at the losses
-        self.ends.append(max(m.now for m in self.machines))
-        self._note_end()
+        self.ends.append(end := max(m.now for m in self.machines))
+        self._note_end(tuple([
+            (end - m.now, m.host - m.now, m.state.number, m.state.fixed or m.unit,
+             tuple(sorted((b, t - m.now) for b, t in m.pending.items())))
+            for m in self.machines
+        ]))  # fmt: skip
 
-    def _note_end(self) -> None:
+    @property
+    def steady(self) -> bool:
+        """Whether the last step has left what it was left: then all others take as long."""
+        return len(self.left) > 1 and self.left[-1] == self.left[-2]
+
+    @property
+    def last(self) -> int:
+        """Picoseconds of the last step."""
+        return self.ends[-1] - self.ends[-2]
+
+    def _note_end(self, left: tuple[Any, ...]) -> None:
+        self.left.append(left)
         self.held_at_end = tuple([m.held for m in self.machines])
         self.spent_at_end.append(tuple([len(m.spent) for m in self.machines]))
 

@@ -1,5 +1,5 @@
-"""The time of a step: the program of every pipeline rank, played by the clock for two steps. The second is reported,
-as it begins with what the first has left under way.
+"""The time of a step: the program of every pipeline rank, played by the clock for two steps, and on until a step leaves
+what it was left. The last is reported: it begins with what the one before has left under way.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from penteract.step.agreements import after_backward, at_begin, totals
 from penteract.step.ring import places
 from penteract.units import Bytes, Seconds
 
+_STEPS = 64  # that are played at most: a host that falls behind comes to its pace after a few
 _TURNS = 4  # of a schedule that are played before others are jumped
 
 
@@ -72,13 +73,15 @@ class StepClock:
     clocks: dict[tuple[int, ...], Clock] = field(default_factory=dict[tuple[int, ...], Clock])
 
     def ranks(self, layout: Layout) -> Ranks:
-        """Two steps of all pipeline ranks, played."""
+        """Steps of all pipeline ranks, played until one leaves what it was left: nearly always two."""
         turns = _TURNS
         while True:
             ranks = self.build(layout, turns if self.jumps else 0)
             try:
-                ranks.step()
-                ranks.step()
+                for _ in range(_STEPS):
+                    ranks.step()
+                    if ranks.steady:
+                        break
             except Unsettled:
                 turns *= 2
             else:
@@ -92,8 +95,8 @@ class StepClock:
         """A step mid-run."""
         ranks = self.ranks(layout)
         last = max(range(layout.pp), key=lambda r: ranks.machines[r].now)
-        told = ranks.machines[last].parts(ranks.spent_at_end[0][last])
-        return Played((ranks.ends[1] - ranks.ends[0]) / PS, tuple([n / PS for n in told]))
+        told = ranks.machines[last].parts(ranks.spent_at_end[-2][last])
+        return Played(ranks.last / PS, tuple([n / PS for n in told]))
 
     # ---- the program -----------------------------------------------------------------------------------------
 

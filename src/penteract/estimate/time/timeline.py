@@ -102,11 +102,12 @@ def timeline(steps: StepClock, layout: Layout) -> Timeline:
     ranks = alone.build(layout, 0)
     writer.attach(ranks)
     ranks.step()
-    begun = ranks.ends[0]
-    writer.events.clear()
-    ranks.step()
+    while not ranks.steady:
+        begun = ranks.ends[-1]
+        writer.events.clear()
+        ranks.step()
     events = [e._replace(start=e.start - begun, end=e.end - begun) for e in writer.events]
-    return Timeline(layout, ranks.ends[1] - begun, events)
+    return Timeline(layout, ranks.last, events)
 
 
 def _named(stage: Stage, mesh: Mesh) -> list[str]:

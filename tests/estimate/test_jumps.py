@@ -1,0 +1,89 @@
+"""What the clock leaves out changes nothing: jumped is unrolled to the picosecond, the step after the last is the
+last again, and nothing that is added makes anything end sooner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from layouts import Case
+from penteract.estimate.composed import Composer
+from penteract.estimate.rates import Rates
+from penteract.estimate.time.clock import BESIDE, FIRST, LOOK, RUN, START, WAIT, Op, play
+from penteract.estimate.time.ranks import Ranks
+from penteract.estimate.time.step import StepClock
+from penteract.spec.hardware import cluster
+from penteract.spec.precision import RECIPES
+from strategies import cases
+
+LAUNCHES = [0.0, 1e-6, 20e-6, 84e-6]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    cases(), st.integers(0, 12), st.integers(1, 24), st.sampled_from(LAUNCHES),
+    st.sampled_from(["8xH100", "2x4xH100"]),
+)  # fmt: skip
+def test_jumped_is_unrolled_and_one_more_step_takes_as_long(
+    case: Case, deeper: int, longer: int, launch: float, where: str
+) -> None:
+    assume(not case.schedule)
+    lay = replace(case.layout, gradient_accumulation_steps=case.layout.gradient_accumulation_steps * longer)
+    model = replace(case.model, layers=case.model.layers + deeper)
+    composer, node = Composer(model, case.sequence_length, RECIPES["bf16"]), cluster(where)
+    rates = replace(Rates.of(node, "bf16"), launch=launch)
+    unrolled = StepClock(composer, node, rates, jumps=False).build(lay, 0)
+    while not unrolled.steady:
+        unrolled.step()
+    played, took = len(unrolled.ends), unrolled.last
+    told = [_parts(unrolled, r) for r in range(lay.pp)]
+    unrolled.step()
+    assert unrolled.last == took
+    jumped = StepClock(composer, node, rates).ranks(lay)
+    assert (len(jumped.ends), jumped.last) == (played, took)
+    assert [_parts(jumped, r) for r in range(lay.pp)] == told
+
+
+def _parts(ranks: Ranks, r: int) -> list[int]:
+    """Of a rank's last step."""
+    begun, ended = ranks.spent_at_end[-2][r], ranks.spent_at_end[-1][r]
+    spent = ranks.machines[r].spent[begun:ended]
+    return [sum(n * parts[i] for parts, n in spent) for i in range(len(spent[0][0]))]
+
+
+def _drawn(random: Random, n: int) -> list[Op]:
+    """Ops over two groups of ranks; what is waited for may have begun before."""
+    ops = list[Op]()
+    for _ in range(n):
+        took, key = random.randrange(1, 100), ("c", 0, random.randrange(4))
+        ops.append(random.choice([
+            (RUN, took, 0, "run"), (RUN, took, 0, "run"), (START, FIRST + random.randrange(2), took, key, "start"),
+            (WAIT, key, 1, "wait"), (LOOK, "look"),
+            (BESIDE, key, took // 3, FIRST, took, ("r", 0, random.randrange(2)), "beside"),
+        ]))  # fmt: skip
+    return ops
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_nothing_ends_sooner_from_a_later_state_or_with_longer_ops(seed: int) -> None:
+    random = Random(seed)
+    ops = _drawn(random, random.randrange(1, 25))
+    free = [random.choice((0, random.randrange(200))) for _ in range(FIRST + 2)]
+    flights = {("c", 0, i): random.randrange(200) for i in range(4) if random.random() < 0.5}
+    host = random.randrange(-300, 100)
+
+    def done(ops: list[Op], more: int) -> tuple[int, int, dict[object, int]]:
+        later = [f + random.randrange(50) * more for f in free]
+        under_way = {key: t + random.randrange(50) * more for key, t in flights.items()}
+        told = play(ops, later, dict(under_way), host + random.randrange(50) * more, 2, 140_000, (0,) * len(free))
+        return told.done, told.host, dict(told.flights)
+
+    longer = [(op[0], op[1] + random.randrange(30), *op[2:]) if op[0] == RUN else op for op in ops]
+    plain, late, slow = done(ops, 0), done(ops, 1), done(longer, 1)
+    for one, other in ((plain, late), (plain, slow)):
+        assert one[0] <= other[0] and one[1] <= other[1]
+        assert all(t <= other[2][key] for key, t in one[2].items())
