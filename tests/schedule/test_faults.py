@@ -10,7 +10,8 @@ import pytest
 from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Compute, Exchange, Transfer
 from penteract.schedule.check import check
-from penteract.schedule.generate import ScheduleName, generate
+from penteract.schedule.registry import ScheduleName, generate
+from penteract.schedule.schedule import round_robin
 from penteract.schedule.transfers import with_transfers
 
 Case = tuple[ScheduleName, int, int, int]
@@ -26,7 +27,7 @@ every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 
 def sound(case: Case) -> list[ActionList]:
     name, pp, vpp, micros = case
-    return with_transfers(generate(name, pp, vpp, micros), pp, vpp)
+    return with_transfers(generate(name, pp, vpp, micros), round_robin(pp, vpp))
 
 
 def replaced(lists: list[ActionList], rank: int, actions: ActionList) -> list[ActionList]:
@@ -35,7 +36,7 @@ def replaced(lists: list[ActionList], rank: int, actions: ActionList) -> list[Ac
 
 def fault(lists: list[ActionList], case: Case) -> str:
     with pytest.raises(Bug) as caught:
-        check(lists, *case[1:])
+        check(lists, round_robin(*case[1:3]), case[3])
     assert caught.value.code == "SCHEDULE"
     return str(caught.value)
 

@@ -212,10 +212,12 @@ class Bounds:
         last, and the last gradient must go back to the first stage."""
         lay, launch, m = layout, self.steps.rates.launch, layout.gradient_accumulation_steps
         slower = 1 - 1 / self.steps.rates.beside  # of a wire's seconds, what computations beside it lose
-        first, there, back, bound, wires = once[0].update, 0.0, 0.0, 0.0, self._borders(lay)
+        reached, group, wires = lay.placement.reached, self.steps.composer.deal(lay).group, self._borders(lay)
+        first, there, back, bound = once[reached[0]].update, 0.0, 0.0, 0.0
         told = [_of_group(p, m) for p in passes]
-        for r, g in enumerate(self.steps.composer.deal(lay).group):
-            (work, tail, late, on, off), own = told[g], once[r]
+        for i, r in enumerate(reached):
+            g, own = group[r], once[r]
+            work, tail, late, on, off = told[g]
             wire = m * max(own.wires.values()) if own.wires else 0.0
             lost = slower * max(0.0, wire - m * passes[g].waits)  # while a rank waits, it loses nothing
             end = max(work + m * own.beside + lost, work - tail + own.sums) + own.measure
@@ -224,18 +226,20 @@ class Bounds:
             for ranks, seconds in own.wires_once.items():
                 bound = max(bound, seconds + m * own.wires.get(ranks, 0.0))
             bound = max(bound, wire)
-            if r + 1 < lay.pp:
-                there, back = there + on + wires[r], back + off + wires[r]
+            if i + 1 < lay.pp:
+                there, back = there + on + wires[i], back + off + wires[i]
         return bound
 
     def _borders(self, layout: Layout) -> list[Seconds]:
-        """Of a message from each stage to the next."""
+        """Of the messages by which the first micro-batch comes to each rank after the first."""
         lay, node, each = layout, self.steps.cluster.gpus_per_node, layout.world // layout.pp
         if lay.pp == 1:
             return []
         amount = self.steps.message(lay)
         known = [self.steps.rates.collective("send", Span(2, 1 + across), amount) for across in (False, True)]
-        return [known[r * each // node != ((r + 2) * each - 1) // node] for r in range(lay.pp - 1)]
+        placement = lay.placement
+        pairs = [sorted((placement.homes[placement.stages[r][0] - 1][0], r)) for r in placement.reached[1:]]
+        return [known[a * each // node != ((b + 1) * each - 1) // node] for a, b in pairs]
 
 
 class _Group(NamedTuple):
