@@ -37,7 +37,8 @@ class Transfer(NamedTuple):
     """This rank's half of one message between neighbouring stages.
 
     `chunk` is the chunk of this rank that produces (Send) or consumes (Recv) the message; `peer` is the pipeline
-    coordinate of the other rank. A value goes to the next stage, a gradient to the previous one.
+    coordinate of the other rank, or this one where both stages are on it: a copy, in one exchange. A value goes to the
+    next stage, a gradient to the previous one.
     """
 
     kind: Literal["Send", "Recv"]

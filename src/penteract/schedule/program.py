@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NoReturn
 
 from penteract.errors import Bug
@@ -51,6 +52,7 @@ class Program:
         parts = action.transfers if isinstance(action, Exchange) else computes(action)
         for part in parts:
             self._require(part)
+        self._require_copies([t for t in parts if isinstance(t, Transfer) and t.peer == self.rank])
         for part in parts:
             self._record(part)
         self.kept_peak = max(self.kept_peak, len(self.kept))
@@ -96,6 +98,13 @@ class Program:
             self._fault(f"{transfer} leaves the pipeline")
         if transfer.peer != homes[other][0]:
             self._fault(f"{transfer} names the wrong rank, stage {other} is on rank {homes[other][0]}")
+
+    def _require_copies(self, own: list[Transfer]) -> None:
+        """Both halves of a message to this rank itself, one after the other."""
+        for send, receive in zip_longest(own[::2], own[1::2]):
+            both = [message_of(t, self.rank, self.placement) for t in (send, receive or send)]
+            if both[0] != both[1] or receive is None or (send.kind, receive.kind) != ("Send", "Recv"):
+                self._fault(f"{send} stands apart from its other half")
 
     def _needs(self, part: Compute | Transfer) -> list[str]:
         names = self._messages(part.chunk)

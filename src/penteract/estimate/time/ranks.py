@@ -84,7 +84,8 @@ def line_of(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Line:
                     does.append(len(own))
                     own.append(action)
                 case Exchange():
-                    does.append(_post(action, rank, placement, numbers, messages))
+                    post = _post(action, rank, placement, numbers, messages)
+                    does += [post] if post.messages else []
                 case _:
                     raise Bug("SCHEDULE", "no layout names a schedule of woven passes", found=str(action))
         todo.append(tuple(does))
@@ -113,6 +114,8 @@ def _post(
     both = {t.peer for t in exchange.transfers if t.kind == "Send"}
     both &= {t.peer for t in exchange.transfers if t.kind == "Recv"}
     for t in exchange.transfers:
+        if t.peer == rank:  # a copy: nothing goes over a wire, and nobody waits
+            continue
         source, target = (rank, t.peer) if t.kind == "Send" else (t.peer, rank)
         stage = message_of(t, rank, placement).source
         number = numbers.setdefault((t.what, t.micro, stage), len(messages))
