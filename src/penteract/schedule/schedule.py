@@ -50,10 +50,12 @@ def round_robin(pp: int, vpp: int) -> Placement:
 
 
 def _steady_after(pp: int, vpp: int) -> int:
+    """A warm-up fills the ranks; of several chunks, twice, as a round of pp passes through one after the other."""
     return pp if vpp == 1 else 2 * pp
 
 
 def _turn(pp: int, vpp: int) -> int:
+    """Several chunks take turns, a round of pp micro-batches each."""
     return pp if vpp > 1 else 1
 
 
