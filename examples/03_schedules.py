@@ -12,22 +12,22 @@ import sys
 
 from penteract.schedule.check import Report, check
 from penteract.schedule.draw import draw
-from penteract.schedule.generate import generate
+from penteract.schedule.registry import SCHEDULES, ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
-from penteract.spec.layout import SCHEDULES, Schedule
 
 PP, MICROS = 4, 8  # ranks, micro-batches
 
 
-def chunks(name: Schedule) -> int:
-    """Interleaving is what more than one chunk a rank is for."""
-    return 2 if name == "interleaved" else 1
+def chunks(name: ScheduleName) -> int:
+    """The fewest that it takes."""
+    return schedule_of(name).least_vpp
 
 
-def judged(name: Schedule) -> Report:
+def judged(name: ScheduleName) -> Report:
     """Add the messages between stages, then check: whole, in order, free of deadlock. A walk of a chunk takes 1."""
     vpp = chunks(name)
-    return check(with_transfers(generate(name, PP, vpp, MICROS), PP, vpp), PP, vpp, MICROS)
+    placement = schedule_of(name).placement(PP, vpp)
+    return check(with_transfers(generate(name, PP, vpp, MICROS), placement), placement, MICROS)
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     for name in SCHEDULES:
         vpp = chunks(name)
         print(f"{name}:")
-        print(draw(generate(name, PP, vpp, MICROS), PP, vpp, MICROS, width=150), "\n")
+        print(draw(generate(name, PP, vpp, MICROS), schedule_of(name).placement(PP, vpp), MICROS, width=150), "\n")
 
     reports = {name: judged(name) for name in SCHEDULES}
     print(f"{'':14}bubble   layers' activations kept by rank, in micro-batches of a whole stage")

@@ -26,11 +26,11 @@ from penteract.engine.run import Run
 from penteract.engine.state import Piece, allocate, initialise
 from penteract.estimate.load import Recorded
 from penteract.estimate.price import Price, price
+from penteract.schedule.registry import ScheduleName
 from penteract.spec.layout import Layout
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy
-from penteract.spec.schedules import ScheduleName
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk

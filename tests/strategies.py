@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from layouts import Case
-from penteract.schedule.generate import ScheduleName
+from penteract.schedule.registry import ScheduleName
 from penteract.spec import case as spec_case
 from penteract.spec.fp8 import Fp8
 from penteract.spec.layout import CONTEXT_METHODS, LOSS_BODIES, ZERO_STAGES, ContextMethod, Layout

@@ -13,8 +13,8 @@ from itertools import combinations, product
 from typing import Any
 
 from layouts import Case
-from penteract.schedule.generate import ScheduleName
-from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES, Layout
+from penteract.schedule.registry import SCHEDULES, ScheduleName
+from penteract.spec.layout import CONTEXT_METHODS, ZERO_STAGES, Layout
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from strategies import REMAKES, legal
 from tiny import SIZES

@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from penteract.cli import main
+from penteract.schedule.registry import SCHEDULES
 from penteract.spec.keys import keys
-from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES
+from penteract.spec.layout import CONTEXT_METHODS
 from penteract.spec.read import read_overrides
 from penteract.spec.resolve import resolve
 
@@ -22,7 +23,7 @@ QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 DEGREE = st.integers(1, 40) | st.sampled_from([64, 1000, 2**20, 2**48])
 LAYOUT = {
     **{f"parallel.{axis}": DEGREE for axis in ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp")},
-    "parallel.schedule": st.sampled_from(SCHEDULES),
+    "parallel.schedule": st.sampled_from(tuple(SCHEDULES)),
     "parallel.context_method": st.sampled_from(CONTEXT_METHODS),
     "batch.micro_batch_size": DEGREE,
     "batch.global_batch_size": DEGREE,

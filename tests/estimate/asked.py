@@ -9,9 +9,10 @@ from random import Random
 from typing import Any
 
 from penteract.estimate.quote import Quoter
+from penteract.schedule.registry import SCHEDULES
 from penteract.spec.case import Case
 from penteract.spec.hardware import cluster
-from penteract.spec.layout import ATTENTION_BODIES, CONTEXT_METHODS, ELEMENTWISE, LOSS_BODIES, SCHEDULES, Layout
+from penteract.spec.layout import ATTENTION_BODIES, CONTEXT_METHODS, ELEMENTWISE, LOSS_BODIES, Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.modules import Pattern
 from penteract.spec.movers import PLAIN, Mover, Movers
@@ -80,7 +81,7 @@ def _fields(random: Random, model: ModelSpec) -> dict[str, Any]:
     while WORLD % (tp * pp * cp):
         cp //= 2
     rows, some = WORLD // (tp * pp), model.moe is not None
-    schedule = random.choice(SCHEDULES if pp > 1 else ("1f1b", "afab", "zb_h1"))
+    schedule = random.choice(tuple(SCHEDULES) if pp > 1 else ("1f1b", "afab", "zb_h1"))
     vpp = {"interleaved": 2, "afab": random.choice((1, 2))}.get(schedule, 1) if 2 * pp <= model.layers else 1
     zero = random.choice((0, 1, 2, 2, 3, 3))
     whole, gathered = (random.random() < 0.3 if zero == 3 else False for _ in range(2))

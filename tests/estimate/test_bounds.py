@@ -16,7 +16,7 @@ from penteract.estimate.quote import Quoter
 from penteract.estimate.rates import Rates
 from penteract.estimate.time.bounds import Bounds, RankOf, count_gathers, gathered
 from penteract.estimate.time.step import StepClock
-from penteract.schedule.in_flight import steady
+from penteract.schedule.registry import schedule_of
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
@@ -57,9 +57,10 @@ def test_long_schedules_gather_as_short_ones_foretell(
 ) -> None:
     assume(rank < pp and (pp > 1 or name != "interleaved"))
     vpp = vpp if name == "interleaved" else 1
-    turn = pp if vpp > 1 else 1
-    micros = (2 * steady(pp, vpp) // turn + 5 + more) * turn
-    read = frozenset({"Fwd", "Inp" if name == "zb_h1" else "Bwd"})
+    schedule = schedule_of(name)
+    turn = schedule.turn(pp, vpp)
+    micros = (2 * schedule.steady_after(pp, vpp) // turn + 5 + more) * turn
+    read = frozenset({"Fwd", "Inp" if schedule.split_backward else "Bwd"})
     of = RankOf(name, pp, vpp, rank, (((0, units),),) * vpp, (read,), keeps=False)
     assert gathered(of, micros) == count_gathers(of, micros)
 

@@ -12,7 +12,8 @@ from layouts import Case
 from penteract.estimate.composed import Composer
 from penteract.estimate.price import price
 from penteract.estimate.quote import Quoter
-from penteract.schedule.in_flight import _most, most_in_flight, steady
+from penteract.schedule.in_flight import _most, most_in_flight
+from penteract.schedule.registry import SCHEDULES, schedule_of
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
@@ -80,7 +81,7 @@ def _on_wires(wires: dict[tuple[str, str], int], mesh: Mesh, rank: int) -> Count
 
 @settings(max_examples=40)
 @given(
-    st.sampled_from(["1f1b", "afab", "zb_h1", "interleaved"]),
+    st.sampled_from(tuple(SCHEDULES)),
     st.integers(2, 6),
     st.integers(2, 3),
     st.integers(0, 40),
@@ -89,11 +90,12 @@ def _on_wires(wires: dict[tuple[str, str], int], mesh: Mesh, rank: int) -> Count
 def test_long_schedules_hold_what_short_ones_foretell(
     name: str, pp: int, vpp: int, more: int, data: st.DataObject
 ) -> None:
-    vpp = vpp if name in ("interleaved", "afab") else 1
-    micros = steady(pp, vpp) + (1 + more) * (pp if name == "interleaved" else 1)
+    schedule = schedule_of(name)
+    vpp = min(vpp, schedule.most_vpp)
+    micros = schedule.steady_after(pp, vpp) + (1 + more) * schedule.round(pp)
     rank = data.draw(st.integers(0, pp - 1))
-    ends = ["Inp", "Wgt"] if name == "zb_h1" else ["Bwd"]
-    spans = [("Fwd", end) for end in ends] + [("Inp", "Wgt")] * (name == "zb_h1")
+    ends = ["Inp", "Wgt"] if schedule.split_backward else ["Bwd"]
+    spans = [("Fwd", end) for end in ends] + [("Inp", "Wgt")] * schedule.split_backward
     if rank:
         spans += [("Recv value", end) for end in ("Fwd", *ends)] + [(ends[0], "Send gradient")]
     if rank < pp - 1:

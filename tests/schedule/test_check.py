@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 
 from penteract.schedule.actions import Compute
 from penteract.schedule.check import Report, check
-from penteract.schedule.generate import generate
+from penteract.schedule.registry import SCHEDULES, ScheduleName, breach, generate, schedule_of
+from penteract.schedule.schedule import round_robin
 from penteract.schedule.transfers import with_transfers
-from penteract.spec.layout import SCHEDULES
-from penteract.spec.schedules import ScheduleName, schedule_breach
 
 SIZES = st.integers(1, 8), st.integers(1, 4), st.integers(1, 16)
 NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "woven")
 
 
 def report(name: ScheduleName, pp: int, vpp: int, micros: int) -> Report:
-    return check(with_transfers(generate(name, pp, vpp, micros), pp, vpp), pp, vpp, micros)
+    placement = schedule_of(name).placement(pp, vpp)
+    return check(with_transfers(generate(name, pp, vpp, micros), placement), placement, micros)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.tuples(st.sampled_from(NAMES), *SIZES).filter(lambda case: schedule_breach(*case) is None))
+@given(st.tuples(st.sampled_from(NAMES), *SIZES).filter(lambda case: breach(*case) is None))
 def test_every_legal_schedule_is_sound(case: tuple[ScheduleName, int, int, int]) -> None:
     name, pp, vpp, micros = case
     result = report(*case)
@@ -51,7 +51,7 @@ def test_makespans_follow_the_papers(pp: int, vpp: int, micros: int) -> None:
     assert report("1f1b", pp, 1, micros).makespan == ideal
     if micros >= pp:
         assert report("zb_h1", pp, 1, micros).makespan == 3 * micros + pp - 1
-    if schedule_breach("interleaved", pp, vpp, micros) is None:
+    if breach("interleaved", pp, vpp, micros) is None:
         assert report("interleaved", pp, vpp, micros).makespan == 3 * (micros * vpp + pp - 1)
 
 
@@ -73,8 +73,8 @@ def test_costs_and_wire_time_are_counted() -> None:
     def cost(rank: int, compute: Compute) -> float:
         return (10.0 if compute.kind == "Fwd" else 20.0) + rank
 
-    lists = with_transfers(generate("1f1b", 2, 1, 1), 2, 1)
-    result = check(lists, 2, 1, 1, cost=cost, wire=0.5)
+    lists = with_transfers(generate("1f1b", 2, 1, 1), round_robin(2, 1))
+    result = check(lists, round_robin(2, 1), 1, cost=cost, wire=0.5)
     assert result.makespan == 10 + 0.5 + 11 + 21 + 0.5 + 20
     assert result.bubble == pytest.approx(1 - 62 / (2 * 63))
     assert [(str(s.action), s.start, s.end) for s in result.spans[1]] == [
@@ -87,13 +87,14 @@ def test_costs_and_wire_time_are_counted() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.tuples(st.sampled_from(SCHEDULES), *SIZES).filter(lambda case: schedule_breach(*case) is None),
+    st.tuples(st.sampled_from(tuple(SCHEDULES)), *SIZES).filter(lambda case: breach(*case) is None),
     st.lists(st.floats(0.1, 10), min_size=5, max_size=5),
 )
 def test_no_cost_brings_a_deadlock(case: tuple[ScheduleName, int, int, int], times: list[float]) -> None:
     """The order is made with unit costs; other costs make it slower, never wrong."""
     name, pp, vpp, micros = case
     kinds = dict(zip(("Fwd", "Bwd", "Inp", "Wgt"), times, strict=False))
-    lists = with_transfers(generate(name, pp, vpp, micros), pp, vpp)
-    result = check(lists, pp, vpp, micros, cost=lambda _, c: kinds[c.kind], wire=times[4])
+    placement = schedule_of(name).placement(pp, vpp)
+    lists = with_transfers(generate(name, pp, vpp, micros), placement)
+    result = check(lists, placement, micros, cost=lambda _, c: kinds[c.kind], wire=times[4])
     assert result.in_flight_peak == report(*case).in_flight_peak

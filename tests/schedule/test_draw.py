@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penteract.schedule.draw import draw
-from penteract.schedule.generate import ScheduleName, generate
+from penteract.schedule.registry import ScheduleName, generate
+from penteract.schedule.schedule import round_robin
 
 GOLDEN: dict[tuple[ScheduleName, int, int, int], str] = {
     ("1f1b", 4, 1, 8): """
@@ -37,20 +38,20 @@ bubble 0.0% of 12 units; activations in flight by rank, at most: 2
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case[0])
 def test_the_picture(case: tuple[ScheduleName, int, int, int]) -> None:
     name, pp, vpp, micros = case
-    assert draw(generate(name, pp, vpp, micros), pp, vpp, micros) == GOLDEN[case].strip("\n")
+    assert draw(generate(name, pp, vpp, micros), round_robin(pp, vpp), micros) == GOLDEN[case].strip("\n")
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 300])
 def test_no_row_is_wider_than_asked(width: int) -> None:
     cases: list[tuple[ScheduleName, int, int, int]] = [("interleaved", 4, 2, 8), ("1f1b", 4, 1, 16), ("afab", 2, 1, 3)]
     for name, pp, vpp, micros in cases:
-        rows = draw(generate(name, pp, vpp, micros), pp, vpp, micros, width=width).splitlines()
+        rows = draw(generate(name, pp, vpp, micros), round_robin(pp, vpp), micros, width=width).splitlines()
         assert all(len(row) <= width for row in rows[:pp])
 
 
 def test_a_cut_picture_says_what_it_takes() -> None:
     lists = generate("interleaved", 4, 2, 8)
-    cut = draw(lists, 4, 2, 8, width=100)
+    cut = draw(lists, round_robin(4, 2), 8, width=100)
     assert "(cut after 18 of 57 units of time; all of it takes 236 columns)" in cut
-    assert "(cut" in draw(lists, 4, 2, 8, width=235)
-    assert "(cut" not in draw(lists, 4, 2, 8, width=236)
+    assert "(cut" in draw(lists, round_robin(4, 2), 8, width=235)
+    assert "(cut" not in draw(lists, round_robin(4, 2), 8, width=236)

@@ -10,8 +10,9 @@ import pytest
 from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Compute, Exchange, Transfer
 from penteract.schedule.check import check
-from penteract.schedule.generate import ScheduleName, generate
+from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
+from schedules import registered
 
 Case = tuple[ScheduleName, int, int, int]
 CASES: list[Case] = [
@@ -20,13 +21,22 @@ CASES: list[Case] = [
     ("interleaved", 2, 2, 4),
     ("zb_h1", 3, 1, 4),
     ("woven", 1, 1, 3),
+    ("afab_v", 3, 2, 3),
 ]
+
+
+@pytest.fixture(autouse=True)
+def known() -> Iterator[None]:
+    with registered():
+        yield
+
+
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 
 
 def sound(case: Case) -> list[ActionList]:
     name, pp, vpp, micros = case
-    return with_transfers(generate(name, pp, vpp, micros), pp, vpp)
+    return with_transfers(generate(name, pp, vpp, micros), schedule_of(name).placement(pp, vpp))
 
 
 def replaced(lists: list[ActionList], rank: int, actions: ActionList) -> list[ActionList]:
@@ -35,7 +45,7 @@ def replaced(lists: list[ActionList], rank: int, actions: ActionList) -> list[Ac
 
 def fault(lists: list[ActionList], case: Case) -> str:
     with pytest.raises(Bug) as caught:
-        check(lists, *case[1:])
+        check(lists, schedule_of(case[0]).placement(*case[1:3]), case[3])
     assert caught.value.code == "SCHEDULE"
     return str(caught.value)
 

@@ -7,16 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penteract.errors import BadInput
-from penteract.schedule.generate import generate
-from penteract.spec.layout import SCHEDULES
-from penteract.spec.schedules import ScheduleName, schedule_breach
+from penteract.schedule.registry import SCHEDULES, ScheduleName, breach, generate
 
 NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "woven")
 
 
 @given(st.sampled_from(NAMES), st.integers(0, 8), st.integers(0, 4), st.integers(0, 16))
 def test_generate_refuses_exactly_what_problem_names(name: ScheduleName, pp: int, vpp: int, micros: int) -> None:
-    wrong = schedule_breach(name, pp, vpp, micros)
+    wrong = breach(name, pp, vpp, micros)
     if wrong is None:
         assert len(generate(name, pp, vpp, micros)) == pp
         return
@@ -47,7 +45,7 @@ def test_generate_refuses_exactly_what_problem_names(name: ScheduleName, pp: int
     ],
 )
 def test_legal_combinations(name: ScheduleName, pp: int, vpp: int, micros: int, legal: bool) -> None:
-    assert (schedule_breach(name, pp, vpp, micros) is None) == legal
+    assert (breach(name, pp, vpp, micros) is None) == legal
 
 
 def test_the_lists_of_small_cases() -> None:

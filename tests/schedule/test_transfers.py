@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange
 from penteract.schedule.check import check
-from penteract.schedule.generate import generate
+from penteract.schedule.registry import SCHEDULES, ScheduleName, breach, generate, schedule_of
+from penteract.schedule.schedule import round_robin
 from penteract.schedule.transfers import with_transfers
-from penteract.spec.layout import SCHEDULES
-from penteract.spec.schedules import ScheduleName, schedule_breach
 
-CASES = st.tuples(st.sampled_from(SCHEDULES), st.integers(1, 8), st.integers(1, 4), st.integers(1, 16))
+CASES = st.tuples(st.sampled_from(tuple(SCHEDULES)), st.integers(1, 8), st.integers(1, 4), st.integers(1, 16))
 
 
 def test_a_small_pipeline_in_full() -> None:
-    first, last = with_transfers(generate("1f1b", 2, 1, 2), 2, 1)
+    first, last = with_transfers(generate("1f1b", 2, 1, 2), round_robin(2, 1))
     assert [str(a) for a in first] == [
         "F0",
         "[Send value 0 to rank 1]",
@@ -41,7 +40,7 @@ def test_a_small_pipeline_in_full() -> None:
 
 
 def test_a_value_comes_round_to_the_next_chunk() -> None:
-    first, last = with_transfers(generate("interleaved", 2, 2, 2), 2, 2)
+    first, last = with_transfers(generate("interleaved", 2, 2, 2), round_robin(2, 2))
     sent = [str(t) for a in last if isinstance(a, Exchange) for t in a.transfers if t.kind == "Send"]
     got = [str(t) for a in first if isinstance(a, Exchange) for t in a.transfers if t.kind == "Recv"]
     assert sent[:2] == ["Send value 0 to rank 0", "Send value 1 to rank 0"]
@@ -49,17 +48,17 @@ def test_a_value_comes_round_to_the_next_chunk() -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(CASES.filter(lambda case: schedule_breach(*case) is None))
+@given(CASES.filter(lambda case: breach(*case) is None))
 def test_grouping_is_a_freedom_not_a_need(case: tuple[ScheduleName, int, int, int]) -> None:
     """One transfer at a time in the listed order is sound as well, and as fast: groups never carry the proof."""
     name, pp, vpp, micros = case
-    computed = generate(name, pp, vpp, micros)
-    grouped = with_transfers(computed, pp, vpp)
+    computed, placement = generate(name, pp, vpp, micros), schedule_of(name).placement(pp, vpp)
+    grouped = with_transfers(computed, placement)
     apart: list[ActionList] = [
         [one for a in actions for one in ([Exchange((t,)) for t in a.transfers] if isinstance(a, Exchange) else [a])]
         for actions in grouped
     ]
-    assert check(apart, pp, vpp, micros).makespan == check(grouped, pp, vpp, micros).makespan
+    assert check(apart, placement, micros).makespan == check(grouped, placement, micros).makespan
     assert [[a for a in actions if not isinstance(a, Exchange)] for actions in grouped] == computed
     for actions in grouped:
         for a in actions:
@@ -69,11 +68,11 @@ def test_grouping_is_a_freedom_not_a_need(case: tuple[ScheduleName, int, int, in
 
 def test_one_rank_sends_nothing() -> None:
     computed = generate("woven", 1, 1, 4)
-    assert with_transfers(computed, 1, 1) == computed
+    assert with_transfers(computed, round_robin(1, 1)) == computed
 
 
 def test_lists_that_wait_for_each_other_are_refused() -> None:
     first: ComputeList = [Compute("Bwd", 0), Compute("Fwd", 0)]
     last: ComputeList = [Compute("Fwd", 0), Compute("Bwd", 0)]
     with pytest.raises(Bug, match="B0 can never start · rank 0"):
-        with_transfers([first, last], 2, 1)
+        with_transfers([first, last], round_robin(2, 1))

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from penteract.schedule.registry import SCHEDULES
 from penteract.spec.case import Case
-from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, Layout
+from penteract.spec.layout import CONTEXT_METHODS, Layout
 from penteract.spec.legal import BadLayout, check_legal, problems
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from penteract.spec.nearest import repair
@@ -39,7 +40,7 @@ MODELS = st.builds(
 DEGREES = st.integers(-1, 9)
 LAYOUTS = st.builds(
     Layout, dp=DEGREES, tp=DEGREES, pp=DEGREES, cp=DEGREES, ep=DEGREES, vpp=DEGREES, expert_tp=DEGREES,
-    schedule=st.sampled_from(SCHEDULES), context_method=st.sampled_from(CONTEXT_METHODS),
+    schedule=st.sampled_from(tuple(SCHEDULES)), context_method=st.sampled_from(CONTEXT_METHODS),
     micro_batch_size=DEGREES, gradient_accumulation_steps=DEGREES,
 )  # fmt: skip
 SHARDED = st.builds(

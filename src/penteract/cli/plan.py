@@ -229,12 +229,12 @@ def _write(path: Path, found: Plan, chosen: Timed) -> None:
 
 def _drawing(chosen: Timed) -> str:
     from penteract.schedule.draw import draw as draw_schedule  # here: most plans are told without it
-    from penteract.schedule.generate import generate
+    from penteract.schedule.registry import generate
 
     lay = chosen.layout
     lists = generate(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
     width = shutil.get_terminal_size().columns
-    return draw_schedule(lists, lay.pp, lay.vpp, lay.gradient_accumulation_steps, width=width)
+    return draw_schedule(lists, lay.placement, lay.gradient_accumulation_steps, width=width)
 
 
 def _next(why: int | None, out: Path | None) -> str:

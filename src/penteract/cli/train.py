@@ -20,7 +20,7 @@ from penteract.cli.world import launched
 from penteract.errors import BadInput
 from penteract.estimate.price import price
 from penteract.schedule.draw import draw as draw_schedule
-from penteract.schedule.generate import generate
+from penteract.schedule.registry import generate
 from penteract.spec.keys import keys
 from penteract.spec.presets import PRESETS
 from penteract.spec.resolve import Resolved, resolve
@@ -139,5 +139,5 @@ def _drawing(run: RunSpec) -> str:
     lay = run.layout
     lists = generate(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
     return draw_schedule(
-        lists, lay.pp, lay.vpp, lay.gradient_accumulation_steps, width=shutil.get_terminal_size().columns
+        lists, lay.placement, lay.gradient_accumulation_steps, width=shutil.get_terminal_size().columns
     )

@@ -48,7 +48,7 @@ class Run:
     batches: Sequence[Batch] = field(default_factory=list[Batch])
     counts: torch.Tensor = field(init=False)  # targets of the step, for each term that is a mean over them
     registers: dict[tuple[Slot, int], Any] = field(default_factory=dict[tuple[Slot, int], Any])
-    flights: dict[tuple[Slot, int], Flight] = field(default_factory=dict[tuple[Slot, int], Flight])
+    flights: dict[tuple[Slot, int], Flight | None] = field(default_factory=dict[tuple[Slot, int], Flight | None])
     sends: list[Flight] = field(default_factory=list[Flight])  # to other stages, not yet waited for
     reducing: dict[int, Flight | None] = field(default_factory=dict[int, "Flight | None"])
     gathering: dict[int, Flight] = field(default_factory=dict[int, Flight])
@@ -157,10 +157,16 @@ class Run:
             del self.registers[slot, r]
 
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
-        ranks = self._ranks("pp")
+        ranks, own = self._ranks("pp"), dict[tuple[str, int], torch.Tensor]()
         for t, slot, r in transfers:
             peer = self.p.mesh.neighbour(self.p.rank, t.peer)
-            if t.kind == "Send":
+            if peer == self.p.rank and t.kind == "Send":
+                own[t.what, t.micro] = self.registers[slot, r]
+            elif peer == self.p.rank:
+                (self.registers[slot, r],) = self._make(slot, (r,))
+                self.registers[slot, r].copy_(own[t.what, t.micro])
+                self.flights[slot, r] = None
+            elif t.kind == "Send":
                 self.sends.append(self.comm.send(self.registers[slot, r], peer, ranks, t.what))
             else:
                 (self.registers[slot, r],) = self._make(slot, (r,))

@@ -163,5 +163,5 @@ def _kernel(spec: RunSpec) -> Move | None:
 
 def sampling_layout(spec: RunSpec) -> RunSpec:
     """One sequence a data rank: what it takes to write text."""
-    lay = replace(spec.layout, micro_batch_size=1, gradient_accumulation_steps=1, schedule="afab")
+    lay = replace(spec.layout, micro_batch_size=1, gradient_accumulation_steps=1)
     return replace(spec, layout=lay)

@@ -23,6 +23,7 @@ from penteract.estimate.stages import Borders, Chain, Run, StageSum, add_up, bor
 from penteract.ops.spec import Widths
 from penteract.parallel.data import Bucket
 from penteract.parallel.pipeline import stage_layers
+from penteract.schedule.schedule import Placement
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
@@ -66,7 +67,9 @@ class Composer:
     holder: Holder = field(init=False)
     packer: Packer = field(init=False)
     memos: Memos = field(default_factory=Memos)
-    dealt: dict[tuple[tuple[Chain, ...], int], Deal] = field(default_factory=dict[tuple[tuple[Chain, ...], int], Deal])
+    dealt: dict[tuple[tuple[Chain, ...], Placement], Deal] = field(
+        default_factory=dict[tuple[tuple[Chain, ...], Placement], Deal]
+    )
     sums: dict[tuple[Run, ...], StageSum] = field(default_factory=dict[tuple[Run, ...], StageSum])
     borders: dict[tuple[Run, ...], Borders] = field(default_factory=dict[tuple[Run, ...], Borders])
     pooled: dict[tuple[StageSum, ...], Pools] = field(default_factory=dict[tuple[StageSum, ...], Pools])
@@ -159,8 +162,8 @@ class Composer:
     @tracked
     def deal(self, layout: Layout) -> Deal:
         """The chains of each pipeline rank, one a chunk."""
-        chains = self.stage_chains(layout)
-        return self.dealt.setdefault((chains, layout.pp), Deal.of(chains, layout.pp))
+        key = self.stage_chains(layout), layout.placement
+        return self.dealt.setdefault(key, Deal.of(*key))
 
 
 def _total(layout: Layout, parts: Iterable[Mapping[_Key, int]]) -> Counter[_Key]:

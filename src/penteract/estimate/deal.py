@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from penteract.estimate.pieces import Kind
 from penteract.estimate.stages import Chain
+from penteract.schedule.schedule import Placement
 
 _T = TypeVar("_T")
 Chains = tuple[Chain, ...]  # of a pipeline rank, one a chunk
@@ -31,9 +32,9 @@ class Deal:
     kinds: tuple[Kind, ...]
 
     @staticmethod
-    def of(chains: Sequence[Chain], pp: int) -> Deal:
-        """Stages are dealt round the ranks like cards."""
-        by_rank = tuple(tuple(chains[r::pp]) for r in range(pp))
+    def of(chains: Sequence[Chain], placement: Placement) -> Deal:
+        """`chains`: of each stage."""
+        by_rank = tuple(tuple([chains[s] for s in own]) for own in placement.stages)
         alike: dict[Chains, list[int]] = {}
         for r, own in enumerate(by_rank):
             alike.setdefault(own, []).append(r)

@@ -15,7 +15,8 @@ from penteract.estimate.pieces import ENDS, Growth, Kind
 from penteract.estimate.reads import Memos, tracked
 from penteract.estimate.stages import Chain
 from penteract.schedule.in_flight import most_in_flight
-from penteract.spec.layout import Layout, Schedule
+from penteract.schedule.registry import ScheduleName
+from penteract.spec.layout import Layout
 from penteract.step.places import Span
 from penteract.units import Bytes
 
@@ -74,7 +75,7 @@ def _in_flight(layout: Layout, ranks: tuple[int, ...], chunks: Sequence[Mapping[
 
 @cache
 def _of_ranks(
-    schedule: Schedule, pp: int, vpp: int, micros: int, span: Span, ranks: tuple[int, ...]
+    schedule: ScheduleName, pp: int, vpp: int, micros: int, span: Span, ranks: tuple[int, ...]
 ) -> tuple[int, ...]:
     """The most micro-batches at once inside a span of any chunk, on each of these ranks."""
     told = most_in_flight(schedule, pp, vpp, micros, tuple((c, span) for c in range(vpp)))

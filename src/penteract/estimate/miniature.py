@@ -20,14 +20,14 @@ from penteract.ops.symbols import Size, symbolic
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, Unit, buckets, shard_groups
 from penteract.parallel.pipeline import stage_layers
-from penteract.schedule.actions import ActionList, Compute, Exchange, computes, stage_of
+from penteract.schedule.actions import ActionList, Compute, Exchange, computes
 from penteract.schedule.in_flight import action_lists
+from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.spec.precision import Policy
-from penteract.spec.schedules import ScheduleName
 from penteract.step.events import READS, Around
 from penteract.step.fsdp import Event, gathers
 from penteract.step.program import Program, layer_edits, units_of
@@ -116,7 +116,8 @@ def miniature(
     name, mesh = schedule or layout.schedule, Mesh(layout)
     at = mesh.coordinates(rank)["pp"]
     model, cut, length = symbolic(m, layout, sequence_length)
-    stages = [stage_layers(m.layers, layout.stages)[stage_of(at, c, layout.pp)] for c in range(layout.vpp)]
+    cut_at, split = stage_layers(m.layers, layout.stages), schedule_of(name).split_backward
+    stages = [cut_at[s] for s in layout.placement.stages[at]]
     linears, like = precision.linears(m.layers, m.predict_ahead), first_like(m, precision)
     alike = tuple(_alike(layout, layers, like) for layers in stages)
     said = [
@@ -124,7 +125,7 @@ def miniature(
         for layers, some in zip(stages, alike, strict=True)
     ]
     chunks = tuple(
-        lower(do.tape, layout.edit(-1), layer_edits(layout, layers), split=name == "zb_h1")
+        lower(do.tape, layout.edit(-1), layer_edits(layout, layers), split=split)
         for do, layers in zip(said, stages, strict=True)
     )
     owned = tuple(_owned(said, chunks, alike))

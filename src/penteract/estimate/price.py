@@ -123,7 +123,8 @@ class Pricing(Silent):
             if t.kind == "Recv":
                 self._hold(slot, r, amount)
             ends = (self.p.rank, self.p.mesh.neighbour(self.p.rank, t.peer))
-            self.price.wires[t.kind.lower(), ends] += amount
+            if ends[0] != ends[1]:
+                self.price.wires[t.kind.lower(), ends] += amount
         self._note(0, None)
 
     def reduce(self, bucket: int) -> None:

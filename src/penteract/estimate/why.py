@@ -21,12 +21,12 @@ from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values
 from penteract.ops.tape import Call, Site
 from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.schedule.registry import ScheduleName
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy, grain, policy
-from penteract.spec.schedules import ScheduleName
 from penteract.step.agreements import Agreement
 from penteract.step.program import Program, Slot
 from penteract.step.ring import gradient_ring, parameter_ring

@@ -70,11 +70,11 @@ def record(m: ModelSpec, mesh: Mesh, number: int, sequence_length: int, linears:
 def homes(m: ModelSpec, layout: Layout, names: dict[str, int]) -> Homes:
     """parameter name -> pipeline ranks that hold it. `names`: the pipeline rank whose tape says it."""
     both = shared(m)
-
-    def of(name: str, p: int) -> tuple[int, ...]:
-        return tuple(sorted({0, (layout.stages - 1) % layout.pp})) if name in both else (p,)
-
-    return {name: of(name, p) for name, p in names.items()}
+    if both.isdisjoint(names):
+        return {name: (p,) for name, p in names.items()}
+    stages = layout.placement.homes
+    ends = tuple(sorted({stages[0][0], stages[-1][0]}))
+    return {name: ends if name in both else (p,) for name, p in names.items()}
 
 
 def shared(m: ModelSpec) -> frozenset[str]:

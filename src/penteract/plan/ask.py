@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
 from penteract.errors import BadInput
+from penteract.schedule.registry import SCHEDULES
 from penteract.spec.hardware import Cluster
 from penteract.spec.kernels import KERNEL_DTYPES, fastest_attention, fastest_elementwise
 from penteract.spec.layout import (
@@ -15,7 +16,6 @@ from penteract.spec.layout import (
     CONTEXT_METHODS,
     ELEMENTWISE,
     LOSS_BODIES,
-    SCHEDULES,
     ZERO_STAGES,
     AttentionBody,
     ContextMethod,
@@ -39,7 +39,7 @@ HEADROOM = 0.08
 
 _SHORT = {"mbs": "micro_batch_size", "micro_batch": "micro_batch_size", "method": "context_method"}
 _LONG = {"micro_batch_size": "mbs", "context_method": "method"}
-_WORDS: Mapping[str, tuple[str, ...]] = {
+_WORDS: Mapping[str, Collection[str]] = {
     "schedule": SCHEDULES,
     "context_method": CONTEXT_METHODS,
     "attention": ATTENTION_BODIES,

@@ -39,9 +39,10 @@ def _frugal(ask: Ask, make: Make) -> Quote | None:
 
     What a rank holds between steps is the same for every context degree, so a stage too large for one is for all.
     """
+    plain = Layout()
     least: Mapping[str, Values] = {
-        "micro_batch_size": (1,), "recompute": ("full",), "zero": (ZERO_STAGES[-1],), "schedule": ("1f1b",),
-        "context_method": (Layout().context_method,), "whole_gradients": (False,), "shard_group": (0,),
+        "micro_batch_size": (1,), "recompute": ("full",), "zero": (ZERO_STAGES[-1],), "schedule": (plain.schedule,),
+        "context_method": (plain.context_method,), "whole_gradients": (False,), "shard_group": (0,),
     }  # fmt: skip
     families = Space(replace(ask, pins={**least, **ask.pins})).families(Counter())
     first = (run[0] for family in families for run in family.runs())

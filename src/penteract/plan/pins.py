@@ -12,7 +12,8 @@ from typing import Any
 from penteract.errors import BadInput
 from penteract.plan.ask import Ask, Values, as_word
 from penteract.plan.space import Space, divisors
-from penteract.spec.layout import CONTEXT_METHODS, SCHEDULES, ZERO_STAGES
+from penteract.schedule.registry import SCHEDULES
+from penteract.spec.layout import CONTEXT_METHODS, ZERO_STAGES
 
 _TOLD = 2  # values that would go
 _TRIED = 4  # of an axis: the nearest

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from penteract.errors import BadInput
 from penteract.estimate.quote import Quote, Quoter
 from penteract.plan.space import Family, Memory
+from penteract.schedule.registry import schedule_of
 from penteract.spec.layout import Layout
 from penteract.spec.precision import Policy
 from penteract.spec.recompute import NONE
@@ -144,7 +145,7 @@ class Branch:
     @property
     def spares(self) -> bool:
         """Whether recomputing keeps no more, either: what waits for its gradient may be more than what it spares."""
-        return self.comparable and self.family.rest["schedule"] != "zb_h1"
+        return self.comparable and not schedule_of(self.family.rest["schedule"]).split_backward
 
     def rows(self) -> Iterator[Row]:
         """One for each size of the micro-batch."""

@@ -13,16 +13,15 @@ from penteract.errors import BadInput
 from penteract.plan.ask import EDITS, LOSS, RECOMPUTE, Ask, Values, budget_of, edits_of
 from penteract.plan.legality import CROSSES, Legality, crosses_node
 from penteract.plan.options import told_by
+from penteract.schedule.registry import SCHEDULES, ScheduleName
 from penteract.spec.layout import (
     CONTEXT_METHODS,
-    SCHEDULES,
     ZERO_STAGES,
     AttentionBody,
     ContextMethod,
     Elementwise,
     Layout,
     LossBody,
-    Schedule,
 )
 from penteract.step.program import check_words
 
@@ -77,8 +76,8 @@ class Space:
     """The layouts of a question. Of each axis these values are tried, unless the question pins it:
 
     dp tp pp cp        every ordered factorisation of the number of GPUs
-    schedule, vpp      without a pipeline one; else afab, 1f1b, zb_h1, and interleaved with the fewest chunks for each
-                       number of layers that the longest chunk can have: more chunks of that length only wait more
+    schedule, vpp      without a pipeline one; else all, with one chunk a rank; those that need more, with the fewest
+                       for each number of layers that the longest chunk can have: more of that length only wait more
     ep, expert_tp      for a model with experts: divisors of dp·cp; whole experts, or split over tp
     context_method     all, where cp > 1
     zero               0 to 3; 0 alone where no two ranks share parameters (dp·cp = 1)
@@ -119,14 +118,16 @@ class Space:
             for dp, tp, pp, cp in self.meshes
         )
 
-    def pipelines(self, pp: int) -> list[tuple[Schedule, int]]:
-        """(schedule, vpp)"""
-        found: list[tuple[Schedule, int]] = [("1f1b", 1)]
+    def pipelines(self, pp: int) -> list[tuple[ScheduleName, int]]:
+        """(schedule, vpp), the plainest first"""
+        plain = Layout().schedule
+        found = [(plain, 1)]
         if pp > 1:
-            found.extend((("afab", 1), ("zb_h1", 1)))
             chunks = self._values("vpp", _chunks(self.ask.model.layers, pp))
-            found.extend(("interleaved", n) for n in chunks if n > 1)
-        schedules, chunks = self._values("schedule", SCHEDULES), self._values("vpp", tuple(v for _, v in found))
+            several = [s for s in SCHEDULES.values() if s.least_vpp > 1]
+            found.extend((s.name, 1) for s in SCHEDULES.values() if s.least_vpp == 1 and s.name != plain)
+            found.extend((s.name, n) for s in several for n in chunks if s.least_vpp <= n <= s.most_vpp)
+        schedules, chunks = self._values("schedule", tuple(SCHEDULES)), self._values("vpp", tuple(v for _, v in found))
         return [(schedule, vpp) for schedule, vpp in found if schedule in schedules and vpp in chunks]
 
     def experts(self, tp: int, rows: int) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from penteract.plan.ask import Ask
 from penteract.plan.grow import Make
 from penteract.plan.plan import Plan
 from penteract.plan.search import Timed
+from penteract.schedule.registry import schedule_of
 from penteract.spec.hardware import Cluster, Fabric
 from penteract.spec.layout import Layout
 
@@ -107,7 +108,7 @@ def _batches(first: Racer, rival: Racer) -> Iterator[tuple[float, bool]]:
     for n in _DOUBLINGS:
         yield n, _wins(_accumulating(first, n, 1), _accumulating(rival, n, 1))
         whole = all(
-            lay.gradient_accumulation_steps % (n * (lay.pp if lay.schedule == "interleaved" else 1)) == 0
+            lay.gradient_accumulation_steps % (n * schedule_of(lay.schedule).round(lay.pp)) == 0
             for _, lay in (first, rival)
         )
         if whole:

@@ -12,7 +12,7 @@ class Compute(NamedTuple):
     """Walk one chunk for one micro-batch.
 
     `Bwd` is the input and weight gradients together; `Inp` then `Wgt` is the same work split, so that the previous
-    stage need not wait for the second half. `chunk` counts from 0 on its rank (see `stage_of`).
+    stage need not wait for the second half. `chunk` counts from 0 on its rank (see `Placement`).
     """
 
     kind: ComputeKind
@@ -37,7 +37,8 @@ class Transfer(NamedTuple):
     """This rank's half of one message between neighbouring stages.
 
     `chunk` is the chunk of this rank that produces (Send) or consumes (Recv) the message; `peer` is the pipeline
-    coordinate of the other rank. A value goes to the next stage, a gradient to the previous one.
+    coordinate of the other rank, or this one where both stages are on it: a copy, in one exchange. A value goes to the
+    next stage, a gradient to the previous one.
     """
 
     kind: Literal["Send", "Recv"]
@@ -74,17 +75,6 @@ def computes(action: Compute | Woven | Exchange) -> tuple[Compute, ...]:
             return (action.backward, action.forward)
         case Exchange():
             return ()
-
-
-def stage_of(rank: int, chunk: int, pp: int) -> int:
-    """The global stage of a rank's chunk: stages are dealt round the ranks like cards."""
-    return chunk * pp + rank
-
-
-def home_of(stage: int, pp: int) -> tuple[int, int]:
-    """(rank, chunk) of a global stage: the inverse of `stage_of`."""
-    chunk, rank = divmod(stage, pp)
-    return rank, chunk
 
 
 def _name(micro: int, chunk: int) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from penteract.schedule.actions import Compute, ComputeList
+from penteract.schedule.schedule import Schedule
 
 
 def all_forward(pp: int, vpp: int, micros: int) -> list[ComputeList]:
@@ -14,3 +17,6 @@ def all_forward(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     forward = [Compute("Fwd", m, c) for c in range(vpp) for m in range(micros)]
     backward = [Compute("Bwd", m, c) for c in reversed(range(vpp)) for m in range(micros)]
     return [[*forward, *backward] for _ in range(pp)]
+
+
+ALL_FORWARD = Schedule(name="afab", compute=all_forward, most_vpp=inf, alternates=False)

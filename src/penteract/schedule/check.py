@@ -14,6 +14,7 @@ from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Exchange, computes
 from penteract.schedule.program import Message, Program, message_of
 from penteract.schedule.rendezvous import Cost, Span, order, rendezvous, unit_cost
+from penteract.schedule.schedule import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Report:
 
 
 def check(
-    action_lists: Sequence[ActionList], pp: int, vpp: int, micros: int, *, cost: Cost = unit_cost, wire: float = 0.0
+    action_lists: Sequence[ActionList], placement: Placement, micros: int, *, cost: Cost = unit_cost, wire: float = 0.0
 ) -> Report:
     """Walk the lists with sends that have no buffer: a message moves once both its ranks have posted it.
 
@@ -49,16 +50,17 @@ def check(
     Raises Bug("SCHEDULE") with the first fault: an action missing, done twice, or before what it needs; two ranks that
     take their messages in different orders; a cycle of ranks that wait for each other.
     """
+    pp = placement.pp
     if len(action_lists) != pp:
         raise Bug("SCHEDULE", "a schedule has one list a rank", found=len(action_lists), allowed=pp)
-    programs = [Program(rank, pp, vpp, micros) for rank in range(pp)]
+    programs = [Program(rank, placement, micros) for rank in range(pp)]
     for program, actions in zip(programs, action_lists, strict=True):
         for action in actions:
             program.step(action)
         program.finish()
-    _same_order(action_lists)
-    order([_one_by_one(actions) for actions in action_lists])
-    spans = rendezvous(action_lists, cost, wire)
+    _same_order(action_lists, placement)
+    order([_one_by_one(actions) for actions in action_lists], placement)
+    spans = rendezvous(action_lists, placement, cost, wire)
     makespan = max(row[-1].end for row in spans)
     busy = sum(cost(rank, part) for rank, row in enumerate(spans) for span in row for part in computes(span.action))
     return Report(
@@ -75,14 +77,14 @@ def _one_by_one(actions: ActionList) -> ActionList:
     return [one for a in actions for one in ([Exchange((t,)) for t in a.transfers] if isinstance(a, Exchange) else [a])]
 
 
-def _same_order(lists: Sequence[ActionList]) -> None:
+def _same_order(lists: Sequence[ActionList], placement: Placement) -> None:
     """Two ranks must list the messages between them in one order, as they are matched by order alone. Values and
     gradients go over lines of their own, and one order of all is one of each."""
     between: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
     for rank, actions in enumerate(lists):
         for action in actions:
             for t in action.transfers if isinstance(action, Exchange) else ():
-                between[rank, t.peer].append(message_of(t, rank, len(lists)))
+                between[rank, t.peer].append(message_of(t, rank, placement))
     for low, high in combinations(range(len(lists)), 2):
         for a, b in zip_longest(between[low, high], between[high, low]):
             if a != b:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from penteract.schedule.actions import ComputeList, computes
 from penteract.schedule.check import Report, check
+from penteract.schedule.schedule import Placement
 from penteract.schedule.transfers import with_transfers
 
 
-def draw(lists: Sequence[ComputeList], pp: int, vpp: int, micros: int, *, width: int = 120) -> str:
+def draw(lists: Sequence[ComputeList], placement: Placement, micros: int, *, width: int = 120) -> str:
     """The schedule in unit time, at most `width` columns wide, with its bubble and its peaks below.
 
     A cell is F, B, I or W and the micro-batch, then the chunk after a point when it is not 0; dashes continue a walk,
@@ -17,7 +18,7 @@ def draw(lists: Sequence[ComputeList], pp: int, vpp: int, micros: int, *, width:
 
     Raises Bug("SCHEDULE") where `check` does.
     """
-    report = check(with_transfers(lists, pp, vpp), pp, vpp, micros)
+    report, pp = check(with_transfers(lists, placement), placement, micros), placement.pp
     labels = {str(part) for actions in lists for action in actions for part in computes(action)}
     head = len(f"rank {pp - 1}  ")
     steps, widest = int(report.makespan), max(map(len, labels))

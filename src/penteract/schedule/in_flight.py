@@ -8,9 +8,8 @@ from functools import cache
 from itertools import count
 
 from penteract.schedule.actions import ActionList, Exchange, computes
-from penteract.schedule.generate import generate
+from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
-from penteract.spec.schedules import ScheduleName
 
 Span = tuple[str, str]  # from a moment to a moment: an action, or the "Recv value" or "Send gradient" of a border
 _MOMENTS = {(way, what): f"{way} {what}" for way in ("Send", "Recv") for what in ("value", "gradient")}
@@ -20,12 +19,7 @@ _Times = Mapping[tuple[str, int], list[int]]  # (moment, chunk) -> when, for one
 @cache
 def action_lists(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Sequence[ActionList]:
     """What each pipeline rank does in a step."""
-    return with_transfers(generate(schedule, pp, vpp, micros), pp, vpp)
-
-
-def steady(pp: int, vpp: int) -> int:
-    """Micro-batches after which one more changes no schedule but by one more turn of the same."""
-    return pp if vpp == 1 else 2 * pp
+    return with_transfers(generate(schedule, pp, vpp, micros), schedule_of(schedule).placement(pp, vpp))
 
 
 @cache
@@ -35,14 +29,14 @@ def most_in_flight(
     """The most micro-batches at once, on each pipeline rank, inside of any of `members`, (chunk, span), that share one
     pool of slots; zero where a rank has no such moment.
 
-    A long schedule repeats itself: beyond `steady` micro-batches it holds no more, or, where nothing goes back before
-    all have gone forward, one more for each.
+    A long schedule repeats itself: beyond `steady_after` micro-batches it holds no more, or, where nothing goes back
+    before all have gone forward, one more for each.
     """
-    enough = steady(pp, vpp)
+    enough = schedule_of(schedule).steady_after(pp, vpp)
     if micros <= enough:
         return _most(schedule, pp, vpp, micros, members)
     held = _most(schedule, pp, vpp, enough, members)
-    if schedule != "afab":
+    if schedule_of(schedule).alternates:
         return held
     more = _most(schedule, pp, vpp, enough + 1, members)
     return tuple(a + (b - a) * (micros - enough) for a, b in zip(held, more, strict=True))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from penteract.schedule.actions import Compute, ComputeList
+from penteract.schedule.schedule import Schedule
 
 
 def interleaved(pp: int, vpp: int, micros: int) -> list[ComputeList]:
@@ -31,3 +34,6 @@ def _rank(forward: list[Compute], backward: list[Compute], warmup: int) -> Compu
     for ahead, back in zip(forward[warmup:], backward, strict=False):
         actions += [ahead, back]
     return actions + backward[len(forward[warmup:]) :]
+
+
+INTERLEAVED = Schedule(name="interleaved", compute=interleaved, least_pp=2, least_vpp=2, most_vpp=inf, rounds=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from penteract.schedule.actions import Compute, ComputeList
+from penteract.schedule.schedule import Schedule
 
 
-def one_f_one_b(pp: int, micros: int) -> list[ComputeList]:
+def one_f_one_b(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     """One forward, one backward in turn (PipeDream-Flush, Narayanan et al. 2021, 2104.04473 §2.2.1).
 
     Rank r first runs the pp-r-1 forwards that fill the ranks after it. The bubble is that of all-forward; what is kept
@@ -21,3 +22,6 @@ def _rank(warmup: int, micros: int) -> ComputeList:
             actions.append(Compute("Fwd", m + warmup))
         actions.append(Compute("Bwd", m))
     return actions
+
+
+ONE_F_ONE_B = Schedule(name="1f1b", compute=one_f_one_b)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NoReturn
 
 from penteract.errors import Bug
-from penteract.schedule.actions import Compute, Exchange, Payload, Transfer, Woven, computes, home_of, stage_of
+from penteract.schedule.actions import Compute, Exchange, Payload, Transfer, Woven, computes
+from penteract.schedule.schedule import Placement
 
 Fact = tuple[str, int, int]  # (what happened, micro, chunk)
 
@@ -24,10 +26,10 @@ class Message:
         return f"{self.what} {self.micro} of stage {self.source} for stage {self.target}"
 
 
-def message_of(transfer: Transfer, rank: int, pp: int) -> Message:
+def message_of(transfer: Transfer, rank: int, placement: Placement) -> Message:
     """What `transfer` on `rank` carries, from which stage to which."""
     sends = transfer.kind == "Send"
-    here = stage_of(rank, transfer.chunk, pp)
+    here = placement.stages[rank][transfer.chunk]
     there = here + (1 if sends == (transfer.what == "value") else -1)
     return Message(transfer.what, transfer.micro, *((here, there) if sends else (there, here)))
 
@@ -37,8 +39,7 @@ class Program:
     """What one rank has done so far, and the peaks of what it holds."""
 
     rank: int
-    pp: int
-    vpp: int
+    placement: Placement
     micros: int
     facts: set[Fact] = field(default_factory=set[Fact])
     kept: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])  # activations alive, (micro, chunk)
@@ -51,6 +52,7 @@ class Program:
         parts = action.transfers if isinstance(action, Exchange) else computes(action)
         for part in parts:
             self._require(part)
+        self._require_copies([t for t in parts if isinstance(t, Transfer) and t.peer == self.rank])
         for part in parts:
             self._record(part)
         self.kept_peak = max(self.kept_peak, len(self.kept))
@@ -60,7 +62,7 @@ class Program:
 
     def finish(self) -> None:
         """Raise Bug when a step that the sizes ask for did not come."""
-        for chunk in range(self.vpp):
+        for chunk in range(self.placement.vpp):
             for micro in range(self.micros):
                 backward = ["Inp", "Wgt"] if ("Inp", micro, chunk) in self.facts else ["Bwd"]
                 for name in ["Fwd", *backward, *self._messages(chunk)]:
@@ -68,17 +70,18 @@ class Program:
                         self._fault(f"{name} is missing for micro-batch {micro}, chunk {chunk}")
 
     def _messages(self, chunk: int) -> list[str]:
-        stage, names = stage_of(self.rank, chunk, self.pp), list[str]()
+        stage, names = self.placement.stages[self.rank][chunk], list[str]()
         if stage > 0:
             names += ["Recv value", "Send gradient"]
-        if stage < self.pp * self.vpp - 1:
+        if stage < len(self.placement.homes) - 1:
             names += ["Send value", "Recv gradient"]
         return names
 
     def _require(self, part: Compute | Transfer) -> None:
         micro, chunk, name = part.micro, part.chunk, _name(part)
-        if not (0 <= micro < self.micros and 0 <= chunk < self.vpp):
-            self._fault(f"{part} is outside {self.micros} micro-batches and {self.vpp} chunks")
+        vpp = self.placement.vpp
+        if not (0 <= micro < self.micros and 0 <= chunk < vpp):
+            self._fault(f"{part} is outside {self.micros} micro-batches and {vpp} chunks")
         if isinstance(part, Transfer):
             self._require_peer(part)
         again = {"Bwd": ("Bwd", "Inp"), "Inp": ("Inp", "Bwd")}.get(name, (name,))
@@ -89,12 +92,19 @@ class Program:
                 self._fault(f"{part} comes before {need}")
 
     def _require_peer(self, transfer: Transfer) -> None:
-        message = message_of(transfer, self.rank, self.pp)
+        message, homes = message_of(transfer, self.rank, self.placement), self.placement.homes
         other = message.target if transfer.kind == "Send" else message.source
-        if not 0 <= other < self.pp * self.vpp:
+        if not 0 <= other < len(homes):
             self._fault(f"{transfer} leaves the pipeline")
-        if transfer.peer != home_of(other, self.pp)[0]:
-            self._fault(f"{transfer} names the wrong rank, stage {other} is on rank {home_of(other, self.pp)[0]}")
+        if transfer.peer != homes[other][0]:
+            self._fault(f"{transfer} names the wrong rank, stage {other} is on rank {homes[other][0]}")
+
+    def _require_copies(self, own: list[Transfer]) -> None:
+        """Both halves of a message to this rank itself, one after the other."""
+        for send, receive in zip_longest(own[::2], own[1::2]):
+            both = [message_of(t, self.rank, self.placement) for t in (send, receive or send)]
+            if both[0] != both[1] or receive is None or (send.kind, receive.kind) != ("Send", "Recv"):
+                self._fault(f"{send} stands apart from its other half")
 
     def _needs(self, part: Compute | Transfer) -> list[str]:
         names = self._messages(part.chunk)

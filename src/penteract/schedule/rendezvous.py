@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from penteract.errors import Bug
-from penteract.schedule.actions import ActionList, Compute, Exchange, Payload, Transfer, Woven, computes, stage_of
+from penteract.schedule.actions import ActionList, Compute, Exchange, Transfer, Woven, computes
+from penteract.schedule.program import Message, message_of
+from penteract.schedule.schedule import Placement
 
 Cost = Callable[[int, Compute], float]  # (rank, walk) -> its time
-_Name = tuple[Payload, int, int]  # of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Order:
         return last
 
 
-def order(lists: Sequence[ActionList]) -> Order:
+def order(lists: Sequence[ActionList], placement: Placement) -> Order:
     """Ranks never choose, so there is one outcome, whatever order we look at them in.
 
     Raises Bug("SCHEDULE") with the cycle of ranks when they wait for each other.
@@ -66,7 +67,7 @@ def order(lists: Sequence[ActionList]) -> Order:
     pp = len(lists)
     steps, after, meets = list[tuple[int, Compute | Woven | Exchange]](), list[int](), list[tuple[int, ...]]()
     at, now = [0] * pp, list(range(pp))  # by rank: its next action, the moment that it has come to
-    posted: dict[tuple[_Name, int], int] = {}  # (message, rank) -> the moment at which that rank came to it
+    posted: dict[tuple[Message, int], int] = {}  # (message, rank) -> the moment at which that rank came to it
     awake = list(range(pp))
     while awake:
         rank = awake.pop()
@@ -74,10 +75,10 @@ def order(lists: Sequence[ActionList]) -> Order:
         while at[rank] < len(actions):
             action, met = actions[at[rank]], ()
             if isinstance(action, Exchange):
-                both = [(_name(t, rank, pp), t.peer) for t in action.transfers]
-                for name, peer in both:
-                    if (name, rank) not in posted:
-                        posted[name, rank] = now[rank]
+                both = [(message_of(t, rank, placement), t.peer) for t in action.transfers]
+                for message, peer in both:
+                    if (message, rank) not in posted:
+                        posted[message, rank] = now[rank]
                         awake.append(peer)
                 met = tuple([posted[pair] for pair in both if pair in posted])
                 if len(met) < len(both):
@@ -87,13 +88,13 @@ def order(lists: Sequence[ActionList]) -> Order:
             meets.append(met)
             at[rank], now[rank] = at[rank] + 1, pp + len(steps) - 1
     if any(done < len(actions) for done, actions in zip(at, lists, strict=True)):
-        _deadlock(lists, at, posted)
+        _deadlock(lists, placement, at, posted)
     return Order(pp, tuple(steps), tuple(after), tuple(meets))
 
 
-def rendezvous(lists: Sequence[ActionList], cost: Cost, wire: float) -> list[list[Span]]:
+def rendezvous(lists: Sequence[ActionList], placement: Placement, cost: Cost, wire: float) -> list[list[Span]]:
     """When every action runs, by rank. Raises as `order`."""
-    line = order(lists)
+    line = order(lists, placement)
     took = [sum(cost(rank, part) for part in computes(action)) for rank, action in line.steps]
     at = line.ends(took, wire)
     spans: list[list[Span]] = [[] for _ in lists]
@@ -102,15 +103,9 @@ def rendezvous(lists: Sequence[ActionList], cost: Cost, wire: float) -> list[lis
     return spans
 
 
-def _name(transfer: Transfer, rank: int, pp: int) -> _Name:
-    """A message as both of its ranks name it: what it is, its micro-batch, the stage that it comes from."""
-    here = stage_of(rank, transfer.chunk, pp)
-    if transfer.kind == "Recv":
-        here += -1 if transfer.what == "value" else 1
-    return transfer.what, transfer.micro, here
-
-
-def _deadlock(lists: Sequence[ActionList], at: list[int], posted: dict[tuple[_Name, int], int]) -> NoReturn:
+def _deadlock(
+    lists: Sequence[ActionList], placement: Placement, at: list[int], posted: dict[tuple[Message, int], int]
+) -> NoReturn:
     """Follow who waits for whom until a rank comes twice, and name that cycle."""
     rank = next(r for r, actions in enumerate(lists) if at[r] < len(actions))
     path: list[tuple[int, Transfer]] = []
@@ -118,7 +113,7 @@ def _deadlock(lists: Sequence[ActionList], at: list[int], posted: dict[tuple[_Na
         action = lists[rank][at[rank]] if at[rank] < len(lists[rank]) else None
         if not isinstance(action, Exchange):
             raise Bug("SCHEDULE", f"{path[-1][1]} is never met, its peer is done", where=f"rank {path[-1][0]}")
-        waits = next(t for t in action.transfers if (_name(t, rank, len(lists)), t.peer) not in posted)
+        waits = next(t for t in action.transfers if (message_of(t, rank, placement), t.peer) not in posted)
         path.append((rank, waits))
         rank = waits.peer
     cycle = path[[r for r, _ in path].index(rank) :]

@@ -17,9 +17,8 @@ from penteract.schedule.actions import (
     Transfer,
     Woven,
     computes,
-    home_of,
-    stage_of,
 )
+from penteract.schedule.schedule import Placement
 
 UNITS: dict[ComputeKind, int] = {"Fwd": 1, "Bwd": 2, "Inp": 1, "Wgt": 1}
 
@@ -36,7 +35,7 @@ class _Step(NamedTuple):
     gives: tuple[_Message, ...]
 
 
-def with_transfers(lists: Sequence[ComputeList], pp: int, vpp: int) -> list[ActionList]:
+def with_transfers(lists: Sequence[ComputeList], placement: Placement) -> list[ActionList]:
     """Compute lists -> action lists with every message between stages, free of deadlock without any buffer.
 
     Why: the lists are played in unit time, and each message is one event of both its ranks, at the first moment at
@@ -46,9 +45,8 @@ def with_transfers(lists: Sequence[ComputeList], pp: int, vpp: int) -> list[Acti
 
     Raises Bug("SCHEDULE") when the lists wait for each other.
     """
-    stages = pp * vpp
-    steps = [[_step(action, rank, pp, stages) for action in actions] for rank, actions in enumerate(lists)]
-    play = _Play(steps, [home_of(stage, pp) for stage in range(stages)])
+    steps = [[_step(action, rank, placement) for action in actions] for rank, actions in enumerate(lists)]
+    play = _Play(steps, placement.homes)
     now: int | None = 0
     while now is not None:
         play.deliver(now)
@@ -60,11 +58,11 @@ def with_transfers(lists: Sequence[ComputeList], pp: int, vpp: int) -> list[Acti
     return [_grouped(line) for line in play.lines]
 
 
-def _step(action: Compute | Woven, rank: int, pp: int, stages: int) -> _Step:
+def _step(action: Compute | Woven, rank: int, placement: Placement) -> _Step:
     """A weight gradient has no message, nor have the ends of the pipeline beyond themselves."""
-    units, needs, gives = 0, list[_Message](), list[_Message]()
+    units, needs, gives, stages = 0, list[_Message](), list[_Message](), len(placement.homes)
     for kind, micro, chunk in computes(action):
-        stage, units = stage_of(rank, chunk, pp), units + UNITS[kind]
+        stage, units = placement.stages[rank][chunk], units + UNITS[kind]
         if kind == "Wgt":
             continue
         what, way = ("value", 1) if kind == "Fwd" else ("gradient", -1)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from penteract.schedule.actions import Compute, ComputeList, Woven
+from penteract.schedule.schedule import Schedule
 
 
-def woven(micros: int) -> list[ComputeList]:
+def woven(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     """F0, B0|F1, B1|F2, ..., B_last on a single pipeline rank; two activations are alive at most.
 
     The pairing is that of DualPipe (DeepSeek-V3, 2412.19437 §3.2.1) without its pipeline.
     """
     pairs = [Woven(Compute("Bwd", m), Compute("Fwd", m + 1)) for m in range(micros - 1)]
     return [[Compute("Fwd", 0), *pairs, Compute("Bwd", micros - 1)]]
+
+
+WOVEN = Schedule(name="woven", compute=woven, most_pp=1, woven=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from penteract.schedule.actions import Compute, ComputeList
+from penteract.schedule.schedule import Schedule
 
 
-def zero_bubble_h1(pp: int, micros: int) -> list[ComputeList]:
+def zero_bubble_h1(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     """1F1B with split backward (ZB-H1, Qi et al. 2024, 2401.10241 §2.2).
 
     Rank r runs its weight gradients r micro-batches late. Late ranks, which in 1F1B keep little, so keep as much as
@@ -24,3 +25,6 @@ def _rank(warmup: int, late: int, micros: int) -> ComputeList:
         if m >= late:
             actions.append(Compute("Wgt", m - late))
     return actions + [Compute("Wgt", m) for m in range(micros - late, micros)]
+
+
+ZB_H1 = Schedule(name="zb_h1", compute=zero_bubble_h1, split_backward=True)

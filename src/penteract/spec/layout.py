@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Schedule = Literal["afab", "1f1b", "interleaved", "zb_h1"]
+from penteract.schedule.registry import ScheduleName, schedule_of
+from penteract.schedule.schedule import Placement
+
 ContextMethod = Literal["gather", "ring", "exchange"]
 AttentionBody = Literal["reference", "flash", "cudnn"]
 LossBody = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
 
-SCHEDULES: tuple[Schedule, ...] = ("afab", "1f1b", "interleaved", "zb_h1")
 ZERO_STAGES = (0, 1, 2, 3)
 ATTENTION_BODIES: tuple[AttentionBody, ...] = ("reference", "flash", "cudnn")
 LOSS_BODIES: tuple[LossBody, ...] = ("reference", "chunked")
@@ -56,7 +57,7 @@ class Layout:
     ep: int = 1
     vpp: int = 1
     expert_tp: int = 1  # 1: each tensor rank routes its own tokens to whole experts; tp: experts are split too
-    schedule: Schedule = "1f1b"
+    schedule: ScheduleName = "1f1b"
     context_method: ContextMethod = "gather"
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1
@@ -103,7 +104,12 @@ class Layout:
     @property
     def split_backward(self) -> bool:
         """Whether gradients of inputs and of weights are made in actions of their own."""
-        return self.schedule == "zb_h1"
+        return schedule_of(self.schedule).split_backward
+
+    @property
+    def placement(self) -> Placement:
+        """Which stages the model chunks of each pipeline rank are."""
+        return schedule_of(self.schedule).placement(self.pp, self.vpp)
 
     @property
     def uniform(self) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from penteract.schedule.registry import SCHEDULES, schedule_of
 from penteract.spec.case import AXES, OF_A_PART, Case
-from penteract.spec.layout import ATTENTION_BODIES, CONTEXT_METHODS, SCHEDULES, ZERO_STAGES
+from penteract.spec.layout import ATTENTION_BODIES, CONTEXT_METHODS, ZERO_STAGES, Layout
 from penteract.spec.rules import breaches
 from penteract.spec.settle import Settle
 
@@ -17,8 +18,9 @@ _DEGREES = (*range(1, 129), *range(136, 1025, 8))
 _MOST = 2**48  # of any size, as in run files
 _FURTHER = 16  # values tried past the first that would do, to need no second change
 _ROUNDS = 24
-_PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": "1f1b", "cp": 1, "pp": 1, "tp": 1, "micro_batch_size": 1,
-          "zero": 0, "shard_group": 0, "whole_gradients": False, "keep_gathered": False}  # fmt: skip
+_PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": Layout().schedule, "cp": 1, "pp": 1, "tp": 1,
+          "micro_batch_size": 1, "zero": 0, "shard_group": 0, "whole_gradients": False,
+          "keep_gathered": False}  # fmt: skip
 
 
 def allowed_values(case: Case, axis: str, settle: Settle) -> tuple[Any, ...]:
@@ -113,8 +115,7 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
         return iter([math.ceil(found / lay.tp) * lay.tp])
     if axis == "global_batch_size":
         micro = 1 if "micro_batch_size" in settle.open else lay.micro_batch_size
-        rounds = lay.pp if lay.schedule == "interleaved" else 1
-        return _multiples(found, lay.dp * micro * rounds, _MOST)
+        return _multiples(found, lay.dp * micro * schedule_of(lay.schedule).round(lay.pp), _MOST)
     others = (v for v in _DEGREES if v != found)
     return iter(sorted(others, key=lambda v: abs(math.log(v / max(1, found)))))
 
@@ -124,9 +125,10 @@ def _divisors(n: int, near: int) -> list[int]:
     return sorted((d for d in _DEGREES if d < n and n % d == 0), key=lambda d: abs(math.log(d / max(1, near))))
 
 
-def _others(values: Sequence[str], found: str) -> Iterator[str]:
+def _others(values: Iterable[str], found: str) -> Iterator[str]:
     """The common ones first."""
-    return iter(sorted((v for v in values if v != found), key=lambda v: v not in ("1f1b", "gather")))
+    common = (Layout().schedule, Layout().context_method)
+    return iter(sorted((v for v in values if v != found), key=lambda v: v not in common))
 
 
 def _multiples(found: int, step: int, most: int) -> Iterator[int]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
+from penteract.schedule.registry import SCHEDULES, breach, schedule_of
 from penteract.spec.case import Case
 from penteract.spec.kernels import kernel_breaches
-from penteract.spec.layout import CONTEXT_METHODS, ELEMENTWISE, LOSS_BODIES, SCHEDULES, ZERO_STAGES
+from penteract.spec.layout import CONTEXT_METHODS, ELEMENTWISE, LOSS_BODIES, ZERO_STAGES
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
-from penteract.spec.schedules import schedule_breach
 
 Breach = tuple[str, str]  # (axis, what is wrong)
 
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
            "sequence_length", "remake_every", "offload_every")  # fmt: skip
 _FROM_0 = ("remake_first", "bucket_bytes", "shard_group", "loss_chunk")
-_KNOWN: Mapping[str, tuple[tuple[object, ...], str]] = {
+_KNOWN: Mapping[str, tuple[Collection[object], str]] = {
     "zero": (ZERO_STAGES, "stage of ZeRO here"),
     "schedule": (SCHEDULES, "schedule"),
     "context_method": (CONTEXT_METHODS, "context method"),
@@ -136,10 +136,10 @@ def _context(case: Case) -> Iterator[Breach]:
 def _pipeline(case: Case) -> Iterator[Breach]:
     lay, layers = case.layout, case.model.layers
     if lay.pp * lay.vpp > layers:
-        fewest = 2 if lay.schedule == "interleaved" else 1  # chunks that the schedule allows
+        fewest = schedule_of(lay.schedule).least_vpp
         axis = "pp" if lay.vpp <= fewest or lay.pp * fewest > layers else "vpp"
         yield axis, f"pp·vpp = {lay.pp}·{lay.vpp} stages for {layers} layers"
-    wrong = schedule_breach(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
+    wrong = breach(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
     if wrong is not None:
         axis, what = wrong
         # Accumulation steps are derived where the batch is given: then the batch is what to change.

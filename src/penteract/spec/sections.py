@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NewType
 
-from penteract.spec.layout import AttentionBody, ContextMethod, Elementwise, LossBody, Schedule
+from penteract.schedule.registry import ScheduleName
+from penteract.spec.layout import AttentionBody, ContextMethod, Elementwise, LossBody
 
 Count = NewType("Count", int)  # read from 4096, "1M" (10^6) or "1Mi" (2^20)
 
@@ -21,7 +22,7 @@ class Parallel:
     ep: int = 1
     vpp: int = 1
     expert_tp: int = 1
-    schedule: Schedule = "1f1b"
+    schedule: ScheduleName = "1f1b"
     context_method: ContextMethod = "gather"
     zero: int = 0
     shard_group: int = 0

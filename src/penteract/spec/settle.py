@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from penteract.schedule.registry import schedule_of
 from penteract.spec.case import Case
 
 
@@ -26,13 +27,13 @@ class Settle:
         return case.counted()
 
     def _micro_batch(self, case: Case) -> int:
-        """The largest, up to the bound, that cuts a replica's share evenly, and in whole rounds if interleaved."""
+        """The largest, up to the bound, that cuts a replica's share evenly, and in whole rounds of the schedule."""
         lay, total = case.layout, case.global_batch_size
         if total is None or not 1 <= lay.dp <= total:
             return 1
         share = total // lay.dp
         fits = [m for m in range(1, min(share, self.largest_micro_batch) + 1) if share % m == 0]
-        whole = [m for m in fits if lay.schedule != "interleaved" or share // m % lay.pp == 0]
+        whole = [m for m in fits if share // m % schedule_of(lay.schedule).round(lay.pp) == 0]
         return max(whole or fits)
 
 

@@ -20,8 +20,8 @@ from penteract.ops.spec import Widths
 from penteract.ops.tape import Op, Site
 from penteract.parallel.data import Bucket, Unit, buckets
 from penteract.parallel.pipeline import stage_layers
-from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven, stage_of
-from penteract.schedule.generate import generate
+from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven
+from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
 from penteract.spec.fp8 import check_gather
 from penteract.spec.layout import Edit, Layout
@@ -29,7 +29,6 @@ from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.spec.movers import PLAIN, Movers
 from penteract.spec.precision import Policy, policy
-from penteract.spec.schedules import ScheduleName
 from penteract.step.agreements import losses, means
 from penteract.step.events import At, Events, events
 
@@ -149,15 +148,14 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
     said = [record(model, mesh, s, sequence_length, linears) for s in range(layout.stages)]
     check_words(layout)
     cut = stage_layers(model.layers, layout.stages)
-    own = [stage_of(pp_rank, c, layout.pp) for c in range(layout.vpp)]
+    own, split = layout.placement.stages[pp_rank], schedule_of(name).split_backward
     chunks = tuple(
-        lower(said[s].tape, layout.edit(-1), layer_edits(layout, cut[s]), split=name == "zb_h1", training=training)
-        for s in own
+        lower(said[s].tape, layout.edit(-1), layer_edits(layout, cut[s]), split=split, training=training) for s in own
     )
     # Passes forward alone run on the state of training: it has the same buckets, whatever they leave out.
     every, stages = precision.linears(whole.layers, whole.predict_ahead), range(layout.stages)
     trained = said if whole is model else [record(whole, mesh, s, sequence_length, every) for s in stages]
-    where = {n: s % layout.pp for s, do in enumerate(trained) for n in do.params}
+    where = {n: home for (home, _), do in zip(layout.placement.homes, trained, strict=True) for n in do.params}
     all_homes = homes(whole, layout, where)
     units = units_of([trained[s] for s in own], whole)
     mine = tuple(p for unit in units for p in unit.params)[::-1]
@@ -232,4 +230,4 @@ def _actions(layout: Layout, name: ScheduleName, training: bool) -> list[ActionL
     lists: list[ComputeList] = generate(name, layout.pp, layout.vpp, n) if training else []
     if not training:
         lists = [[Compute("Fwd", m, c) for c in range(layout.vpp) for m in range(n)] for _ in range(layout.pp)]
-    return with_transfers(lists, layout.pp, layout.vpp)
+    return with_transfers(lists, layout.placement)

@@ -94,7 +94,7 @@ class Comm:
         ranks, y = p.mesh.group("pp", self.rank), torch.empty_like(x)
         exchanges = (a for a in p.actions if isinstance(a, Exchange))
         peers = {p.mesh.neighbour(self.rank, t.peer) for a in exchanges for t in a.transfers}
-        for what, pair in product(CHANNELS, sorted(sorted((self.rank, peer)) for peer in peers)):
+        for what, pair in product(CHANNELS, sorted(sorted((self.rank, peer)) for peer in peers - {self.rank})):
             for sender in pair:
                 other = pair[sender == pair[0]]
                 mine = sender == self.rank

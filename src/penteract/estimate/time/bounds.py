@@ -28,7 +28,7 @@ from penteract.estimate.time.step import StepClock
 from penteract.ops.offload import COPIES
 from penteract.parallel.data import Unit
 from penteract.schedule.actions import Compute
-from penteract.schedule.in_flight import action_lists, steady
+from penteract.schedule.in_flight import action_lists
 from penteract.spec.layout import Layout
 from penteract.spec.schedules import ScheduleName
 from penteract.step.fsdp import gathers
@@ -231,10 +231,12 @@ class Bounds:
         last, and the last gradient must go back to the first stage."""
         lay, launch, m = layout, self.steps.rates.launch, layout.gradient_accumulation_steps
         slower = 1 - 1 / self.steps.rates.beside  # of a wire's seconds, what computations beside it lose
-        first, there, back, bound, border = once[0].update, 0.0, 0.0, 0.0, self._borders(lay)
+        reached, group, border = lay.placement.reached, self.steps.composer.deal(lay).group, self._borders(lay)
+        first, there, back, bound = once[reached[0]].update, 0.0, 0.0, 0.0
         told = [_of_group(p, m) for p in passes]
-        for r, g in enumerate(self.steps.composer.deal(lay).group):
-            (work, tail, late, on, off), own = told[g], once[r]
+        for i, r in enumerate(reached):
+            g, own = group[r], once[r]
+            work, tail, late, on, off = told[g]
             wires = gathers.get(r, _NO_WIRES)
             wire = max([m * own.wires.get(w, 0.0) + wires.get(w, 0.0) for w in (*own.wires, *wires)], default=0.0)
             lost = slower * max(0.0, wire - m * passes[g].waits)  # while a rank waits, it loses nothing
@@ -244,18 +246,20 @@ class Bounds:
             for ranks, seconds in own.wires_once.items():
                 bound = max(bound, seconds + m * own.wires.get(ranks, 0.0) + wires.get(ranks, 0.0))
             bound = max(bound, wire)
-            if r + 1 < lay.pp:
-                there, back = there + on + border[r], back + off + border[r]
+            if i + 1 < lay.pp:
+                there, back = there + on + border[i], back + off + border[i]
         return bound
 
     def _borders(self, layout: Layout) -> list[Seconds]:
-        """Of a message from each stage to the next."""
+        """Of the messages by which the first micro-batch comes to each rank after the first."""
         lay, node, each = layout, self.steps.cluster.gpus_per_node, layout.world // layout.pp
         if lay.pp == 1:
             return []
         amount = self.steps.message(lay)
         known = [self.steps.rates.collective("send", Span(2, 1 + across), amount) for across in (False, True)]
-        return [known[r * each // node != ((r + 2) * each - 1) // node] for r in range(lay.pp - 1)]
+        placement = lay.placement
+        pairs = [sorted((placement.homes[placement.stages[r][0] - 1][0], r)) for r in placement.reached[1:]]
+        return [known[a * each // node != ((b + 1) * each - 1) // node] for a, b in pairs]
 
 
 class _Group(NamedTuple):
@@ -295,7 +299,8 @@ class RankOf(NamedTuple):
 def gathered(rank: RankOf, micros: int) -> tuple[int, ...]:
     """How often a step gathers units of each number. A long schedule repeats itself, so it is foretold from two shorter
     ones."""
-    enough, turn = 2 * steady(rank.pp, rank.vpp), 2 * (rank.pp if rank.vpp > 1 else 1)
+    schedule = schedule_of(rank.schedule)
+    enough, turn = 2 * schedule.steady_after(rank.pp, rank.vpp), 2 * schedule.turn(rank.pp, rank.vpp)
     if micros <= enough + 2 * turn:
         return count_gathers(rank, micros)
     first = enough + (micros - enough) % turn

@@ -19,13 +19,13 @@ from penteract.estimate.time.cost import BucketCosts, Cost, Device
 from penteract.estimate.time.derive import Derived, derive
 from penteract.estimate.time.machine import Clock, Log
 from penteract.estimate.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, piece_ops
-from penteract.estimate.time.ranks import Line, Ranks, Unsettled, line_of, turn_of
+from penteract.estimate.time.ranks import Line, Ranks, Unsettled, line_of
 from penteract.estimate.time.stage import Stage
 from penteract.ops.bodies.fp8 import is_coded, remembered
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, bucket_of
-from penteract.schedule.in_flight import steady
+from penteract.schedule.registry import schedule_of
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
@@ -225,9 +225,9 @@ def _streams(ops: BucketOps, b: Bucket) -> None:
 def _shortened(layout: Layout, turns: int) -> tuple[int, int]:
     """Micro-batches that are played, and turns that are jumped: a multiple of four, as rings and uneven ranks may
     need a few turns to come round. Where all goes forward before anything goes back, a turn is of one half alone."""
-    lay, m = layout, layout.gradient_accumulation_steps
-    turn = turn_of(lay.pp, lay.vpp)
-    spare = (m - steady(lay.pp, lay.vpp) - lay.pp) // turn - turns
-    if not turns or lay.schedule == "afab" or spare < 4:
+    lay, m, schedule = layout, layout.gradient_accumulation_steps, schedule_of(layout.schedule)
+    turn = schedule.turn(lay.pp, lay.vpp)
+    spare = (m - schedule.steady_after(lay.pp, lay.vpp) - lay.pp) // turn - turns
+    if not turns or not schedule.alternates or spare < 4:
         return m, 0
     return m - spare // 4 * 4 * turn, spare // 4 * 4

@@ -17,7 +17,6 @@ from penteract.estimate.time.stage import Stage
 from penteract.estimate.time.step import StepClock
 from penteract.parallel.data import NONE
 from penteract.parallel.pipeline import stage_layers
-from penteract.schedule.actions import stage_of
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.step import names
@@ -122,7 +121,7 @@ def _named(stage: Stage, mesh: Mesh) -> list[str]:
 def _units(layout: Layout, layers: int, r: int, stage: Stage) -> list[str]:
     """What each unit of a rank is."""
     cut, out = stage_layers(layers, layout.stages), list[str]()
-    for c, units in enumerate(stage.chunks):
-        own = iter(cut[stage_of(r, c, layout.pp)])
+    for s, units in zip(layout.placement.stages[r], stage.chunks, strict=True):
+        own = iter(cut[s])
         out += [kind.name if (kind := stage.row[unit]) in ENDS else f"layer {next(own)}" for unit in units]
     return out
