@@ -24,7 +24,7 @@ import torch
 from memory_options import drawn_on_device
 from provenance import hexadecimal, provenance
 
-from penteract.engine.bodies.kernels import bodies
+from penteract.engine.bodies.registry import bodies
 from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups
 from penteract.engine.feed import constants, micro_batch, target_counts

@@ -17,7 +17,7 @@ from penteract.engine.run import Run
 from penteract.engine.state import Flat
 from penteract.estimate import price as price_module
 from penteract.estimate.load import Balanced
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import OPS
 from penteract.ops.lower import Instruction
 from penteract.ops.params import holders
 from penteract.parallel import data
@@ -37,7 +37,7 @@ def attention_backward_counted_as_forward(s: Subject) -> None:
     def flops(self: Any, phase: str, ins: Any, weights: Any, attrs: Any) -> int:
         return 4 * prod(ins[0]) * ins[1][0]
 
-    s.patches.enter_context(patch.object(type(BODIES["attention"]), "flops", flops))
+    s.patches.enter_context(patch.object(type(OPS["attention"].declaration), "flops", flops))
 
 
 def statistics_counted_in_half_width(s: Subject) -> None:

@@ -17,7 +17,7 @@ from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
 from penteract.estimate.price import price
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import OPS
 from penteract.ops.do import Do
 from penteract.ops.lower import lower
 from penteract.ops.params import Param, Shard
@@ -49,7 +49,9 @@ def transient(layout: Layout, tokens: int) -> int:
     found = places(chunk, widths)
     calls = [i.call for some in chunk.actions.values() for i in some if i.call.phase not in ("start", "finish")]
     beside = [
-        BODIES[c.site.word].workspace(c.phase, [s.shape for s in c.site.ins], c.site.weights, c.site.attrs, widths)  # type: ignore[misc]
+        OPS[c.site.word].declaration.workspace(
+            c.phase, [s.shape for s in c.site.ins], c.site.weights, c.site.attrs, widths
+        )  # type: ignore[misc]
         for c in calls
     ]
     return sum(found.slots.values()) + max(s.size for s in found.scratch.values()) + max(beside)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from penteract.engine.bodies.kernels import bodies, check_kernels
+from penteract.engine.bodies.kernels import check_kernels
+from penteract.engine.bodies.registry import bodies
 from penteract.engine.comm.comm import Comm
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.data import Samples

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from functools import cache
 from math import prod
 
-from penteract.ops.bodies.body import FLOAT, Attrs, Shape
+from penteract.ops.bodies.body import FLOAT, Attrs, CallShapes, Rates, Shape, scaled_cost
 from penteract.ops.bodies.experts import ExpertLinear
 from penteract.ops.bodies.fp8 import CODE, aligned, at_a_time, sum_is_cut
 from penteract.ops.spec import Widths
 from penteract.spec.fp8 import Fp8
 from penteract.spec.layout import Elementwise
-from penteract.units import Bytes
+from penteract.units import Bytes, Seconds
 
 
 def sizes(phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int, int, int]:
@@ -76,6 +76,11 @@ class ScaledExperts(ExpertLinear):
             return 0
         looks = 1 if self.fp8.kind == "blockwise" and self.elementwise == "triton" else 2
         return (rows + min(experts, rows) * n) * k * (looks * widths["compute"] + CODE)
+
+    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
+        if self.of_codes(call.phase):
+            return scaled_cost(self, rates, call, widths)
+        return super().cost(rates, call, widths, registers)
 
 
 @cache
