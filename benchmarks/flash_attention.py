@@ -32,8 +32,7 @@ from bodies.fused import LARGE, NAMES, Case, Trial
 from penteract.engine.bodies import flash as flash_body
 from penteract.engine.bodies.kernels import check_documents, check_kernels
 from penteract.engine.bodies.registry import bodies
-from penteract.engine.comm.comm import Comm
-from penteract.engine.comm.groups import Groups
+from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.graph import CapturedStep
@@ -179,7 +178,7 @@ class Steps:
         fill(state, ((q, self._drawn(i)) for i, q in enumerate(p.params)))
         memory = Arena(plan_arena(p), p.precision, DEVICE)
         optimizer = AdamW(Optimizer(learning_rate=3e-4), DEVICE)
-        self.run = Counting(p, state, Comm(Groups(), 0), bodies(p.layout, DEVICE), memory, optimizer)
+        self.run = Counting(p, state, Nccl(0), bodies(p.layout, DEVICE), memory, optimizer)
         train, _ = open_samples(
             Data(pack_documents=self.packed), open_tokenizer("bytes"), p.sequence_length, p.layout.global_batch_size
         )

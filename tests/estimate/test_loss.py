@@ -10,8 +10,7 @@ import torch
 
 from observe import Watched
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm
-from penteract.engine.comm.groups import Groups
+from penteract.engine.comm.distributed import Gloo
 from penteract.engine.feed import constants, micro_batch, target_counts
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
@@ -90,7 +89,7 @@ def _run(p: Program) -> Run:
     cpu = torch.device("cpu")
     state = allocate(p, cpu)
     initialise(p, state, 0)
-    run = Run(p, state, Comm(Groups(), 0), dict(REFERENCE), Fresh("bf16", cpu))
+    run = Run(p, state, Gloo(0), dict(REFERENCE), Fresh("bf16", cpu))
     drawn = [sample(0, p.sequence_length, p.model.vocab_size)]
     run.batches = [constants(p, cpu) | micro_batch(p, drawn, cpu)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))
