@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
@@ -13,6 +12,7 @@ import torch
 
 from layouts import CPU, Case, _prepare
 from penteract.engine.bodies.body import Env, Tensors, TorchBody
+from penteract.engine.bodies.kernels import check_kernels
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.bodies.registry import bodies, kernel
 from penteract.engine.comm.groups import Groups
@@ -163,18 +163,21 @@ def test_every_entry_is_chosen_by_some_layout() -> None:
 
 @pytest.mark.parametrize(("word", "one"), EVERY, ids=lambda x: getattr(x, "name", x))
 def test_what_runs_is_where_its_entry_says(word: str, one: Implementation) -> None:
-    for device, name in one.kernels.items():
-        module = name.partition(":")[0]
-        if ".kernels." in module:  # Triton's are imported where its interpreter is: tests/kernels
-            assert find_spec(module) is not None
-        else:
-            assert isinstance(kernel(word, one, device), TorchBody)
+    for device in one.kernels:
+        made = kernel(word, one, device)
+        assert isinstance(made, TorchBody)
+        for phase in ("input_gradient", "weight_gradient"):
+            assert (getattr(made, phase) is None) == (getattr(REFERENCE[word], phase) is None)
 
 
 def test_what_a_device_cannot_run_is_refused() -> None:
-    site = Site("attention", (), ())
-    with pytest.raises(BadInput, match=r"'flash' of attention does not run here · found cpu / allowed cuda"):
-        bodies(Layout(attention="flash"), CPU)["attention"].forward(None, site, [], [], [])  # type: ignore[arg-type]
+    p = CASE.compile(0)
+    check_kernels(p, CPU, packed=True)
+    with (
+        registered("rms_norm", ENTRY),
+        pytest.raises(BadInput, match=r"'slow' of rms_norm does not run here .* found cuda / allowed cpu"),
+    ):
+        check_kernels(p, torch.device("cuda"), packed=True)
 
 
 def test_a_call_that_nothing_serves_is_a_bug() -> None:

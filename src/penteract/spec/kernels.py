@@ -17,7 +17,7 @@ def most_documents(tokens: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Serves:
+class Limits:
     """What a fused attention kernel can do. Heads are in multiples of 8.
 
     context    by which keys and values may be shared over cp
@@ -35,9 +35,9 @@ class Serves:
 
 
 # Fastest first.
-ATTENTION: Mapping[AttentionBody, Serves] = {
-    "cudnn": Serves(context=("exchange",), widest=128, window=False),
-    "flash": Serves(context=("gather", "exchange"), widest=256, window=True, documents=most_documents),
+ATTENTION: Mapping[AttentionBody, Limits] = {
+    "cudnn": Limits(context=("exchange",), widest=128, window=False),
+    "flash": Limits(context=("gather", "exchange"), widest=256, window=True, documents=most_documents),
 }
 
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
+from penteract.engine.bodies.registry import check_devices
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
 from penteract.ops.bodies.flash import piece
@@ -27,6 +28,11 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
     """Refuse a program that its kernels cannot run. `packed`: documents share sequences."""
     _check_fp8(p.precision, device, first=p.rank == 0)
     _check_elementwise(p, device)
+    _check_attention(p, device, packed=packed)
+    check_devices(p, device)
+
+
+def _check_attention(p: Program, device: torch.device, *, packed: bool) -> None:
     kernel = p.layout.attention
     if (can := ATTENTION.get(kernel)) is None:
         return

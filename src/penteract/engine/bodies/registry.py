@@ -14,6 +14,7 @@ from penteract.errors import BadInput
 from penteract.ops.bodies import OPS, Implementation, implementation
 from penteract.ops.tape import Site
 from penteract.spec.layout import Layout
+from penteract.step.program import Program
 
 
 def bodies(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
@@ -21,11 +22,18 @@ def bodies(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
     return {word: _by_site(word, layout, device.type) for word in OPS}
 
 
+def check_devices(p: Program, device: torch.device) -> None:
+    """Refuse a program with an op whose implementation this device has not: it is refused, never replaced."""
+    calls = (i.call for chunk in p.chunks for some in chunk.actions.values() for i in some)
+    for site in {call.site for call in calls if call.phase not in ("start", "finish")}:
+        one, _ = implementation(site, p.layout)
+        if device.type not in one.kernels:
+            raise BadInput("KERNEL", f"'{one.name}' of {site.word} does not run here", where=site.line,
+                           found=device.type, allowed=", ".join(one.kernels))  # fmt: skip
+
+
 def kernel(word: str, one: Implementation, device: str) -> TorchBody:
-    """What runs an implementation of an op. BadInput where a device has none: it is refused, never replaced."""
-    if device not in one.kernels:
-        raise BadInput("KERNEL", f"'{one.name}' of {word} does not run here", found=device,
-                       allowed=", ".join(one.kernels))  # fmt: skip
+    """What runs an implementation of an op, on a device that has it."""
     return _found(one.kernels[device])[word]
 
 
