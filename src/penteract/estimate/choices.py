@@ -10,7 +10,7 @@ from typing import NamedTuple
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, bytes_of
 from penteract.estimate.quote import Quoter
-from penteract.estimate.timing import seconds_alone
+from penteract.estimate.time.cost import seconds_alone
 from penteract.ops.fates import Fate, Fates, groups
 from penteract.ops.tape import Tape
 from penteract.spec.layout import Layout
@@ -123,7 +123,7 @@ _Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a regis
 def _measure(quoter: Quoter, kind: Kind, tape: Tape, layout: Layout) -> _Measure:
     composer = quoter.composer
     load, widths = Balanced.of(composer.model, layout, composer.sequence_length), composer.widths
-    alone = seconds_alone(composer.piece(layout, kind), quoter.passes.device(layout))
+    alone = seconds_alone(composer.piece(layout, kind), quoter.steps.device(layout))
     spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}
 
     def size(r: int) -> Bytes:

@@ -171,9 +171,13 @@ class Packer:
     def unit_buckets(self, layout: Layout, runs: Runs, stage: int) -> list[list[Bucket]]:
         """The buckets that each of the units has alone, for each run of equal ones."""
         at = stage if self.shares(runs) else 0
-        packs = {unit: self._unit_packs(layout, unit, at) for unit in dict.fromkeys(run.unit for run in runs.units)}
-        made = {unit: [self.bucket(layout, pack, stage) for pack in own] for unit, own in packs.items()}
+        made = {unit: self.buckets_of(layout, unit, at) for unit in dict.fromkeys(run.unit for run in runs.units)}
         return [made[run.unit] for run in runs.units]
+
+    @tracked
+    def buckets_of(self, layout: Layout, unit: Unit, stage: int) -> list[Bucket]:
+        """Those that a unit has alone."""
+        return [self.bucket(layout, pack, stage) for pack in self._unit_packs(layout, unit, stage)]
 
     @tracked
     def state(self, layout: Layout, runs: Runs, stage: int) -> State:

@@ -3,18 +3,19 @@
 A layout that fits with full recomputation, and not with none, is a candidate. What it takes without any bounds from
 below what it takes with some, so candidates are looked at from the lowest such bound up, and those whose bound lies
 above the k-th best are left. Of a candidate's recomputations the first that fits is kept: each costs more than the one
-before, so the others are needless; as are those of a higher stage of ZeRO, from there on.
+before, so the others are needless. Those that cost no less than what a lower stage of ZeRO needs wait with their bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
+from penteract.estimate.quote import Quote
 from penteract.plan.ask import EDITS, RECOMPUTE, Ask
-from penteract.plan.rows import TOO_LARGE, Priced, Sharing, lower_stages
+from penteract.plan.rows import TOO_LARGE, Higher, Priced, Sharing, lower_stages
 from penteract.plan.search import Search, four_digits
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
@@ -55,7 +56,7 @@ def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
     fits = {(_rest(q.layout), q.layout.remake, _sharing(q.layout), q.precision) for q in found.fits}
     candidates = sorted(_candidates(found, search), key=lambda c: (c[0], c[1].zero))
     some, told.candidates = recomputations(ask.model), len(candidates)
-    reached = dict[tuple[tuple[Any, ...], Policy], dict[Sharing, int]]()
+    reached = dict[tuple[tuple[Any, ...], Policy], dict[Sharing, tuple[int, Quote]]]()
 
     def beyond(bound: Seconds) -> bool:
         return len(best) == k and four_digits(bound) > four_digits(best[-1].time.seconds)
@@ -66,23 +67,31 @@ def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
             break
         own, rest = _sharing(layout), _rest(layout)
         lower = lower_stages(*own)
-        if any((rest, NONE, sharing, precision) in fits for sharing in (own, *lower)):
+        if any((rest, NONE, sharing, precision) in fits for sharing in (own, *lower)) and not _only_lower(
+            search, layout, precision, own_fits=(rest, NONE, own, precision) in fits
+        ):
             continue
         told.looked_at += 1
         known = reached.setdefault((rest, precision), {})
         axes: dict[str, Any] = dict(zip(_NAMES, _values(layout), strict=True))
-        enough = min([known[s] for s in lower if s in known], default=len(some))
-        for i, less in enumerate(some[:enough]):
+        simpler = [known[s] for s in lower if s in known]
+        enough = min([i for i, _ in simpler], default=len(some))
+        options = [Layout(**{**axes, **less}) for less in some]
+        for i, less in enumerate(options[:enough]):
             told.tried += 1
-            quote = found.within(search.quoters[precision], Layout(**{**axes, **less}))
+            quote = found.within(search.quoters[precision], less)
             if quote:
                 told.fit += 1
-                known[own] = i
+                known[own] = i, quote
                 search.add(quote)
                 if not beyond(quote.at_least):
                     best = search.best(k)
                 break
             found.refused[TOO_LARGE] += 1
+        else:
+            if options[enough:]:
+                quotes = tuple([quote for _, quote in simpler])
+                found.higher.append(Higher(tuple(options[enough:]), search.quoters[precision], quotes, told))
 
 
 # How state is cut, and all but that and the words that are remade: what layouts have in common that are compared.
@@ -94,10 +103,14 @@ _values = attrgetter(*_NAMES)
 
 
 def _candidates(found: Priced, search: Search) -> Iterator[tuple[Seconds, Layout, Policy]]:
-    """With the bound of what each takes without recomputation: its own, or that of a lower stage which fits too."""
-    for q in found.fits:
-        if q.layout.remake == _FULL:
-            yield search.quoters[q.precision].bound_of_plain(q), q.layout, q.precision
-    for s in found.slower:
-        if s.memory.remake == s.twin.layout.remake == _FULL:
-            yield search.quoters[s.precision].bound_of_plain(s.twin), s.layout, s.precision
+    """With the bound of what each takes without recomputation."""
+    full = ((q.layout, q.precision) for q in found.fits if q.layout.remake == _FULL)
+    higher = ((h.options[0], h.precision) for h in found.higher if h.options[0].remake == _FULL)
+    for layout, precision in (*full, *higher):
+        yield search.quoters[precision].bounds.of(replace(layout, remake=NONE)), layout, precision
+
+
+def _only_lower(search: Search, layout: Layout, precision: Policy, *, own_fits: bool) -> bool:
+    """Whether without recomputation it fits with less cut alone."""
+    usable = search.frontier.found.usable
+    return not own_fits and search.quoters[precision].quote(replace(layout, remake=NONE)).allocated > usable

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penteract.errors import BadInput
 from penteract.estimate.quote import Quote, Quoter
@@ -27,7 +27,7 @@ def plain(remake: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Slower(NamedTuple):
-    """A layout left without a price: `twin`, the same with less recomputed or cut, fits and is no slower."""
+    """A layout left without a price: `twin`, the same with less recomputed, fits and is no slower."""
 
     twin: Quote
     row: Row
@@ -46,6 +46,36 @@ class Slower(NamedTuple):
         return self.row.layout(self.memory)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Higher:
+    """A layout left without a price that has a higher stage of ZeRO than others which fit: the first of `options` that
+    fits. It puts more on wires, yet earlier: where it is faster than all of `lower`, it is none too many.
+
+    between  where options are counted once they are tried; else they are counted already
+    """
+
+    options: tuple[Layout, ...]
+    prices: Quoter
+    lower: tuple[Quote, ...]
+    between: Tried | None = None
+
+    @property
+    def bound(self) -> Seconds:
+        """By its passes; options take longer one after the other."""
+        return self.prices.bounds.at_least(self.options[0])
+
+    @property
+    def precision(self) -> Policy:
+        return self.prices.policy
+
+
+class Tried(Protocol):
+    """Counts layouts that are tried."""
+
+    tried: int
+    fit: int
+
+
 class Miss(NamedTuple):
     """A layout beyond memory: bytes that it needs at least."""
 
@@ -59,9 +89,8 @@ class Priced:
     """What pricing legal layouts gives.
 
     `fits`     the quotes within memory
-    `slower`   layouts with more recomputation or a higher stage of ZeRO than what fits: no faster, and priced when less
-               memory is asked for
-    `needless` of these, how many have a higher stage than they need: not asked whether they fit
+    `slower`   layouts with more recomputation than what fits: no faster, and priced when less memory is asked for
+    `higher`   layouts with a higher stage of ZeRO than what fits: priced where their bound is among the best
     `refused`  how many are not looked at, or do not fit, by reason
     `nearest`  of those beyond memory, the least of each mesh and technique, with the bytes that it needs at least
     `count`    how many were priced: the others needed a bound alone
@@ -70,7 +99,7 @@ class Priced:
     usable: Bytes = 0
     fits: list[Quote] = field(default_factory=list[Quote])
     slower: list[Slower] = field(default_factory=list[Slower])
-    needless: int = 0
+    higher: list[Higher] = field(default_factory=list[Higher])
     refused: Counter[str] = field(default_factory=Counter[str])
     nearest: dict[Hashable, Miss] = field(default_factory=dict[Hashable, Miss])
     count: int = 0
@@ -78,7 +107,7 @@ class Priced:
     @property
     def fit(self) -> int:
         """How many are known to be within memory."""
-        return len(self.fits) + len(self.slower) - self.needless
+        return len(self.fits) + len(self.slower)
 
     def miss(self, size: Bytes, layout: Layout, precision: Policy) -> None:
         lay = layout
@@ -141,11 +170,11 @@ class Row:
 
     def bound(self) -> Seconds:
         """What each takes at least."""
-        return min(map(self.branch.prices.passes.at_least, self._quickest()))
+        return min(map(self.branch.prices.bounds.at_least, self._quickest()))
 
     def rough_bound(self, largest: int) -> Seconds:
         """The same, lower, from a look at the largest micro-batch that any row has."""
-        return min([self.branch.prices.passes.roughly(lay, largest) for lay in self._quickest()])
+        return min([self.branch.prices.bounds.roughly(lay, largest) for lay in self._quickest()])
 
     def _quickest(self) -> list[Layout]:
         """One of those with the same passes; what remakes more than another of them takes no less."""
@@ -157,19 +186,19 @@ class Row:
         """Put the layouts into `found`: those that fit, and those that need not be looked at as others do.
 
         A micro-batch larger than one that does not fit keeps at least as much, and is not asked. Recomputing keeps
-        no more and takes no less than not recomputing, but where `Branch.spares` says otherwise. And a stage of ZeRO
-        takes no less than the lower ones from 1 on: where one of those fits, it is counted as needless.
+        no more and takes no less than not recomputing, but where `Branch.spares` says otherwise. A higher stage of
+        ZeRO than one that fits is seldom faster: it waits, and is counted as needless until it is among the best.
         """
         fits, slower = dict[Memory, Quote](), list[Slower]()
         prices, too_large = self.branch.prices, self.branch.too_large
         spares = self.branch.spares
         for memory in self.memories:
-            enough = next((fits[m] for m in _lower(memory, spares=spares) if m in fits), None)
-            if twin := enough or (fits.get(memory._replace(remake=plain(memory.remake))) if spares else None):
+            lower = tuple([fits[m] for m in _lower(memory, spares=spares) if m in fits])
+            if twin := fits.get(memory._replace(remake=plain(memory.remake))) if spares else None:
                 slower.append(Slower(twin, self, memory))
-                if enough:
-                    found.refused[NEEDLESS] += 1
-                    found.needless += 1
+            elif lower:
+                found.higher.append(Higher((self.layout(memory),), prices, lower))
+                found.refused[NEEDLESS] += 1
             elif self.size > too_large.get(memory, self.size):
                 found.refused[SMALLER_TOO_LARGE] += 1
             elif why := unfit(prices, layout := self.layout(memory)):
@@ -196,7 +225,7 @@ Sharing = tuple[int, bool, bool]  # zero, whole_gradients, keep_gathered
 
 
 def lower_stages(zero: int, whole_gradients: bool, keep_gathered: bool) -> tuple[Sharing, ...]:
-    """What takes no longer, as it puts less on wires beside each micro-batch."""
+    """What puts less on wires beside each micro-batch, and so seldom takes longer."""
     if zero < 2:
         return ()
     one = (1, False, False)

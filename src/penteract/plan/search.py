@@ -17,7 +17,7 @@ from penteract.estimate.quote import Quote, Quoter, StepTime
 from penteract.plan.effort import Effort, effort
 from penteract.plan.frontier import Frontier
 from penteract.plan.progress import Progress, Pulse
-from penteract.plan.rows import Slower
+from penteract.plan.rows import NEEDLESS, TOO_LARGE, Higher, Slower, unfit
 from penteract.spec.layout import Layout
 from penteract.spec.precision import Policy
 from penteract.units import Seconds
@@ -53,9 +53,8 @@ class Search:
     frontier: Frontier = field(default_factory=Frontier)
     pulse: Pulse = field(default_factory=Pulse)
     _times: dict[tuple[Layout, Policy], Timed] = field(default_factory=dict[tuple[Layout, Policy], Timed], repr=False)
-    _bounds: dict[tuple[Layout, Policy], Seconds] = field(
-        default_factory=dict[tuple[Layout, Policy], Seconds], repr=False
-    )
+    _higher: dict[Higher, Quote | None] = field(default_factory=dict[Higher, "Quote | None"], repr=False)
+    adopted: list[Quote] = field(default_factory=list[Quote])  # of a higher stage than they need
     _rankings: dict[int, Ranking] = field(default_factory=dict[int, "Ranking"], repr=False)
 
     @property
@@ -116,14 +115,46 @@ class Search:
         best, found = self.so_far(k), self.frontier.found
         return Progress(seconds, found.count, layouts - found.fit - found.refused.total(), best[0] if best else None)
 
-    def bound(self, quote: Quote) -> Seconds:
-        """A closer one than the quote's own, where there is one to be had for more work."""
-        key = quote.layout, quote.precision
-        if quote.layout.zero < 2:
-            return quote.at_least
-        if key not in self._bounds:
-            self._bounds[key] = self.quoters[quote.precision].bound(quote)
-        return self._bounds[key]
+    def quote(self, item: Quote | Slower | Higher) -> Quote | None:
+        """Of what is found, if it fits."""
+        if isinstance(item, Quote):
+            return item
+        if isinstance(item, Slower):
+            return self.quoters[item.precision].quote(item.layout)
+        if item not in self._higher:
+            self._higher[item] = self._first(item)
+        return self._higher[item]
+
+    def _first(self, item: Higher) -> Quote | None:
+        """Of the options of a higher stage, the first that fits."""
+        found, told = self.frontier.found, item.between
+        if not told:
+            found.refused[NEEDLESS] -= 1
+        for layout in item.options:
+            if told:
+                told.tried += 1
+            why = unfit(item.prices, layout)
+            if not why and (quote := found.within(item.prices, layout)):
+                found.refused[NEEDLESS] += 1
+                return quote
+            found.refused[why or TOO_LARGE] += 1
+        return None
+
+    def adopt(self, item: Higher, timed: Timed) -> bool:
+        """Whether a higher stage is faster than all lower ones that fit: then it is one of those to choose among."""
+        seconds = four_digits(timed.time.seconds)
+        if any(
+            four_digits(low.at_least) <= seconds and four_digits(self.timed(low).time.seconds) <= seconds
+            for low in item.lower
+        ):
+            return False
+        if timed.quote not in self.adopted:
+            self.adopted.append(timed.quote)
+            self.frontier.found.refused[NEEDLESS] -= 1
+            self.add(timed.quote)
+            if item.between:
+                item.between.fit += 1
+        return True
 
 
 def _itself(quote: Quote) -> Hashable:
@@ -150,10 +181,10 @@ class Ranking:
     slower_too: bool = False
     _found: dict[Hashable, tuple[_Place, Timed]] = field(default_factory=dict[Hashable, tuple[_Place, Timed]])
     _last: Seconds = inf  # of the k-th, to four digits
-    _waiting: list[tuple[Seconds, int, Quote | Slower]] = field(
-        default_factory=list[tuple[Seconds, int, Quote | Slower]]
+    _waiting: list[tuple[Seconds, int, Quote | Slower | Higher]] = field(
+        default_factory=list[tuple[Seconds, int, "Quote | Slower | Higher"]]
     )
-    _taken: tuple[int, int] = (0, 0)  # of what was found, quotes and those left without a price
+    _taken: tuple[int, int, int] = (0, 0, 0)  # of what was found: quotes, and those left without a price
     _serial: Iterator[int] = field(default_factory=count)
 
     def best(self) -> list[Timed]:
@@ -178,20 +209,22 @@ class Ranking:
 
     def _take(self) -> None:
         """What was found since the last time."""
-        found, (quotes, slower) = self.search.frontier.found, self._taken
+        found, (quotes, slower, higher) = self.search.frontier.found, self._taken
         for quote in found.fits[quotes:]:
             heappush(self._waiting, (quote.at_least, next(self._serial), quote))
-        for other in found.slower[slower:] if self.slower_too else ():
+        for other in (*(found.slower[slower:] if self.slower_too else ()), *found.higher[higher:]):
             heappush(self._waiting, (other.bound, next(self._serial), other))
-        self._taken = len(found.fits), len(found.slower)
+        self._taken = len(found.fits), len(found.slower), len(found.higher)
 
-    def _consider(self, bound: Seconds, serial: int, item: Quote | Slower) -> None:
+    def _consider(self, bound: Seconds, serial: int, item: Quote | Slower | Higher) -> None:
         search = self.search
-        quote = search.quoters[item.precision].quote(item.layout) if isinstance(item, Slower) else item
-        if not self.among(quote) or four_digits(search.bound(quote)) > self._last:
+        quote = search.quote(item)
+        if quote is None or not self.among(quote) or four_digits(quote.at_least) > self._last:
             return
         now, key = search.timed(quote), self.kind(quote)
         if four_digits(now.time.seconds) > self._last:
+            return
+        if isinstance(item, Higher) and not search.adopt(item, now) and not self.slower_too:
             return
         place = now.order, bound, serial
         if key in self._found and self._found[key][0] <= place:

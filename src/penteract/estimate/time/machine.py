@@ -60,10 +60,10 @@ class Machine:
     doing: int = NONE  # the number of the computation, if any
     spent: list[tuple[Parts, int]] = field(default_factory=list[tuple[Parts, int]])
 
-    def parts(self) -> list[int]:
-        """Picoseconds of each part of all that was played."""
+    def parts(self, since: int = 0) -> list[int]:
+        """Picoseconds of each part of what was played, after the first `since` of `spent`."""
         total = [0] * len(PARTS)
-        for parts, times in self.spent:
+        for parts, times in self.spent[since:]:
             for i, n in enumerate(parts):
                 total[i] += n * times
         return total

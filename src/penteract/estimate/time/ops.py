@@ -21,16 +21,24 @@ from penteract.step.update import Through, kept_apart, through
 
 Positions = tuple[tuple[Op, ...], ...]  # ops of each instruction of an action
 DATA, UPDATE, HOST = PART["data"], PART["update"], PART["host"]
+AXES = tuple(DIMENSION)  # along which the tape talks
+Axes = tuple[int, ...]  # the stream of each; 0 where a rank is alone
 
 
 @dataclass(slots=True)
 class Streams:
-    """The streams of one rank: one for each set of ranks that it talks to, whatever the group is called."""
+    """The streams of one rank: one for each set of ranks that it talks to, whatever the group is called. Those of the
+    tape's axes come first, so that pieces of many layouts number them alike."""
 
     mesh: Mesh
     rank: int
     by_ranks: dict[tuple[int, ...], int] = field(default_factory=dict[tuple[int, ...], int])
     parts: list[int] = field(default_factory=lambda: [DATA, HOST, HOST])
+    axes: Axes = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups = [(self.mesh.group(axis, self.rank), PART[DIMENSION[axis]]) for axis in AXES]
+        self.axes = tuple([self.of(ranks, part) if len(ranks) > 1 else 0 for ranks, part in groups])
 
     def of(self, ranks: tuple[int, ...], part: int) -> int:
         """`part`: of a step, that waiting for it is; where groups coincide, the first one's."""
@@ -38,10 +46,6 @@ class Streams:
             self.by_ranks[ranks] = FIRST + len(self.by_ranks)
             self.parts.append(part)
         return self.by_ranks[ranks]
-
-    def axis(self, axis: str) -> int:
-        """Of an axis along which the tape talks."""
-        return self.of(self.mesh.group(axis, self.rank), PART[DIMENSION.get(axis, "update")])
 
 
 class ActionOps(NamedTuple):
@@ -60,14 +64,12 @@ class ActionOps(NamedTuple):
     last: int
 
 
-def piece_ops(piece: Piece, device: Device, streams: Streams) -> Mapping[str, ActionOps]:
+def piece_ops(piece: Piece, device: Device, axes: Axes) -> Mapping[str, ActionOps]:
     """Of each action of a piece, what its instructions are to the clock."""
     out = dict[str, ActionOps]()
     for name, calls in piece.outline.calls.items():
         jobs = [piece.outline.jobs[job] for job, _, _ in calls]
-        every = [
-            _call(piece, device, streams, *job, ins, outs) for job, (_, ins, outs) in zip(jobs, calls, strict=True)
-        ]
+        every = [_call(piece, device, axes, *job, ins, outs) for job, (_, ins, outs) in zip(jobs, calls, strict=True)]
         out[name] = _without_copies(every, [_is_copy(piece, *job) for job in jobs], name)
     return out
 
@@ -97,16 +99,15 @@ def _without_copies(every: Sequence[tuple[Op, ...]], copies: Sequence[bool], act
 
 
 def _call(
-    piece: Piece, device: Device, streams: Streams, place: int, phase: Phase, ins: Sequence[int], outs: Sequence[int]
+    piece: Piece, device: Device, axes: Axes, place: int, phase: Phase, ins: Sequence[int], outs: Sequence[int]
 ) -> tuple[Op, ...]:  # fmt: skip
     site = piece.sites[place]
     name = names.of_call(phase, site)
     if phase == "finish":
         return ((WAIT, ("c", 0, ins[-1]), _part(site), name),)
     if phase == "start":
-        stream = (
-            (OUT if site.word == COPIES[0] else IN) if site.word in COPIES else streams.axis(str(site.attrs["axis"]))
-        )
+        copies = {COPIES[0]: OUT, COPIES[1]: IN}
+        stream = copies[site.word] if site.word in COPIES else axes[AXES.index(str(site.attrs["axis"]))]
         return ((START, stream, ps(device.collective(site)), ("c", 0, outs[0]), name),)
     part, seconds = device.call(site, phase, piece.specs, (*ins, *outs))
     run: Op = (RUN, ps(seconds), PART[part], name)
@@ -116,7 +117,7 @@ def _call(
         axis, took = asked
         part = "tensor" if axis == "sequence" else DIMENSION[axis]
         key: Key = ("a", 0, 0)
-        return (run, (START, streams.axis(axis), ps(took), key, f"largest {name}"), (WAIT, key, PART[part], name))
+        return (run, (START, axes[AXES.index(axis)], ps(took), key, f"largest {name}"), (WAIT, key, PART[part], name))
     return (run,)
 
 

@@ -65,7 +65,7 @@ class Pass(NamedTuple):
     arrives: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Stage:
     """One rank's program.
 

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 from penteract.estimate.composed import Composer
 from penteract.estimate.load import Balanced
-from penteract.estimate.packed import first_rank
+from penteract.estimate.packed import Runs, first_rank
 from penteract.estimate.pieces import Kind, Piece
 from penteract.estimate.rates import Rates, Span
-from penteract.estimate.reads import Memo
+from penteract.estimate.reads import Memo, Memos, tracked
 from penteract.estimate.time.clock import PART, PS, ps
 from penteract.estimate.time.cost import BucketCosts, Cost, Device
 from penteract.estimate.time.derive import Derived, derive
 from penteract.estimate.time.machine import Clock, Log
-from penteract.estimate.time.ops import DATA, ActionOps, BucketOps, Streams, piece_ops
+from penteract.estimate.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, piece_ops
 from penteract.estimate.time.ranks import Line, Ranks, Unsettled, line_of, turn_of
 from penteract.estimate.time.stage import Stage
 from penteract.ops.bodies.fp8 import is_coded, remembered
@@ -32,6 +32,7 @@ from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
 from penteract.step.agreements import after_backward, at_begin, totals
 from penteract.step.ring import places
+from penteract.units import Bytes, Seconds
 
 _TURNS = 4  # of a schedule that are played before others are jumped
 
@@ -48,6 +49,13 @@ class Ends(NamedTuple):
     balanced: Sequence[str]
 
 
+class Played(NamedTuple):
+    """Seconds of a step, and those of each part (`ideal.PARTS`) on the rank that ends last."""
+
+    seconds: Seconds
+    parts: tuple[Seconds, ...]
+
+
 @dataclass(slots=True)
 class StepClock:
     """Plays steps of layouts of one model on one cluster."""
@@ -59,6 +67,8 @@ class StepClock:
     log: Log | None = None  # of all that is played, where nothing is to be left out or remembered
     costs: Memo[Cost] = field(default_factory=Memo[Cost])
     spans: Memo[Span] = field(default_factory=Memo[Span])
+    memos: Memos = field(default_factory=Memos)
+    derived: dict[tuple[Stage, int, object], Derived] = field(default_factory=dict[tuple[Stage, int, object], Derived])
     clocks: dict[tuple[int, ...], Clock] = field(default_factory=dict[tuple[int, ...], Clock])
 
     def ranks(self, layout: Layout) -> Ranks:
@@ -74,10 +84,16 @@ class StepClock:
             else:
                 return ranks
 
-    def seconds(self, layout: Layout) -> float:
+    def seconds(self, layout: Layout) -> Seconds:
         """Of a step."""
-        ends = self.ranks(layout).ends
-        return (ends[1] - ends[0]) / PS
+        return self.step(layout).seconds
+
+    def step(self, layout: Layout) -> Played:
+        """A step mid-run."""
+        ranks = self.ranks(layout)
+        last = max(range(layout.pp), key=lambda r: ranks.machines[r].now)
+        told = ranks.machines[last].parts(ranks.spent_at_end[0][last])
+        return Played((ranks.ends[1] - ranks.ends[0]) / PS, tuple([n / PS for n in told]))
 
     # ---- the program -----------------------------------------------------------------------------------------
 
@@ -85,52 +101,68 @@ class StepClock:
         lay = layout
         micros, skipped = _shortened(lay, turns)
         line = line_of(lay.schedule, lay.pp, lay.vpp, micros)
-        deal, made = self.composer.deal(lay), dict[int, Stage]()
-        derived = list[Derived]()
-        node, each = self.cluster.gpus_per_node, lay.world // lay.pp
-        alike = each % node == 0 or node % each == 0  # all stages lie on nodes alike
-        stages = list[Stage]()
-        for r in range(lay.pp):
-            group = deal.group[r] if alike else -1 - r
-            if group not in made:
-                made[group] = self.stage(lay, r)
-            stages.append(made[group])
-            derived.append(derive(stages[-1], line.computes[r]))
+        stages = self.stages(lay)
+        what = (lay.schedule, lay.pp, lay.vpp, micros)
+        for r, stage in enumerate(stages):
+            if (stage, r, what) not in self.derived:
+                self.derived[stage, r, what] = derive(stage, line.computes[r])
+        derived = [self.derived[stage, r, what] for r, stage in enumerate(stages)]
         return Ranks(line, stages, derived, self._wires(lay, line), ps(self.rates.launch), skipped, self.jumps)
+
+    def stages(self, layout: Layout) -> list[Stage]:
+        """The program of each pipeline rank; ranks with the same units, which lie on nodes alike, have one object."""
+        alike, groups = self.alike(layout), self.composer.packer.groups(layout)
+        found = list[Stage | None]([None] * layout.pp)
+        for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
+            for r in ranks:
+                found[r] = self.stage(layout, runs, ranks[0] if alike else r)
+        return [stage for stage in found if stage]
+
+    def wire(self, layout: Layout, source: int, target: int, *, both: bool = False) -> Seconds:
+        """Seconds of a message between two stages; `both`: as much goes the other way meanwhile."""
+        node, each = self.cluster.gpus_per_node, layout.world // layout.pp
+        across = any((source * each + i) // node != (target * each + i) // node for i in range(each))
+        return self.rates.collective("shift" if both else "send", Span(2, 1 + across), self.message(layout))
+
+    def message(self, layout: Layout) -> Bytes:
+        """Of a border between two stages."""
+        rows = self.composer.sequence_length // layout.cp // layout.tp * layout.micro_batch_size
+        return rows * self.composer.model.hidden_size * self.composer.widths["compute"]
 
     def _wires(self, layout: Layout, line: Line) -> list[int]:
         """Of each message."""
-        lay, node = layout, self.cluster.gpus_per_node
-        if lay.pp == 1:
-            return []
-        rows = self.composer.sequence_length // lay.cp // lay.tp * lay.micro_batch_size
-        amount = rows * self.composer.model.hidden_size * self.composer.widths["compute"]
-        each, known = lay.world // lay.pp, dict[tuple[int, int, bool], int]()
-        out = list[int]()
+        known, out = dict[tuple[int, int, bool], int](), list[int]()
         for m in line.messages:
             way = (m.source, m.target, m.both)
             if way not in known:
-                across = any((m.source * each + i) // node != (m.target * each + i) // node for i in range(each))
-                kind = "shift" if m.both else "send"
-                known[way] = ps(self.rates.collective(kind, Span(2, 1 + across), amount))
+                known[way] = ps(self.wire(layout, m.source, m.target, both=m.both))
             out.append(known[way])
         return out
+
+    def alike(self, layout: Layout) -> bool:
+        """Whether all stages lie on nodes alike."""
+        node, each = self.cluster.gpus_per_node, layout.world // layout.pp
+        return each % node == 0 or node % each == 0
+
+    @property
+    def bucket_costs(self) -> BucketCosts:
+        return BucketCosts(self.rates, self.composer.policy, self.cluster.gpus_per_node)
 
     def device(self, layout: Layout) -> Device:
         """What a rank's passes run on."""
         load, node = Balanced.of(self.composer.model, layout, self.composer.sequence_length), self.cluster.gpus_per_node
         return Device(self.rates, self.composer.widths, Mesh(layout), node, load, self.costs, self.spans)
 
-    def stage(self, layout: Layout, r: int) -> Stage:
-        """The program of the ranks of pipeline coordinate `r`."""
+    @tracked
+    def stage(self, layout: Layout, runs: Runs, r: int) -> Stage:
+        """The program of pipeline coordinate `r`, which has these units. Layouts that show the same have one object."""
         lay, mesh = layout, Mesh(layout)
         rank, packer = first_rank(mesh, r), self.composer.packer
-        streams = Streams(mesh, rank)
-        placed, packs, device = packer.placed(lay, r), tuple(packer.packs(lay, r)), self.device(lay)
-        pieces = dict[Kind, tuple[Piece, dict[str, ActionOps]]]()
-        for kind in dict.fromkeys(kind for kind, _ in placed):
+        streams, placed, packs = Streams(mesh, rank), packer.placed(lay, r), tuple(packer.packs(lay, r))
+        pieces = dict[Kind, tuple[Piece, Mapping[str, ActionOps]]]()
+        for kind in dict.fromkeys(run.kind for run in runs.units):
             piece = self.composer.piece(lay, kind)
-            pieces[kind] = piece, dict(piece_ops(piece, device, streams))
+            pieces[kind] = piece, self.piece_ops(lay, piece, streams.axes)
         known = dict[object, Bucket]()
         buckets = list[Bucket]()
         for pack in packs:
@@ -138,7 +170,7 @@ class StepClock:
             if key not in known:
                 known[key] = bucket_of(pack, mesh, rank)
             buckets.append(known[key])
-        ops = BucketOps(buckets, BucketCosts(self.rates, self.composer.policy, self.cluster.gpus_per_node), streams)
+        ops = BucketOps(buckets, self.bucket_costs, streams)
         ends, chunks = 0, list[range]()
         for chain in self.composer.chains_of(lay, r):
             chunks.append(range(ends, ends := ends + sum(n for _, n in chain)))
@@ -149,14 +181,22 @@ class StepClock:
                 streams.of(group, PART["update"])
         for b in known.values():
             _streams(ops, b)
-        owner = tuple(streams.parts)
+        return Stage(self._clock(tuple(streams.parts)), ops, row, chunks, pieces, packs, buckets,
+                     [params for _, params in placed], places(lay, len(row)), outside, bool(lay.offload))  # fmt: skip
+
+    @tracked
+    def piece_ops(self, layout: Layout, piece: Piece, axes: Axes) -> Mapping[str, ActionOps]:
+        """Of each action of a piece, where the tape's axes have these streams."""
+        return piece_ops(piece, self.device(layout), axes)
+
+    def _clock(self, owner: tuple[int, ...]) -> Clock:
+        """For ranks with these streams."""
         if owner not in self.clocks:
             slower = round((self.rates.beside - 1) * 10**6)
             self.clocks[owner] = Clock(
                 ps(self.rates.launch), slower, owner, jumps=self.jumps, remembers=self.log is None, log=self.log
             )  # fmt: skip
-        return Stage(self.clocks[owner], ops, row, chunks, pieces, packs, buckets, [params for _, params in placed],
-                     places(lay, len(row)), outside, bool(lay.offload))  # fmt: skip
+        return self.clocks[owner]
 
     def _ends(
         self, rank: int, row: Sequence[Kind], pieces: Mapping[Kind, tuple[Piece, object]],

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from penteract.estimate.pieces import ENDS
+from penteract.estimate.reads import Memos
 from penteract.estimate.time.clock import COMPUTE, HOST, IN, OUT, SIDE
 from penteract.estimate.time.machine import Machine
 from penteract.estimate.time.ranks import Message, Ranks
@@ -97,7 +98,7 @@ class _Writer:
 def timeline(steps: StepClock, layout: Layout) -> Timeline:
     """Of one step of a layout, mid-run."""
     writer = _Writer(layout, steps.composer.model.layers)
-    alone = replace(steps, jumps=False, log=writer.op, clocks={})
+    alone = replace(steps, jumps=False, log=writer.op, clocks={}, memos=Memos(), derived={})
     ranks = alone.build(layout, 0)
     writer.attach(ranks)
     ranks.step()
