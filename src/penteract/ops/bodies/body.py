@@ -104,14 +104,6 @@ class Body:
         """(axis, n): a body that asks the ranks of an axis for the largest of n fp32 numbers before it computes."""
         return "", 0
 
-    def of_codes(self, phase: str) -> bool:
-        """Whether the products of a phase are of FP8 codes."""
-        return False
-
-    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> int:
-        """Bytes that a body with products reads and writes before them."""
-        return 0
-
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
@@ -135,14 +127,6 @@ class Body:
 
 
 Serves = Callable[[Site, Layout], Body | None]  # an implementation's declaration where it serves; None elsewhere
-
-
-def scaled_cost(body: Body, rates: Rates, call: CallShapes, widths: Widths) -> tuple[str, Seconds]:
-    """Of products of FP8 codes, and the passes that make codes. A weight gradient is made beside its bucket."""
-    passes = body.passes(call.phase, call.ins, call.weights, widths)
-    if call.phase == "weight_gradient":
-        passes += 2 * prod(call.weights[0]) * (widths["gradient"] + widths["compute"])
-    return "compute", fsum(map(rates.scaled, body.products(*call))) + rates.moved(passes)
 
 
 def mixed(widths: Widths) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from math import prod
+from math import fsum, prod
 
 from penteract.errors import BadInput
-from penteract.ops.bodies.body import FLOAT, Attrs, Body, CallShapes, Rates, Serves, Shape, scaled_cost
+from penteract.ops.bodies.body import FLOAT, Attrs, Body, CallShapes, Rates, Serves, Shape
 from penteract.ops.bodies.dense import Linear
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
@@ -40,9 +40,6 @@ class ScaledLinear(Linear):
     def __init__(self, fp8: Fp8, elementwise: Elementwise = "reference") -> None:
         self.fp8 = fp8
         self.elementwise: Elementwise = elementwise
-
-    def of_codes(self, phase: str) -> bool:
-        return True
 
     def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
         """How many the two operands have, the first with what fills it up to ALIGNED."""
@@ -108,7 +105,11 @@ class ScaledLinear(Linear):
         return (looks + m + n) * k * widths["compute"] + (m + n) * k * CODE
 
     def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
-        return scaled_cost(self, rates, call, widths)
+        """Products of codes, and the passes that make them. A weight gradient is made beside its bucket."""
+        passes = self.passes(call.phase, call.ins, call.weights, widths)
+        if call.phase == "weight_gradient":
+            passes += 2 * prod(call.weights[0]) * (widths["gradient"] + widths["compute"])
+        return self.part, fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)
 
 
 def aligned(scales: int) -> int:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from math import prod
+from math import fsum, prod
 
-from penteract.ops.bodies.body import FLOAT, Attrs, CallShapes, Rates, Shape, scaled_cost
+from penteract.ops.bodies.body import FLOAT, Attrs, CallShapes, Rates, Shape
 from penteract.ops.bodies.experts import ExpertLinear
 from penteract.ops.bodies.fp8 import CODE, aligned, at_a_time, sum_is_cut
 from penteract.ops.spec import Widths
@@ -34,6 +34,7 @@ class ScaledExperts(ExpertLinear):
         self.elementwise: Elementwise = elementwise
 
     def of_codes(self, phase: str) -> bool:
+        """Whether the products of a phase are of FP8 codes."""
         return phase != "weight_gradient"
 
     def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
@@ -78,9 +79,10 @@ class ScaledExperts(ExpertLinear):
         return (rows + min(experts, rows) * n) * k * (looks * widths["compute"] + CODE)
 
     def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
-        if self.of_codes(call.phase):
-            return scaled_cost(self, rates, call, widths)
-        return super().cost(rates, call, widths, registers)
+        if not self.of_codes(call.phase):
+            return super().cost(rates, call, widths, registers)
+        passes = self.passes(call.phase, call.ins, call.weights, widths)
+        return self.part, fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)
 
 
 @cache
