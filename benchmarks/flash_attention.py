@@ -30,9 +30,9 @@ import torch
 
 from bodies.fused import LARGE, NAMES, Case, Trial
 from penteract.engine.bodies import flash as flash_body
-from penteract.engine.bodies.kernels import bodies, check_documents, check_kernels
-from penteract.engine.comm.comm import Comm
-from penteract.engine.comm.groups import Groups
+from penteract.engine.bodies.kernels import check_documents, check_kernels
+from penteract.engine.bodies.registry import bodies
+from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.graph import CapturedStep
@@ -41,8 +41,7 @@ from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, fill
 from penteract.estimate.price import price
-from penteract.ops.bodies import BODIES, body_of
-from penteract.ops.bodies.kernels import fused
+from penteract.ops.bodies import body_of
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import RECIPES
@@ -85,7 +84,7 @@ def workspace(trial: Trial, phase: str, kernel: str) -> dict[str, Any]:
     after = torch.cuda.memory_stats()
     seen: dict[str, Any] = {n: after[f"{kind}.peak"] - before[f"{kind}.current"] for n, kind in kinds.items()}
     shapes = [s.shape for s in trial.site.ins]
-    declared = fused("attention", trial.case.plan) or BODIES["attention"]
+    declared = body_of(trial.site, trial.case.plan)
     seen["declared"] = declared.workspace(phase, shapes, (), trial.site.attrs, RECIPES["bf16"].widths)  # type: ignore[arg-type]
     return seen | {"measured_less_declared": seen["measured"] - seen["declared"]}
 
@@ -179,7 +178,7 @@ class Steps:
         fill(state, ((q, self._drawn(i)) for i, q in enumerate(p.params)))
         memory = Arena(plan_arena(p), p.precision, DEVICE)
         optimizer = AdamW(Optimizer(learning_rate=3e-4), DEVICE)
-        self.run = Counting(p, state, Comm(Groups(), 0), bodies(p.layout, DEVICE), memory, optimizer)
+        self.run = Counting(p, state, Nccl(0), bodies(p.layout, DEVICE), memory, optimizer)
         train, _ = open_samples(
             Data(pack_documents=self.packed), open_tokenizer("bytes"), p.sequence_length, p.layout.global_batch_size
         )
@@ -232,7 +231,6 @@ def steps(m: ModelSpec, layout: Layout, length: int, *, packed: bool, capture: b
     """Fourteen steps (the last has the second's batch: the loss falls); times of the last ten; the first steps' peak against the price. Then six as a CUDA graph."""
     p = compile_step(m, layout, length, precision="bf16")
     priced = price(p)
-    known = type(body_of("attention", layout)) is type(fused("attention", layout) or BODIES["attention"])
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -248,13 +246,12 @@ def steps(m: ModelSpec, layout: Layout, length: int, *, packed: bool, capture: b
         "attention": layout.attention, "packed": packed, "sequence_length": length, "losses": losses,
         "finite": all(x == x and abs(x) < 1e9 for x in losses), "falls": losses[13] < losses[1],
         "median_ms": median(took), "step_ms": took, "tokens_per_s": layout.global_batch_size * length / median(took) * 1e3,
-        "peak_allocated_gib": gib(peak), "priced_gib": gib(priced.allocated) if known else None,
-        "beside_the_price_gib": gib(data), "workspace_gib": gib(priced.workspace) if known else None,
+        "peak_allocated_gib": gib(peak), "priced_gib": gib(priced.allocated),
+        "beside_the_price_gib": gib(data), "workspace_gib": gib(priced.workspace),
         "matmul_tflops_of_step": priced.total_flops / median(took) / 1e9, "body_calls": called,
         "ms_per_call": median(took) / called,
     }  # fmt: skip
-    if known:
-        out["peak_over_price"] = peak / (priced.allocated + data)
+    out["peak_over_price"] = peak / (priced.allocated + data)
     if capture:
         out["captured"] = tried(captured, s)
     return out

@@ -25,8 +25,7 @@ import torch
 
 import oracle
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm
-from penteract.engine.comm.groups import Groups
+from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.graph import CapturedStep
@@ -65,7 +64,7 @@ def parity(name: str, m: ModelSpec, device: torch.device, schedule: str) -> dict
     )  # type: ignore[arg-type]
     state = allocate(p, device)
     initialise(p, state, 0)
-    run = Run(p, state, Comm(Groups(), 0), REFERENCE, Fresh("fp64", device))
+    run = Run(p, state, Nccl(0), REFERENCE, Fresh("fp64", device))
     drawn = [sample(i, 16, m.vocab_size) for i in range(4)]
     fixed = constants(p, device)
     run.batches = [fixed | micro_batch(p, [drawn[i] for i in ids], device) for ids in samples_of(p, 0)]
@@ -99,7 +98,7 @@ class Steps:
         self.run = Run(
             p,
             self.state,
-            Comm(Groups(), 0),
+            Nccl(0),
             REFERENCE,
             Fresh(p.precision, device),
             AdamW(Optimizer(learning_rate=3e-4), device),

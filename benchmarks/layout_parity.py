@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import oracle
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.distributed import Distributed
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.memory import Arena
@@ -64,7 +64,7 @@ def one_step(p: Program, rank: Rank, groups: Groups) -> Run:
     groups.make(needed(p))
     state = allocate(p, rank.device)
     initialise(p, state, 0)
-    run = Run(p, state, Comm(groups, rank.number), REFERENCE, Arena(plan_arena(p), "fp64", rank.device))
+    run = Run(p, state, Distributed(rank.number, groups), REFERENCE, Arena(plan_arena(p), "fp64", rank.device))
     fixed = constants(p, rank.device)
     mine = [[sample(i, 16, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
     run.batches = [fixed | micro_batch(p, drawn, rank.device) for drawn in mine]

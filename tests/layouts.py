@@ -18,7 +18,7 @@ import oracle
 from observe import Watched, Wires
 from penteract.engine.bodies.body import TorchBody
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups, Round, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.memory import Arena, Fresh
@@ -197,7 +197,7 @@ def _prepare(p: Program, groups: Groups, bodies: dict[str, TorchBody]) -> Run:
         *(f.own_gradient for f in state.flats if f.bucket.cut_gradients),
     ):
         t.fill_(float("nan"))  # whatever the first writer does not write shows
-    run = Run(p, state, Comm(groups, p.rank), bodies, Fresh(p.precision, CPU))
+    run = Run(p, state, Gloo(p.rank, groups), bodies, Fresh(p.precision, CPU))
     fixed = constants(p, CPU)
     mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
     run.batches = [fixed | micro_batch(p, samples, CPU) for samples in mine]

@@ -12,12 +12,13 @@ import torch
 import layouts
 from layouts import Subject
 from penteract.engine import feed
-from penteract.engine.comm.comm import Comm, Flight
+from penteract.engine.comm.comm import Flight
+from penteract.engine.comm.distributed import Distributed
 from penteract.engine.run import Run
 from penteract.engine.state import Flat
 from penteract.estimate import price as price_module
 from penteract.estimate.load import Balanced
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import OPS
 from penteract.ops.lower import Instruction
 from penteract.ops.params import holders
 from penteract.parallel import data
@@ -37,7 +38,7 @@ def attention_backward_counted_as_forward(s: Subject) -> None:
     def flops(self: Any, phase: str, ins: Any, weights: Any, attrs: Any) -> int:
         return 4 * prod(ins[0]) * ins[1][0]
 
-    s.patches.enter_context(patch.object(type(BODIES["attention"]), "flops", flops))
+    s.patches.enter_context(patch.object(type(OPS["attention"].declaration), "flops", flops))
 
 
 def statistics_counted_in_half_width(s: Subject) -> None:
@@ -92,27 +93,27 @@ def bucket_reduced_twice(s: Subject) -> None:
 
 
 def target_counts_not_summed(s: Subject) -> None:
-    real = Comm.sum
+    real = Distributed.sum
 
-    def only_floats(self: Comm, ranks: Any, x: torch.Tensor) -> Flight | None:
+    def only_floats(self: Distributed, ranks: Any, x: torch.Tensor) -> Flight | None:
         return real(self, ranks, x) if x.is_floating_point() else None
 
-    s.patches.enter_context(patch.object(Comm, "sum", only_floats))
+    s.patches.enter_context(patch.object(Distributed, "sum", only_floats))
 
 
 def _instead_of(s: Subject, kind: str, stand_in: Any) -> None:
-    real = Comm.start
+    real = Distributed.start
 
-    def start(self: Comm, said: str, ranks: Any, x: torch.Tensor, y: torch.Tensor, attrs: Any) -> Flight:
+    def start(self: Distributed, said: str, ranks: Any, x: torch.Tensor, y: torch.Tensor, attrs: Any) -> Flight:
         if said == kind:
             return stand_in(lambda: real(self, said, ranks, x, y, attrs), self, x, y)
         return real(self, said, ranks, x, y, attrs)
 
-    s.patches.enter_context(patch.object(Comm, "start", start))
+    s.patches.enter_context(patch.object(Distributed, "start", start))
 
 
 def gather_dropped(s: Subject) -> None:
-    def own(real: Any, comm: Comm, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def own(real: Any, comm: Distributed, x: torch.Tensor, y: torch.Tensor) -> Flight:
         y.copy_(x.repeat(len(y) // len(x), *[1] * (x.dim() - 1)))
         return Flight([], (x, y))
 
@@ -120,7 +121,7 @@ def gather_dropped(s: Subject) -> None:
 
 
 def gather_doubled(s: Subject) -> None:
-    def twice(real: Any, comm: Comm, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def twice(real: Any, comm: Distributed, x: torch.Tensor, y: torch.Tensor) -> Flight:
         comm.finish(real())
         return real()
 
@@ -130,7 +131,7 @@ def gather_doubled(s: Subject) -> None:
 def scatter_dropped(s: Subject) -> None:
     """Under context by gathering, the only such collective is a seam's backward."""
 
-    def own(real: Any, comm: Comm, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def own(real: Any, comm: Distributed, x: torch.Tensor, y: torch.Tensor) -> Flight:
         y.copy_(x[: len(y)])
         return Flight([], (x, y))
 
@@ -138,12 +139,12 @@ def scatter_dropped(s: Subject) -> None:
 
 
 def ring_turned_round(s: Subject) -> None:
-    real = Comm._shift
+    real = Distributed._shift
 
-    def shift(self: Comm, group: Any, ranks: Any, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def shift(self: Distributed, group: Any, ranks: Any, x: torch.Tensor, y: torch.Tensor) -> Flight:
         return real(self, group, ranks[::-1], x, y)
 
-    s.patches.enter_context(patch.object(Comm, "_shift", shift))
+    s.patches.enter_context(patch.object(Distributed, "_shift", shift))
 
 
 # ---- shards ------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """What one rank of a real run does, in order, written down from outside: in one process, without peers.
 
-Nothing here knows a rule of a step. The run is given bodies that compute nothing but say which they are, groups that
-are names, and a torch.distributed whose collectives are done when they start and leave zeros; its handles say when they
-are waited for. What it does beside calls is seen at the functions that do it.
+Nothing here knows a rule of a step. The run is given bodies that compute nothing but say which they are, and a fake
+`Comm` and `Device` that tell what is put on a wire, copied, or waited for. What it does beside calls is seen at the
+functions that do it.
 
 `walked.py` says the same of a program; `engine/test_order.py` holds one to the other.
 """
@@ -16,16 +16,14 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 
 from layouts import CPU, Case
-from penteract.engine import compat
+from penteract.engine import device
 from penteract.engine import run as run_module
 from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.bodies.experts import Splits
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm, Flight
-from penteract.engine.copies import Copies
+from penteract.engine.comm.fake import Fake
 from penteract.engine.memory import Fresh
 from penteract.engine.muon import Muon
 from penteract.engine.optimizer import AdamW
@@ -82,8 +80,8 @@ def observation(p: Program, *, counted: bool = True) -> Observation:
     notes = _Notes(p.rank)
     with notes.watching():
         state = allocate(p, CPU)
-        comm = Comm(_Groups(), p.rank)  # type: ignore[arg-type]
-        run = Run(p, state, comm, _bodies(notes), _Zeros(p.precision, CPU))
+        comm = Fake(p.rank, notes)
+        run = Run(p, state, comm, _bodies(notes), _Zeros(p.precision, CPU), fake=device.Fake(notes))
         said = (Optimizer(), CPU, 0, state.scaling)
         muon = any(b.mover.by_matrix for b in p.buckets)
         made = Muon(*said, comm=comm, policy=p.precision) if muon else AdamW(*said)
@@ -139,15 +137,28 @@ class _Notes:
     def watching(self) -> Iterator[None]:
         """All functions by which a run does something beside its bodies."""
         with ExitStack() as stack:
-            for where, functions in ((dist, _wires(self)), (compat, _singles(self)), (run_module, _works(self))):
-                for name, function in functions.items():
-                    stack.enter_context(patch.object(where, name, function))
-            stack.enter_context(patch.object(Copies, "start", lambda _, x, y: _copy(self, x, y)))
-            stack.enter_context(patch.object(Run, "_beside", lambda _: self._aside()))
+            for name, function in _works(self).items():
+                stack.enter_context(patch.object(run_module, name, function))
             yield
 
+    # ---- what the fakes tell -------------------------------------------------------------------------------------
+
+    def on_wire(self, kind: str, ranks: tuple[int, ...], amount: int, what: str = "") -> _Handle:
+        if kind in ("send", "recv"):
+            return self.start(kind, what, ranks=ranks, bytes=amount)
+        if kind != "shift":
+            return self.start("start", kind, ranks=ranks, bytes=amount)
+        following, before = ranks  # one batch: two messages of the same number
+        handle = self.start("send", ranks=(following,), bytes=amount)
+        self.add("recv", ranks=(before,), bytes=amount, number=handle.number)
+        return handle
+
+    def on_copy(self, y: torch.Tensor) -> _Handle:
+        way = "to_host" if y.untyped_storage()._cdata in self.host else "from_host"
+        return self.start("copy", way, bytes=y.nbytes)
+
     @contextmanager
-    def _aside(self) -> Iterator[None]:
+    def aside(self) -> Iterator[None]:
         self.stream = "waits"
         yield
         self.stream = "compute"
@@ -162,74 +173,6 @@ class _Handle:
 
     def wait(self) -> None:
         self.notes.add("wait", number=self.number)
-
-
-# ---- torch.distributed -------------------------------------------------------------------------------------------
-
-
-class _Group(NamedTuple):
-    ranks: tuple[int, ...]
-    channel: str = ""
-
-
-class _Groups:
-    def __getitem__(self, ranks: tuple[int, ...]) -> _Group:
-        return _Group(ranks)
-
-    def of(self, ranks: tuple[int, ...], channel: str) -> _Group:
-        return _Group(ranks, channel)
-
-
-class _Message(NamedTuple):
-    """Stands for `dist.P2POp`, which takes real groups alone."""
-
-    op: Any
-    tensor: torch.Tensor
-    peer: int
-    group: _Group
-
-
-def _wires(notes: _Notes) -> dict[str, Any]:
-    def all_reduce(x: torch.Tensor, *_: Any, group: _Group, **__: Any) -> _Handle:
-        return notes.start("start", "all_reduce", ranks=group.ranks, bytes=x.nbytes)
-
-    def all_to_all_single(y: torch.Tensor, x: torch.Tensor, *sizes: Any, group: _Group, **_: Any) -> _Handle:
-        y.zero_()
-        return notes.start("start", "all_to_all_v" if sizes else "all_to_all", ranks=group.ranks, bytes=x.nbytes)
-
-    def batch(messages: list[_Message]) -> list[_Handle]:
-        number = notes.started
-        notes.started += 1
-        for m in messages:
-            notes.add("send" if m.op is isend else "recv", ranks=(m.peer,), bytes=m.tensor.nbytes, number=number)
-        return [_Handle(notes, number)]
-
-    def isend(x: torch.Tensor, to: int, group: _Group) -> _Handle:
-        return notes.start("send", group.channel, ranks=(to,), bytes=x.nbytes)
-
-    def irecv(x: torch.Tensor, of: int, group: _Group) -> _Handle:
-        return notes.start("recv", group.channel, ranks=(of,), bytes=x.nbytes)
-
-    return {
-        "all_reduce": all_reduce, "all_to_all_single": all_to_all_single, "batch_isend_irecv": batch,
-        "P2POp": _Message, "isend": isend, "irecv": irecv,
-    }  # fmt: skip
-
-
-def _singles(notes: _Notes) -> dict[str, Any]:
-    def all_gather(y: torch.Tensor, x: torch.Tensor, group: _Group) -> _Handle:
-        return notes.start("start", "all_gather", ranks=group.ranks, bytes=y.nbytes)
-
-    def reduce_scatter(y: torch.Tensor, x: torch.Tensor, group: _Group) -> _Handle:
-        return notes.start("start", "reduce_scatter", ranks=group.ranks, bytes=x.nbytes)
-
-    return {"all_gather": all_gather, "reduce_scatter": reduce_scatter}
-
-
-def _copy(notes: _Notes, x: torch.Tensor, y: torch.Tensor) -> Flight:
-    y.copy_(x)
-    way = "to_host" if y.untyped_storage()._cdata in notes.host else "from_host"
-    return Flight([notes.start("copy", way, bytes=y.nbytes)], (x, y))
 
 
 # ---- work beside calls -------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 
 from layouts import CPU, Case
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.memory import Fresh
@@ -28,7 +28,7 @@ def trainer(case: Case, p: Program, groups: Groups) -> Run:
     """One rank in float64, with AdamW, or Muon where the case has it move matrices."""
     state = allocate(p, CPU)
     initialise(p, state, 0)
-    comm = Comm(groups, p.rank)
+    comm = Gloo(p.rank, groups)
     muon = case.movers.matrices.by_matrix
     optimizer = Muon(OPTIMIZER, CPU, comm=comm, policy=p.precision) if muon else AdamW(OPTIMIZER, CPU)
     optimizer.rate.fill_(OPTIMIZER.learning_rate)

@@ -12,7 +12,7 @@ from bodies.formulas import FORMULAS
 from bodies.trial import check
 from penteract.engine.bodies.body import TorchBody
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.ops.bodies import BODIES, Body
+from penteract.ops.bodies import OPS, Body
 
 # Said inside seams, whose backward is a program of its own, or of integers alone.
 FORWARD_ONLY = {
@@ -28,13 +28,13 @@ def test_a_body_does_what_it_declares(case: Case, precision: str):
 
 
 def test_every_word_is_tried():
-    assert {c.word for c in CASES} == set(BODIES) == set(REFERENCE) == set(FORMULAS)
+    assert {c.word for c in CASES} == set(OPS) == set(REFERENCE) == set(FORMULAS)
     assert len({str(c) for c in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("word", BODIES)
+@pytest.mark.parametrize("word", OPS)
 def test_a_body_has_the_phases_that_its_declaration_asks_for(word: str):
-    body, torch_body = BODIES[word], REFERENCE[word]
+    body, torch_body = OPS[word].declaration, REFERENCE[word]
     asked = bool(body.differentiable) and not body.passes_gradient and word not in FORWARD_ONLY
     assert (torch_body.input_gradient is not None) == asked
     assert (torch_body.weight_gradient is not None) == any(c.weights for c in CASES if c.word == word)
@@ -52,30 +52,30 @@ def _first(word: str) -> Case:
     return next(c for c in CASES if c.word == word)
 
 
-@pytest.mark.parametrize("word", BODIES)
+@pytest.mark.parametrize("word", OPS)
 def test_workspace_eight_bytes_too_large_is_seen(word: str):
-    body = _patched(BODIES[word], workspace=lambda self, *about: BODIES[word].workspace(*about) + 8)
+    body = _patched(OPS[word].declaration, workspace=lambda self, *about: OPS[word].declaration.workspace(*about) + 8)
     assert any("workspace" in d for d in check(_first(word), "fp64", body))
 
 
 @pytest.mark.parametrize("word", ["linear", "expert_linear", "attention", "router"])
 def test_doubled_flops_are_seen(word: str):
-    body = _patched(BODIES[word], flops=lambda self, *about: 2 * BODIES[word].flops(*about))
+    body = _patched(OPS[word].declaration, flops=lambda self, *about: 2 * OPS[word].declaration.flops(*about))
     assert any("FLOPs" in d for d in check(_first(word), "fp64", body))
 
 
-KEPT = [(w, m, n) for w, b in BODIES.items() for m in ("input_keeps", "weight_keeps") for n in getattr(b, m)]
+KEPT = [(w, m, n) for w, op in OPS.items() for m in ("input_keeps", "weight_keeps") for n in getattr(op.declaration, m)]
 
 
 @pytest.mark.parametrize(("word", "member", "name"), KEPT)
 def test_a_kept_name_dropped_is_seen(word: str, member: str, name: str):
-    left = tuple(n for n in getattr(BODIES[word], member) if n != name)
-    assert check(_first(word), "fp64", _patched(BODIES[word], **{member: left}))
+    left = tuple(n for n in getattr(OPS[word].declaration, member) if n != name)
+    assert check(_first(word), "fp64", _patched(OPS[word].declaration, **{member: left}))
 
 
-@pytest.mark.parametrize("word", [w for w, b in BODIES.items() if b.input_keeps])
+@pytest.mark.parametrize("word", [w for w, op in OPS.items() if op.declaration.input_keeps])
 def test_a_name_kept_for_nothing_is_seen(word: str):
-    body = BODIES[word]
+    body = OPS[word].declaration
     assert check(_first(word), "fp64", _patched(body, input_keeps=(*body.input_keeps, "in0")))
 
 

@@ -14,10 +14,8 @@ from penteract.engine.bodies.flash import ends, flash
 from penteract.engine.bodies.order import Order, Piece
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.storages import Storages
-from penteract.ops.bodies import BODIES
-from penteract.ops.bodies.flash import most_documents
-from penteract.ops.bodies.kernels import fused
-from penteract.spec.layout import Layout
+from penteract.ops.bodies import body_of
+from penteract.spec.kernels import most_documents
 from penteract.spec.precision import RECIPES
 
 KERNELS = {"flash": flash, "cudnn": cudnn}
@@ -34,24 +32,13 @@ def test_fused_attention_is_the_reference(case: Case):
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_workspace_is_what_is_declared(case: Case):
     trial, body = Trial(case, "bf16"), KERNELS[case.kernel](Aten())
-    declared, shapes = fused("attention", case.plan), [s.shape for s in trial.site.ins]
-    assert declared
+    declared, shapes = body_of(trial.site, case.plan), [s.shape for s in trial.site.ins]
     for phase, call in (("forward", trial.forward), ("input_gradient", trial.backward)):
         with Storages() as storages:
             call(body)
         about = (phase, shapes, (), trial.site.attrs, RECIPES["bf16"].widths)
         assert declared.workspace(*about) == storages.peak, phase  # type: ignore[arg-type]
         assert storages.now == 0
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_fused_body_keeps_and_computes_what_the_word_does(kernel: str):
-    body, word = fused("attention", Layout(attention=kernel)), BODIES["attention"]  # type: ignore[arg-type]
-    assert body
-    assert (body.input_keeps, body.differentiable) == (word.input_keeps, word.differentiable)
-    shapes = ((6, 2, 32), (6, 2, 16), (6, 2, 16), (6,), (6, 2), (6,))
-    attrs = {"head_size": 8, "value_size": 8, "scale": 1.0, "window": 0}
-    assert body.products("forward", shapes, (), attrs) == word.products("forward", shapes, (), attrs)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,10 @@ import pytest
 import torch
 
 from penteract.engine.bodies import kernels
-from penteract.engine.bodies.kernels import bodies, check_documents, check_kernels
-from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.bodies.kernels import check_documents, check_kernels
 from penteract.engine.rank import Rank
 from penteract.engine.trainer import Trainer
 from penteract.errors import BadInput
-from penteract.ops.bodies.cudnn import CUDNN
-from penteract.ops.bodies.flash import FLASH
-from penteract.ops.bodies.kernels import fused
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.presets import TINY_LATENT
@@ -110,15 +106,3 @@ def test_more_documents_than_the_kernel_is_started_for_are_refused(layout: Layou
     with pytest.raises(BadInput, match=rf"found {most + 1} / allowed <= {most}"):
         check_documents(p, [_sample(2048, 3), _sample(2048, most + 1)])
     check_documents(replace(p, mesh=replace(p.mesh, layout=layout)), [_sample(2048, 2048)])
-
-
-def test_a_layout_decides_its_bodies():
-    assert bodies(Layout(), torch.device("cpu")) == REFERENCE
-    for kernel, declared in (("flash", FLASH), ("cudnn", CUDNN)):
-        mine = bodies(_kernel(kernel), torch.device("cpu"))
-        assert mine["attention"] is not REFERENCE["attention"]
-        assert {w: b for w, b in mine.items() if w != "attention"} == {
-            w: b for w, b in REFERENCE.items() if w != "attention"
-        }
-        assert fused("attention", _kernel(kernel)) is declared["attention"]
-    assert fused("attention", Layout()) is None

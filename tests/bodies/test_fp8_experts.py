@@ -17,9 +17,9 @@ from penteract.engine.bodies.body import Env
 from penteract.engine.bodies.experts import Splits
 from penteract.engine.bodies.fp8 import emulated
 from penteract.engine.bodies.fp8_experts import FOUR, in_fours, scaled_experts
-from penteract.engine.bodies.kernels import bodies
 from penteract.engine.bodies.quantise import Operand
 from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.bodies.registry import bodies
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.storages import Storages
 from penteract.ops.bodies import body_of

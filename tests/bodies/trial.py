@@ -16,7 +16,7 @@ from penteract.engine.bodies.experts import Splits
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.storages import Storages
-from penteract.ops.bodies import BODIES, Body
+from penteract.ops.bodies import OPS, Body
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Phase, Site
 from penteract.spec.layout import Layout
@@ -31,7 +31,7 @@ TOLERANCE = {"fp64": PARITY, "fp32": 1e-5, "bf16": 4e-2, "bf16_pure": 4e-2, "fp1
 
 def check(case: Case, precision: str, body: Body | None = None, torch_body: TorchBody | None = None) -> list[str]:
     """All differences between what is declared or known of a word and what its body does."""
-    trial = Trial(case, precision, body or BODIES[case.word], torch_body or REFERENCE[case.word])
+    trial = Trial(case, precision, body or OPS[case.word].declaration, torch_body or REFERENCE[case.word])
     trial.run()
     return trial.differences
 

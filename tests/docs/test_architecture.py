@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from penteract.model.decoder import stage
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import OPS
 from penteract.ops.do import Do, Seam
 from penteract.ops.tape import Call, Op
 from penteract.spec.layout import CONTEXT_METHODS, Layout
@@ -128,19 +128,21 @@ def test_words() -> None:
         return ", ".join([*names, *(["waits"] if waits else [])]) or NOTHING
 
     listed = [(word, for_input, for_weight) for word, _, for_input, for_weight in table("Words")]
-    assert listed == [(w, kept(b.input_keeps), kept(b.weight_keeps, b.deferrable)) for w, b in BODIES.items()]
+    bodies = [(word, op.declaration) for word, op in OPS.items()]
+    assert listed == [(w, kept(b.input_keeps), kept(b.weight_keeps, b.deferrable)) for w, b in bodies]
 
 
 def test_words_have_their_bodies_in_the_file_of_the_same_name() -> None:
-    def words(package: str) -> dict[str, set[str]]:
-        groups = {
-            file: [v for n, v in vars(m).items() if n.isupper() and type(v) is dict] for file, m in modules(package)
-        }
-        return {Path(file).name: set().union(*dicts) for file, dicts in groups.items() if dicts}
-
-    ran = words("engine/bodies")
-    ran.pop("reference.py")  # all of them together
-    assert words("ops/bodies") == ran
+    declared = dict[str, set[str]]()
+    for file, module in modules("ops/bodies"):
+        for name, table in vars(module).items():
+            if name.isupper() and type(table) is dict and Path(file).stem != "registry":
+                declared.setdefault(Path(file).stem, set()).update(table)
+    ran = dict[str, set[str]]()
+    for word, op in OPS.items():
+        (module,) = {name.partition(":")[0] for name in op.implementations[-1].kernels.values()}
+        ran.setdefault(module.rpartition(".")[2], set()).add(word)
+    assert declared == ran
 
 
 def test_floors() -> None:

@@ -10,14 +10,13 @@ import torch
 
 from observe import Watched
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm
-from penteract.engine.comm.groups import Groups
+from penteract.engine.comm.distributed import Gloo
 from penteract.engine.feed import constants, micro_batch, target_counts
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
 from penteract.estimate.price import price
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import OPS
 from penteract.ops.do import Do
 from penteract.ops.lower import lower
 from penteract.ops.params import Param, Shard
@@ -49,7 +48,9 @@ def transient(layout: Layout, tokens: int) -> int:
     found = places(chunk, widths)
     calls = [i.call for some in chunk.actions.values() for i in some if i.call.phase not in ("start", "finish")]
     beside = [
-        BODIES[c.site.word].workspace(c.phase, [s.shape for s in c.site.ins], c.site.weights, c.site.attrs, widths)  # type: ignore[misc]
+        OPS[c.site.word].declaration.workspace(
+            c.phase, [s.shape for s in c.site.ins], c.site.weights, c.site.attrs, widths
+        )  # type: ignore[misc]
         for c in calls
     ]
     return sum(found.slots.values()) + max(s.size for s in found.scratch.values()) + max(beside)
@@ -88,7 +89,7 @@ def _run(p: Program) -> Run:
     cpu = torch.device("cpu")
     state = allocate(p, cpu)
     initialise(p, state, 0)
-    run = Run(p, state, Comm(Groups(), 0), dict(REFERENCE), Fresh("bf16", cpu))
+    run = Run(p, state, Gloo(0), dict(REFERENCE), Fresh("bf16", cpu))
     drawn = [sample(0, p.sequence_length, p.model.vocab_size)]
     run.batches = [constants(p, cpu) | micro_batch(p, drawn, cpu)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))

@@ -13,7 +13,7 @@ import torch
 from layouts import CPU, Case, _prepare
 from observe import Watched
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.distributed import Distributed
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.memory import Arena
 from penteract.estimate.price import price
@@ -66,7 +66,7 @@ def listening(watched: Watched, wrong: list[str]) -> Iterator[None]:
     """Writes down what any method of `Comm` allocates."""
 
     def patched(name: str, real: Any) -> Any:
-        def asked(self: Comm, *said: Any) -> Any:
+        def asked(self: Distributed, *said: Any) -> Any:
             before, watched.peak = watched.now, watched.now
             out = real(self, *said)
             if watched.peak > before:
@@ -77,7 +77,7 @@ def listening(watched: Watched, wrong: list[str]) -> Iterator[None]:
 
     with ExitStack() as stack:
         for name in ("start", "start_uneven", "send", "receive", "sum", "largest", "finish"):
-            stack.enter_context(patch.object(Comm, name, patched(name, getattr(Comm, name))))
+            stack.enter_context(patch.object(Distributed, name, patched(name, getattr(Distributed, name))))
         yield
 
 
@@ -109,10 +109,10 @@ def test_a_staged_piece_would_be_seen(pool: Pool) -> None:
 
 
 def clumsy(rank: int, groups: Groups, case: Case) -> list[str]:
-    start = Comm.start
+    start = Distributed.start
 
-    def copying(self: Comm, kind: str, ranks: Any, x: torch.Tensor, *said: Any) -> Any:
+    def copying(self: Distributed, kind: str, ranks: Any, x: torch.Tensor, *said: Any) -> Any:
         return start(self, kind, ranks, x.clone() if kind == "all_to_all" else x, *said)
 
-    with patch.object(Comm, "start", copying):
+    with patch.object(Distributed, "start", copying):
         return staged(rank, groups, case)

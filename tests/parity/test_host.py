@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from layouts import CPU, Case, _prepare
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.groups import Groups, needed
-from penteract.engine.copies import Copies
+from penteract.engine.device import Cpu
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
@@ -45,14 +45,14 @@ PLACES: list[tuple[ModelSpec, Layout, str | Policy]] = [
 SLICE = 512  # elements: shards have several
 
 
-class Counted(Copies):
-    """Copies that count what they copy."""
+class Counted(Cpu):
+    """A device that counts what it copies."""
 
     total = 0
 
-    def start(self, x: torch.Tensor, y: torch.Tensor):  # type: ignore[no-untyped-def]
+    def copy(self, x: torch.Tensor, y: torch.Tensor):  # type: ignore[no-untyped-def]
         Counted.total += y.nbytes
-        return Copies.start(self, x, y)
+        return Cpu.copy(self, x, y)
 
 
 def trained(p: Program, groups: Groups, steps: int) -> tuple[Run, list[torch.Tensor]]:
@@ -78,7 +78,7 @@ def optimizer_on_host(rank: int, groups: Groups, case: Case) -> list[str]:
     groups.make(needed(there))
     _, want = trained(here, groups, 3)
     wrong = list[str]()
-    with patch.object(update, "SLICE", SLICE), patch("penteract.engine.run.Copies", Counted):
+    with patch.object(update, "SLICE", SLICE), patch("penteract.engine.run.device_of", lambda at: Counted()):
         Counted.total = 0
         run, seen = trained(there, groups, 3)
         priced, without = price(there, Recorded(run.received)), price(here, Recorded(run.received))
@@ -114,7 +114,7 @@ def edited(rank: int, groups: Groups, case: Case, more: dict[str, object]) -> li
     p, q = (replace(case, layout=some).compile(rank) for some in (replace(plain, **more), plain))  # type: ignore[arg-type]
     groups.make(needed(p))
     _, want = trained(q, groups, 1)
-    with patch("penteract.engine.run.Copies", Counted):
+    with patch("penteract.engine.run.device_of", lambda at: Counted()):
         Counted.total = 0
         run, seen = trained(p, groups, 1)
     copied = sum(price(p, Recorded(run.received)).copied.values())

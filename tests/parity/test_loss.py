@@ -7,8 +7,7 @@ import torch
 
 from layouts import CPU, Case, run_case
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm
-from penteract.engine.comm.groups import Groups
+from penteract.engine.comm.distributed import Gloo
 from penteract.engine.feed import constants, micro_batch, target_counts
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
@@ -51,7 +50,7 @@ def _judged(layout: Layout) -> torch.Tensor:
     p = compile_step(PLAIN, layout, 16, precision="fp64", training=False)
     state = allocate(p, CPU)
     initialise(p, state, 0)
-    run = Run(p, state, Comm(Groups(), 0), dict(REFERENCE), Fresh("fp64", CPU))
+    run = Run(p, state, Gloo(0), dict(REFERENCE), Fresh("fp64", CPU))
     drawn = [sample(0, 16, PLAIN.vocab_size)]
     run.batches = [constants(p, CPU) | micro_batch(p, drawn, CPU)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))

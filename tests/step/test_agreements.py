@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from layouts import CPU, Case
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm
-from penteract.engine.comm.groups import Groups
+from penteract.engine.comm.distributed import Gloo
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import allocate
@@ -118,7 +117,7 @@ def test_they_are_of_the_size_of_the_tensors_that_are_summed(model: ModelSpec, p
     layout = Layout(dp=2, pp=2, zero=3, gradient_accumulation_steps=2)
     for rank in range(layout.world):
         p = compile_step(model, layout, 32, rank=rank, precision=precision)
-        run = Run(p, allocate(p, CPU), Comm(Groups(), rank), dict(REFERENCE), Fresh(p.precision, CPU))
+        run = Run(p, allocate(p, CPU), Gloo(rank), dict(REFERENCE), Fresh(p.precision, CPU))
         every = (*at_begin(p, counted=False), *after_backward(p), totals(p))
         assert {a.name for a in every} == {name for name, x in run.agreed.items() if x.numel()}
         for a in every:

@@ -15,6 +15,7 @@ import torch
 
 from penteract.engine.bodies.kernels import check_documents
 from penteract.engine.data import Sample, Samples
+from penteract.engine.device import device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import Batch, constants, micro_batch, samples_of, target_counts
 from penteract.step.program import Program
@@ -45,7 +46,7 @@ class Feeder:
         for batch, micro in zip(self.batches, now.micros, strict=True):
             for name, x in micro_batch(self.p, micro, torch.device("cpu")).items():
                 there = batch[name]
-                there.copy_(x.pin_memory() if there.is_cuda else x, non_blocking=True)
+                there.copy_(device_of(there.device).staged(x), non_blocking=True)
         return None if known else now.counts
 
     def ahead(self, samples: Samples, first: int) -> Callable[[], list[int]]:

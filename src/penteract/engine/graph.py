@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import torch
 
 from penteract.engine.run import Run
 from penteract.errors import Bug
@@ -20,7 +19,7 @@ class CapturedStep:
     """
 
     run: Run
-    graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
+    replay: Callable[[], None] = field(init=False)
 
     def capture(self) -> None:
         """Record the walk. Nothing runs."""
@@ -28,9 +27,8 @@ class CapturedStep:
         if looks:
             raise Bug("CAPTURE", "a step that looks at routed counts cannot be captured", where=str(looks[0]))
         self.run.settle_parameters()
-        with torch.cuda.graph(self.graph):
-            walk(self.run.p, self.run)
-            self.run.settle_parameters()  # a graph ends with nothing under way
+        self.replay = self.run.device.capture(self._walk)
 
-    def replay(self) -> None:
-        self.graph.replay()
+    def _walk(self) -> None:
+        walk(self.run.p, self.run)
+        self.run.settle_parameters()  # a graph ends with nothing under way

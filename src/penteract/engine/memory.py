@@ -1,4 +1,4 @@
-"""Where registers live."""
+"""Where registers live: an allocator gives each its storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penteract.spec.precision import Policy
 from penteract.step.arena import ArenaPlan
 
 
-class Memory(Protocol):
+class Allocator(Protocol):
     device: torch.device
 
     def begin(self) -> None:

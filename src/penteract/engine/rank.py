@@ -9,8 +9,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from penteract.engine.cores import threads_of
-from penteract.errors import BadInput, PeerLost
+from penteract.engine.device import device_of, pick_device
+from penteract.errors import PeerLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,16 @@ class Rank:
                 self.store.wait([key], timedelta(days=1))
                 task()
 
+    def largest(self, x: torch.Tensor) -> None:
+        """The largest of each number of x, on the host, over all ranks, in place."""
+        if self.world > 1:
+            dist.all_reduce(x, dist.ReduceOp.MAX)
+
+    def leave(self) -> None:
+        """Once no rank has anything left to say."""
+        if self.world > 1:
+            dist.destroy_process_group()
+
     def agree(self, text: str) -> str:
         """Rank 0's text, on every rank."""
         box = [text]
@@ -51,34 +61,15 @@ def join(environment: Mapping[str, str], device: str) -> Rank:
     world, number = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     local = int(environment.get("LOCAL_RANK", "0"))
     chosen = pick_device(device, local)
-    _threads(environment, int(environment.get("LOCAL_WORLD_SIZE", world)), chosen)
+    kind = device_of(chosen)
+    if "OMP_NUM_THREADS" not in environment:
+        kind.share(int(environment.get("LOCAL_WORLD_SIZE", world)))
     if world == 1:
         return Rank(0, 1, chosen, None)
-    backend = "gloo" if chosen.type == "cpu" else "cpu:gloo,cuda:nccl"
     try:
-        dist.init_process_group(backend, rank=number, world_size=world, timeout=timedelta(minutes=10))
+        dist.init_process_group(kind.backend, rank=number, world_size=world, timeout=timedelta(minutes=10))
     except (ValueError, RuntimeError) as e:
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
         raise PeerLost("JOIN", f"the ranks did not meet: {' '.join(str(e).split())[:160]}", where=where,
                        fix="the same MASTER_ADDR and MASTER_PORT on every rank, and a free port") from e  # fmt: skip
     return Rank(number, world, chosen, dist.distributed_c10d._get_default_store())
-
-
-def _threads(environment: Mapping[str, str], ranks: int, device: torch.device) -> None:
-    if device.type == "cpu" and "OMP_NUM_THREADS" not in environment:
-        torch.set_num_threads(threads_of(ranks))
-
-
-def pick_device(wanted: str, local: int) -> torch.device:
-    """What `precision.device` means for the rank of this number on its host; it becomes the current device."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise BadInput("DEVICE", "there is no GPU that torch sees", where="precision.device", found=wanted,
-                       allowed="cpu, auto", fix="--precision.device cpu")  # fmt: skip
-    if local >= torch.cuda.device_count():
-        raise BadInput("DEVICE", "more ranks than GPUs on this host", where="precision.device",
-                       found=f"local rank {local}", allowed=f"0 to {torch.cuda.device_count() - 1}",
-                       fix="fewer ranks on this host, or --precision.device cpu")  # fmt: skip
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 
 from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.comm.comm import Comm, Flight
-from penteract.engine.copies import Copies
+from penteract.engine.device import Device, device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import Batch
-from penteract.engine.memory import Arena, Memory
+from penteract.engine.memory import Allocator, Arena
 from penteract.engine.optimizer import AdamW, Factors
 from penteract.engine.state import State
 from penteract.engine.streamed import Streamed
@@ -41,9 +40,11 @@ class Run:
     state: State
     comm: Comm
     bodies: Mapping[str, TorchBody]
-    memory: Memory
+    memory: Allocator
     optimizer: AdamW | None = None
     on_action: Callable[[str], None] | None = None
+    fake: Device | None = None  # in place of the device that its memory is on
+    device: Device = field(init=False)
     env: Env = field(init=False)
     batches: Sequence[Batch] = field(default_factory=list[Batch])
     counts: torch.Tensor = field(init=False)  # targets of the step, for each term that is a mean over them
@@ -59,15 +60,13 @@ class Run:
     summed: Totals = field(init=False)  # these, and what is summed with them
     stop: torch.Tensor = field(init=False)
     agreed: dict[Name, torch.Tensor] = field(init=False)  # on what ranks agree, in place
-    waits: torch.cuda.Stream | None = field(init=False)
-    copies: Copies = field(init=False)
     host: Arena | None = None  # where what is offloaded lies
     common: Factors | None = None  # to the updates of all buckets, in this step
     streamed: Streamed | None = None  # through which the optimizer's buffers come, where they are on the host
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
-        self.waits = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.device = self.fake or device_of(device)
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies,
                        agree=partial(_largest, self.comm, self.p))  # fmt: skip
         if self.state.scaling is not None:
@@ -86,12 +85,11 @@ class Run:
             self.agreed["largest values"] = history.seen
         if self.state.codes is not None:
             self.agreed["scales of weights"] = self.state.codes.table
-        self.copies = Copies(device)
         if self.state.places:
-            self.streamed = Streamed(self.state.flats[::-1], self.state.places, self.copies, self.comm)
+            self.streamed = Streamed(self.state.flats[::-1], self.state.places, self.device, self.comm)
         if any(c.copies for c in self.p.chunks):
             plan = plan_arena(self.p, host=True)
-            self.host = Arena(plan, self.p.precision, torch.device("cpu"), pinned=device.type == "cuda")
+            self.host = Arena(plan, self.p.precision, torch.device("cpu"), pinned=self.device.pinned)
         for i, name in enumerate(self.p.losses):
             self.env.scale[name] = torch.ones((), dtype=stat, device=device)
             self.env.losses[name] = self.totals[1 + i]
@@ -211,18 +209,11 @@ class Run:
 
     def replicate(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
-        with self._beside():  # it waits for the sum over sharers, and no computation should wait with it
+        with self.device.aside():  # it waits for the sum over sharers, and no computation should wait with it
             self.comm.finish(self.reducing.pop(bucket, None))
             cut = flat.bucket.cut_gradients
             wire = narrowed(flat.own_gradient, self.wire) if cut else flat.landed(self.wire)
             self.reducing[bucket] = self.comm.sum(flat.bucket.replicas, wire)
-
-    def _beside(self) -> AbstractContextManager[None]:
-        """Waits for the wire that are put on the stream of waits, on a GPU, after all that has been computed."""
-        if self.waits is None:
-            return nullcontext()
-        self.waits.wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(self.waits)
 
     def after(self, action: Compute | Woven | Exchange) -> None:
         if self.on_action is not None:
@@ -317,7 +308,7 @@ class Run:
         x, *beside = self._read(slot, call.ins)
         if site.word in COPIES:
             (y,) = self._make(slot, call.outs)
-            self.registers[slot, call.outs[0]], self.flights[slot, call.outs[0]] = y, self.copies.start(x, y)
+            self.registers[slot, call.outs[0]], self.flights[slot, call.outs[0]] = y, self.device.copy(x, y)
             return
         ranks = self._ranks(str(site.attrs["axis"]))
         if site.word == "all_to_all_v":

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from penteract.engine.bodies.body import Env, TorchBody
-from penteract.engine.bodies.kernels import bodies
+from penteract.engine.bodies.registry import bodies
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import constants, micro_batch
 from penteract.engine.memory import Fresh

@@ -20,6 +20,7 @@ import torch
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice, manifest, rectangles
 from penteract.engine.checkpoint.manifest import Entry
+from penteract.engine.device import device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.run import Run
 from penteract.engine.state import Flat, Kept, Piece, State
@@ -67,8 +68,8 @@ def _fits(part: Slice, there: Mapping[str, Entry]) -> bool:
 def _logical(p: Program, state: State) -> Logical:
     dtype = dtype_of("stat", p.precision)
 
-    if state.places and torch.cuda.is_available():
-        torch.cuda.current_stream().synchronize()  # what was moved last is on its way to the host
+    if state.places:
+        device_of(state.routed.device).settle()  # what was moved last is on its way to the host
 
     def numbers(flat: Flat, kind: Kept) -> torch.Tensor | None:
         kept = flat.kept(kind)

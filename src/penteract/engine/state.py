@@ -13,6 +13,7 @@ from penteract.engine import moments
 from penteract.engine.bodies.quantise import quantiser
 from penteract.engine.chance import Place
 from penteract.engine.codes import Codes, Part
+from penteract.engine.device import device_of
 from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.history import History
 from penteract.engine.scaling import LossScale
@@ -224,7 +225,7 @@ def _optimizer(
 ) -> Buffers:
     """What the optimizer keeps of n elements: on the device, or on the host, page-locked for copies beside compute.
     `scaled`: with scales, though averages of this dtype have none."""
-    where, pinned = (torch.device("cpu"), device.type == "cuda") if host else (device, False)
+    where, pinned = (torch.device("cpu"), device_of(device).pinned) if host else (device, False)
 
     def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(count, dtype=dtype, device=where, pin_memory=pinned)

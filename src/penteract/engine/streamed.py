@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from penteract.engine.comm.comm import Comm, Flight
-from penteract.engine.copies import Copies
+from penteract.engine.device import Device
 from penteract.engine.state import Buffers, Flat
 from penteract.spec.precision import BLOCK
 
@@ -38,7 +38,7 @@ class Streamed:
 
     flats: Sequence[Flat]
     places: Sequence[Buffers]
-    copies: Copies
+    device: Device
     comm: Comm
     ahead: Iterator[tuple[int, Flat, slice]] | None = None
     coming: deque[tuple[Guest, list[Flight]]] = field(default_factory=deque[tuple[Guest, list[Flight]]])
@@ -56,7 +56,7 @@ class Streamed:
             self._fetch()
             self._finish(flights)
             yield guest.flat
-            self.leaving.append([self.copies.start(x, guest.there[name]) for name, x in guest.here.items()])
+            self.leaving.append([self.device.copy(x, guest.there[name]) for name, x in guest.here.items()])
 
     def settle(self) -> None:
         """The stream that computes waits until all is back."""
@@ -83,7 +83,7 @@ class Streamed:
             self._finish(self.leaving.popleft())
         there = {name: _part(name, x, part) for name, x in owner.apart.items()}
         here = {name: self.places[place][name].view(x.dtype)[: len(x)] for name, x in there.items()}
-        flights = [self.copies.start(x, here[name]) for name, x in there.items()]
+        flights = [self.device.copy(x, here[name]) for name, x in there.items()]
         self.coming.append((Guest(owner, owner.part(part, here), here, there), flights))
 
     def _finish(self, flights: list[Flight]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from penteract.engine.device import device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.step.agreements import BITS, DIGITS, digits, tells_targets, totals
 from penteract.step.program import Program
@@ -45,9 +46,8 @@ class Totals:
             return
         counts = self.ahead()
         if tells_targets(self.p.mesh, self.p.rank):
-            pinned = self.device.type == "cuda"
-            told = torch.tensor([digits(n) for n in counts], dtype=self.digits.dtype, pin_memory=pinned)
-            self.digits.copy_(told, non_blocking=True)
+            told = torch.tensor([digits(n) for n in counts], dtype=self.digits.dtype)
+            self.digits.copy_(device_of(self.device).staged(told), non_blocking=True)
 
     def told(self, counts: torch.Tensor) -> None:
         """Once all ranks have summed: the next step's targets."""

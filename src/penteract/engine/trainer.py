@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from penteract.engine.bodies.kernels import bodies, check_kernels
+from penteract.engine.bodies.kernels import check_kernels
+from penteract.engine.bodies.registry import bodies
 from penteract.engine.comm.comm import Comm
-from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.data import Samples
-from penteract.engine.dtypes import dtype_of
+from penteract.engine.device import device_of
 from penteract.engine.feeder import Feeder, places
 from penteract.engine.memory import Arena
 from penteract.engine.muon import Muon
@@ -21,7 +21,6 @@ from penteract.engine.optimizer import AdamW, Move
 from penteract.engine.rank import Rank
 from penteract.engine.run import Run
 from penteract.engine.state import State, allocate, initialise
-from penteract.engine.storages import Storages, bytes_of
 from penteract.engine.weights import open_weights, start_from
 from penteract.spec.run import RunSpec
 from penteract.step.arena import plan_arena
@@ -69,20 +68,14 @@ class Trainer:
             movers=spec.optimizer.movers,
         )  # fmt: skip
         check_kernels(program, rank.device, packed=spec.data.pack_documents)
-        groups = Groups("nccl" if rank.device.type == "cuda" else None)
-        if rank.world > 1:
-            groups.make(needed(program))
-            groups.connect(rank.device)
+        comm = device_of(rank.device).comm(rank.number)
+        comm.open(program)
         state = allocate(program, rank.device)
         if init is not None:
             start_from(open_weights(init, program), program, state)
         else:
             initialise(program, state, spec.train.seed)
-        comm, memory = Comm(groups, rank.number), Arena(plan_arena(program), precision, rank.device)
-        lay = spec.layout
-        border = (spec.sequence_length // lay.cp // lay.tp, lay.micro_batch_size, spec.model.hidden_size)
-        like = torch.zeros(border, dtype=dtype_of("compute", precision), device=rank.device)
-        comm.connect(program, like)
+        memory = Arena(plan_arena(program), precision, rank.device)
         optimizer = _optimizer(spec, rank, state, comm)
         run = Run(program, state, comm, bodies(spec.layout, rank.device), memory, optimizer)
         forward = compile_step(
@@ -127,15 +120,12 @@ class Trainer:
 
     def observed(self, number: int, samples: Samples, first: int) -> tuple[Outcome, int]:
         """A step like any other, and the most bytes of tensors that lived at once on this rank."""
-        if self.rank.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            outcome = self.step(number, samples, first)
-            return outcome, torch.cuda.max_memory_allocated()
-        with Storages() as storages:
-            outcome = self.step(number, samples, first)
-        data = [t for batch in self.run.batches for t in batch.values()]
-        kept = [*self.state.resident(), *data, *self.run.memory.resident()]
-        return outcome, bytes_of(kept) + storages.peak
+
+        def resident() -> Iterator[torch.Tensor]:
+            yield from (*self.state.resident(), *self.run.memory.resident())
+            yield from (t for batch in self.run.batches for t in batch.values())
+
+        return self.run.device.peak(lambda: self.step(number, samples, first), resident)
 
     def _outcome(self, run: Run) -> Outcome:
         scaling = run.state.scaling

@@ -9,8 +9,6 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import torch.distributed as dist
-
 from penteract.engine import rundir
 from penteract.engine.rank import Rank, join
 from penteract.engine.session import Orders, Session, closing_line, set_up
@@ -29,8 +27,7 @@ def work(spec: RunSpec, rank: Rank, orders: Orders) -> int:
         result = session.go()
         if orders.as_json and rank.number == 0:
             print(closing_line(result), flush=True)
-    if rank.world > 1:
-        dist.destroy_process_group()
+    rank.leave()
     return 0
 
 

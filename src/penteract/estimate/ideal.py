@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penteract.estimate.composed import Composer
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import shapes
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import OPS
 from penteract.spec.layout import Layout
 from penteract.units import Flops, Seconds
 
@@ -44,10 +44,11 @@ class Forward:
         load = Balanced.of(composer.model, lone, composer.sequence_length)
         for kind, n in composer.stage_chains(lone)[0]:
             for op in composer.recorder.tape(lone, kind).ops:
-                body = BODIES.get(op.site.word)
-                if op.program is None and body is not None:
+                known = OPS.get(op.site.word)
+                if op.program is None and known is not None:
+                    body = known.declaration
                     flops = n * body.flops("forward", shapes(op.site, load), op.site.weights, op.site.attrs)
-                    forward, scores = forward + flops, scores + flops * (op.site.word == "attention")
+                    forward, scores = forward + flops, scores + flops * (body.part == "attention")
         return Forward(forward, scores)
 
     def step(self, tokens: int, sequence_length: int) -> StepFlops:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penteract.estimate.sized import Sized
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import OPS
 from penteract.ops.lower import Chunk, lower, sum_of
 from penteract.ops.offload import Copy, as_copy, copy_of
 from penteract.ops.spec import Spec
@@ -28,10 +28,10 @@ def saying(tape: Tape) -> Saying:
 
 
 def _said(op: Op) -> Saying:
-    site, body, program = op.site, BODIES.get(op.site.word), op.program
+    site, known, program = op.site, OPS.get(op.site.word), op.program
     own = (site.word, site.layer, bool(site.params), op.ins, op.outs, op.extras)
     if program is None:
-        return (*own, body.gradients(site.attrs) if body else ())
+        return (*own, known.declaration.gradients(site.attrs) if known else ())
     calls = [(c.site.layer, c.phase, c.ins, c.outs) for c in (*program.forward, *program.backward)]
     return (*own, len(program.forward), program.kept, program.gradients_in, program.gradients_out, *calls)
 
@@ -57,7 +57,7 @@ def results(site: Site, phase: Phase) -> Sequence[Spec]:
         return site.outs
     if phase != "input_gradient":
         return ()
-    body = BODIES[site.word]
+    body = OPS[site.word].declaration
     return [*(site.ins[i] for i in body.differentiable), *body.carry(site.ins, site.attrs)]
 
 

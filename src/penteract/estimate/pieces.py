@@ -21,7 +21,7 @@ from penteract.estimate.reads import Memos, changed, tracked
 from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
 from penteract.model.modules import first_like
-from penteract.ops.bodies import BODIES, body_of
+from penteract.ops.bodies import OPS, body_of
 from penteract.ops.bodies.body import FLOAT
 from penteract.ops.bodies.fp8 import is_coded
 from penteract.ops.collectives import counted
@@ -282,7 +282,9 @@ def _recording(do: Do) -> _Recorded:
     words = {op.site.word for op in do.tape.ops}
     if any(op.site.layer >= 0 for op in do.tape.ops):  # where there is no layer, none is remade as a whole
         words.add("*")
-    waiting = frozenset(n for site in sites if site.params and BODIES[site.word].deferrable for n in site.params)
+    waiting = frozenset(
+        n for site in sites if site.params and OPS[site.word].declaration.deferrable for n in site.params
+    )
     coded = frozenset(site.params[0] for site in sites if is_coded(site))
     return _Recorded(do.tape, Uses(tuple(do.params.values()), waiting, coded), saying(do.tape), words, sites)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from penteract.model.decoder import part
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import OPS
 from penteract.ops.do import Do
 from penteract.ops.spec import size
 from penteract.ops.tape import Site
@@ -71,4 +71,4 @@ def _multiply_adds(site: Site, m: ModelSpec) -> int:
     """Of one token in a word's forward; among the experts it is as many copies as it visits experts."""
     copies = m.moe.top_k if m.moe else 1
     ins = [tuple(size(dim, lambda _: copies) for dim in spec.shape) for spec in site.ins]
-    return BODIES[site.word].flops("forward", ins, site.weights, site.attrs) // 2
+    return OPS[site.word].declaration.flops("forward", ins, site.weights, site.attrs) // 2

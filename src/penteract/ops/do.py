@@ -18,7 +18,7 @@ from typing import Any
 
 from penteract.errors import Bug
 from penteract.ops import collectives
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import OPS
 from penteract.ops.params import Param
 from penteract.ops.spec import Dim, Role, Spec
 from penteract.ops.tape import Call, Op, SeamProgram, Site, Tape
@@ -135,7 +135,7 @@ class Steps:
 
     def forward(self, word: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
         """A word's forward: its results, then its extras. What it overwrites was made in these very steps."""
-        for x in (ins[i] for i in BODIES[word].overwrites):
+        for x in (ins[i] for i in OPS[word].declaration.overwrites):
             if not any(x.id in call.outs for call in reversed(self.calls)):
                 raise Bug("OVERWRITE", f"{word} writes over what is not its seam's own ({_line()})")
         site = self._site(word, ins, params, attrs)
@@ -147,7 +147,7 @@ class Steps:
         self, word: str, ins: Values, kept: Values, gradients: Values, params: tuple[Param, ...] = (), **attrs: Any
     ) -> Values:
         """A word's input gradient, given what it keeps; `ins` only say the shapes it is about."""
-        made = tuple(self.value(ins[i].spec) for i in BODIES[word].differentiable)
+        made = tuple(self.value(ins[i].spec) for i in OPS[word].declaration.differentiable)
         site = self._site(word, ins, params, attrs)
         self.calls.append(Call(site, "input_gradient", _ids((*kept, *gradients)), _ids(made)))
         return made
@@ -161,7 +161,7 @@ class Steps:
 
     def _site(self, word: str, ins: Values, params: tuple[Param, ...], attrs: dict[str, Any]) -> Site:
         specs, weights = tuple(v.spec for v in ins), tuple(p.local_shape(self.mesh) for p in params)
-        outs, extras = BODIES[word].results(specs, weights, attrs)
+        outs, extras = OPS[word].declaration.results(specs, weights, attrs)
         names = tuple(p.name for p in params)
         return Site(word, specs, (*outs, *extras), names, weights, attrs, self.layer, _line())
 
@@ -271,7 +271,7 @@ class Do:
     def say(self, word: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
         """Record a word of `ops/bodies`."""
         weights = [p.local_shape(self.mesh) for p in params]
-        outs, extras = BODIES[word].results([v.spec for v in ins], weights, attrs)
+        outs, extras = OPS[word].declaration.results([v.spec for v in ins], weights, attrs)
         return self._record(word, ins, outs, extras, params, attrs)
 
     # ---- words -----------------------------------------------------------------------------------------------

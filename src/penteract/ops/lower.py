@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penteract.errors import Bug
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import OPS
 from penteract.ops.frees import Instruction, place_frees
 from penteract.ops.offload import Offload
 from penteract.ops.spec import Spec
@@ -197,7 +197,7 @@ class _Lowering:
             self.gradient[i] = names.get(g, g)
 
     def _word(self, op: Op) -> None:
-        body, attrs = BODIES[op.site.word], op.site.attrs
+        body, attrs = OPS[op.site.word].declaration, op.site.attrs
         gradients = [self.gradient.pop(op.outs[i], None) for i in body.gradients(attrs)]
         for o in op.outs:
             self.gradient.pop(o, None)
@@ -222,12 +222,12 @@ class _Lowering:
             self._place(_WeightGradient(op, sources))
 
     def _prefetch_weights(self, op: Op) -> None:
-        for k in BODIES[op.site.word].weight_keeps:
+        for k in OPS[op.site.word].declaration.weight_keeps:
             self.prefetch(_named(op, k))
 
     def _place(self, job: _WeightGradient) -> None:
         """Now, beside the collective of the seam that the input came through, or when the schedule says."""
-        if not BODIES[job.op.site.word].deferrable:
+        if not OPS[job.op.site.word].declaration.deferrable:
             self._weight_gradient(job)
         elif self.split:
             self.deferred.append(job)
@@ -239,7 +239,7 @@ class _Lowering:
                 self._weight_gradient(job)
 
     def _weight_gradient(self, job: _WeightGradient) -> None:
-        body = BODIES[job.op.site.word]
+        body = OPS[job.op.site.word].declaration
         kept = tuple(self.require(_named(job.op, k)) for k in body.weight_keeps)
         self.emit(job.op.site, "weight_gradient", (*kept, *job.sources), ())
 

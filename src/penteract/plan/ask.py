@@ -10,7 +10,7 @@ from typing import Any
 from penteract.errors import BadInput
 from penteract.schedule.registry import SCHEDULES
 from penteract.spec.hardware import Cluster
-from penteract.spec.kernels import KERNEL_DTYPES, fastest_attention, fastest_elementwise
+from penteract.spec.kernels import fastest_attention, fastest_elementwise
 from penteract.spec.layout import (
     ATTENTION_BODIES,
     CONTEXT_METHODS,
@@ -98,10 +98,8 @@ class Ask:
         return tuple(replace(self, precision=p, also=()) for p in (self.precision, *self.also))
 
     def attention(self, cp: int, method: ContextMethod) -> AttentionBody:
-        """The fastest kernel that such layouts may have, on GPUs in bf16."""
-        if self.cluster.gpu is None or self.precision.compute not in KERNEL_DTYPES:
-            return "reference"
-        return fastest_attention(self.model, cp, method)
+        """The fastest kernel that such layouts may have, on GPUs."""
+        return "reference" if self.cluster.gpu is None else fastest_attention(self.model, cp, method, self.precision)
 
     @property
     def elementwise(self) -> Elementwise:

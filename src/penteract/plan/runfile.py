@@ -8,6 +8,7 @@ from typing import Any
 
 from penteract.errors import BadInput
 from penteract.plan.ask import Ask
+from penteract.spec.kernels import takes_documents
 from penteract.spec.keys import keys
 from penteract.spec.layout import Layout
 from penteract.spec.presets import preset
@@ -38,14 +39,14 @@ def as_run(ask: Ask, layout: Layout) -> Resolved:
         layout=layout,
         sequence_length=ask.sequence_length,
         precision=Precision.of(ask.precision),
-        data=Data(pack_documents=layout.attention != "cudnn"),  # which takes whole sequences
+        data=Data(pack_documents=takes_documents(layout.attention)),
         optimizer=replace(Optimizer(kind=ask.optimizer), **_of(suits, "optimizer")),
         schedule=replace(LearningRate(), **_of(suits, "learning_rate")),
     )
     plan = f"plan for {ask.cluster.name}"
     decided = [key for key in keys() if key.startswith(("parallel.", "batch.", "memory.", "kernels.", "precision."))]
     model = {key: ask.model.name for key in keys() if key.startswith("model.")}
-    decided += ["data.pack_documents"] * (layout.attention == "cudnn") + ["optimizer.kind"]
+    decided += ["data.pack_documents"] * (not takes_documents(layout.attention)) + ["optimizer.kind"]
     return Resolved(run=run, origins={**model, **dict.fromkeys(decided, plan), **dict.fromkeys(suits, ask.model.name)})
 
 

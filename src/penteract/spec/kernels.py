@@ -2,35 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from penteract.errors import BadInput
 from penteract.spec.layout import AttentionBody, ContextMethod, Elementwise, Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
 
-KERNEL_DTYPES = ("bf16", "fp16")  # that fused attention computes in
-# Fastest first. cuDNN's takes whole sequences; the flash kernel takes documents that share them, and windows.
-_ABLE: Mapping[AttentionBody, tuple[ContextMethod, ...]] = {"cudnn": ("exchange",), "flash": ("gather", "exchange")}
-_WIDEST: Mapping[AttentionBody, int] = {"cudnn": 128, "flash": 256}
+
+def most_documents(tokens: int) -> int:
+    """Documents that may meet in so many query tokens: the flash kernel is started, and keeps sums, for that many."""
+    return min(tokens, max(16, tokens // 64))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What a fused attention kernel can do. Heads are in multiples of 8.
+
+    context    by which keys and values may be shared over cp
+    widest     head
+    window     whether it has sliding windows
+    documents  how many may meet in so many query tokens; None: it takes whole sequences alone
+    """
+
+    context: tuple[ContextMethod, ...]
+    widest: int
+    window: bool
+    documents: Callable[[int], int] | None = None
+    device: str = "cuda"
+    computes: tuple[str, ...] = ("bf16", "fp16")
+
+
+# Fastest first.
+ATTENTION: Mapping[AttentionBody, Limits] = {
+    "cudnn": Limits(context=("exchange",), widest=128, window=False),
+    "flash": Limits(context=("gather", "exchange"), widest=256, window=True, documents=most_documents),
+}
 
 
 def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str]]:
     """(axis, what is wrong), as in `spec.rules`."""
     kernel, size = layout.attention, model.head_size
-    if kernel not in _ABLE:
+    if (can := ATTENTION.get(kernel)) is None:
         return
-    if layout.cp > 1 and layout.context_method not in _ABLE[kernel]:
+    if layout.cp > 1 and layout.context_method not in can.context:
         yield "context_method", f"the attention kernel '{kernel}' needs keys in the order of the sequence"
-    if size % 8 or size > _WIDEST[kernel]:
-        yield "attention", f"the kernel '{kernel}' takes heads in multiples of 8 to {_WIDEST[kernel]}, not {size}"
+    if size % 8 or size > can.widest:
+        yield "attention", f"the kernel '{kernel}' takes heads in multiples of 8 to {can.widest}, not {size}"
     if model.latent and model.latent.value_size != size:
         yield (
             "attention",
             f"the kernel '{kernel}' takes values as wide as keys, not {model.latent.value_size} for {size}",
         )
-    if kernel == "cudnn" and model.sliding_window:
-        yield "attention", f"the kernel 'cudnn' has no window, and this model's is {model.sliding_window}"
+    if model.sliding_window and not can.window:
+        yield "attention", f"the kernel '{kernel}' has no window, and this model's is {model.sliding_window}"
+
+
+def takes_documents(kernel: AttentionBody) -> bool:
+    """Whether documents may share a sequence."""
+    return kernel not in ATTENTION or ATTENTION[kernel].documents is not None
 
 
 def check_elementwise(elementwise: Elementwise, p: Policy, *, where: str, fix: str) -> None:
@@ -45,9 +76,11 @@ def fastest_elementwise(p: Policy) -> Elementwise:
     return "triton" if p.stat == "fp32" else "reference"
 
 
-def fastest_attention(model: ModelSpec, cp: int, method: ContextMethod) -> AttentionBody:
-    """The fastest body that these may have on a GPU in 16 bits."""
-    for kernel in _ABLE:
-        if not any(kernel_breaches(model, Layout(cp=cp, context_method=method, attention=kernel))):
+def fastest_attention(model: ModelSpec, cp: int, method: ContextMethod, p: Policy) -> AttentionBody:
+    """The fastest that these may have on a GPU."""
+    for kernel, can in ATTENTION.items():
+        if p.compute in can.computes and not any(
+            kernel_breaches(model, Layout(cp=cp, context_method=method, attention=kernel))
+        ):
             return kernel
     return "reference"

@@ -10,7 +10,7 @@ from itertools import groupby
 from penteract.errors import BadInput
 from penteract.model.decoder import homes, record, shared
 from penteract.model.modules import check_modules
-from penteract.ops.bodies import BODIES
+from penteract.ops.bodies import OPS
 from penteract.ops.bodies.fp8 import check_sizes, is_coded, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
@@ -177,7 +177,7 @@ def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
 
 def check_words(layout: Layout) -> None:
     """Words to remake and to offload exist."""
-    words = {*BODIES, "*", *SEAMS}
+    words = {*OPS, "*", *SEAMS}
     for key, known, named in (
         ("memory.recompute", words, layout.remake),
         ("memory.recompute_else", words, layout.remake_else),
@@ -196,8 +196,8 @@ def units_of(said: Sequence[Do], m: ModelSpec) -> tuple[Unit, ...]:
     both, seen, out = shared(m), set[str](), list[Unit]()
     for do in said:
         for ops in _runs(do.tape.ops, m.layers):
-            late = {n for op in ops if op.program is None and op.site.params and BODIES[op.site.word].deferrable
-                    for n in op.site.params}  # fmt: skip
+            plain = (op.site for op in ops if op.program is None and op.site.params)
+            late = {n for site in plain if OPS[site.word].declaration.deferrable for n in site.params}
             names = [n for n in dict.fromkeys(n for op in ops for n in op.site.params) if n not in seen]
             seen.update(names)
             coded = frozenset(op.site.params[0] for op in ops if is_coded(op.site))

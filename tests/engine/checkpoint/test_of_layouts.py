@@ -14,7 +14,7 @@ from engine.checkpoint.shards import load_whole, noise
 from penteract.engine import checkpoint
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.checkpoint.manifest import read
-from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups, Round, needed
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
@@ -85,7 +85,7 @@ def visit(rank: int, groups: Groups, layout: Layout, folder: Path, action: Actio
         checkpoint.save(folder, 1, state_slices(p, state), {}, rank=rank, world=layout.world, barrier=barrier, keep=1)
         return []
     checkpoint.load(checkpoint.latest(folder), state_slices(p, state))
-    after_load(Run(p, state, Comm(groups, rank), REFERENCE, Fresh("bf16", CPU)))
+    after_load(Run(p, state, Gloo(rank, groups), REFERENCE, Fresh("bf16", CPU)))
     wrong = [
         f"{rank}: {kind} of {piece.param.name} from {piece.begin}"
         for suffix, kind in KINDS.items()

@@ -10,7 +10,7 @@ import torch
 
 from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.comm.comm import Comm
+from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.feed import constants, micro_batch
 from penteract.engine.memory import Fresh
@@ -44,7 +44,7 @@ def logits(
         REFERENCE["row_max"].forward(env, site, ins, weights, outs)
 
     bodies = REFERENCE | {"row_max": TorchBody(row_max)}
-    run = Run(p, state, Comm(groups, rank), bodies, Fresh(precision, CPU))
+    run = Run(p, state, Gloo(rank, groups), bodies, Fresh(precision, CPU))
     nothing = torch.zeros(len(tokens), dtype=torch.int64)
     sample = SimpleNamespace(
         tokens=torch.tensor(tokens), targets=nothing - 1, start=nothing, positions=torch.arange(len(tokens))

@@ -14,8 +14,8 @@ import torch
 
 from penteract.engine.bodies.body import Env, Tensors, TorchBody
 from penteract.engine.bodies.order import Piece, Places
-from penteract.ops.bodies.flash import most_documents
 from penteract.ops.tape import Site
+from penteract.spec.kernels import most_documents
 
 
 def ends(start: torch.Tensor, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:

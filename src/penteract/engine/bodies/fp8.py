@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -148,13 +147,5 @@ def scaled(product: Product, quantiser: Quantiser = TORCH) -> TorchBody:
     return TorchBody(how.forward, how.input_gradient, how.weight_gradient)
 
 
-def by_recipe(plain: TorchBody, fp8: TorchBody) -> TorchBody:
-    """The body of `linear`: in FP8 where the site has a recipe."""
-
-    def choose(phase: str) -> Callable[..., None]:
-        def run(env: Env, site: Site, *about: Any) -> None:
-            getattr(fp8 if "fp8" in site.attrs else plain, phase)(env, site, *about)
-
-        return run
-
-    return TorchBody(choose("forward"), choose("input_gradient"), choose("weight_gradient"))
+EMULATED = {"linear": scaled(emulated)}
+FP8 = {"linear": scaled(real)}

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from penteract.engine.bodies.body import Env, Tensors, TorchBody
 from penteract.engine.bodies.experts import Splits, each_expert, expert_linear_weight
-from penteract.engine.bodies.fp8 import Product
+from penteract.engine.bodies.fp8 import Product, emulated, real
 from penteract.engine.bodies.quantise import TORCH, Look, Operand, Quantiser, scale_count
 from penteract.ops.bodies.fp8 import aligned, sum_is_cut
 from penteract.ops.tape import Site
@@ -125,3 +125,7 @@ def scaled_experts(product: Product, quantiser: Quantiser = TORCH, *, multiple: 
     """The body, over what multiplies and what makes codes."""
     how = ScaledExperts(product, quantiser, multiple)
     return TorchBody(how.forward, how.input_gradient, expert_linear_weight)
+
+
+EMULATED = {"expert_linear": scaled_experts(emulated)}
+FP8 = {"expert_linear": scaled_experts(in_fours(real), multiple=FOUR)}

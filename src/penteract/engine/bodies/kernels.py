@@ -1,24 +1,19 @@
-"""Which bodies a layout runs, and what their kernels cannot do: refused, never replaced."""
+"""What the kernels of a layout cannot do on a device: refused, never replaced."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib.util import find_spec
 
 import torch
 
-from penteract.engine.bodies import cudnn, flash, reference
-from penteract.engine.bodies.body import TorchBody
-from penteract.engine.bodies.fp8 import by_recipe, real, scaled
-from penteract.engine.bodies.fp8_experts import FOUR, in_fours, scaled_experts
-from penteract.engine.bodies.quantise import quantiser
+from penteract.engine.bodies.registry import check_devices
 from penteract.engine.feed import Sample
 from penteract.errors import BadInput
-from penteract.ops.bodies.flash import most_documents, piece
+from penteract.ops.bodies.flash import piece
 from penteract.spec import case as spec_case
-from penteract.spec.kernels import KERNEL_DTYPES, check_elementwise, kernel_breaches
-from penteract.spec.layout import Layout
+from penteract.spec.kernels import ATTENTION, check_elementwise, kernel_breaches, takes_documents
 from penteract.spec.nearest import allowed_values
 from penteract.spec.precision import Policy
 from penteract.spec.settle import Settle
@@ -29,30 +24,22 @@ KEY = spec_case.AXES["attention"]
 PLAIN = f"--{KEY} reference"
 
 
-def bodies(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
-    """The body of every word under a layout."""
-    kernels: Mapping[str, dict[str, TorchBody]] = {"reference": {}, "flash": flash.FLASH, "cudnn": cudnn.CUDNN}
-    return reference.REFERENCE | (_of_codes(layout) if device.type == "cuda" else {}) | kernels[layout.attention]
-
-
-def _of_codes(layout: Layout) -> dict[str, TorchBody]:
-    """Whose products a GPU has units for."""
-    how, plain = quantiser(layout.elementwise), reference.PLAIN
-    made = {"linear": scaled(real, how), "expert_linear": scaled_experts(in_fours(real), how, multiple=FOUR)}
-    return {word: by_recipe(plain[word], body) for word, body in made.items()}
-
-
 def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
     """Refuse a program that its kernels cannot run. `packed`: documents share sequences."""
     _check_fp8(p.precision, device, first=p.rank == 0)
     _check_elementwise(p, device)
+    _check_attention(p, device, packed=packed)
+    check_devices(p, device)
+
+
+def _check_attention(p: Program, device: torch.device, *, packed: bool) -> None:
     kernel = p.layout.attention
-    if kernel == "reference":
+    if (can := ATTENTION.get(kernel)) is None:
         return
-    if device.type != "cuda":
-        raise _refusal(kernel, "is a GPU's", device.type, "cuda")
-    if p.precision.compute not in KERNEL_DTYPES:
-        able = ", ".join(KERNEL_DTYPES)
+    if device.type != can.device:
+        raise _refusal(kernel, "is a GPU's", device.type, can.device)
+    if p.precision.compute not in can.computes:
+        able = ", ".join(can.computes)
         raise _refusal(kernel, "computes in 16 bits", p.precision.compute, able, f"--precision.dtype bf16, or {PLAIN}")
     case = spec_case.Case(model=p.model, layout=p.layout, sequence_length=p.sequence_length)
     for axis, what in kernel_breaches(p.model, p.layout):
@@ -60,9 +47,10 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
         fix = dict.fromkeys([*(f"--{spec_case.AXES[axis]} {value}" for value in able[:1]), PLAIN])
         raise BadInput("KERNEL", what, where=spec_case.AXES[axis], found=case.get(axis), allowed=", ".join(able),
                        fix=", or ".join(fix))  # fmt: skip
-    if kernel == "cudnn" and packed:
+    if packed and not takes_documents(kernel):
+        other = next(iter([f", or --{KEY} {name}" for name in ATTENTION if takes_documents(name)]), "")
         raise _refusal(kernel, "takes whole sequences", "documents that share them", "data.pack_documents false",
-                       f"--data.pack_documents false, or --{KEY} flash")  # fmt: skip
+                       f"--data.pack_documents false{other}")  # fmt: skip
 
 
 def _check_elementwise(p: Program, device: torch.device) -> None:
@@ -112,16 +100,17 @@ def _check_fp8(policy: Policy, device: torch.device, *, first: bool) -> None:
 def check_documents(p: Program, samples: Iterable[Sample]) -> None:
     """Refuse a sequence with more documents than the kernel is started for: seen on the host, before it is sent."""
     lay, s = p.layout, p.sequence_length
-    if lay.attention != "flash":
+    can = ATTENTION.get(lay.attention)
+    if can is None or can.documents is None:
         return
     own = s if lay.context_method == "exchange" else s // lay.cp
     n = piece(own, s)
-    most = most_documents(n)
+    most = can.documents(n)
     for sample in samples:
         start = torch.as_tensor(sample.start)
         found = _most(start.unflatten(0, (-1, n)))
         if found > most:
-            raise _refusal("flash", f"takes few documents in {n} tokens of a sequence", str(found), f"<= {most}",
+            raise _refusal(lay.attention, f"takes few documents in {n} tokens of a sequence", str(found), f"<= {most}",
                            f"--data.pack_documents false, or {PLAIN}")  # fmt: skip
 
 

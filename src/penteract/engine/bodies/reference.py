@@ -1,17 +1,11 @@
-"""All reference bodies by word. FP8 is emulated."""
+"""What plain torch computes, on any device: each op by its reference implementation. FP8 is emulated."""
 
 from __future__ import annotations
 
-from penteract.engine.bodies.attention import ATTENTION
-from penteract.engine.bodies.body import TorchBody
-from penteract.engine.bodies.dense import DENSE
-from penteract.engine.bodies.experts import EXPERTS
-from penteract.engine.bodies.fp8 import by_recipe, emulated, scaled
-from penteract.engine.bodies.fp8_experts import scaled_experts
-from penteract.engine.bodies.loss import LOSS
+import torch
 
-PLAIN: dict[str, TorchBody] = DENSE | ATTENTION | LOSS | EXPERTS
-REFERENCE: dict[str, TorchBody] = PLAIN | {
-    "linear": by_recipe(PLAIN["linear"], scaled(emulated)),
-    "expert_linear": by_recipe(PLAIN["expert_linear"], scaled_experts(emulated)),
-}
+from penteract.engine.bodies.body import TorchBody
+from penteract.engine.bodies.registry import bodies
+from penteract.spec.layout import Layout
+
+REFERENCE: dict[str, TorchBody] = bodies(Layout(), torch.device("cpu"))

@@ -118,7 +118,7 @@ def _stream(slices: list[Slice], digests: dict[str, str]) -> Iterator[bytes | me
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for s in slices:
-        data = raw(s.tensor.to("cpu") if s.tensor.device.type != "cpu" else s.tensor)
+        data = raw(s.tensor.cpu())
         digests[_key(s)] = digest(data)
         yield data
 

@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-import torch
 import torch.distributed as dist
 
+from penteract.engine.comm.comm import Ranks
 from penteract.ops.params import Param, holders
 from penteract.parallel.data import shard_groups
 from penteract.parallel.matrix import peers
 from penteract.schedule.actions import Payload
 from penteract.step.program import Program
 
-Ranks = tuple[int, ...]
 # The pipeline's messages have lines of their own, one for each of what they carry: values go on, gradients back, so one
 # way waits for no message of the other.
 Channel = Payload | Literal[""]
@@ -59,18 +58,6 @@ class Groups:
             group = dist.new_group(list(own), backend=self.backend, use_local_synchronization=True)
             if len(own) > 1:
                 self.made[own, channel] = group
-
-    def connect(self, device: torch.device) -> None:
-        """On GPUs: set up every line of this rank now, all ranks in one order: that in which they were made.
-
-        A group connects when it is first used, and its host waits for the others' then: in the middle of a step that
-        wait, crossed with another rank's, can be for ever. Lines of messages connect by `Comm.connect`.
-        """
-        if device.type == "cuda":
-            for (_, channel), group in self.made.items():
-                if not channel:
-                    dist.all_reduce(torch.zeros(1, device=device), group=group)
-            torch.cuda.synchronize()
 
     def __getitem__(self, ranks: Ranks) -> Any:
         return self.made[ranks, ""]

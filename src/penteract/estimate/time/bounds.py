@@ -30,7 +30,6 @@ from penteract.parallel.data import Unit
 from penteract.schedule.actions import Compute
 from penteract.schedule.in_flight import action_lists
 from penteract.spec.layout import Layout
-from penteract.spec.schedules import ScheduleName
 from penteract.step.fsdp import gathers
 from penteract.step.ring import PLACES
 from penteract.units import Seconds

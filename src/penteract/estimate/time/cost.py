@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import fsum, lcm, prod
+from math import fsum, lcm
 
 from penteract.estimate.load import Load
 from penteract.estimate.pieces import Piece, bytes_of, shapes
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.reads import Memo
 from penteract.ops.bodies import body_of
-from penteract.ops.bodies.body import FLOAT, Body, Product
+from penteract.ops.bodies.body import FLOAT, CallShapes, Product
 from penteract.ops.collectives import counted
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths
@@ -81,8 +81,6 @@ class Device:
 
     def agreement(self, site: Site, phase: Phase) -> tuple[str, Seconds] | None:
         """A kernel that asks other ranks for a scale first: over which axis, and how long that takes."""
-        if "fp8" not in site.attrs or phase in ("start", "finish"):
-            return None
         body, ins = body_of(site, self.mesh.layout), shapes(site, self.load)
         axis, n = body.agreed(phase, ins, site.weights, site.attrs)
         if not n or self.mesh.size(axis) == 1:
@@ -90,44 +88,17 @@ class Device:
         return axis, self.rates.collective("all_reduce", self.span(axis), n * FLOAT)
 
     def call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
-        """Products at the speed of their shape, and all other bytes at that of memory.
-
-        A kernel reads what it is given and writes what it makes; what it needs beside them it writes and reads once.
-        """
+        """As the implementation that computes it has it."""
         key = (site, phase, self.load)
         return self.costs.ask(self.mesh.layout, key, self._call, site, phase, specs, registers)
 
     def _call(
         self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...], layout: Layout
     ) -> Cost:  # fmt: skip
-        """As the layout shows it. Few sites look at it: the kernels of attention and FP8."""
-        rates = self.rates
-        body, ins = body_of(site, layout), shapes(site, self.load)
-        if site.word == "attention" and layout.attention != "reference":
-            flops, head = body.flops(phase, ins, site.weights, site.attrs), int(site.attrs["head_size"])
-            backward, flash = phase != "forward", layout.attention == "flash"
-            return "attention", rates.attention(flops, backward=backward, causal=True, head_size=head, flash=flash)
-        products = body.products(phase, ins, site.weights, site.attrs)
-        if body.of_codes(phase):
-            return "compute", self._scaled(body, site, phase, ins, products)
-        beside = 2 * body.workspace(phase, ins, site.weights, site.attrs, self.widths)
-        if phase == "weight_gradient":
-            beside += 2 * sum(map(prod, site.weights)) * self.widths["gradient"]  # added to what is there
-        if products:
-            part = "attention" if site.word == "attention" else "compute"
-            return part, fsum(map(rates.product, products)) + (rates.moved(beside) if beside else 0.0)
-        moved = sum([self.bytes_of(specs[r]) for r in registers])
-        moved += sum([self.bytes_of(specs[registers[i]]) for i in body.overwrites])
-        return "pointwise", rates.moved(moved + beside)
-
-    def _scaled(
-        self, body: Body, site: Site, phase: Phase, ins: list[tuple[int, ...]], products: tuple[Product, ...]
-    ) -> Seconds:
-        """Products of FP8 codes, and the passes that make codes. A weight gradient is made beside its bucket."""
-        passes = body.passes(phase, ins, site.weights, self.widths)
-        if phase == "weight_gradient":
-            passes += 2 * prod(site.weights[0]) * (self.widths["gradient"] + self.widths["compute"])
-        return fsum(map(self.rates.scaled, products)) + self.rates.moved(passes)
+        """As the layout shows it. Few sites look at it: those whose op has more than one implementation."""
+        call = CallShapes(phase, shapes(site, self.load), site.weights, site.attrs)
+        moved = [self.bytes_of(specs[r]) for r in registers]
+        return body_of(site, layout).cost(self.rates, call, self.widths, moved)
 
 
 def seconds_alone(piece: Piece, device: Device) -> dict[int, Seconds]:

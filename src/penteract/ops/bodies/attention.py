@@ -13,6 +13,7 @@ class Attention(Body):
     """q [s, B, H·C], k [t, B, K·C], v [t, B, K·E], own index [s], first visible index [s, B], keys' index [t]
     -> o [s, B, H·E], log-sum-exp [B, H, s].   C is `head_size`, E `value_size`; scores are multiplied by `scale`."""
 
+    part = "attention"
     differentiable = (0, 1, 2)
     input_keeps = ("in0", "in1", "in2", "in3", "in4", "in5", "out0", "extra0")
 

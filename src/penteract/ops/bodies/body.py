@@ -1,15 +1,20 @@
-"""What a word's body declares: results, what it keeps for which gradient, FLOPs, workspace.
+"""What an op declares: results, what it keeps for which gradient, FLOPs; and what an implementation of it declares:
+workspace, what its ranks agree on, cost.
 
-FLOPs are those of matrix products (2·m·n·k each); everything else is bytes moved. Shapes reach `flops` and `workspace`
-as plain numbers, with the sizes that routing decides already filled in.
+FLOPs are those of matrix products (2·m·n·k each); everything else is bytes moved. Shapes reach `flops`, `workspace` and
+`cost` as plain numbers, with the sizes that routing decides already filled in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from math import fsum, prod
+from typing import Any, NamedTuple, Protocol
 
 from penteract.ops.spec import Spec, Widths
+from penteract.ops.tape import Site
+from penteract.spec.layout import Layout
+from penteract.units import Bytes, Flops, Seconds
 
 Specs = tuple[Spec, ...]
 Shape = tuple[int, ...]
@@ -34,9 +39,39 @@ def linear_products(phase: str, rows: int, width: int, out: int) -> tuple[Produc
     return (Product(1, *sizes[phase]),)
 
 
-class Body:
-    """The declaration of one word. Names of what is kept: in0, in1, … out0, … extra0, …"""
+class CallShapes(NamedTuple):
+    """One call of an op, as numbers."""
 
+    phase: str
+    ins: Sequence[Shape]
+    weights: Sequence[Shape]
+    attrs: Attrs
+
+
+class Rates(Protocol):
+    """Seconds of the kinds of work that a device does, as `estimate/rates.py` knows them."""
+
+    def product(self, p: Product) -> Seconds: ...
+
+    def scaled(self, p: Product) -> Seconds: ...
+
+    def attention(
+        self, products_flops: Flops, *, backward: bool, causal: bool, head_size: int = 128, flash: bool = False
+    ) -> Seconds: ...
+
+    def moved(self, amount: Bytes) -> Seconds: ...
+
+
+class Body:
+    """The declaration of one op, and of its reference implementation. Another implementation is a subclass that changes
+    what is said of implementations alone (`registry.py`).
+
+    Names of what is kept: in0, in1, … out0, … extra0, …
+    """
+
+    # ---- of the op: the same for every implementation ----------------------------------------------------------------
+
+    part = "compute"  # under which the time of its products is told
     differentiable: tuple[int, ...] = (0,)  # ins that get a gradient
     input_keeps: tuple[str, ...] = ()
     weight_keeps: tuple[str, ...] = ()
@@ -63,23 +98,35 @@ class Body:
     def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
         return sum(2 * p.times * p.m * p.n * p.k for p in self.products(phase, ins, weights, attrs))
 
+    # ---- of an implementation ----------------------------------------------------------------------------------------
+
     def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
         """(axis, n): a body that asks the ranks of an axis for the largest of n fp32 numbers before it computes."""
         return "", 0
 
-    def of_codes(self, phase: str) -> bool:
-        """Whether the products of a phase are of FP8 codes."""
-        return False
-
-    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> int:
-        """Bytes that a body with products reads and writes before them."""
-        return 0
-
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """Bytes that the reference body allocates at its worst moment beside its results, freed on return."""
+        """Bytes that are allocated at the worst moment beside results, freed on return."""
         return 0
+
+    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
+        """Of one call: under which part of a step it is told ("compute", "attention" or "pointwise"), and its seconds.
+
+        Products are at the speed of their shape, and all other bytes at that of memory: what is needed beside
+        registers is written and read once, and a weight gradient is added to what is there.
+
+        `registers`: bytes of each that it reads or writes.
+        """
+        products, beside = self.products(*call), 2 * self.workspace(*call, widths)
+        if call.phase == "weight_gradient":
+            beside += 2 * sum(map(prod, call.weights)) * widths["gradient"]
+        if products:
+            return self.part, fsum(map(rates.product, products)) + (rates.moved(beside) if beside else 0.0)
+        return "pointwise", rates.moved(sum(registers) + sum([registers[i] for i in self.overwrites]) + beside)
+
+
+Serves = Callable[[Site, Layout], Body | None]  # an implementation's declaration where it serves; None elsewhere
 
 
 def mixed(widths: Widths) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from penteract.ops.bodies.body import Attrs, Body, Shape
+from penteract.ops.bodies.body import Attrs, Shape
 from penteract.ops.bodies.fused import FLOAT, Fused
 from penteract.ops.spec import Widths
 
@@ -26,6 +26,3 @@ class CudnnAttention(Fused):
             shared = 2 * o if k < q else 0  # gradients of keys and values by query head
             call = HEADER + (q + k + v) * widths["compute"] + (q + rows) * FLOAT + shared
         return self.restored(phase, ins, attrs, widths) + call
-
-
-CUDNN: dict[str, Body] = {"attention": CudnnAttention()}

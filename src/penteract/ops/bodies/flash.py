@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penteract.ops.bodies.body import BOOL, Attrs, Body, Shape
+from penteract.ops.bodies.body import BOOL, Attrs, Shape
 from penteract.ops.bodies.fused import FLOAT, RANDOM, STATE, Fused
 from penteract.ops.spec import Widths
+from penteract.spec.kernels import most_documents
 
 INT = 4  # bytes of where a document ends
 BLOCK = 128  # rows: in the kernel's sums, documents lie so far apart
-
-
-def most_documents(tokens: int) -> int:
-    """Documents that may meet in so many query tokens: the kernel is started, and keeps sums, for that many."""
-    return min(tokens, max(16, tokens // 64))
 
 
 def piece(s: int, t: int) -> int:
@@ -24,6 +20,8 @@ def piece(s: int, t: int) -> int:
 
 class FlashAttention(Fused):
     """One call a sequence and piece."""
+
+    flash = True
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
@@ -43,6 +41,3 @@ class FlashAttention(Fused):
         shared = t * (width + heads * attrs["value_size"]) * compute if kv_width < width else 0  # by query head
         part = (log_sum if n < s else 0) + (2 * out if b > 1 else 0)  # of several sequences, o and its gradient too
         return restored + max(made, 2 * ends + part + STATE + results + sums + shared)
-
-
-FLASH: dict[str, Body] = {"attention": FlashAttention()}

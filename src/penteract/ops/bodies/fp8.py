@@ -7,18 +7,18 @@ codes is read as it came, and for the input gradient put along k.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from math import prod
+from math import fsum, prod
 
 from penteract.errors import BadInput
-from penteract.ops.bodies.body import FLOAT, Attrs, Shape
+from penteract.ops.bodies.body import FLOAT, Attrs, Body, CallShapes, Rates, Serves, Shape
 from penteract.ops.bodies.dense import Linear
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.spec.fp8 import UNIT, Fp8
-from penteract.spec.layout import Elementwise
-from penteract.units import Bytes
+from penteract.spec.layout import Elementwise, Layout
+from penteract.units import Bytes, Seconds
 
 CODE = 1  # bytes of a code
 ALIGNED = 4  # scales: kernels want those of an operand to begin at a multiple of 16 bytes
@@ -40,9 +40,6 @@ class ScaledLinear(Linear):
     def __init__(self, fp8: Fp8, elementwise: Elementwise = "reference") -> None:
         self.fp8 = fp8
         self.elementwise: Elementwise = elementwise
-
-    def of_codes(self, phase: str) -> bool:
-        return True
 
     def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
         """How many the two operands have, the first with what fills it up to ALIGNED."""
@@ -106,6 +103,13 @@ class ScaledLinear(Linear):
         one_reading = self.fp8.kind == "blockwise" and self.elementwise == "triton"
         looks = new if self.fp8.kind == "delayed" else 0 if one_reading else m + n
         return (looks + m + n) * k * widths["compute"] + (m + n) * k * CODE
+
+    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
+        """Products of codes, and the passes that make them. A weight gradient is made beside its bucket."""
+        passes = self.passes(call.phase, call.ins, call.weights, widths)
+        if call.phase == "weight_gradient":
+            passes += 2 * prod(call.weights[0]) * (widths["gradient"] + widths["compute"])
+        return self.part, fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)
 
 
 def aligned(scales: int) -> int:
@@ -178,3 +182,13 @@ def coding_workspace(elements: int, elementwise: Elementwise = "reference") -> B
 def scaled_linear(fp8: Fp8, elementwise: Elementwise = "reference") -> ScaledLinear:
     """The declaration for a recipe."""
     return ScaledLinear(fp8, elementwise)
+
+
+def with_recipe(made: Callable[[Fp8, Elementwise], Body], elementwise: Elementwise) -> Serves:
+    """Where a linear has a recipe, and a layout makes codes so."""
+
+    def serves(site: Site, layout: Layout) -> Body | None:
+        fp8: Fp8 | None = site.attrs.get("fp8")
+        return made(fp8, elementwise) if fp8 is not None and layout.elementwise == elementwise else None
+
+    return serves

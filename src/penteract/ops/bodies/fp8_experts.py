@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from math import prod
+from math import fsum, prod
 
-from penteract.ops.bodies.body import FLOAT, Attrs, Shape
+from penteract.ops.bodies.body import FLOAT, Attrs, CallShapes, Rates, Shape
 from penteract.ops.bodies.experts import ExpertLinear
 from penteract.ops.bodies.fp8 import CODE, aligned, at_a_time, sum_is_cut
 from penteract.ops.spec import Widths
 from penteract.spec.fp8 import Fp8
 from penteract.spec.layout import Elementwise
-from penteract.units import Bytes
+from penteract.units import Bytes, Seconds
 
 
 def sizes(phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int, int, int]:
@@ -34,6 +34,7 @@ class ScaledExperts(ExpertLinear):
         self.elementwise: Elementwise = elementwise
 
     def of_codes(self, phase: str) -> bool:
+        """Whether the products of a phase are of FP8 codes."""
         return phase != "weight_gradient"
 
     def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
@@ -76,6 +77,12 @@ class ScaledExperts(ExpertLinear):
             return 0
         looks = 1 if self.fp8.kind == "blockwise" and self.elementwise == "triton" else 2
         return (rows + min(experts, rows) * n) * k * (looks * widths["compute"] + CODE)
+
+    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
+        if not self.of_codes(call.phase):
+            return super().cost(rates, call, widths, registers)
+        passes = self.passes(call.phase, call.ins, call.weights, widths)
+        return self.part, fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)
 
 
 @cache

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.ops.bodies.attention import Attention
-from penteract.ops.bodies.body import Attrs, Shape
+from penteract.ops.bodies.body import Attrs, Body, CallShapes, Rates, Serves, Shape
 from penteract.ops.spec import Widths
+from penteract.ops.tape import Site
+from penteract.spec.layout import AttentionBody, Layout
+from penteract.units import Bytes, Seconds
 
 FLOAT = 4  # bytes of the kernels' sums
 STATE = 16  # what backward is handed of it
@@ -20,8 +23,16 @@ RANDOM = 24  # of a random number generator's state, which nothing draws from
 class Fused(Attention):
     """`dealt`: heads were dealt to context ranks, so all tokens lie as these had them, and their order is restored."""
 
+    flash = False  # whether it is as fast as the flash kernel, or as cuDNN's
+
     def __init__(self, *, dealt: bool = False) -> None:
         self.dealt = dealt
+
+    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
+        """By FLOPs, as a whole was measured. Masked scores are spared."""
+        backward, size = call.phase != "forward", int(call.attrs["head_size"])
+        flops = self.flops(*call)
+        return self.part, rates.attention(flops, backward=backward, causal=True, head_size=size, flash=self.flash)
 
     def restored(self, phase: str, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
         """Bytes of what is copied to the order of the sequence: gathered keys and values; where heads were dealt, all.
@@ -34,3 +45,15 @@ class Fused(Attention):
             return k + v if s < t else 0
         o, rows = q // attrs["head_size"] * attrs["value_size"], b * width // attrs["head_size"] * s * widths["stat"]
         return q + k + v + (2 * o + rows if phase != "forward" else 0)
+
+
+def asked_for(name: AttentionBody, kind: type[Fused]) -> Serves:
+    """Where a layout asks for this kernel by name."""
+    plain, dealt = kind(), kind(dealt=True)
+
+    def serves(site: Site, layout: Layout) -> Body | None:
+        if layout.attention != name:
+            return None
+        return dealt if layout.cp > 1 and layout.context_method == "exchange" else plain
+
+    return serves

@@ -1,0 +1,70 @@
+"""A rank without peers: all that it puts on a wire is told to a witness, and done at once.
+
+What is gathered or received stays as it was, what is exchanged is zeros, and sums are of this rank alone: a step takes
+its course, with numbers that mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from penteract.engine.comm.comm import Flight, Ranks, Work
+from penteract.ops.collectives import KINDS
+from penteract.schedule.actions import Payload
+from penteract.step.program import Program
+
+
+class Witness(Protocol):
+    """`on_wire`: a collective by its name on `ranks`, its `amount` in bytes as `ops.collectives.counted` has them; a
+    "shift" from the last of two ranks to the first; or "send" or "recv" of `what` with one rank. -> what is waited for.
+    """
+
+    def on_wire(self, kind: str, ranks: Ranks, amount: int, what: str = "") -> Work: ...
+
+
+@dataclass(slots=True)
+class Fake:
+    """`Comm` of one process."""
+
+    rank: int
+    witness: Witness
+
+    def open(self, p: Program) -> None: ...
+
+    def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Flight:
+        if kind not in KINDS:
+            raise ValueError(f"no collective named {kind}")
+        if kind == "all_reduce":
+            y.copy_(x)
+        elif kind == "all_to_all":
+            y.zero_()
+        elif kind == "shift":
+            me = ranks.index(self.rank)
+            ranks = (ranks[(me + 1) % len(ranks)], ranks[me - 1])
+        amount = y.nbytes if kind == "all_gather" else x.nbytes
+        return Flight([self.witness.on_wire(kind, ranks, amount)], (x, y))
+
+    def start_uneven(
+        self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]
+    ) -> Flight:
+        y.zero_()
+        return Flight([self.witness.on_wire("all_to_all_v", ranks, x.nbytes)], (x, y))
+
+    def sum(self, ranks: Ranks, x: torch.Tensor) -> Flight | None:
+        return None if len(ranks) == 1 else Flight([self.witness.on_wire("all_reduce", ranks, x.nbytes)], (x,))
+
+    largest = sum
+
+    def finish(self, flight: Flight | None) -> None:
+        for work in flight.works if flight is not None else ():
+            work.wait()
+
+    def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Payload) -> Flight:
+        return Flight([self.witness.on_wire("send", (to,), x.nbytes, what)], (x,))
+
+    def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Payload) -> Flight:
+        return Flight([self.witness.on_wire("recv", (of,), x.nbytes, what)], (x,))

@@ -1,0 +1,27 @@
+"""What stands behind a protocol has all that it asks for, asked in the same way."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from penteract.engine import device
+from penteract.engine.comm import comm, distributed, fake
+from penteract.engine.memory import Allocator, Arena, Fresh
+
+BEHIND = {
+    comm.Comm: (distributed.Gloo, distributed.Nccl, fake.Fake),
+    device.Device: (device.Cpu, device.Cuda, device.Fake),
+    Allocator: (Arena, Fresh),
+}
+
+
+@pytest.mark.parametrize(("protocol", "one"), [(p, one) for p, several in BEHIND.items() for one in several])
+def test_it_is_asked_alike(protocol: type, one: type) -> None:
+    asked = {n: f for n, f in vars(protocol).items() if inspect.isfunction(f) and not n.startswith("_")}
+    assert asked
+    for name, method in asked.items():
+        assert list(inspect.signature(getattr(one, name)).parameters) == list(inspect.signature(method).parameters)
+    for name in inspect.get_annotations(protocol):
+        assert hasattr(one, name) or name in one.__dataclass_fields__  # type: ignore[attr-defined]
