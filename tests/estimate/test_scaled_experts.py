@@ -42,7 +42,8 @@ def test_two_phases_of_three_are_at_the_speed_of_codes(kind: str, elementwise: E
         each = Product(X, rows // X, n, k)
         made = (rows + X * n) * k * (2 * readings + 1)
         won += rates.product(each) - rates.scaled(each) - rates.moved(made)
-    assert told[False][0] - told[True][0] == pytest.approx(LAYERS * won, rel=1e-9)
+    # The clock counts in picoseconds: each of the calls is off by half of one at most, with experts and without.
+    assert told[False][0] - told[True][0] == pytest.approx(LAYERS * won, rel=0, abs=LAYERS * 18e-12)
 
 
 def test_what_is_kept_is_the_same() -> None:

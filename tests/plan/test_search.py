@@ -13,7 +13,7 @@ from penteract.plan.ask import Ask
 from penteract.plan.effort import effort
 from penteract.plan.frontier import Frontier
 from penteract.plan.rows import NEEDLESS, SMALLER_TOO_LARGE, TOO_LARGE, Priced
-from penteract.plan.search import Search, Timed
+from penteract.plan.search import Search, Timed, four_digits
 from penteract.plan.space import Space
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
@@ -66,15 +66,27 @@ def test_the_best_are_the_best_of_all(k: int, usable: int) -> None:
         assert search.frontier.found.count < every.count
 
 
-@pytest.mark.parametrize("k", [1, 12])
-def test_a_closer_bound_changes_no_answer(k: int) -> None:
-    quoter = FakeQuoter(TINY)
-    search, every = searched(quoter, frontier(quoter, 20 * GIB)), exhausted(quoter, 20 * GIB).found
+@pytest.mark.parametrize("k", [1, 3, 12])
+@pytest.mark.parametrize("usable", [0, 40 * GIB, 20 * GIB, 12 * GIB])
+def test_a_higher_stage_is_among_the_best_where_it_is_faster_than_all_lower_ones(k: int, usable: int) -> None:
+    """Of all that fit, those are left out that some lower stage makes needless."""
+    quoter, ask = FakeQuoter(TINY, slack), replace(ASK, pins={"recompute": ("none",)})
+    search = searched(quoter, frontier(quoter, usable, ask))
     found = search.best(k)
-    timed = sorted((Timed(q, quoter.time(q)) for q in every.fits), key=lambda t: t.order)
-    assert [t.layout for t in found] == [t.layout for t in timed[:k]]
-    loose = sum(q.at_least <= found[-1].time.seconds for q in every.fits)
-    assert search.simulated < loose
+    legal = [lay for family in Space(ask).families(Counter()) for run in family.runs() for lay in run]
+    fits = [q for q in map(quoter.quote, legal) if not usable or q.allocated <= usable]
+    timed = {q.layout: Timed(q, quoter.time(q)) for q in fits}  # type: ignore[arg-type]
+
+    def needless(lay: Layout) -> bool:
+        mine = four_digits(timed[lay].time.seconds)
+        return any(four_digits(timed[low].time.seconds) <= mine for low in lower_stages(lay) if low in timed)
+
+    best = sorted((t for lay, t in timed.items() if not needless(lay)), key=lambda t: t.order)
+    assert [t.layout for t in found] == [t.layout for t in best[:k]]
+    if usable == 40 * GIB and k == 12:
+        assert any(t.layout.zero > 1 for t in found) and any(map(needless, timed))
+    counts = search.frontier.found
+    assert counts.refused.total() + len(counts.fits) + search.frontier.left == Space(ask).enumerated
 
 
 def test_what_is_left_is_priced_when_another_question_needs_it() -> None:
@@ -84,7 +96,7 @@ def test_what_is_left_is_priced_when_another_question_needs_it() -> None:
     search.best(1)
     priced = search.frontier.found.count
     (found,) = search.best(1, among=lambda q: q.layout.tp == 4)
-    assert priced < search.frontier.found.count < every.count
+    assert priced < search.frontier.found.count < Space(ASK).enumerated
     timed = [Timed(q, quoter.time(q)) for q in every.fits if q.layout.tp == 4]
     assert found.layout == min(timed, key=lambda t: t.order).layout
     simplest = min(every.fits, key=lambda q: (effort(q.layout), q.allocated))
@@ -101,7 +113,7 @@ def test_what_recomputes_without_need_is_looked_at_when_asked() -> None:
     over = exhausted(quoter, 40 * GIB)
     before = len(quoter.quoted)
     (found,) = searched(quoter, over).best(1, among=lambda q: q.allocated < 19 * GIB, slower_too=True)
-    assert 0 < len(quoter.quoted) - before <= len(over.found.slower)
+    assert 0 < len(quoter.quoted) - before <= len(over.found.slower) + len(over.found.higher)
     lean = [q for q in map(quoter.quote, everything()) if q.allocated < 19 * GIB]
     assert found.layout == min((Timed(q, quoter.time(q)) for q in lean), key=lambda t: t.order).layout
     assert found.layout.zero > 1 or found.layout.remake == ("*",)
@@ -136,13 +148,14 @@ def test_what_does_not_fit_is_counted_and_larger_micro_batches_are_not_priced() 
     refused, quoted = priced.refused, len(quoter.quoted)
     whole = everything()
     fit = {lay for lay in whole if quoter.quote(lay).allocated <= 40 * GIB}
-    own = {q.layout for q in priced.fits}
-    needless = {lay for lay in whole if any(lower in own for lower in lower_stages(lay))}
-    assert {q.layout for q in priced.fits} | {s.layout for s in priced.slower} == fit | needless
-    assert priced.needless == refused[NEEDLESS] == len(needless) > 0
-    assert not own & needless
+    own, slower = {q.layout for q in priced.fits}, {s.layout for s in priced.slower}
+    higher = {lay for h in priced.higher for lay in h.options}
+    assert own | slower | higher >= fit >= own | slower
+    assert len(higher) == len(priced.higher) == refused[NEEDLESS] > 0
+    assert all(any(low in own for low in lower_stages(lay)) for lay in higher)
+    assert not own & higher and not slower & higher
     assert priced.count == quoted < len(priced.fits) + refused[TOO_LARGE]  # some are refused by a bound
-    accepted = len(priced.fits) + len(priced.slower) - priced.needless
+    accepted = len(priced.fits) + len(priced.slower)
     assert refused.total() + accepted == Space(ASK).enumerated
     assert refused[SMALLER_TOO_LARGE] > 0
     least = min(quoter.quote(lay).allocated for lay in whole if lay not in fit)
@@ -152,7 +165,7 @@ def test_what_does_not_fit_is_counted_and_larger_micro_batches_are_not_priced() 
 def test_what_is_left_is_counted() -> None:
     over = frontier(FakeQuoter(TINY, slack), 40 * GIB)
     searched(FakeQuoter(TINY, slack), over).best(1)
-    accepted = len(over.found.fits) + len(over.found.slower) - over.found.needless
+    accepted = len(over.found.fits) + len(over.found.slower)
     assert 0 < over.left == Space(ASK).enumerated - over.found.refused.total() - accepted
 
 
@@ -164,7 +177,7 @@ def lower_stages(lay: Layout) -> list[Layout]:
     if lay.zero == 3 and not (lay.whole_gradients or lay.keep_gathered):
         found += [replace(lay, zero=2), replace(lay, whole_gradients=True), replace(lay, keep_gathered=True)]
     plain = [replace(other, remake=("enter",)) for other in found] if lay.schedule != "zb_h1" else []
-    return found + plain
+    return found + [low for low in plain if low not in found]
 
 
 def test_among_equals_the_simpler_is_first() -> None:

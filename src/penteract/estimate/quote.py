@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import fsum
 
 from penteract.estimate.composed import Composer
 from penteract.estimate.ideal import PARTS, Forward, StepFlops
@@ -109,7 +108,6 @@ class Quoter:
         """The step's time, played."""
         told = self.steps.step(quote.layout)
         lay, parts = quote.layout, dict(zip(PARTS, told.parts, strict=True))
-        parts["pipeline"] += told.seconds - fsum(parts.values())  # what a rank waits for the others outside of actions
         parts = {name: parts[name] for name in PARTS if name != "host" or lay.offload or lay.offload_optimizer}
         return StepTime(told.seconds, parts, self._limit(lay, parts, told.seconds))
 

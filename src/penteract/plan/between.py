@@ -56,7 +56,7 @@ def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
     fits = {(_rest(q.layout), q.layout.remake, _sharing(q.layout), q.precision) for q in found.fits}
     candidates = sorted(_candidates(found, search), key=lambda c: (c[0], c[1].zero))
     some, told.candidates = recomputations(ask.model), len(candidates)
-    reached = dict[tuple[tuple[Any, ...], Policy], dict[Sharing, tuple[int, Quote]]]()
+    reached = dict[tuple[tuple[Any, ...], Policy], dict[Sharing, tuple[int, Quote | Higher]]]()
 
     def beyond(bound: Seconds) -> bool:
         return len(best) == k and four_digits(bound) > four_digits(best[-1].time.seconds)
@@ -90,8 +90,10 @@ def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
             found.refused[TOO_LARGE] += 1
         else:
             if options[enough:]:
-                quotes = tuple([quote for _, quote in simpler])
-                found.higher.append(Higher(tuple(options[enough:]), search.quoters[precision], quotes, told))
+                others = tuple([one for _, one in simpler])
+                higher = Higher(tuple(options[enough:]), search.quoters[precision], others, told)
+                found.higher.append(higher)
+                known[own] = enough, higher
 
 
 # How state is cut, and all but that and the words that are remade: what layouts have in common that are compared.

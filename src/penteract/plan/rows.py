@@ -57,11 +57,11 @@ class Higher:
 
     options: tuple[Layout, ...]
     prices: Quoter
-    lower: tuple[Quote, ...]
+    lower: tuple[Quote | Higher, ...]
     between: Tried | None = None
 
     @property
-    def bound(self) -> Seconds:
+    def at_least(self) -> Seconds:
         """By its passes; options take longer one after the other."""
         return self.prices.bounds.at_least(self.options[0])
 
@@ -190,15 +190,16 @@ class Row:
         no more and takes no less than not recomputing, but where `Branch.spares` says otherwise. A higher stage of
         ZeRO than one that fits is seldom faster: it waits, and is counted as needless until it is among the best.
         """
-        fits, slower = dict[Memory, Quote](), list[Slower]()
+        fits, slower, higher = dict[Memory, Quote](), list[Slower](), dict[Memory, Higher]()
         prices, too_large = self.branch.prices, self.branch.too_large
         spares = self.branch.spares
         for memory in self.memories:
-            lower = tuple([fits[m] for m in _lower(memory, spares=spares) if m in fits])
+            lower = [fits[m] for m in _lower(memory, spares=spares) if m in fits]
             if twin := fits.get(memory._replace(remake=plain(memory.remake))) if spares else None:
                 slower.append(Slower(twin, self, memory))
             elif lower:
-                found.higher.append(Higher((self.layout(memory),), prices, lower))
+                also = [higher[m] for m in _lower(memory, spares=spares) if m in higher]
+                higher[memory] = Higher((self.layout(memory),), prices, (*lower, *also))
                 found.refused[NEEDLESS] += 1
             elif self.size > too_large.get(memory, self.size):
                 found.refused[SMALLER_TOO_LARGE] += 1
@@ -211,6 +212,7 @@ class Row:
                 too_large[memory] = self.size
         found.fits.extend(fits.values())
         found.slower.extend(slower)
+        found.higher.extend(higher.values())
 
 
 def unfit(prices: Quoter, layout: Layout) -> str:

@@ -140,13 +140,16 @@ class Search:
             found.refused[why or TOO_LARGE] += 1
         return None
 
+    def _as_fast(self, low: Quote | Higher, seconds: Seconds) -> bool:
+        """Whether it fits, and takes no longer."""
+        if four_digits(low.at_least) > seconds or (quote := self.quote(low)) is None:
+            return False
+        return four_digits(quote.at_least) <= seconds and four_digits(self.timed(quote).time.seconds) <= seconds
+
     def adopt(self, item: Higher, timed: Timed) -> bool:
         """Whether a higher stage is faster than all lower ones that fit: then it is one of those to choose among."""
         seconds = four_digits(timed.time.seconds)
-        if any(
-            four_digits(low.at_least) <= seconds and four_digits(self.timed(low).time.seconds) <= seconds
-            for low in item.lower
-        ):
+        if any(self._as_fast(low, seconds) for low in item.lower):
             return False
         if timed.quote not in self.adopted:
             self.adopted.append(timed.quote)
@@ -212,8 +215,10 @@ class Ranking:
         found, (quotes, slower, higher) = self.search.frontier.found, self._taken
         for quote in found.fits[quotes:]:
             heappush(self._waiting, (quote.at_least, next(self._serial), quote))
-        for other in (*(found.slower[slower:] if self.slower_too else ()), *found.higher[higher:]):
+        for other in found.slower[slower:] if self.slower_too else ():
             heappush(self._waiting, (other.bound, next(self._serial), other))
+        for one in found.higher[higher:]:
+            heappush(self._waiting, (one.at_least, next(self._serial), one))
         self._taken = len(found.fits), len(found.slower), len(found.higher)
 
     def _consider(self, bound: Seconds, serial: int, item: Quote | Slower | Higher) -> None:

@@ -29,6 +29,7 @@ from penteract.ops.offload import COPIES
 from penteract.parallel.data import Unit
 from penteract.schedule.actions import Compute
 from penteract.schedule.in_flight import action_lists
+from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.spec.layout import Layout
 from penteract.step.fsdp import gathers
 from penteract.step.ring import PLACES

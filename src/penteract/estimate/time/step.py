@@ -96,6 +96,7 @@ class StepClock:
         ranks = self.ranks(layout)
         last = max(range(layout.pp), key=lambda r: ranks.machines[r].now)
         told = ranks.machines[last].parts(ranks.spent_at_end[-2][last])
+        told[PART["pipeline"]] += ranks.last - sum(told)  # what it waits for other ranks outside of actions
         return Played(ranks.last / PS, tuple([n / PS for n in told]))
 
     # ---- the program -----------------------------------------------------------------------------------------

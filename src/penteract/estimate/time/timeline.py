@@ -101,6 +101,7 @@ def timeline(steps: StepClock, layout: Layout) -> Timeline:
     ranks = alone.build(layout, 0)
     writer.attach(ranks)
     ranks.step()
+    begun = 0
     while not ranks.steady:
         begun = ranks.ends[-1]
         writer.events.clear()
