@@ -1,11 +1,12 @@
 """Write what was measured on a node, and on one of its devices when hot, as TOML of the catalogue.
 
     python benchmarks/make_8xh200.py ceilings_8xh200.json benchmarks/results/sustained_h200.json \
-        benchmarks/results/flash_attention.json --date 2026-11-20 > src/penteract/spec/catalog/hardware/8xh200.toml
+        benchmarks/results/flash_attention.json benchmarks/results/step_profile_2xh200.json --date 2026-11-20 > src/penteract/spec/catalog/hardware/8xh200.toml
 
 The first file holds medians of bursts on eight GPUs at once: products, attention, copies, collectives. The second is
 what `benchmarks/sustained.py` wrote: the rates that one GPU keeps up while power bounds its clock, as it does in a
-training step. The third holds whole steps of one GPU: how long the host needs for each call of a body. Compute is taken from the second; the bursts are written down beside it, for comparison.
+training step. The third holds whole steps of one GPU: how long the host needs for each call of a body; the fourth, for each kind of
+call and for what happens to buckets. Compute is taken from the second; the bursts are written down beside it, for comparison.
 """
 
 from __future__ import annotations
@@ -93,14 +94,28 @@ def overlap(rows: Mapping[str, Any]) -> Iterator[str]:
     yield f"reduce_scatter = {rows['gemm10_while_rs_fp32_256MiB']['ms'] / alone:.4f}"
 
 
-def host(rows: Mapping[str, float], small: Mapping[str, Any]) -> Iterator[str]:
-    """`small`: steps of a model so small that the device waits for the host, by kernel of attention."""
+# What a profile of the host calls parts of a step, and what a timeline does.
+NAMES = {"need": ["wait parameters"], "widen": ["wait gradients"], "gather": ["all_gather parameters"],
+         "reduce": ["reduce_scatter gradients", "all_reduce gradients"], "measure": ["squares"], "update": ["update"],
+         "land": ["add gradients"]}  # fmt: skip
+IDLE = 5.0  # microseconds of a part that had nothing to do
+
+
+def host(rows: Mapping[str, float], small: Mapping[str, Any], profiles: list[Mapping[str, Any]]) -> Iterator[str]:
+    """`small`: steps of a model so small that the device waits for the host, by kernel of attention; `profiles`: of the
+    host in such steps, by part."""
     each = statistics.median(
         row["ms_per_call"] for row in small.values() if isinstance(row, dict) and "ms_per_call" in row
     )
     yield "\n# Microseconds of the host for one call of a body in an eager step; for one op alone: the mean of a pointwise"
     yield "# one and a product.\n[launch]"
     yield f'basis = "measured"\nmicroseconds = {1e3 * each:.1f}\nop = {sum(rows.values()) / len(rows):.2f}'
+    yield "\n# The same of those that were measured one by one: medians, of several layouts the lowest.\n[launch.of]"
+    found = dict[str, float]()
+    for part, us in (pair for row in profiles for pair in row.get("host_us", {}).items()):
+        for name in [part.removeprefix("call ")] if part.startswith("call ") else NAMES.get(part, []):
+            found[name] = min(us, found.get(name, us)) if us > IDLE else found.get(name, us)
+    yield from (f'"{name}" = {us:.1f}' for name, us in sorted(found.items()))
 
 
 def burst_products(rows: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, int, int], float]]:
@@ -130,7 +145,9 @@ def bursts(data: Mapping[str, Any]) -> Iterator[str]:
     yield "]"
 
 
-def toml(data: Mapping[str, Any], hot: Mapping[str, Any], steps: Mapping[str, Any], date: str) -> str:
+def toml(
+    data: Mapping[str, Any], hot: Mapping[str, Any], steps: Mapping[str, Any], profile: Mapping[str, Any], date: str
+) -> str:
     multicast = "off" if data["env"]["NCCL_NVLS_ENABLE"] == "0" else "on"
     about = {"device": data["gpu"], "torch": data["torch"], "cuda": data["cuda"], "nccl": data["nccl"],
              "cudnn": str(data["cudnn"]), "date": date, "date_sustained": hot["date"],
@@ -138,7 +155,7 @@ def toml(data: Mapping[str, Any], hot: Mapping[str, Any], steps: Mapping[str, An
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
     parts = (hot_products(hot["products"]), hot_attention(hot["attention"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
-             wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"]), bursts(data))  # fmt: skip
+             wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"]), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
 
@@ -147,9 +164,10 @@ def main() -> None:
     parser.add_argument("ceilings", type=Path, help="the JSON of bursts and collectives on eight GPUs")
     parser.add_argument("sustained", type=Path, help="the JSON of benchmarks/sustained.py")
     parser.add_argument("steps", type=Path, help="the JSON of benchmarks/flash_attention.py")
+    parser.add_argument("profile", type=Path, help="the summary of benchmarks/step_profile.py")
     parser.add_argument("--date", required=True, help="when the first was measured")
     given = parser.parse_args()
-    read = (json.loads(path.read_text()) for path in (given.ceilings, given.sustained, given.steps))
+    read = (json.loads(path.read_text()) for path in (given.ceilings, given.sustained, given.steps, given.profile))
     print(toml(*read, given.date), end="")
 
 

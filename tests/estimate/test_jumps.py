@@ -35,7 +35,7 @@ def test_jumped_is_unrolled_and_one_more_step_takes_as_long(
     lay = replace(case.layout, gradient_accumulation_steps=case.layout.gradient_accumulation_steps * longer)
     model = replace(case.model, layers=case.model.layers + deeper)
     composer, node = Composer(model, case.sequence_length, RECIPES["bf16"]), cluster(where)
-    rates = replace(Rates.of(node, "bf16"), launch=launch)
+    rates = replace(Rates.of(node, "bf16"), launch=launch, launches={})
     unrolled = StepClock(composer, node, rates, jumps=False).build(lay, 0)
     while not unrolled.steady:
         unrolled.step()
@@ -79,7 +79,9 @@ def test_nothing_ends_sooner_from_a_later_state_or_with_longer_ops(seed: int) ->
     def done(ops: list[Op], more: int) -> tuple[int, int, dict[object, int]]:
         later = [f + random.randrange(50) * more for f in free]
         under_way = {key: t + random.randrange(50) * more for key, t in flights.items()}
-        told = play(ops, later, dict(under_way), host + random.randrange(50) * more, 2, 140_000, (0,) * len(free))
+        told = play(
+            ops, later, dict(under_way), host + random.randrange(50) * more, [2] * len(ops), 140_000, (0,) * len(free)
+        )
         return told.done, told.host, dict(told.flights)
 
     longer = [(op[0], op[1] + random.randrange(30), *op[2:]) if op[0] == RUN else op for op in ops]

@@ -38,7 +38,7 @@ class Rates:
     fused      by head size, the largest first
     updating   s/byte
     copying    s/byte of a copy to or from pinned memory of the host
-    launch     seconds the host needs for each call of a body in an eager step
+    launch     seconds the host needs for a call in an eager step; `launches`: for those that were measured, by name
     beside     how much longer compute takes while a collective is on the wire, at least 1
     basis      for each question, "measured: …" or "modelled: …"
     """
@@ -52,6 +52,7 @@ class Rates:
     updating: float
     copying: Mapping[str, float]
     launch: Seconds
+    launches: Mapping[str, Seconds]
     beside: float
     basis: Mapping[str, str]
 
@@ -82,6 +83,7 @@ class Rates:
             updating=1e-9 / (memory["adamw"] * hbm),
             copying=MappingProxyType(_copying(cluster, known, device)),
             launch=known.launch_us * 1e-6,
+            launches=MappingProxyType({name: us * 1e-6 for name, us in known.launch_of}),
             beside=max(1.0, fsum(factor for _, factor in known.beside) / len(known.beside)),
             basis=MappingProxyType(_basis(cluster, known, precision)),
         )
@@ -132,6 +134,10 @@ class Rates:
     def copy(self, word: str, amount: Bytes) -> Seconds:
         """`to_host` or `from_host`, all devices at work on a node at once."""
         return amount * self.copying[word]
+
+    def launched(self, name: str) -> Seconds:
+        """Of the host for a part of a step, by its name in a timeline (`step/names.py`)."""
+        return self.launches.get(name.partition(" (")[0], self.launch)
 
     def update(self, amount: Bytes) -> Seconds:
         """The optimizer reads and writes `amount` bytes: AdamW, 28 a parameter with everything in fp32."""

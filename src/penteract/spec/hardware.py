@@ -88,6 +88,7 @@ class Curves:
     collectives  (kind, ranks, points), points as (bytes of the whole tensor, µs)
     p2p          one way, and with as much coming back: (bytes, µs)
     beside       how much longer a matrix product takes while a collective runs, by kind
+    launch_us    of the host for a call in an eager step; `launch_of`: for those that were measured, by name
     """
 
     gpu: Gpu
@@ -103,6 +104,7 @@ class Curves:
     p2p: tuple[Points, Points]
     beside: tuple[tuple[str, float], ...]
     launch_us: float
+    launch_of: tuple[tuple[str, float], ...]
     launch_basis: str
 
     @property
@@ -253,6 +255,7 @@ def _curves(tree: Tables) -> Curves:
         p2p=(_points(tree["p2p"]["one_way"]), _points(tree["p2p"]["both_ways"])),
         beside=_rates(tree["beside"]),
         launch_us=float(launch["microseconds"]),
+        launch_of=_rates(launch.get("of", {})),
         launch_basis=str(launch["basis"]),
     )
 

@@ -9,7 +9,7 @@ ranks know the gradient's norm to when they know the next one: on each rank an u
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -41,19 +41,19 @@ Pass = Mapping[str, Seconds]  # of one micro-batch through a chunk, by action
 
 
 class Idle(NamedTuple):
-    """An action that is played from idle: its seconds, those of them that it waits, and the calls of the host."""
+    """An action that is played from idle: its seconds, those of them that it waits, and those of the host."""
 
     seconds: Seconds
     waits: Seconds
-    calls: int
+    host: Seconds
 
 
 class Passes(NamedTuple):
-    """Of ranks with the same stages: each chunk's passes, and the waits and calls of a micro-batch in all of them."""
+    """Of ranks with the same stages: each chunk's passes; of a micro-batch in all, the waits and the host's seconds."""
 
     chunks: tuple[Pass, ...]
     waits: Seconds
-    calls: int
+    host: Seconds
 
 
 class Once(NamedTuple):
@@ -108,8 +108,8 @@ class Bounds:
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
         at, share = changed(layout, micro_batch_size=largest, loss_chunk=chunk), layout.micro_batch_size / largest
         passes = [
-            Passes(tuple([{a: share * s for a, s in chunk.items()} for chunk in chunks]), waits, calls)
-            for chunks, waits, calls in self._best.passes(at)
+            Passes(tuple([{a: share * s for a, s in chunk.items()} for chunk in chunks]), waits, host)
+            for chunks, waits, host in self._best.passes(at)
         ]
         return self._longest(layout, passes, [_NOTHING] * layout.pp)
 
@@ -120,14 +120,14 @@ class Bounds:
         """By group of pipeline ranks with the same stages."""
         deal = self.steps.composer.deal(layout)
         idle = {kind: self._idle(layout, self.steps.composer.piece(layout, kind)) for kind in deal.kinds}
-        each = list[tuple[Pass, Seconds, int]]()
+        each = list[tuple[Pass, Seconds, Seconds]]()
         for chain in deal.chains:
-            total, waits, calls = defaultdict[str, Seconds](float), 0.0, 0
+            total, waits, host = defaultdict[str, Seconds](float), 0.0, 0.0
             for kind, n in chain:
                 for action, told in idle[kind].items():
                     total[action] += n * told.seconds
-                    waits, calls = waits + n * told.waits, calls + n * told.calls
-            each.append((dict(total), waits, calls))
+                    waits, host = waits + n * told.waits, host + n * told.host
+            each.append((dict(total), waits, host))
         return [
             Passes(tuple([p for p, _, _ in own]), sum([w for _, w, _ in own]), sum([n for _, _, n in own]))
             for own in deal.dealt(each)
@@ -135,7 +135,8 @@ class Bounds:
 
     @tracked
     def _idle(self, layout: Layout, piece: Piece) -> Mapping[str, Idle]:
-        return {name: _from_idle(ops) for name, ops in self.steps.piece_ops(layout, piece, _APART).items()}
+        ops = self.steps.piece_ops(layout, piece, _APART)
+        return {name: _from_idle(own, self.steps.launched) for name, own in ops.items()}
 
     # ---- buckets ---------------------------------------------------------------------------------------------
 
@@ -229,7 +230,7 @@ class Bounds:
     ) -> Seconds:  # fmt: skip
         """The first micro-batch must come to a rank, all must be worked on there, gradients must be summed after the
         last, and the last gradient must go back to the first stage."""
-        lay, launch, m = layout, self.steps.rates.launch, layout.gradient_accumulation_steps
+        lay, m = layout, layout.gradient_accumulation_steps
         slower = 1 - 1 / self.steps.rates.beside  # of a wire's seconds, what computations beside it lose
         reached, group, border = lay.placement.reached, self.steps.composer.deal(lay).group, self._borders(lay)
         first, there, back, bound = once[reached[0]].update, 0.0, 0.0, 0.0
@@ -242,7 +243,7 @@ class Bounds:
             lost = slower * max(0.0, wire - m * passes[g].waits)  # while a rank waits, it loses nothing
             end = max(work + m * own.beside + lost, work - tail + own.sums) + own.measure
             bound = max(bound, own.update + end, first + there + work + own.measure, first + there + work - late + back,
-                        m * passes[g].calls * launch)  # fmt: skip
+                        m * passes[g].host)  # fmt: skip
             for ranks, seconds in own.wires_once.items():
                 bound = max(bound, seconds + m * own.wires.get(ranks, 0.0) + wires.get(ranks, 0.0))
             bound = max(bound, wire)
@@ -326,9 +327,10 @@ def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
     return tuple(out)
 
 
-def _from_idle(ops: ActionOps) -> Idle:
+def _from_idle(ops: ActionOps, launched: Callable[[str], int]) -> Idle:
     """Nothing under way, and the host far ahead. Copies that neighbours make are theirs."""
     calls = [op for some in ops.own for op in some]
-    played = play(calls, [0] * (FIRST + len(AXES)), {}, -LONG, 0, 0, (0,) * (FIRST + len(AXES)))
+    free, none = [0] * (FIRST + len(AXES)), [0] * len(calls)
+    played = play(calls, free, {}, -LONG, none, 0, (0,) * len(free))
     worked = sum([op[1] for op in calls if op[0] == RUN])
-    return Idle(played.done / PS, (played.done - worked) / PS, len(calls))
+    return Idle(played.done / PS, (played.done - worked) / PS, sum([launched(op[-1]) for op in calls]) / PS)

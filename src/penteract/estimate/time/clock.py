@@ -62,12 +62,12 @@ class Played:
 
 
 def play(  # noqa: C901, PLR0913 (each kind of op in turn, without a call: a search plays millions)
-    ops: Sequence[Op], free: list[int], flights: dict[Key, int], host: int, launch: int, slower: int,
+    ops: Sequence[Op], free: list[int], flights: dict[Key, int], host: int, launches: Sequence[int], slower: int,
     owner: Sequence[int], log: Log | None = None,
 ) -> Played:  # fmt: skip
     """Play `ops` from 0. `free`: when each stream is; changed, as `flights` is.
 
-    launch  picoseconds that the host needs for each op
+    launches  picoseconds that the host needs for each op
     slower  millionths by which compute is slower while a process group's stream is busy; it counts as busy from when
             a collective is posted, so that later states never end sooner
     owner   of each stream, the part of a step that waiting for it is
@@ -78,7 +78,7 @@ def play(  # noqa: C901, PLR0913 (each kind of op in turn, without a call: a sea
     for s in range(FIRST, len(free)):
         if free[s] > busy:
             busy, by = free[s], s
-    for op in ops:
+    for op, launch in zip(ops, launches, strict=True):
         if log:
             log(HOST, op[-1], host, host + launch)
         host += launch

@@ -79,17 +79,19 @@ class Clock:
     A host that runs ahead never returns to a state, and need not: what was played holds for every host that is no later
     than `latest`. So states leave the host out, and a jump needs that it holds nothing up and falls no further behind.
 
+    launch picoseconds of the host for an op by its name
     owner  of each stream, the part of a step that waiting for it is
     log    of every op that is played, by whom; for clocks that remember nothing
     """
 
-    launch: int
+    launch: Callable[[str], int]
     slower: int
     owner: tuple[int, ...]
     jumps: bool = True
     remembers: bool = True
     log: Log | None = None
     ops: list[tuple[Op, ...]] = field(default_factory=list[tuple[Op, ...]])
+    launches: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # of each of them
     segments: dict[tuple[Op, ...], int] = field(default_factory=dict[tuple[Op, ...], int])
     runs: list[Runs] = field(default_factory=list[Runs])
     actions: dict[Runs, int] = field(default_factory=dict[Runs, int])
@@ -113,6 +115,7 @@ class Clock:
             return known
         self.segments[ops] = len(self.ops)
         self.ops.append(ops)
+        self.launches.append(tuple([self.launch(op[-1]) for op in ops]))
         return len(self.ops) - 1
 
     def action(self, runs: Runs) -> int:
@@ -250,18 +253,19 @@ class Clock:
 
     def _play(self, m: Machine, segment: int, state: State, behind: int, *, logged: bool = False) -> Answer:
         self.played += 1
-        free, ops, at, tell = list(state.free), self.ops[segment], m.now, self.log if logged else None
+        free, at, tell = list(state.free), m.now, self.log if logged else None
+        ops, launches = self.ops[segment], self.launches[segment]
 
         def log(stream: int, name: str, start: int, end: int) -> None:
             if tell is not None:
                 tell(m, stream, name, at + start, at + end)
 
-        told = play(ops, free, dict(state.flights), behind, self.launch, self.slower, self.owner, tell and log)
+        told = play(ops, free, dict(state.flights), behind, launches, self.slower, self.owner, tell and log)
         done = told.done
         after = sorted([(key, t - done) for key, t in told.flights.items() if t > done])
         left = self.state(tuple([f - done if f > done else 0 for f in free]), tuple(after))
         if behind == -LONG:
-            return done, left, len(ops) * self.launch, told.latest - LONG, told.floor, tuple(told.parts)
+            return done, left, sum(launches), told.latest - LONG, told.floor, tuple(told.parts)
         return done, left, told.host - behind, FAR, -FAR, tuple(told.parts)
 
 

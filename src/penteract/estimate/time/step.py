@@ -68,6 +68,7 @@ class StepClock:
     log: Log | None = None  # of all that is played, where nothing is to be left out or remembered
     costs: Memo[Cost] = field(default_factory=Memo[Cost])
     spans: Memo[Span] = field(default_factory=Memo[Span])
+    launches: dict[str, int] = field(default_factory=dict[str, int])
     memos: Memos = field(default_factory=Memos)
     derived: dict[tuple[Stage, int, object], Derived] = field(default_factory=dict[tuple[Stage, int, object], Derived])
     clocks: dict[tuple[int, ...], Clock] = field(default_factory=dict[tuple[int, ...], Clock])
@@ -193,12 +194,18 @@ class StepClock:
         """Of each action of a piece, where the tape's axes have these streams."""
         return piece_ops(piece, self.device(layout), axes)
 
+    def launched(self, name: str) -> int:
+        """Picoseconds of the host for a part of a step."""
+        if name not in self.launches:
+            self.launches[name] = ps(self.rates.launched(name))
+        return self.launches[name]
+
     def _clock(self, owner: tuple[int, ...]) -> Clock:
         """For ranks with these streams."""
         if owner not in self.clocks:
             slower = round((self.rates.beside - 1) * 10**6)
             self.clocks[owner] = Clock(
-                ps(self.rates.launch), slower, owner, jumps=self.jumps, remembers=self.log is None, log=self.log
+                self.launched, slower, owner, jumps=self.jumps, remembers=self.log is None, log=self.log
             )  # fmt: skip
         return self.clocks[owner]
 
