@@ -18,8 +18,8 @@ from penteract.estimate.composed import Composer
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.time.clock import BESIDE, IN, LOOK, OUT, RUN, START, WAIT, Key, Op, ps
 from penteract.estimate.time.derive import derive
+from penteract.estimate.time.line import Post, line_of
 from penteract.estimate.time.machine import MESSAGE
-from penteract.estimate.time.ranks import Post, line_of
 from penteract.estimate.time.stage import Stage
 from penteract.estimate.time.step import StepClock
 from penteract.spec.hardware import cluster

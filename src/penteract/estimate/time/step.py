@@ -17,9 +17,10 @@ from penteract.estimate.reads import Memo, Memos, tracked
 from penteract.estimate.time.clock import PART, PS, ps
 from penteract.estimate.time.cost import BucketCosts, Cost, Device
 from penteract.estimate.time.derive import Derived, derive
+from penteract.estimate.time.line import Line, line_of
 from penteract.estimate.time.machine import Clock, Log
 from penteract.estimate.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, piece_ops
-from penteract.estimate.time.ranks import Line, Ranks, Unsettled, line_of
+from penteract.estimate.time.ranks import Ranks, Unsettled
 from penteract.estimate.time.stage import Stage
 from penteract.ops.bodies.fp8 import is_coded, remembered
 from penteract.ops.spec import Widths

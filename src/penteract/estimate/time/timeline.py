@@ -11,8 +11,9 @@ from typing import NamedTuple
 from penteract.estimate.pieces import ENDS
 from penteract.estimate.reads import Memos
 from penteract.estimate.time.clock import COMPUTE, HOST, IN, OUT, SIDE
+from penteract.estimate.time.line import Message
 from penteract.estimate.time.machine import Machine
-from penteract.estimate.time.ranks import Message, Ranks
+from penteract.estimate.time.ranks import Ranks
 from penteract.estimate.time.stage import Stage
 from penteract.estimate.time.step import StepClock
 from penteract.parallel.data import NONE
