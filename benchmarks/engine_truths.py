@@ -1,15 +1,13 @@
-"""What a step waits for on two GPUs: targets counted at its beginning or told before, messages each by itself or in
-batches; and whether a trainer that is deleted frees what it had.
+"""What a step waits for on two GPUs: targets counted at its beginning or told before; and whether a trainer
+that is deleted frees what it had.
 
-    torchrun --nproc-per-node 2 benchmarks/engine_truths.py --out FOLDER [--parts counts,messages,freed] [--steps 12]
-        [--counts-at-begin] [--batched]
+    torchrun --nproc-per-node 2 benchmarks/engine_truths.py --out FOLDER [--parts counts,freed] [--steps 12]
+        [--counts-at-begin]
 
 counts    ZeRO 1 over both GPUs. `--counts-at-begin` forces the sum of targets at the beginning of every step, as a first
           step has it, so that it queues behind the gathers of the step before; without the switch both are run in one
           call, in both orders. Times are from CUDA events: of steps, from a step's begin to its first kernel, and of
           waits for parameters.
-messages  Two stages, 1F1B and ZB-H1. `--batched` posts the messages of an exchange as one batch and waits for it at
-          once, as NCCL has one handle for all of them; without the switch both are run, in both orders.
 freed     Bytes allocated before a trainer is made, while it is there, after it is deleted with the collector off, and
           after a second one.
 """
@@ -40,7 +38,6 @@ from memory_options import drawn_on_device
 from provenance import hexadecimal, provenance
 
 from penteract.engine import trainer as engine
-from penteract.engine.comm.comm import Flight
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.feeder import Feeder
 from penteract.engine.rank import Rank, join
@@ -110,27 +107,6 @@ def counting(feeder: Feeder, samples: Samples, first: int) -> list[int]:
     return counts if counts is not None or drawn is None else drawn.counts
 
 
-def in_batches() -> ExitStack:
-    """An exchange as one batch, that is waited for at once."""
-
-    def exchange(run: Run, transfers: Any) -> None:
-        ranks, mesh = run.p.mesh.group("pp", run.p.rank), run.p.mesh
-        group = run.comm.groups.of(ranks, "value")
-        ops, pinned = list[Any](), list[torch.Tensor]()
-        for t, slot, r in transfers:
-            peer = mesh.neighbour(run.p.rank, t.peer)
-            if t.kind == "Recv":
-                (run.registers[slot, r],) = run._make(slot, (r,))
-            pinned.append(run.registers[slot, r])
-            ops.append(dist.P2POp(dist.isend if t.kind == "Send" else dist.irecv, pinned[-1], peer, group))
-        run.comm.finish(Flight(dist.batch_isend_irecv(ops), tuple(pinned)))
-
-    stack = ExitStack()
-    stack.enter_context(patch.object(Run, "exchange", exchange))
-    stack.enter_context(patch.object(Run, "arrive", lambda run, slot, register: None))
-    return stack
-
-
 def made(asked: argparse.Namespace, rank: Rank, layout: Layout) -> tuple[engine.Trainer, Samples]:
     model = replace(find_model(asked.model), layers=asked.layers) if asked.layers else find_model(asked.model)
     base = replace(layout, attention="cudnn", loss="chunked", elementwise="triton")
@@ -187,27 +163,6 @@ def counts(asked: argparse.Namespace, rank: Rank) -> dict[str, Any]:
     return {"layout": "dp=2,zero=1", "micros": asked.micros, "rows": rows}
 
 
-def messages(asked: argparse.Namespace, rank: Rank) -> dict[str, Any]:
-    rows = list[dict[str, Any]]()
-    for schedule in ("1f1b", "zb_h1"):
-        layout = Layout(pp=rank.world, schedule=schedule, gradient_accumulation_steps=2 * asked.micros)
-        trainer, samples = made(asked, rank, layout)
-        group = trainer.run.comm.groups.of(trainer.program.mesh.group("pp", rank.number), "value")
-        dist.all_reduce(torch.zeros(1, device=rank.device), group=group)  # batches go over it: it connects now
-        torch.cuda.synchronize()
-        first = 1
-        for batched in [True] if asked.batched else [False, True, True, False]:
-            with in_batches() if batched else ExitStack():
-                row = steps(trainer, samples, first, asked.steps)
-            first += WARM + asked.steps
-            rows.append({"schedule": schedule, "batched": batched, "ranks": on_all(row, rank)})
-        losses = [loss for one in rows if one["schedule"] == schedule for loss in one["ranks"][0]["losses"]]
-        rows[-1]["falls"] = losses[-1] < losses[0]
-        del trainer
-        torch.cuda.empty_cache()
-    return {"layout": f"pp={rank.world}", "micros": 2 * asked.micros, "rows": rows}
-
-
 def freed(asked: argparse.Namespace, rank: Rank) -> dict[str, Any]:
     """With the collector off: reference counts alone free."""
     layout = Layout(dp=rank.world, zero=1, gradient_accumulation_steps=1)
@@ -227,7 +182,7 @@ def freed(asked: argparse.Namespace, rank: Rank) -> dict[str, Any]:
     return {"layout": "dp=2,zero=1", "allocated_gib": on_all({name: gib(n) for name, n in told.items()}, rank)}
 
 
-PARTS = {"counts": counts, "messages": messages, "freed": freed}
+PARTS = {"counts": counts, "freed": freed}
 
 
 def main() -> None:
@@ -235,12 +190,11 @@ def main() -> None:
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--layers", type=int, default=8, help="of the model; 0: all that it has")
     parser.add_argument("--seq", type=int, default=8192)
-    parser.add_argument("--micros", type=int, default=2, help="micro-batches a step under ZeRO; twice as many under pp")
+    parser.add_argument("--micros", type=int, default=2, help="micro-batches a step")
     parser.add_argument("--steps", type=int, default=10, help="timed, after three that warm up")
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--counts-at-begin", action="store_true")
-    parser.add_argument("--batched", action="store_true")
     parser.add_argument("--commit", default="", type=hexadecimal)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
