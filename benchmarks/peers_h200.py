@@ -4,8 +4,8 @@
 
 Measured: Megatron-LM core_v0.16.1 with TransformerEngine 2.11, bf16, ZeRO-1 with fp32 gradients, no recomputation, torch
 2.11, November 2026; medians of ten steps (four with a pipeline). The prices are of this program, which keeps other
-activations and reduces gradients in other buckets; pointwise ops are planned as the one kernel that each is there. What is compared is the model of time: nothing is fitted to these
-rows, though GEMM and attention rates come from the same kind of node. The record takes a second to make, on any machine.
+activations and reduces gradients in other buckets; pointwise ops are planned as the one kernel that each is there. What
+is compared is the model of time: nothing is fitted to these rows, though GEMM and attention rates come from the same kind of node. The record takes a second to make, on any machine.
 """
 
 from __future__ import annotations

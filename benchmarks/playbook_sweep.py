@@ -4,7 +4,8 @@
 
 For each model and number of nodes: the rank correlation of predicted and measured tokens/s/GPU over the layouts that
 ran, where the fastest measured layout stands in our order, and how much slower than it our first choice was measured.
-Nothing is fitted to these rows. Pointwise ops are planned as one kernel each, as they were there. Memory is predicted for this program, not for the trainer that was measured.
+Nothing is fitted to these rows. Pointwise ops are planned as one kernel each, as they were there. Memory is predicted
+for this program, not for the trainer that was measured.
 
 The argument is the table of the book's runs, with the columns that `layout_of` and `group` read; the record names it and
 its digest. Of its rows those that completed, with 256 sequences of 4096 tokens a step, are used. It takes 15 seconds.
