@@ -1,12 +1,13 @@
 """Write what was measured on a node, and on one of its devices when hot, as TOML of the catalogue.
 
     python benchmarks/make_8xh200.py ceilings_8xh200.json benchmarks/results/sustained_h200.json \
-        benchmarks/results/flash_attention.json benchmarks/results/step_profile_2xh200.json --date 2026-11-20 > src/penteract/spec/catalog/hardware/8xh200.toml
+        benchmarks/results/flash_attention.json benchmarks/results/step_profile_2xh200.json \
+        benchmarks/results/walked_kernels_h200.json --date 2026-11-20 > src/penteract/spec/catalog/hardware/8xh200.toml
 
 The first file holds medians of bursts on eight GPUs at once: products, attention, copies, collectives. The second is
 what `benchmarks/sustained.py` wrote: the rates that one GPU keeps up while power bounds its clock, as it does in a
 training step. The third holds whole steps of one GPU: how long the host needs for each call of a body; the fourth, for each kind of
-call and for what happens to buckets. Compute is taken from the second; the bursts are written down beside it, for comparison.
+call and for what happens to buckets; the fifth, pointwise kernels whose tensors do not lie alike. Compute is taken from the second; the bursts are written down beside it, for comparison.
 """
 
 from __future__ import annotations
@@ -69,6 +70,12 @@ def memory(rows: Mapping[str, Any], moved: list[list[float]]) -> Iterator[str]:
             yield f"{key}_{who} = {rows[f'{key}_pinned_512MiB_{who}']['gbps']:.2f}"
     text = ", ".join(f"[{size}, {us:.2f}]" for size, us in moved)
     yield f"\n# One pointwise kernel, hot: [bytes read and written, microseconds].\n[moved]\npoints = [{text}]"
+
+
+def walked(rows: list[list[float]]) -> Iterator[str]:
+    text = ", ".join(f"[{elements}, {us:.2f}]" for elements, us, _ in rows)
+    yield "\n# One pointwise kernel whose tensors do not lie alike, in a step: [elements, microseconds]."
+    yield f"[walked]\npoints = [{text}]"
 
 
 def wires(data: Mapping[str, Any]) -> Iterator[str]:
@@ -146,7 +153,12 @@ def bursts(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 def toml(
-    data: Mapping[str, Any], hot: Mapping[str, Any], steps: Mapping[str, Any], profile: Mapping[str, Any], date: str
+    data: Mapping[str, Any],
+    hot: Mapping[str, Any],
+    steps: Mapping[str, Any],
+    profile: Mapping[str, Any],
+    kernels: Mapping[str, Any],
+    date: str,
 ) -> str:
     multicast = "off" if data["env"]["NCCL_NVLS_ENABLE"] == "0" else "on"
     about = {"device": data["gpu"], "torch": data["torch"], "cuda": data["cuda"], "nccl": data["nccl"],
@@ -155,7 +167,7 @@ def toml(
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
     parts = (hot_products(hot["products"]), hot_attention(hot["attention"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
-             wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"]), bursts(data))  # fmt: skip
+             walked(kernels["walked: elements, µs, kernels"]), wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"]), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
 
@@ -165,9 +177,13 @@ def main() -> None:
     parser.add_argument("sustained", type=Path, help="the JSON of benchmarks/sustained.py")
     parser.add_argument("steps", type=Path, help="the JSON of benchmarks/flash_attention.py")
     parser.add_argument("profile", type=Path, help="the summary of benchmarks/step_profile.py")
+    parser.add_argument("kernels", type=Path, help="the JSON of benchmarks/walked_kernels.py")
     parser.add_argument("--date", required=True, help="when the first was measured")
     given = parser.parse_args()
-    read = (json.loads(path.read_text()) for path in (given.ceilings, given.sustained, given.steps, given.profile))
+    read = (
+        json.loads(path.read_text())
+        for path in (given.ceilings, given.sustained, given.steps, given.profile, given.kernels)
+    )
     print(toml(*read, given.date), end="")
 
 

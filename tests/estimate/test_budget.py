@@ -56,8 +56,11 @@ def _again(chunk: Any, widths: Any, layout: Layout) -> float:
             body = body_of(site, layout)
             beside = 2 * body.workspace("forward", ins, site.weights, site.attrs, widths)
             products = body.products("forward", ins, site.weights, site.attrs)
+            kernels = body.traffic("forward", ins, site.weights, site.attrs, widths)
             if products:
                 total += sum(map(rates.product, products)) + (rates.moved(beside) if beside else 0.0)
+            elif kernels is not None:
+                total += sum(k.times * rates.moved(k.moved, k.walked) for k in kernels)
             else:
                 total += rates.moved(
                     sum(chunk.specs[r].numel() * widths[chunk.specs[r].role] for r in (*call.ins, *call.outs)) + beside

@@ -36,6 +36,7 @@ class Rates:
     Compute is what a hot device keeps up: in a step that goes on, power bounds the clock, and no burst lasts.
 
     fused      by head size, the largest first
+    pointwise  against bytes; `walking`: against elements, of kernels that go through them one by one
     updating   s/byte
     copying    s/byte of a copy to or from pinned memory of the host
     launch     seconds the host needs for a call in an eager step; `launches`: for those that were measured, by name
@@ -48,6 +49,7 @@ class Rates:
     flash: tuple[float, float]  # its share of cuDNN's rate, forward and backward
     fused: tuple[tuple[int, Fused], ...]
     pointwise: Curve
+    walking: Curve
     wires: Wires
     updating: float
     copying: Mapping[str, float]
@@ -79,6 +81,9 @@ class Rates:
             flash=known.flash,
             fused=_fused(known, known.gpu.peak("bf16") / device.peak(soft)),
             pointwise=Curve.of((size, us * 1e-6) for size, us in known.moved).stretched(1 / hbm),
+            walking=Curve.of((n, us * 1e-6) for n, us in known.walked).stretched(
+                known.gpu.multiprocessors / device.multiprocessors
+            ),
             wires=Wires.of(known, inside, between),
             updating=1e-9 / (memory["adamw"] * hbm),
             copying=MappingProxyType(_copying(cluster, known, device)),
@@ -93,7 +98,14 @@ class Rates:
         they are: their law has no negative term. What is on the wire slows nothing down."""
         fused = tuple((head, Fused(*(curve.at_best() for curve in some))) for head, some in self.fused)
         wires = replace(self.wires, best=True, lines={})
-        return replace(self, fused=fused, pointwise=self.pointwise.at_best(), wires=wires, beside=1.0)
+        return replace(
+            self,
+            fused=fused,
+            pointwise=self.pointwise.at_best(),
+            walking=self.walking.at_best(),
+            wires=wires,
+            beside=1.0,
+        )
 
     def product(self, p: Product) -> Seconds:
         """One batch of matrix products, as one kernel."""
@@ -119,9 +131,11 @@ class Rates:
         seconds = fused.backward(done) if backward else fused.forward(done)
         return seconds / self.flash[backward] if flash else seconds
 
-    def moved(self, amount: Bytes) -> Seconds:
-        """A pointwise word that reads and writes `amount` bytes of device memory."""
-        return self.pointwise(amount)
+    def moved(self, amount: Bytes, walked: int = 0) -> Seconds:
+        """A pointwise kernel that reads and writes `amount` bytes of device memory; `walked`: elements, where it goes
+        through them one by one."""
+        seconds = self.pointwise(amount)
+        return max(seconds, self.walking(walked)) if walked else seconds
 
     def collective(self, kind: str, span: Span, amount: Bytes) -> Seconds:
         """`amount`: bytes of the tensor handed over, the output of a gather, the input of others."""

@@ -85,6 +85,7 @@ class Curves:
     memory       copy, add, adamw: device; h2d_…, d2h_…: pinned host memory, all devices at once or one
     devices      of the node that was measured: "all"
     moved        one pointwise kernel: (bytes read and written, µs)
+    walked       one pointwise kernel whose tensors do not lie alike: (elements, µs)
     collectives  (kind, ranks, points), points as (bytes of the whole tensor, µs)
     p2p          one way, and with as much coming back: (bytes, µs)
     beside       how much longer a matrix product takes while a collective runs, by kind
@@ -100,6 +101,7 @@ class Curves:
     flash: tuple[float, float]
     memory: tuple[tuple[str, float], ...]
     moved: Points
+    walked: Points
     collectives: tuple[tuple[str, int, Points], ...]
     p2p: tuple[Points, Points]
     beside: tuple[tuple[str, float], ...]
@@ -251,6 +253,7 @@ def _curves(tree: Tables) -> Curves:
         flash=(float(attention["flash"][0]), float(attention["flash"][1])),
         memory=_rates(tree["memory"]),
         moved=_points(tree["moved"]["points"]),
+        walked=_points(tree["walked"]["points"]),
         collectives=tuple(sorted(collectives)),
         p2p=(_points(tree["p2p"]["one_way"]), _points(tree["p2p"]["both_ways"])),
         beside=_rates(tree["beside"]),

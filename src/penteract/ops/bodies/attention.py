@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.ops.bodies.body import BOOL, Attrs, Body, Product, Shape, Specs, mixed
+from penteract.ops.bodies.traffic import Eager, Kernels
 from penteract.ops.spec import Spec, Widths
 
 
@@ -66,6 +67,15 @@ class MergeAttention(Body):
     ) -> int:
         return (prod(ins[0]) + 2 * prod(ins[1])) * widths["stat"]
 
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        """Log-sum-exps [rows] and what they weigh [rows, features]."""
+        e, n, rows = Eager(widths), prod(ins[0]), prod(ins[1])
+        two, one, of_rows = e.each(rows, "stat", "stat", "stat"), e.each(rows, "stat", "stat"), ("stat", rows)
+        scaled, summed = e.each(n, "compute", of_rows, "stat"), e.each(n, "stat", "compute", of_rows, "stat")
+        return two, two, one, two, one, scaled, summed, e.copy(n, "stat", "compute")
+
 
 class UnfoldHeads(Body):
     """Each head's plain key and its value [t, B, H·(P+E)], and the rotated key [t, B, R] that all heads share
@@ -82,6 +92,17 @@ class UnfoldHeads(Body):
 
     def gradients(self, attrs: Attrs) -> tuple[int, ...]:
         return (0, 1)
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, rotated, size = Eager(widths), prod(ins[1]), attrs["plain_size"] + attrs["value_size"]
+        heads = prod(ins[0]) // size
+        copies = [e.copy(heads * attrs[n], "compute", "compute", strided=True) for n in ("plain_size", "value_size")]
+        every = heads * ins[1][-1]
+        if phase == "forward":
+            return copies[0], e.copy(every, ("compute", rotated), "compute", strided=True), copies[1]
+        return *copies, e.sums(("compute", every), ("compute", rotated))
 
 
 ATTENTION: dict[str, Body] = {

@@ -1,8 +1,8 @@
 """What an op declares: results, what it keeps for which gradient, FLOPs; and what an implementation of it declares:
 workspace, what its ranks agree on, cost.
 
-FLOPs are those of matrix products (2·m·n·k each); everything else is bytes moved. Shapes reach `flops`, `workspace` and
-`cost` as plain numbers, with the sizes that routing decides already filled in.
+FLOPs are those of matrix products (2·m·n·k each); everything else is bytes moved. Shapes reach `flops`, `workspace`,
+`traffic` and `cost` as plain numbers, with the sizes that routing decides already filled in.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import fsum, prod
 from typing import Any, NamedTuple, Protocol
 
+from penteract.ops.bodies.traffic import Kernels
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
 from penteract.spec.layout import Layout
@@ -59,7 +60,7 @@ class Rates(Protocol):
         self, products_flops: Flops, *, backward: bool, causal: bool, head_size: int = 128, flash: bool = False
     ) -> Seconds: ...
 
-    def moved(self, amount: Bytes) -> Seconds: ...
+    def moved(self, amount: Bytes, walked: int = 0) -> Seconds: ...
 
 
 class Body:
@@ -110,15 +111,25 @@ class Body:
         """Bytes that are allocated at the worst moment beside results, freed on return."""
         return 0
 
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels | None:
+        """The kernels of a phase without products. None: one, that reads and writes each register once, what it
+        overwrites and what it needs beside registers twice."""
+        return None
+
     def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
         """Of one call: under which part of a step it is told ("compute", "attention" or "pointwise"), and its seconds.
 
-        Products are at the speed of their shape, and all other bytes at that of memory: what is needed beside
+        Products are at the speed of their shape, kernels at that of memory. Beside products, what is needed beside
         registers is written and read once, and a weight gradient is added to what is there.
 
         `registers`: bytes of each that it reads or writes.
         """
-        products, beside = self.products(*call), 2 * self.workspace(*call, widths)
+        products = self.products(*call)
+        if not products and (kernels := self.traffic(*call, widths)) is not None:
+            return "pointwise", fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
+        beside = 2 * self.workspace(*call, widths)
         if call.phase == "weight_gradient":
             beside += 2 * sum(map(prod, call.weights)) * widths["gradient"]
         if products:

@@ -17,6 +17,7 @@ from penteract.ops.bodies.body import (
     wide_product,
     widened,
 )
+from penteract.ops.bodies.traffic import Eager, Kernels
 from penteract.ops.spec import Spec, Widths
 
 
@@ -89,6 +90,13 @@ class SortByExpert(Body):
     ) -> int:
         return prod(ins[0]) * widths["index"]
 
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, copies = Eager(widths), prod(ins[0])
+        counted = e.places(copies, "index", "index", "index")
+        return e.sums(("index", 3 * copies)), e.each(attrs["experts"], "index"), counted
+
 
 class SplitSizes(Body):
     """copies sent [X], copies coming [ep·X/ep] -> the host's sizes: the one look a step takes at routed counts."""
@@ -116,6 +124,16 @@ class Dispatch(Body):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
         return prod(ins[1]) * widths["index"]
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, copies, width = Eager(widths), prod(ins[1]), ins[0][-1]
+        n, token = copies * width, e.each(copies, "index", "index")
+        if phase == "forward":
+            return token, e.sums(("index", copies), ("compute", 2 * n))
+        summed = e.places(n, ("index", copies), "compute", "compute", "compute")
+        return e.each(prod(ins[0]), "compute"), token, summed
 
 
 class Regroup(Body):
@@ -168,6 +186,21 @@ class Combine(Body):
             return rows * widths["compute"]
         return max((rows + copies) * widths["compute"], copies * widths["index"])
 
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n, copies = Eager(widths), prod(ins[0]), prod(ins[2])
+        of_copies, of_index = ("compute", copies), ("index", copies)
+        weighed = e.each(n, "compute", of_copies, "compute")
+        if phase == "forward":
+            placed = e.places(n, of_index, "compute", "compute")
+            return placed, weighed, e.sums(("compute", n), ("compute", n // attrs["top_k"]))
+        at_order = e.places(copies, "index", "compute", "compute")
+        return (
+            e.each(copies, "index", "index"), e.sums(of_index, ("compute", 2 * n)),
+            e.each(n, "compute", "compute", "compute"), e.sums(("compute", n), of_copies), at_order, at_order, weighed,
+        )  # fmt: skip
+
 
 class BalanceLoss(Body):
     """scores [s, B, X], choices [B, X] of the whole sequence -> this rank's share of Σ over sequences of f·P, []."""
@@ -187,6 +220,26 @@ class BalanceLoss(Body):
             return (scores + max(tokens, loads) if sigmoid else 2 * loads) * widths["stat"]
         return (loads + (2 * tokens if sigmoid else 0)) * widths["stat"]
 
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        """Scores [tokens, experts], and loads [sequences, experts]."""
+        e, n, tokens, loads = Eager(widths), prod(ins[0]), prod(ins[0][:-1]), prod(ins[1])
+        of_tokens, of_loads = ("stat", tokens), ("stat", loads)
+        load = e.copy(loads, "index", "stat"), e.each(loads, "stat", "stat")
+        row, by_row = e.sums(("stat", n), of_tokens), e.each(n, "stat", of_tokens, "stat")
+        sigmoid = attrs["score"] == "sigmoid"
+        if phase == "forward":
+            shares = (row, by_row) if sigmoid else ()
+            weighed = e.each(loads, "stat", "stat", "stat")
+            return *shares, e.sums(("stat", n), of_loads), *load, weighed, e.sums(of_loads, ("stat", 1))
+        slopes = *load, e.each(loads, "stat", ("stat", 1), "stat")
+        if not sigmoid:
+            return *slopes, e.copy(n, of_loads, "stat")
+        mean = e.each(tokens, "stat", "stat", "stat")
+        less = e.each(n, of_loads, of_tokens, "stat")
+        return *slopes, row, e.each(n, of_loads, "stat", "stat"), row, mean, less, by_row
+
 
 class Tally(Body):
     """choices [B, X] are added to the step's count that moves the balance bias."""
@@ -203,6 +256,12 @@ class Tally(Body):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
         return ins[0][-1] * widths["index"]
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n = Eager(widths), ins[0][-1]
+        return e.sums(("index", prod(ins[0])), ("index", n)), e.each(n, "index", "index", "index")
 
 
 EXPERTS: dict[str, Body] = {

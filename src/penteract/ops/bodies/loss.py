@@ -3,11 +3,13 @@ z-loss (PaLM, Chowdhery 2022, 2204.02311 §5: z times the square of each row's l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from penteract.ops.bodies.body import BOOL, Attrs, Body, Product, Shape, Specs, linear_products, narrow_product
 from penteract.ops.bodies.dense import Linear
+from penteract.ops.bodies.steps import local_targets
+from penteract.ops.bodies.traffic import Eager, Kernel, Kernels
 from penteract.ops.spec import Spec, Widths
 
 
@@ -15,6 +17,11 @@ def at_once(logits: Shape, attrs: Attrs) -> int:
     """The tokens whose logits are widened at a time: `attrs` says how many, or all."""
     tokens = prod(logits[:-1])
     return min(tokens, attrs.get("at_once", tokens))
+
+
+def repeated(kernels: Kernels, times: float) -> Iterator[Kernel]:
+    """What is done to some tokens, for all of them: the last may be fewer, and take as much less."""
+    return (kernel._replace(times=times) for kernel in kernels)
 
 
 class RowMax(Body):
@@ -25,6 +32,12 @@ class RowMax(Body):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
         return prod(ins[0][:-1]) * widths["compute"]
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, rows = Eager(widths), prod(ins[0][:-1])
+        return e.sums(("compute", prod(ins[0])), ("compute", rows)), e.copy(rows, "compute", "stat")
 
 
 class ExpSum(Body):
@@ -39,6 +52,17 @@ class ExpSum(Body):
         """The shifted logits, and each target's column and whether it is here."""
         return at_once(ins[0], attrs) * ins[0][-1] * widths["stat"] + prod(ins[2]) * (widths["index"] + BOOL)
 
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, tokens, rows, columns = Eager(widths), prod(ins[2]), at_once(ins[0], attrs), ins[0][-1]
+        n, of_rows = rows * columns, ("stat", rows)
+        some = (
+            e.each(n, "compute", of_rows, "stat"), e.places(rows, "index", "stat", "stat"),
+            e.each(n, "stat", "stat"), e.sums(("stat", n), of_rows),
+        )  # fmt: skip
+        return *local_targets(e, tokens), *repeated(some, tokens / rows), e.each(tokens, "stat", "mask", "stat")
+
 
 class NegativeLogLikelihood(Body):
     """sums [2, s, B], max, targets -> Σ over targets [], log-sum-exp [s, B]; with z, z·Σ over targets of its square."""
@@ -52,6 +76,19 @@ class NegativeLogLikelihood(Body):
     ) -> int:
         return prod(ins[2]) * (widths["stat"] + BOOL)
 
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n = Eager(widths), prod(ins[2])
+        one, two, counted = (
+            e.each(n, "stat", "stat"),
+            e.each(n, "stat", "stat", "stat"),
+            e.each(n, "stat", "mask", "stat"),
+        )
+        total = e.sums(("stat", n), ("stat", 1))
+        squares = (one, counted, total, e.each(1, "stat", "stat")) if attrs.get("z") else ()
+        return one, e.each(n, "index", "mask", typed=True), two, two, counted, total, *squares
+
 
 class CrossEntropyGradient(Body):
     """logits, log-sum-exp, targets, g [] -> (softmax·(1 + 2·z·log-sum-exp) - onehot)·g, zero where the target is
@@ -64,6 +101,21 @@ class CrossEntropyGradient(Body):
         rows = at_once(ins[0], attrs)
         local = prod(ins[2]) * (widths["index"] + BOOL)
         return rows * ins[0][-1] * widths["stat"] + local + rows * (widths["stat"] + BOOL)
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, tokens, rows, columns = Eager(widths), prod(ins[2]), at_once(ins[0], attrs), ins[0][-1]
+        n, of_rows, of_row = rows * columns, ("stat", rows), e.each(rows, "stat", "stat")
+        by_row = e.each(n, "stat", of_rows, "stat")
+        some = (
+            e.each(n, "compute", of_rows, "stat"), e.each(n, "stat", "stat"),
+            *((of_row, of_row, by_row) if attrs.get("z") else ()),
+            e.each(rows, "mask", "stat"), of_row, e.places(rows, "index", "stat", "stat", "stat"),
+            e.each(rows, "index", "mask", typed=True), e.each(rows, ("stat", 1), "mask", "stat"),
+            by_row, e.copy(n, "stat", "compute"),
+        )  # fmt: skip
+        return *local_targets(e, tokens), *repeated(some, tokens / rows)
 
 
 class LogitsGradient(CrossEntropyGradient):
@@ -125,6 +177,12 @@ class Loss(Body):
 
     def gradients(self, attrs: Attrs) -> tuple[int, ...]:
         return ()
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e = Eager(widths)
+        return (e.each(1, *["stat"] * (4 if phase == "forward" else 2)),)
 
 
 LOSS: dict[str, Body] = {
