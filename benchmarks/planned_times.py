@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fused_kernels import fused
+from fused_kernels import fused, theirs
 from peers_h200 import ROWS
 from playbook_sweep import LENGTH, MODELS, layout_of
 from provenance import provenance
@@ -95,7 +95,7 @@ def peers() -> Iterator[Row]:
     """Another trainer, on one node, whose pointwise kernels are fused."""
     for name, spec, length, layout, measured, _ in ROWS:
         lay = replace(layout, zero=1, attention="cudnn")
-        quoter = Quoter(spec, cluster("8xH200"), sequence_length=length)
+        quoter = Quoter(spec, theirs(cluster("8xH200")), sequence_length=length)
         tokens = lay.global_batch_size * length / lay.world
         with fused():
             seconds = quoter.time(quoter.quote(lay)).seconds
@@ -111,7 +111,7 @@ def sweep(path: Path) -> Iterator[Row]:
                 continue
             key = row["model_params_B"], int(row["nodes"])
             if key not in known:
-                nodes = cluster(f"{key[1]}x8xH100", fabric="efa")
+                nodes = theirs(cluster(f"{key[1]}x8xH100", fabric="efa"))
                 known[key] = Quoter(MODELS[key[0]], nodes, sequence_length=LENGTH)
             lay = layout_of(row)
             tokens = lay.global_batch_size * LENGTH / lay.world
