@@ -11,6 +11,7 @@ GATHER = "all_gather parameters"
 REPLICATE = "all_reduce shards"
 CODE, NARROW, WIDEN, ADD = "code", "narrow gradients", "widen gradients", "add gradients"
 MEASURE, UPDATE = "squares", "update"
+LARGEST, ORTHOGONALISE = "largest weights", "orthogonalise"
 WAIT_PARAMETERS, WAIT_GRADIENTS, WAIT_STAGE = "wait parameters", "wait gradients", "wait for a stage"
 
 

@@ -197,7 +197,7 @@ class BucketOps:
         """Make a bucket's matrices whole, this rank's own orthogonal, and sum them. All wait for the rank whose own
         take longest, so that is what they take."""
         wires, slowest = self.costs.matrices(b, self.streams.rank)
-        run: Op = (RUN, ps(slowest), UPDATE, "orthogonalise")
+        run: Op = (RUN, ps(slowest), UPDATE, names.ORTHOGONALISE)
         there, back = (wires[:-1], wires[-1:]) if len(b.team) > 1 else (wires, wires[:0])
         for some in (there, (None,), back):
             for wire in some:
@@ -224,7 +224,7 @@ class BucketOps:
 
     def largest(self, b: Bucket) -> Op:
         """The largest values of a shard's weights, which codes are scaled by."""
-        return RUN, self._took("largest", b), DATA, "largest weights"
+        return RUN, self._took("largest", b), DATA, names.LARGEST
 
 
 @dataclass(slots=True)
