@@ -20,6 +20,11 @@ def of_call(phase: Phase, site: Site) -> str:
     return f"{phase} {site}"
 
 
+def of_scale(call: str) -> str:
+    """Of the largest value that a call's codes are scaled by, over ranks; a run has it inside of the call."""
+    return f"largest {call}"
+
+
 def of_sum(b: Bucket) -> str:
     """Of the sum of a bucket's gradients."""
     return "reduce_scatter gradients" if b.shards > 1 else "all_reduce gradients"

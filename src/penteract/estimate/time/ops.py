@@ -117,7 +117,8 @@ def _call(
         axis, took = asked
         part = "tensor" if axis == "sequence" else DIMENSION[axis]
         key: Key = ("a", 0, 0)
-        return (run, (START, axes[AXES.index(axis)], ps(took), key, f"largest {name}"), (WAIT, key, PART[part], name))
+        scale = names.of_scale(name)
+        return (run, (START, axes[AXES.index(axis)], ps(took), key, scale), (WAIT, key, PART[part], scale))
     return (run,)
 
 

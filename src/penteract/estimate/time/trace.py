@@ -34,6 +34,7 @@ class Alive(Pricing):
 
     arena, outside  registers while it runs: with a place in the arena, and those whose size is data; `after`: then
     workspace       what its body allocates
+    high            the most of `outside` between two calls: it is told with the second
     """
 
     arena: array[int] = field(default_factory=lambda: array("q"))
@@ -42,6 +43,7 @@ class Alive(Pricing):
     arena_after: array[int] = field(default_factory=lambda: array("q"))
     outside_after: array[int] = field(default_factory=lambda: array("q"))
     noted: Bytes = 0
+    high: Bytes = 0
 
     def call(self, slot: Slot, call: Call) -> None:
         Pricing.call(self, slot, call)
@@ -49,9 +51,14 @@ class Alive(Pricing):
             return
         for column in (self.arena, self.arena_after):
             column.append(self.now - self.routed)
-        for column in (self.outside, self.outside_after):
-            column.append(self.routed)
+        self.outside.append(max(self.high, self.routed))
+        self.outside_after.append(self.routed)
         self.workspace.append(self.noted)
+        self.high = 0
+
+    def _hold(self, slot: Slot, register: int, amount: Bytes) -> None:
+        Pricing._hold(self, slot, register, amount)
+        self.high = max(self.high, self.routed)
 
     def _note(self, workspace: Bytes, site: Site | None) -> None:
         Pricing._note(self, workspace, site)
