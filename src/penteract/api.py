@@ -14,9 +14,12 @@ from penteract.plan.collector import uncollected
 from penteract.plan.plan import Plan, plan_layouts, plan_one, quoter
 from penteract.plan.progress import Watch
 from penteract.plan.question import question
+from penteract.plan.trace import trace
 from penteract.spec.hardware import Cluster
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
+
+__all__ = ["plan", "trace", "train"]
 
 
 def plan(  # noqa: PLR0913 (what is asked has many sides)

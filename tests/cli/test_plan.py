@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penteract import plan
+from penteract import plan, trace
 from penteract.plan.ask import AXES, EDITS, as_text, parse_axes
 from penteract.plan.plan import exact
 from penteract.spec import catalog
@@ -136,6 +136,79 @@ def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
     assert (run.sequence_length, run.layout.global_batch_size, run.precision.dtype) == (256, 16, "bf16")
     assert run.layout == exact(plan("tiny", "4xH200", sequence_length=256, batch="16seqs", layout="tp=2,pp=2").ask,
                                parse_axes("tp=2,pp=2,recompute=full,mbs=2", flag="", several=False))  # fmt: skip
+
+
+PIPELINE = ["plan", *TINY_STEP, "--layout", "tp=2,pp=2"]
+
+
+def test_a_trace_is_the_step_of_the_layout(tell: Tell, tmp_path: Path) -> None:
+    told = tell(*PIPELINE, "--trace", "step.json")
+    assert (told.code, told.err) == (0, "")
+    said = "Trace: step.json has a step of all 2 stages; open it in ui.perfetto.dev or chrome://tracing\n"
+    assert said in told.out
+    rows = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+    named = [row["args"]["name"] for row in rows if row["name"] == "process_name"]
+    assert named == ["stage 0 (rank 0)", "stage 1 (rank 2)"]
+    took = max(row["ts"] + row["dur"] for row in rows if row.get("cat") not in ("wire", "launch") and row["ph"] == "X")
+    found = json.loads(tell(*PIPELINE, "--trace", "again.json", "--trace-stage", 1, "--json").out)
+    assert found["notes"][-1].startswith("Trace: again.json has a step of stage 1 of 2; open it in ui.perfetto.dev")
+    assert took == pytest.approx(found["layouts"][0]["time"]["step_s"] * 1e6)
+    alone = json.loads((tmp_path / "again.json").read_text())["traceEvents"]
+    assert sorted(map(str, alone)) == sorted(str(row) for row in rows if row["pid"] == 1)
+
+
+def test_a_trace_of_the_layout_that_why_names(tell: Tell, tmp_path: Path) -> None:
+    assert tell("plan", *TINY_STEP, *FEW, "--why", 2, "--trace", "second.json", "--trace-stage", 0).code == 0
+    best = plan("tiny", "4xH200", sequence_length=256, batch="16seqs", fix="cp=1,pp=1/2,recompute=none")
+    trace(best, tmp_path / "same.json", number=2, stage=0)
+    assert (tmp_path / "same.json").read_bytes() == (tmp_path / "second.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--trace", "no/step.json"], "[FILE]: cannot be written · --trace · found no/step.json · fix: name a file in "
+         "a folder that exists"),
+        (["--trace", "."], "[FILE]: it exists already · --trace · found . · fix: choose another name, or remove it"),
+        (["--trace", "x.json", "--trace-stage", "2"], "[VALUE]: no such stage of 2 · --trace-stage · found 2 / allowed "
+         "0 to 1 · fix: --trace-stage 1"),
+        (["--trace", "x.json", "--trace-stage", "-1"], "[VALUE]: stages count from 0 · --trace-stage · found -1 · fix: "
+         "--trace-stage 0"),
+        (["--trace-stage", "0"], "[USAGE]: a stage of no trace · --trace-stage · found no --trace · fix: --trace "
+         "step.json"),
+        (["--trace", "x.json", "--out", "x.json"], "[USAGE]: two files of one name · --trace · found x.json · fix: "
+         "another name"),
+    ],
+)  # fmt: skip
+def test_a_trace_that_cannot_be_leaves_no_file(tell: Tell, tmp_path: Path, words: list[str], line: str) -> None:
+    told = tell(*PIPELINE, *words)
+    assert (told.code, told.out, told.err) == (2, "", f"error{line}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_trace_of_what_does_not_fit(tell: Tell, tmp_path: Path) -> None:
+    large = ["plan", "llama-3.1-8b", "--gpus", "1xA100-40GB", "--batch", "8seqs", "--trace", "x.json"]
+    told = tell(*large, "--layout", "mbs=1", "--out", "x.toml")
+    assert (told.code, told.out) == (2, "")
+    assert told.err.startswith(
+        "error[MEMORY]: no trace of what does not fit · --trace · found 169.8 GiB a GPU / allowed"
+    )
+    told = tell(*large, "--fix", "mbs=1,recompute=full")
+    assert (told.code, told.err) == (
+        2, "error[FIT]: no layout fits · 1xA100-40GB · fix: more GPUs, or a smaller model\n"
+    )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(steps: object, layout: Layout, write: Callable[[str], object], stages: object) -> None:
+        write("{")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys.modules["penteract.plan.trace"], "write_trace", full)
+    told = tell(*PIPELINE, "--trace", "x.json")
+    assert told.code not in (0, 2) and told.err == "error[DISK]: No space left on device · --trace x.json\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.alone

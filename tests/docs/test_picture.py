@@ -1,4 +1,4 @@
-"""docs/picture.svg is what docs/picture.py draws, and what it draws is a penteract."""
+"""The pictures in docs/ are what the scripts beside them draw, and one of them is a penteract."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_picture_is_up_to_date() -> None:
     draw = runpy.run_path(str(DOCS / "picture.py"))["picture"]
     assert (DOCS / "picture.svg").read_text(encoding="utf-8") == draw()
+
+
+def test_timeline_is_up_to_date() -> None:
+    draw = runpy.run_path(str(DOCS / "timeline.py"))["picture"]
+    assert (DOCS / "timeline.svg").read_text(encoding="utf-8") == draw()
 
 
 def test_corners_and_edges() -> None:

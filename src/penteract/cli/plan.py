@@ -27,6 +27,8 @@ from penteract.plan.report import as_dict, budget
 from penteract.plan.runfile import left_open, run_file
 from penteract.plan.search import Timed
 from penteract.plan.text import as_text_whole, basis, spent, stopped
+from penteract.plan.trace import check_file, check_stage
+from penteract.plan.trace import trace as write_trace
 from penteract.plan.whatif import what_if
 from penteract.spec.mesh import Mesh
 from penteract.units import gib, parse_count
@@ -41,6 +43,7 @@ EXAMPLES = (
     "penteract plan llama-3.1-8b --gpus 8xH200 --precision bf16,bf16_pure",
     "penteract plan llama-3.1-8b --gpus 8xH200 --precision fp8_tensorwise --precision.fp8_gather true",
     "penteract plan llama-3.1-8b --gpus 8xH200 --out run.toml",
+    "penteract plan llama-3.1-8b --gpus 8xH200 --layout tp=2,pp=4 --trace step.json",
     "penteract plan --models",
 )
 
@@ -86,6 +89,10 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     optimizer: Annotated[str, Parameter(help="adamw, or muon for matrices between hidden states.")] = "adamw",
     headroom: Annotated[float, Parameter(help="Share of a GPU's memory that tensors are kept out of.")] = HEADROOM,
     out: Annotated[Path | None, Parameter(help="Write a run file of the best, or of --why.")] = None,
+    trace: Annotated[
+        Path | None, Parameter(help="Write the step of the best, or of --why, for ui.perfetto.dev.")
+    ] = None,
+    trace_stage: Annotated[int | None, Parameter(help="With --trace: this pipeline stage alone, from 0.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print one JSON object, schema 1.")] = False,
     debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
     overrides: Annotated[Sequence[str], Parameter(parse=False)],
@@ -106,29 +113,26 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     _check_numbers(top=top, why=why)
     whole = _count(tokens) if tokens is not None else None
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
-    if out is not None and out.exists():
-        raise BadInput("FILE", "it exists already", where="--out", found=out, fix="choose another name, or remove it")
+    _check_files(out, trace, trace_stage)
     with Line(shown=on_a_terminal() and not json) as line:
         found = _unless_stopped(
             model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
             tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,
             optimizer=optimizer, headroom=headroom, number=why or 1, watch=line,
         )  # fmt: skip
+    searched = perf_counter() - started
     if not found.complete:
-        print(to_json.dumps(as_dict(found)) if json else stopped(found, perf_counter() - started))
+        print(to_json.dumps(as_dict(found)) if json else stopped(found, searched))
         return 130
-    chosen = found.number(why or 1) if found.layouts or why or out else None
+    chosen = found.number(why or 1) if found.layouts or why or out or trace else None
     money = budget(found, chosen, whole, usd_per_gpu_hour) if chosen and whole else None
     reasons = _reasons(found, chosen, why) if chosen and found.counts.fit and (why or not json) else []
-    if out is not None and chosen:
-        _write(out, found, chosen)
-    kept = [left_open(out, _asked(found, chosen), chosen.layout)] if out is not None and chosen else []
+    kept = _write_all(found, chosen, why or 1, out, trace, trace_stage) if chosen else []
     if json:
         told = as_dict(found) | ({"budget": asdict(money)} if money else {})
-        told["notes"] += kept
-        print(to_json.dumps(told | ({"explanation": reasons} if reasons else {})))
+        print(to_json.dumps(told | {"notes": [*told["notes"], *kept]} | ({"explanation": reasons} if reasons else {})))
         return 0
-    print(as_text_whole(found, chosen, perf_counter() - started, reasons))
+    print(as_text_whole(found, chosen, searched, reasons))
     if money:
         print("\n" + spent(money, found.ask.cluster.gpus))
     if chosen:
@@ -180,6 +184,44 @@ def _check_words(*, layout: str | None, fix: str | None, tokens: str | None, usd
     if usd is not None and tokens is None:
         raise BadInput("USAGE", "a cost is of a whole training", where="--usd-per-gpu-hour", found="no --tokens",
                        fix="--tokens 1T")  # fmt: skip
+
+
+def _check_files(out: Path | None, trace: Path | None, stage: int | None) -> None:
+    """Before the search, which may take long."""
+    if out is not None and out.exists():
+        raise BadInput("FILE", "it exists already", where="--out", found=out, fix="choose another name, or remove it")
+    if trace is None:
+        if stage is not None:
+            raise BadInput("USAGE", "a stage of no trace", where="--trace-stage", found="no --trace",
+                           fix="--trace step.json")  # fmt: skip
+        return
+    check_file(trace)
+    if out is not None and out.resolve() == trace.resolve():
+        raise BadInput("USAGE", "two files of one name", where="--trace", found=trace, fix="another name")
+    if stage is not None and stage < 0:
+        raise BadInput("VALUE", "stages count from 0", where="--trace-stage", found=stage, fix="--trace-stage 0")
+
+
+def _write_all(
+    found: Plan, chosen: Timed, number: int, out: Path | None, trace: Path | None, stage: int | None
+) -> list[str]:  # fmt: skip
+    """Write what was asked for, once nothing speaks against any of it; and what to say of it."""
+    told = list[str]()
+    if trace is not None:
+        check_stage(found, chosen, stage)
+    if out is not None:
+        _write(out, found, chosen)
+        told = [left_open(out, _asked(found, chosen), chosen.layout)]
+    if trace is not None:
+        write_trace(found, trace, number=number, stage=stage)
+        told = [_traced(chosen, trace, stage), *told]
+    return told
+
+
+def _traced(chosen: Timed, trace: Path, stage: int | None) -> str:
+    pp = chosen.layout.pp
+    of = f"stage {stage} of {pp}" if stage is not None else f"all {pp} stages" if pp > 1 else "its one stage"
+    return f"Trace: {trace} has a step of {of}; open it in ui.perfetto.dev or chrome://tracing"
 
 
 def _reasons(found: Plan, chosen: Timed, why: int | None) -> list[str]:

@@ -11,12 +11,18 @@ GATHER = "all_gather parameters"
 REPLICATE = "all_reduce shards"
 CODE, NARROW, WIDEN, ADD = "code", "narrow gradients", "widen gradients", "add gradients"
 MEASURE, UPDATE = "squares", "update"
+LARGEST, ORTHOGONALISE = "largest weights", "orthogonalise"
 WAIT_PARAMETERS, WAIT_GRADIENTS, WAIT_STAGE = "wait parameters", "wait gradients", "wait for a stage"
 
 
 def of_call(phase: Phase, site: Site) -> str:
     """Of an instruction: what runs, and the line of the network that wrote it."""
     return f"{phase} {site}"
+
+
+def of_scale(call: str) -> str:
+    """Of the largest value that a call's codes are scaled by, over ranks; a run has it inside of the call."""
+    return f"largest {call}"
 
 
 def of_sum(b: Bucket) -> str:

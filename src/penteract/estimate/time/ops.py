@@ -117,7 +117,8 @@ def _call(
         axis, took = asked
         part = "tensor" if axis == "sequence" else DIMENSION[axis]
         key: Key = ("a", 0, 0)
-        return (run, (START, axes[AXES.index(axis)], ps(took), key, f"largest {name}"), (WAIT, key, PART[part], name))
+        scale = names.of_scale(name)
+        return (run, (START, axes[AXES.index(axis)], ps(took), key, scale), (WAIT, key, PART[part], scale))
     return (run,)
 
 
@@ -197,7 +198,7 @@ class BucketOps:
         """Make a bucket's matrices whole, this rank's own orthogonal, and sum them. All wait for the rank whose own
         take longest, so that is what they take."""
         wires, slowest = self.costs.matrices(b, self.streams.rank)
-        run: Op = (RUN, ps(slowest), UPDATE, "orthogonalise")
+        run: Op = (RUN, ps(slowest), UPDATE, names.ORTHOGONALISE)
         there, back = (wires[:-1], wires[-1:]) if len(b.team) > 1 else (wires, wires[:0])
         for some in (there, (None,), back):
             for wire in some:
@@ -224,7 +225,7 @@ class BucketOps:
 
     def largest(self, b: Bucket) -> Op:
         """The largest values of a shard's weights, which codes are scaled by."""
-        return RUN, self._took("largest", b), DATA, "largest weights"
+        return RUN, self._took("largest", b), DATA, names.LARGEST
 
 
 @dataclass(slots=True)

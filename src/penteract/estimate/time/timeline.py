@@ -1,16 +1,16 @@
 """The timeline of a step: every call, wire, wait and copy of every stage, with its stream, from when to when, and what
-it is of. Nothing is jumped, so it is as long as the step.
+it is of. Nothing is jumped, so it is as long as the step; it is told event by event, so that a file need not be held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from penteract.estimate.pieces import ENDS
 from penteract.estimate.reads import Memos
-from penteract.estimate.time.clock import COMPUTE, HOST, IN, OUT, SIDE
+from penteract.estimate.time.clock import COMPUTE, FIRST, HOST, IN, OUT, SIDE
 from penteract.estimate.time.line import Message
 from penteract.estimate.time.machine import Machine
 from penteract.estimate.time.ranks import Ranks
@@ -25,11 +25,10 @@ from penteract.step import names
 _STREAMS = {COMPUTE: "compute", HOST: "host", SIDE: "waits beside compute", OUT: "copies to the host",
             IN: "copies from the host"}  # fmt: skip
 _AXES = ("tp", "cp", "ep", "sequence", "dp", "stage", "world")
-_MESSAGES = "messages"
 
 
 class Event(NamedTuple):
-    """What one stream of a stage does, in picoseconds from the beginning of the step.
+    """What one stream of a stage does, in picoseconds from when the first stage begins the step.
 
     action  such as "F3": of micro-batch 3; "" outside of the actions
     unit    "embedding", "layer 7", "head", or "" where it is of none
@@ -44,13 +43,31 @@ class Event(NamedTuple):
     unit: str = ""
 
 
+Tell = Callable[[Event], None]
+
+
+class Span(NamedTuple):
+    """Picoseconds of a step, which are the same for every stage, and when each begins it.
+
+    A stage begins as soon as its own last update is done, so not all begin at once.
+    """
+
+    picoseconds: int
+    begins: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Timeline:
-    """Events of a step, and its picoseconds: it begins with what the step before has left under way."""
+    """Events of a step mid-run, and how long it is. A gather after the update may go on into the next step, and what
+    the step before has left on a wire is there from the beginning."""
 
     layout: Layout
-    picoseconds: int
+    span: Span
     events: list[Event]
+
+    @property
+    def picoseconds(self) -> int:
+        return self.span.picoseconds
 
     def of(self, stage: int) -> Iterator[Event]:
         """Those of one stage, as they begin."""
@@ -59,13 +76,18 @@ class Timeline:
 
 @dataclass(slots=True)
 class _Writer:
-    """Takes down what machines and messages tell."""
+    """Hands on what machines and messages tell, once `tell` is there.
+
+    zero   when the first stage begins
+    wires  what is put on wires outside of the actions: the next step may begin with it
+    """
 
     layout: Layout
     layers: int
     ranks: Ranks | None = None
-    begun: int = 0
-    events: list[Event] = field(default_factory=list[Event])
+    tell: Tell | None = None
+    zero: int = 0
+    wires: list[Event] = field(default_factory=list[Event])
     numbers: dict[int, int] = field(default_factory=dict[int, int])  # of machines, by identity
     streams: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
     units: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
@@ -80,35 +102,58 @@ class _Writer:
 
     def op(self, m: Machine, stream: int, name: str, start: int, end: int) -> None:
         """What a machine tells."""
+        if self.tell is None:
+            return
         assert self.ranks is not None
         r = self.numbers[id(m)]
         action = str(self.ranks.line.computes[r][m.doing]) if m.doing != NONE else ""
         unit = self.units[r][m.unit] if action and m.unit < len(self.units[r]) else ""
         where = _STREAMS[stream] if stream in _STREAMS else self.streams[r][stream]
-        self.events.append(Event(r, where, name, start, end, action, unit))
+        event = Event(r, where, name, start - self.zero, end - self.zero, action, unit)
+        if stream >= FIRST and not action:
+            self.wires.append(event)
+        self.tell(event)
 
     def message(self, m: Message, start: int, end: int) -> None:
         """What a message is at both of its ends."""
-        of = f"micro-batch {m.micro}"
-        for r, way, other in ((m.source, "send", m.target), (m.target, "recv", m.source)):
-            stream = f"{_MESSAGES} {'to' if way == 'send' else 'from'} stage {other}"
-            self.events.append(Event(r, stream, names.of_message(way, m.where[0]), start, end, of))
+        if self.tell is None:
+            return
+        what, of = m.where[0], f"micro-batch {m.micro}"
+        for r, way, other in ((m.source, "send", f"to stage {m.target}"), (m.target, "recv", f"from stage {m.source}")):
+            name = names.of_message(way, what)
+            self.tell(Event(r, f"{what}s {other}", name, start - self.zero, end - self.zero, of))
+
+
+def told(steps: StepClock, layout: Layout, tell: Tell) -> Span:
+    """One step of a layout, mid-run, event by event: on each stream of a stage in their order."""
+    writer = _Writer(layout, steps.composer.model.layers)
+    alone = replace(steps, jumps=False, log=writer.op, clocks={}, memos=Memos(), derived={})
+    ranks, before = alone.build(layout, 0), len(steps.ranks(layout).ends) - 1
+    writer.attach(ranks)
+    _remember(alone, yes=True)
+    for _ in range(before):
+        ranks.step()
+    _remember(alone, yes=False)  # the last is told, op by op
+    begins = [m.now for m in ranks.machines]
+    writer.zero, writer.tell = min(begins), tell
+    ranks.step()
+    took = ranks.last
+    for e in writer.wires:  # the step before has left the same
+        begin = begins[e.stage] - writer.zero
+        if e.end - took > begin:
+            tell(e._replace(start=max(begin, e.start - took), end=e.end - took))
+    return Span(took, tuple([begin - writer.zero for begin in begins]))
+
+
+def _remember(steps: StepClock, *, yes: bool) -> None:
+    for clock in steps.clocks.values():
+        clock.remembers = yes
 
 
 def timeline(steps: StepClock, layout: Layout) -> Timeline:
-    """Of one step of a layout, mid-run."""
-    writer = _Writer(layout, steps.composer.model.layers)
-    alone = replace(steps, jumps=False, log=writer.op, clocks={}, memos=Memos(), derived={})
-    ranks = alone.build(layout, 0)
-    writer.attach(ranks)
-    ranks.step()
-    begun = 0
-    while not ranks.steady:
-        begun = ranks.ends[-1]
-        writer.events.clear()
-        ranks.step()
-    events = [e._replace(start=e.start - begun, end=e.end - begun) for e in writer.events]
-    return Timeline(layout, ranks.last, events)
+    """The same in one piece."""
+    events = list[Event]()
+    return Timeline(layout, told(steps, layout, events.append), events)
 
 
 def _named(stage: Stage, mesh: Mesh) -> list[str]:

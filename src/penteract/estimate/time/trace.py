@@ -3,77 +3,218 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from penteract.estimate.load import Balanced
-from penteract.estimate.price import Price, Pricing, resident
-from penteract.estimate.time.timeline import Event, Timeline
-from penteract.ops.tape import Call
-from penteract.step.program import Program, Slot
+from penteract.estimate.packed import first_rank
+from penteract.estimate.price import Pricing, gather_workspace, resident, update_workspace
+from penteract.estimate.time.step import StepClock
+from penteract.estimate.time.timeline import Event, Span, told
+from penteract.ops.tape import Call, Site
+from penteract.spec.layout import Layout
+from penteract.spec.mesh import Mesh
+from penteract.step import names, update
+from penteract.step.arena import plan_arena
+from penteract.step.program import Program, Slot, compile_step
 from penteract.step.walk import walk
 from penteract.units import Bytes
 
 _MICROSECOND = 10**6  # picoseconds
-_FIRST = ("host", "compute")
+_ORDER = ("compute", "host", "waits beside compute", "copies from the host", "copies to the host")
+COMPUTED = ("forward", "input_gradient", "weight_gradient")
+BYTES = "bytes by owner"
 
 
 @dataclass(slots=True)
-class MemoryCurve(Pricing):
-    """The reading that prices, with the bytes of registers after every call that computes."""
+class Alive(Pricing):
+    """The reading that prices, with what lives at each call that computes, in their order.
 
-    curve: list[Bytes] = field(default_factory=list[Bytes])
+    arena, outside  registers while it runs: with a place in the arena, and those whose size is data; `after`: then
+    workspace       what its body allocates
+    high            the most of `outside` between two calls: it is told with the second
+    """
+
+    arena: array[int] = field(default_factory=lambda: array("q"))
+    outside: array[int] = field(default_factory=lambda: array("q"))
+    workspace: array[int] = field(default_factory=lambda: array("q"))
+    arena_after: array[int] = field(default_factory=lambda: array("q"))
+    outside_after: array[int] = field(default_factory=lambda: array("q"))
+    noted: Bytes = 0
+    high: Bytes = 0
 
     def call(self, slot: Slot, call: Call) -> None:
         Pricing.call(self, slot, call)
-        if call.phase not in ("start", "finish"):
-            self.curve.append(self.now)
+        if call.phase in ("start", "finish"):
+            return
+        for column in (self.arena, self.arena_after):
+            column.append(self.now - self.routed)
+        self.outside.append(max(self.high, self.routed))
+        self.outside_after.append(self.routed)
+        self.workspace.append(self.noted)
+        self.high = 0
+
+    def _hold(self, slot: Slot, register: int, amount: Bytes) -> None:
+        Pricing._hold(self, slot, register, amount)
+        self.high = max(self.high, self.routed)
+
+    def _note(self, workspace: Bytes, site: Site | None) -> None:
+        Pricing._note(self, workspace, site)
+        self.noted = workspace
+
+    def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
+        Pricing.free(self, slot, registers)
+        if self.arena:
+            self.arena_after[-1], self.outside_after[-1] = self.now - self.routed, self.routed
 
 
-def memory_of(p: Program) -> tuple[Mapping[str, Bytes], Sequence[Bytes]]:
-    """What a rank holds all the time, by owner; and what its registers take after each call that computes, in order."""
-    curve = MemoryCurve(p, Balanced.of(p.model, p.layout, p.sequence_length), Price())
-    walk(p, curve)
-    return resident(p), curve.curve
+@dataclass(slots=True)
+class MemoryOf:
+    """The bytes of one rank, call after call.
+
+    held    all the time, by owner; `block`: the arena, of which registers have a part
+    beside  what is allocated for buckets while an event of a name runs: for the largest of them
+    """
+
+    held: Mapping[str, Bytes]
+    block: Bytes
+    alive: Alive
+    beside: Mapping[str, Bytes]
+    place: int = 0
+
+    @staticmethod
+    def of(p: Program) -> MemoryOf:
+        alive = Alive(p, Balanced.of(p.model, p.layout, p.sequence_length))
+        walk(p, alive)
+        buckets, made = p.buckets, p.layout.elementwise
+        beside = {
+            names.NARROW: [update.wire_workspace(b.size, p.precision) for b in buckets if b.summed],
+            names.UPDATE: [update_workspace(b, p.precision, made) for b in buckets],
+            names.CODE: [gather_workspace(b, made) for b in buckets],
+        }
+        most = {name: max(some, default=0) for name, some in beside.items()}
+        return MemoryOf({k: n for k, n in resident(p).items() if n}, plan_arena(p).size, alive, most)
+
+    def around(self, e: Event) -> tuple[Mapping[str, Bytes], Mapping[str, Bytes]] | None:
+        """Bytes by owner while an event of compute runs, and then; None where it changes nothing."""
+        alive, i = self.alive, self.place
+        if e.name.split(" ", 1)[0] in COMPUTED:
+            self.place += 1
+            return (self._now(alive.arena[i], alive.outside[i], alive.workspace[i]),
+                    self._now(alive.arena_after[i], alive.outside_after[i], 0))  # fmt: skip
+        if own := self.beside.get(e.name):
+            before = (alive.arena_after[i - 1], alive.outside_after[i - 1]) if i else (0, 0)
+            return self._now(*before, own), self._now(*before, 0)
+        return None
+
+    def _now(self, arena: Bytes, outside: Bytes, workspace: Bytes) -> Mapping[str, Bytes]:
+        """`arena, unused`: of the block that is there all the time, what no register lies in now."""
+        return {**self.held, "activations": arena + outside, "workspace": workspace,
+                "arena, unused": self.block - arena}  # fmt: skip
+
+    @property
+    def done(self) -> bool:
+        """Whether a timeline had every call of the program."""
+        return self.place == len(self.alive.workspace)
 
 
-def chrome_trace(told: Timeline, programs: Mapping[int, Program]) -> Iterator[str]:
-    """The lines of a JSON file. `programs`: of the first rank of each stage that is to be in it."""
-    yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
-    first = True
-    for stage, program in sorted(programs.items()):
-        for event in _stage(stage, list(told.of(stage)), program):
-            yield ("" if first else ",\n") + json.dumps(event)
-            first = False
-    yield "\n]}\n"
+def program(steps: StepClock, layout: Layout, stage: int) -> Program:
+    """Of the first rank of a stage."""
+    c = steps.composer
+    return compile_step(c.model, layout, c.sequence_length, rank=first_rank(Mesh(layout), stage), precision=c.policy,
+                        movers=c.movers)  # fmt: skip
 
 
-def _stage(stage: int, events: Sequence[Event], program: Program) -> Iterator[dict[str, Any]]:
-    streams = sorted({e.stream for e in events}, key=lambda s: (s not in _FIRST, s))
-    threads = {stream: i for i, stream in enumerate(streams)}
-    yield _meta(stage, 0, "process_name", f"stage {stage} (rank {program.rank})")
-    for stream, i in threads.items():
-        yield _meta(stage, i, "thread_name", stream)
-        yield {"ph": "M", "pid": stage, "tid": i, "name": "thread_sort_index", "args": {"sort_index": i}}
-    for e in events:
+def write_trace(steps: StepClock, layout: Layout, write: Callable[[str], object], stages: Collection[int]) -> Span:
+    """The JSON of a layout's step, piece by piece as it is played."""
+    file = _Trace(write, {stage: _Stage(stage, program(steps, layout, stage)) for stage in sorted(stages)})
+    write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+    for stage in file.stages.values():
+        file.put(stage.named())
+    span = told(steps, layout, file.tell)
+    for stage in file.stages.values():
+        file.put(stage.last())
+        assert stage.memory.done, "a timeline and its program have the same calls"
+    write("\n]}\n")
+    return span
+
+
+@dataclass(slots=True)
+class _Trace:
+    write: Callable[[str], object]
+    stages: Mapping[int, _Stage]
+    first: bool = True
+
+    def tell(self, e: Event) -> None:
+        if (stage := self.stages.get(e.stage)) is not None:
+            self.put(stage.rows(e))
+
+    def put(self, rows: Iterator[dict[str, Any]]) -> None:
+        for row in rows:
+            self.write(("" if self.first else ",\n") + json.dumps(row))
+            self.first = False
+
+
+@dataclass(slots=True)
+class _Stage:
+    """Rows of one stage. What a call leaves is said once the next does not begin at the same moment."""
+
+    number: int
+    program: Program
+    memory: MemoryOf = field(init=False)
+    threads: dict[str, int] = field(default_factory=dict[str, int])
+    left: tuple[int, Mapping[str, Bytes]] | None = None
+
+    def __post_init__(self) -> None:
+        self.memory = MemoryOf.of(self.program)
+
+    def named(self) -> Iterator[dict[str, Any]]:
+        yield self._meta(0, "process_name", name=f"stage {self.number} (rank {self.program.rank})")
+        yield self._meta(0, "process_sort_index", sort_index=self.number)
+        yield self._bytes(0, self.memory._now(0, 0, 0))
+
+    def rows(self, e: Event) -> Iterator[dict[str, Any]]:
+        thread = self.threads.get(e.stream)
+        if thread is None:
+            thread = self.threads[e.stream] = len(self.threads)
+            at = _ORDER.index(e.stream) if e.stream in _ORDER else len(_ORDER) + thread
+            yield self._meta(thread, "thread_name", name=e.stream)
+            yield self._meta(thread, "thread_sort_index", sort_index=at)
         yield {
-            "ph": "X", "pid": stage, "tid": threads[e.stream], "name": e.name, "ts": e.start / _MICROSECOND,
-            "dur": (e.end - e.start) / _MICROSECOND,
+            "ph": "X", "pid": self.number, "tid": thread, "name": e.name, "cat": kind(e),
+            "ts": e.start / _MICROSECOND, "dur": (e.end - e.start) / _MICROSECOND,
             "args": {k: v for k, v in (("action", e.action), ("of", e.unit)) if v},
         }  # fmt: skip
-    yield from _counters(stage, (e for e in events if e.stream == "compute" and e.action), program)
+        if e.stream == "compute" and (around := self.memory.around(e)) is not None:
+            if self.left is not None and self.left[0] < e.start:
+                yield self._bytes(*self.left)
+            yield self._bytes(e.start, around[0])
+            self.left = e.end, around[1]
+
+    def last(self) -> Iterator[dict[str, Any]]:
+        if self.left is not None:
+            yield self._bytes(*self.left)
+
+    def _bytes(self, at: int, owners: Mapping[str, Bytes]) -> dict[str, Any]:
+        return {"ph": "C", "pid": self.number, "name": BYTES, "ts": at / _MICROSECOND, "args": owners}
+
+    def _meta(self, thread: int, what: str, **args: object) -> dict[str, Any]:
+        return {"ph": "M", "pid": self.number, "tid": thread, "name": what, "args": args}
 
 
-def _counters(stage: int, computing: Iterable[Event], program: Program) -> Iterator[dict[str, Any]]:
-    """Bytes by owner, where they change."""
-    held, after = memory_of(program)
-    calls = [e for e in computing if e.name.split(" ")[0] in ("forward", "input_gradient", "weight_gradient")]
-    assert len(calls) == len(after), "a timeline and its program have the same calls"
-    for e, now in zip(calls, after, strict=True):
-        owners = {**{owner: n for owner, n in held.items() if n}, "activations": now}
-        yield {"ph": "C", "pid": stage, "name": "bytes by owner", "ts": e.end / _MICROSECOND, "args": owners}
+def kind(e: Event) -> str:
+    """What an event is of, in one word: the category by which a viewer filters and colours."""
+    if e.stream == "host":
+        return "launch"
+    if e.stream != "compute":
+        return "copy" if e.stream.startswith("copies") else "wire"
+    word = e.name.split(" ", 1)[0]
+    if word in COMPUTED:
+        return word
+    return "bucket" if word not in _WAITS or e.name == names.LARGEST else "wait"
 
 
-def _meta(stage: int, thread: int, what: str, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": stage, "tid": thread, "name": what, "args": {"name": name}}
+# Collectives on the stream of compute are waits for them.
+_WAITS = frozenset(("wait", "finish", "copy", "largest", "all_reduce", "all_gather", "reduce_scatter"))
