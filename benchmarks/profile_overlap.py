@@ -102,13 +102,15 @@ def planned(row: Mapping[str, Any]) -> dict[str, Any]:
     line = timeline(Quoter(spec, cluster(row["gpus"]), row["sequence_length"]).steps, layout)
     compute, wires, parts = list[Span](), defaultdict[str, list[Span]](list), defaultdict[str, float](float)
     for e in line.of(0):
+        if e.stream == "host":
+            continue
         span, name = (e.start / 1e9, e.end / 1e9), e.name.partition(" (")[0]
         if e.stream == "compute" and not name.startswith(("wait", "finish")):
             compute.append(span)
             parts[name] += span[1] - span[0]
-        elif e.stream.startswith("messages"):
+        elif name.startswith(("send", "recv", "start all_to_all")):  # NCCL's kernel is the same for these
             wires["messages"].append(span)
-        elif e.stream not in ("compute", "host", "waits beside compute"):
+        elif e.stream not in ("compute", "waits beside compute"):
             wires[next((k for k in _KINDS.values() if k in name), name.removeprefix("start "))].append(span)
     return {"step_ms": round(line.picoseconds / 1e9, 2), **told(compute, wires, parts)}
 
