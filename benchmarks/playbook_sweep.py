@@ -92,7 +92,7 @@ def group(name: str, nodes: int, rows: list[dict[str, str]]) -> dict[str, Any]:
 def shown(row: dict[str, str], predicted: float) -> dict[str, Any]:
     """A row: its layout, and tokens/s/GPU."""
     lay, measured = layout_of(row), float(row["tokens_per_s_per_gpu"])
-    told = {"layout": as_text(lay), "gradient_accumulation_steps": lay.gradient_accumulation_steps}
+    told = {"layout": as_text(lay, "reference"), "gradient_accumulation_steps": lay.gradient_accumulation_steps}
     return told | {"measured": round(measured), "predicted": round(predicted)}
 
 
