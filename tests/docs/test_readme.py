@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -192,23 +193,33 @@ def test_times_are_as_far_from_the_record_as_it_says() -> None:
 
 
 def test_precisions_are_as_far_from_the_record_as_it_says() -> None:
-    """On two GPUs, an 8B model's steps in each precision over the planned time; of what is on the host, over that of
-    now."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "memory_options_8b_2xh200.json").read_text())["rows"]
-    over = {row["case"]: round(row["time_over_predicted"], 1) for row in rows}
-    host = next(row for row in rows if row["case"] == "optimizer on the host")
-    quoter = Quoter(catalog.model("llama-3.1-8b"), cluster("2xH200"), 8192)
-    away = Layout(
-        dp=2, zero=1, gradient_accumulation_steps=2, attention="cudnn", loss="chunked", elementwise="triton",
-        offload_optimizer=True,
-    )  # fmt: skip
-    over[host["case"]] = round(host["median_ms"] / 1e3 / quoter.time(quoter.quote(away)).seconds, 1)
+    """On two GPUs, an 8B model's steps in each precision over the planned time."""
+    record = json.loads((ROOT / "benchmarks" / "results" / "planned_times.json").read_text())
+    rows = record["groups"]["memory_options_8b_2xh200"]["rows"]
+    over = {row["row"]: f"{row['measured_ms'] / row['planned_ms']:.2f}" for row in rows}
     fp8 = [ratio for case, ratio in over.items() if case.startswith("fp8")]
     base = next(ratio for case, ratio in over.items() if case.startswith("base"))
     low, high = f"{min(fp8)} to {max(fp8)} times as long as planned", f"bf16 {base} times"
     page = " ".join(PAGE.split())
-    assert low in SLOWER_FP8 and high in SLOWER_FP8 and low in page
+    assert low in SLOWER_FP8 and high in SLOWER_FP8 and low in page and high in page
     assert f"{over['codes and updates by plain torch: FP8 tensorwise']} times with codes by plain torch" in SLOWER_FP8
-    told = re.search(r"moments of 8 bits (\S+) times, bf16 alone (\S+) times, .* host (\S+) times", page)
-    names = ("moments in 8 bits", "bf16 alone, rounded by chance", "optimizer on the host")
-    assert told and [float(x) for x in told.groups()] == [over[name] for name in names]
+    told = re.search(
+        r"moments of 8 bits (\S+) times, bf16 alone (\S+) times, Muon (\S+) times, .* host (\S+) times", page
+    )
+    names = ("moments in 8 bits", "bf16 alone, rounded by chance", "Muon", "optimizer on the host")
+    assert told and list(told.groups()) == [over[name] for name in names]
+
+
+def test_what_is_planned_for_records_is_what_the_record_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every row that needs no other file; their memory is as it was recorded, to the byte."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    script = importlib.import_module("planned_times")
+    record = json.loads((ROOT / "benchmarks" / "results" / "planned_times.json").read_text())["groups"]
+    now = {"planned_steps_4xh200": script.planned(), "step_profile_2xh200": script.profiled(),
+           "peers_h200": script.peers(), **{name: script.options(name) for name in script.OPTIONS}}  # fmt: skip
+    for group, rows in now.items():
+        told = {row["row"]: row for row in record[group]["rows"]}
+        for name, planned, measured, same in rows:
+            assert told[name]["planned_ms"] == pytest.approx(planned, abs=0.006), (group, name)
+            assert told[name]["measured_ms"] == pytest.approx(measured, abs=0.006)
+            assert same is not False, (group, name)
