@@ -113,6 +113,17 @@ class Bounds:
         ]
         return self._longest(layout, passes, [_NOTHING] * layout.pp)
 
+    def alone(self, layout: Layout) -> Seconds:
+        """From the rank that a micro-batch comes to last, played without its peers: dearer than the others by far."""
+        passes, packer = self.passes(layout), self.steps.composer.packer
+        reached, group, border = layout.placement.reached, self.steps.composer.deal(layout).group, self._borders(layout)
+        told = [_of_group(p, 1) for p in passes]
+        there, back = fsum(border), fsum(border)
+        for r in reached[:-1]:
+            there, back = there + told[group[r]].on, back + told[group[r]].off
+        there += self._once_of(layout, packer.groups(layout))[reached[0]].update
+        return self.steps.alone(layout, reached[-1], there, back)
+
     # ---- passes ----------------------------------------------------------------------------------------------
 
     @tracked

@@ -57,6 +57,7 @@ class Line(NamedTuple):
     turns: tuple[tuple[Place, ...], ...]
     turn: int
     channels: tuple[int, ...]
+    micros: int
 
 
 @cache
@@ -86,7 +87,7 @@ def line_of(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Line:
     asks = tuple(
         [tuple([_asked(a, placement.stages[r][a.chunk], numbers) for a in own]) for r, own in enumerate(computes)]
     )
-    return Line(tuple(todo), tuple(computes), asks, tuple(messages), tuple(turns), turn, channels)
+    return Line(tuple(todo), tuple(computes), asks, tuple(messages), tuple(turns), turn, channels, micros)
 
 
 def _asked(action: Compute, stage: int, numbers: Mapping[tuple[str, int, int], int]) -> int:

@@ -14,6 +14,7 @@ from penteract.estimate.packed import Runs, first_rank
 from penteract.estimate.pieces import Kind, Piece
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.reads import Memo, Memos, tracked
+from penteract.estimate.time.alone import alone
 from penteract.estimate.time.clock import PART, PS, ps
 from penteract.estimate.time.cost import BucketCosts, Cost, Device
 from penteract.estimate.time.derive import Derived, derive
@@ -108,12 +109,25 @@ class StepClock:
         micros, skipped = _shortened(lay, turns)
         line = line_of(lay.schedule, lay.pp, lay.vpp, micros)
         stages = self.stages(lay)
-        what = (lay.schedule, lay.pp, lay.vpp, micros)
-        for r, stage in enumerate(stages):
-            if (stage, r, what) not in self.derived:
-                self.derived[stage, r, what] = derive(stage, line.computes[r])
-        derived = [self.derived[stage, r, what] for r, stage in enumerate(stages)]
+        derived = [self._derived(lay, line, stage, r) for r, stage in enumerate(stages)]
         return Ranks(line, stages, derived, self._wires(lay, line), ps(self.rates.launch), skipped, self.jumps)
+
+    def _derived(self, layout: Layout, line: Line, stage: Stage, r: int) -> Derived:
+        key = (stage, r, (layout.schedule, layout.pp, layout.vpp, line.micros))
+        if key not in self.derived:
+            self.derived[key] = derive(stage, line.computes[r])
+        return self.derived[key]
+
+    def alone(self, layout: Layout, r: int, arrives: Seconds, back: Seconds) -> Seconds:
+        """What a step takes at least, from pipeline rank `r` alone: its first micro-batch `arrives` so late after all
+        know the norm, and its last gradient must go `back`."""
+        lay, runs = layout, self.composer.packer.groups(layout)
+        micros, skipped = _shortened(lay, _TURNS)
+        line, group = line_of(lay.schedule, lay.pp, lay.vpp, micros), self.composer.deal(lay).group[r]
+        stage = self.stage(lay, runs.runs[group], runs.ranks[group][0] if self.alike(lay) else r)
+        derived, turns = self._derived(lay, line, stage, r), [places[r].compute for places in line.turns]
+        last = 0 if line.computes[r][-1].kind == "Wgt" else ps(back)  # that gradient has gone before
+        return alone(stage, derived, turns, skipped, ps(arrives), last) / PS
 
     def stages(self, layout: Layout) -> list[Stage]:
         """The program of each pipeline rank; ranks with the same units, which lie on nodes alike, have one object."""
