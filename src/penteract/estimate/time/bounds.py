@@ -28,7 +28,7 @@ from penteract.estimate.time.step import StepClock
 from penteract.ops.offload import COPIES
 from penteract.parallel.data import Unit
 from penteract.schedule.actions import Compute
-from penteract.schedule.in_flight import action_lists
+from penteract.schedule.in_flight import compute_lists
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.spec.layout import Layout
 from penteract.step.fsdp import gathers
@@ -345,7 +345,7 @@ def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
         for action in {action for number in numbers for action in rank.read[number]}:
             units = [begin + k for k, number in enumerate(numbers) if action in rank.read[number]]
             turns[action, c] = tuple(units if action == "Fwd" else reversed(units))
-    actions = action_lists(rank.schedule, rank.pp, rank.vpp, micros)[rank.rank]
+    actions = compute_lists(rank.schedule, rank.pp, rank.vpp, micros)[rank.rank]
     own = [turns.get((a.kind, a.chunk), ()) for a in actions if isinstance(a, Compute)]
     found, out = gathers(own, begins[-1] if rank.keeps else PLACES), [0] * len(rank.read)
     for unit, number in enumerate([number for own in row for number in own]):
