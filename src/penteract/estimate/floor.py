@@ -15,7 +15,7 @@ from penteract.estimate.pieces import ENDS, Growth, Kind
 from penteract.estimate.reads import Memos, tracked
 from penteract.estimate.stages import Chain
 from penteract.schedule.in_flight import most_in_flight
-from penteract.schedule.registry import ScheduleName
+from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.spec.layout import Layout
 from penteract.step.places import Span
 from penteract.units import Bytes
@@ -31,12 +31,18 @@ class Floor:
         default_factory=dict[object, list[tuple[Mapping[Span, Bytes], ...]]]
     )
 
-    @tracked
     def per_sequence(self, layout: Layout) -> list[Bytes]:
         """Kept on the device for each sequence of a micro-batch by the fullest rank of each group with the same
         stages."""
+        schedule, micros = schedule_of(layout.schedule), layout.gradient_accumulation_steps
+        if schedule.alternates:  # then no more are in flight
+            micros = min(micros, schedule.steady_after(layout.pp, layout.vpp))
+        return self._per_sequence(layout, micros)
+
+    @tracked
+    def _per_sequence(self, layout: Layout, micros: int) -> list[Bytes]:
         groups = zip(self.composer.deal(layout).alike, self._growth(layout), strict=True)
-        return [max(_in_flight(layout, ranks, chunks)) for ranks, chunks in groups]
+        return [max(_in_flight(layout, micros, ranks, chunks)) for ranks, chunks in groups]
 
     def _growth(self, layout: Layout) -> list[tuple[Mapping[Span, Bytes], ...]]:
         """By group of ranks and chunk, what each micro-batch keeps for each of its sequences."""
@@ -63,13 +69,15 @@ def _of_chain(chain: Chain, each: Mapping[Kind, Growth]) -> Mapping[Span, Bytes]
     return total
 
 
-def _in_flight(layout: Layout, ranks: tuple[int, ...], chunks: Sequence[Mapping[Span, Bytes]]) -> list[Bytes]:
+def _in_flight(
+    layout: Layout, micros: int, ranks: tuple[int, ...], chunks: Sequence[Mapping[Span, Bytes]]
+) -> list[Bytes]:
     """By rank: so many at once of the chunks together, the smallest of which each is at least."""
     lay, held = layout, [0] * len(ranks)
     for span in set[Span]().union(*chunks):
         if size := min([chunk.get(span, 0) for chunk in chunks]):
-            told = _of_ranks(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, span, ranks)
-            held = [n + size * micros for n, micros in zip(held, told, strict=True)]
+            told = _of_ranks(lay.schedule, lay.pp, lay.vpp, micros, span, ranks)
+            held = [n + size * number for n, number in zip(held, told, strict=True)]
     return held
 
 

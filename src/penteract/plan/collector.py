@@ -10,11 +10,15 @@ from contextlib import contextmanager
 @contextmanager
 def uncollected() -> Generator[None]:
     """Without the collector: a plan keeps hundreds of thousands of small values and makes no cycles, and the collector
-    would look through all of them again and again, for a third of the time."""
+    would look through all of them again and again, for a third of the time. Afterwards they count as old: it need not
+    look through all of them at once, either."""
     was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if was and not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
         if was:
             gc.enable()

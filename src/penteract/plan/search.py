@@ -54,6 +54,9 @@ class Search:
     pulse: Pulse = field(default_factory=Pulse)
     _times: dict[tuple[Layout, Policy], Timed] = field(default_factory=dict[tuple[Layout, Policy], Timed], repr=False)
     _higher: dict[Higher, Quote | None] = field(default_factory=dict[Higher, "Quote | None"], repr=False)
+    _closer: dict[tuple[Layout, Policy], Seconds] = field(
+        default_factory=dict[tuple[Layout, Policy], Seconds], repr=False
+    )
     adopted: list[Quote] = field(default_factory=list[Quote])  # of a higher stage than they need
     _rankings: dict[int, Ranking] = field(default_factory=dict[int, "Ranking"], repr=False)
 
@@ -87,6 +90,15 @@ class Search:
         if key not in self._times:
             self._times[key] = Timed(quote, self.quoters[quote.precision].time(quote))
         return self._times[key]
+
+    def closer(self, quote: Quote) -> Seconds:
+        """Its closer bound; its time, if that is known."""
+        key = quote.layout, quote.precision
+        if key in self._times:
+            return self._times[key].time.seconds
+        if key not in self._closer:
+            self._closer[key] = self.quoters[quote.precision].closer(quote)
+        return self._closer[key]
 
     def best(
         self,
@@ -144,7 +156,9 @@ class Search:
         """Whether it fits, and takes no longer."""
         if four_digits(low.at_least) > seconds or (quote := self.quote(low)) is None:
             return False
-        return four_digits(quote.at_least) <= seconds and four_digits(self.timed(quote).time.seconds) <= seconds
+        if four_digits(quote.at_least) > seconds or four_digits(self.closer(quote)) > seconds:
+            return False
+        return four_digits(self.timed(quote).time.seconds) <= seconds
 
     def adopt(self, item: Higher, timed: Timed) -> bool:
         """Whether a higher stage is faster than all lower ones that fit: then it is one of those to choose among."""
@@ -167,13 +181,15 @@ def _itself(quote: Quote) -> Hashable:
 _Place = tuple[
     Order, Seconds, int
 ]  # of a layout; among equals that of the lower bound, then that which was found first
+_Waiting = tuple[Seconds, int, Seconds, Quote | Slower | Higher]  # a bound, its serial, the first bound that it had
 
 
 @dataclass(slots=True)
 class Ranking:
     """The `k` best of a search, one of each `kind`, so far as it has come.
 
-    What is found waits with its bound, and is taken from the lowest up until the k-th best lies below all that wait.
+    What is found waits with its bound, and again with a closer one, and is taken from the lowest up until the k-th best
+    lies below all that wait.
     Whatever was passed over stays so when more is found: the k-th best only becomes faster.
     """
 
@@ -184,9 +200,7 @@ class Ranking:
     slower_too: bool = False
     _found: dict[Hashable, tuple[_Place, Timed]] = field(default_factory=dict[Hashable, tuple[_Place, Timed]])
     _last: Seconds = inf  # of the k-th, to four digits
-    _waiting: list[tuple[Seconds, int, Quote | Slower | Higher]] = field(
-        default_factory=list[tuple[Seconds, int, "Quote | Slower | Higher"]]
-    )
+    _waiting: list[_Waiting] = field(default_factory=list[_Waiting])
     _taken: tuple[int, int, int] = (0, 0, 0)  # of what was found: quotes, and those left without a price
     _serial: Iterator[int] = field(default_factory=count)
 
@@ -214,17 +228,23 @@ class Ranking:
         """What was found since the last time."""
         found, (quotes, slower, higher) = self.search.frontier.found, self._taken
         for quote in found.fits[quotes:]:
-            heappush(self._waiting, (quote.at_least, next(self._serial), quote))
+            self._wait(quote.at_least, quote)
         for other in found.slower[slower:] if self.slower_too else ():
-            heappush(self._waiting, (other.bound, next(self._serial), other))
+            self._wait(other.bound, other)
         for one in found.higher[higher:]:
-            heappush(self._waiting, (one.at_least, next(self._serial), one))
+            self._wait(one.at_least, one)
         self._taken = len(found.fits), len(found.slower), len(found.higher)
 
-    def _consider(self, bound: Seconds, serial: int, item: Quote | Slower | Higher) -> None:
+    def _wait(self, bound: Seconds, item: Quote | Slower | Higher) -> None:
+        heappush(self._waiting, (bound, next(self._serial), bound, item))
+
+    def _consider(self, known: Seconds, serial: int, bound: Seconds, item: Quote | Slower | Higher) -> None:
         search = self.search
         quote = search.quote(item)
         if quote is None or not self.among(quote) or four_digits(quote.at_least) > self._last:
+            return
+        if (closer := search.closer(quote)) > known:
+            heappush(self._waiting, (closer, serial, bound, item))
             return
         now, key = search.timed(quote), self.kind(quote)
         if four_digits(now.time.seconds) > self._last:

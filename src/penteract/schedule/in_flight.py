@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count
 
-from penteract.schedule.actions import ActionList, Exchange, computes
+from penteract.schedule.actions import ActionList, ComputeList, Exchange, computes
 from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
 
@@ -19,7 +19,13 @@ _Times = Mapping[tuple[str, int], list[int]]  # (moment, chunk) -> when, for one
 @cache
 def action_lists(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Sequence[ActionList]:
     """What each pipeline rank does in a step."""
-    return with_transfers(generate(schedule, pp, vpp, micros), schedule_of(schedule).placement(pp, vpp))
+    return with_transfers(compute_lists(schedule, pp, vpp, micros), schedule_of(schedule).placement(pp, vpp))
+
+
+@cache
+def compute_lists(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Sequence[ComputeList]:
+    """The same, without messages."""
+    return generate(schedule, pp, vpp, micros)
 
 
 @cache

@@ -265,14 +265,18 @@ def gathers(turns: Sequence[tuple[int, ...]], places: int) -> Counter[int]:
     units = {unit for own in turns for unit in own}
     rule = FsdpRule([_Whole(unit) for unit in range(max(units, default=NONE) + 1)], places)
     left, found = rule.begin(), Counter[int]()
-    known = dict[tuple[Left, tuple[int, ...], int], tuple[Left, Counter[int]]]()
+    known = dict[tuple[Left, tuple[int, ...], int], tuple[Left, list[int]]]()
+    times = Counter[tuple[Left, tuple[int, ...], int]]()
     for own, following in zip(turns, upcoming(turns), strict=True):
         key = left, own, following
         if key not in known:
             passing = Passing([(k, unit) for k, unit in enumerate(own)], ())
             before, _, then = rule.action(left, passing, Due(), following, lambda _: False)
             asked = (unit for events in before.values() for question, unit in events if question == "gather")
-            known[key] = then, Counter(asked)
-        left, some = known[key]
-        found.update(some)
+            known[key] = then, list(asked)
+        left = known[key][0]
+        times[key] += 1
+    for key, n in times.items():
+        for unit in known[key][1]:
+            found[unit] += n
     return found

@@ -28,7 +28,7 @@ from penteract.estimate.time.step import StepClock
 from penteract.ops.offload import COPIES
 from penteract.parallel.data import Unit
 from penteract.schedule.actions import Compute
-from penteract.schedule.in_flight import action_lists
+from penteract.schedule.in_flight import compute_lists
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.spec.layout import Layout
 from penteract.step.fsdp import gathers
@@ -49,9 +49,19 @@ class Idle(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """Of ranks with the same stages: each chunk's passes; of a micro-batch in all, the waits and the host's seconds."""
+    """Of ranks with the same stages, seconds of one micro-batch.
 
-    chunks: tuple[Pass, ...]
+    work   of all its passes; `tail`: of the backward of a single chunk, as gradients may be complete from there
+    late   of weight gradients, which may wait until the gradient has gone on
+    on     of the first chunk, on the way there; `off`: and back
+    waits  that it waits; `host`: of the host
+    """
+
+    work: Seconds
+    tail: Seconds | None
+    late: Seconds
+    on: Seconds
+    off: Seconds
     waits: Seconds
     host: Seconds
 
@@ -83,6 +93,7 @@ class Bounds:
 
     steps: StepClock
     memos: Memos = field(default_factory=Memos)
+    counts: dict[object, tuple[int, ...]] = field(default_factory=dict[object, tuple[int, ...]])  # of gathers
     _best: Bounds | None = None
 
     def of(self, layout: Layout) -> Seconds:
@@ -93,8 +104,7 @@ class Bounds:
 
     def at_least(self, layout: Layout) -> Seconds:
         """From its passes alone, whatever happens to state and gradients."""
-        passes = self.passes(layout)
-        return self._longest(layout, passes, [_NOTHING] * layout.pp)
+        return self._of_passes(layout, self.passes(layout), 1.0)
 
     def roughly(self, layout: Layout, largest: int) -> Seconds:
         """The same, lower, for any micro-batch of up to `largest` sequences from one look at that size.
@@ -107,11 +117,17 @@ class Bounds:
             self._best = Bounds(StepClock(steps.composer, steps.cluster, steps.rates.at_best()))
         chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
         at, share = changed(layout, micro_batch_size=largest, loss_chunk=chunk), layout.micro_batch_size / largest
-        passes = [
-            Passes(tuple([{a: share * s for a, s in chunk.items()} for chunk in chunks]), waits, host)
-            for chunks, waits, host in self._best.passes(at)
-        ]
-        return self._longest(layout, passes, [_NOTHING] * layout.pp)
+        return self._of_passes(layout, self._best.passes(at), share)
+
+    def alone(self, layout: Layout) -> Seconds:
+        """From the rank that a micro-batch comes to last, played without its peers: dearer than the others by far."""
+        passes, packer = self.passes(layout), self.steps.composer.packer
+        reached, group, border = layout.placement.reached, self.steps.composer.deal(layout).group, self._borders(layout)
+        there, back = fsum(border), fsum(border)
+        for r in reached[:-1]:
+            there, back = there + passes[group[r]].on, back + passes[group[r]].off
+        there += self._once_of(layout, packer.groups(layout))[reached[0]].update
+        return self.steps.alone(layout, reached[-1], there, back)
 
     # ---- passes ----------------------------------------------------------------------------------------------
 
@@ -128,10 +144,7 @@ class Bounds:
                     total[action] += n * told.seconds
                     waits, host = waits + n * told.waits, host + n * told.host
             each.append((dict(total), waits, host))
-        return [
-            Passes(tuple([p for p, _, _ in own]), sum([w for _, w, _ in own]), sum([n for _, _, n in own]))
-            for own in deal.dealt(each)
-        ]
+        return list(map(_of_group, deal.dealt(each)))
 
     @tracked
     def _idle(self, layout: Layout, piece: Piece) -> Mapping[str, Idle]:
@@ -191,19 +204,25 @@ class Bounds:
     def gathers(self, layout: Layout, runs: Runs, r: int, stage: int) -> Mapping[_Ranks, Seconds]:
         """In a step, on each wire."""
         lay, out = layout, defaultdict[_Ranks, Seconds](float)
-        units = dict.fromkeys(run.unit for run in runs.units)
-        number = {unit: i for i, unit in enumerate(units)}
-        kinds = {run.unit: run.kind for run in runs.units}
-        read = tuple([self._read(lay, unit, kinds[unit], stage) for unit in units])
+        units = {run.unit: run.kind for run in runs.units}
+        read = tuple([self._read(lay, unit, kind, stage) for unit, kind in units.items()])
+        key = (runs, r, read, lay.schedule, lay.pp, lay.vpp, lay.keep_gathered, lay.gradient_accumulation_steps)
+        if (counts := self.counts.get(key)) is None:
+            counts = self.counts[key] = self._count(lay, runs, r, read)
+        for unit, n in zip(units, counts, strict=True):
+            for ranks, seconds in self._unit_wires(lay, unit, stage).items():
+                out[ranks] += n * seconds
+        return dict(out)
+
+    def _count(self, layout: Layout, runs: Runs, r: int, read: tuple[frozenset[str], ...]) -> tuple[int, ...]:
+        """How often a step gathers each of a rank's different units."""
+        lay, number = layout, {unit: i for i, unit in enumerate(dict.fromkeys(run.unit for run in runs.units))}
         ends, chunks = 0, list[tuple[tuple[int, int], ...]]()
         for chain in self.steps.composer.chains_of(lay, r):
             own = runs.units[ends : (ends := ends + len(chain))]
             chunks.append(tuple([(number[run.unit], run.number) for run in own]))
         rank = RankOf(lay.schedule, lay.pp, lay.vpp, r, tuple(chunks), read, keeps=lay.keep_gathered)
-        for unit, n in zip(units, gathered(rank, lay.gradient_accumulation_steps), strict=True):
-            for ranks, seconds in self._unit_wires(lay, unit, stage).items():
-                out[ranks] += n * seconds
-        return dict(out)
+        return gathered(rank, lay.gradient_accumulation_steps)
 
     @tracked
     def _unit_wires(self, layout: Layout, unit: Unit, stage: int) -> Mapping[_Ranks, Seconds]:
@@ -224,9 +243,24 @@ class Bounds:
 
     # ---- a step ----------------------------------------------------------------------------------------------
 
+    def _of_passes(self, layout: Layout, passes: Sequence[Passes], share: float) -> Seconds:
+        """The longest of passes alone, each of which takes a `share` of its seconds."""
+        lay, m = layout, layout.gradient_accumulation_steps
+        works, lates = [m * share * p.work for p in passes], [m * share * p.late for p in passes]
+        there = back = 0.0
+        bound = max([m * p.host for p in passes])
+        group, border = self.steps.composer.deal(lay).group, (*self._borders(lay), 0.0)
+        for r, way in zip(lay.placement.reached, border, strict=True):
+            g = group[r]
+            late = back - lates[g]
+            if (end := there + works[g] + (late if late > 0 else 0.0)) > bound:
+                bound = end
+            there, back = there + share * passes[g].on + way, back + share * passes[g].off + way
+        return bound
+
     def _longest(
         self, layout: Layout, passes: Sequence[Passes], once: Sequence[Once],
-        gathers: Mapping[int, Mapping[_Ranks, Seconds]] = MappingProxyType({}),
+        gathers: Mapping[int, Mapping[_Ranks, Seconds]],
     ) -> Seconds:  # fmt: skip
         """The first micro-batch must come to a rank, all must be worked on there, gradients must be summed after the
         last, and the last gradient must go back to the first stage."""
@@ -234,7 +268,7 @@ class Bounds:
         slower = 1 - 1 / self.steps.rates.beside  # of a wire's seconds, what computations beside it lose
         reached, group, border = lay.placement.reached, self.steps.composer.deal(lay).group, self._borders(lay)
         first, there, back, bound = once[reached[0]].update, 0.0, 0.0, 0.0
-        told = [_of_group(p, m) for p in passes]
+        told = [(m * p.work, m * p.work if p.tail is None else p.tail, m * p.late, p.on, p.off) for p in passes]
         for i, r in enumerate(reached):
             g, own = group[r], once[r]
             work, tail, late, on, off = told[g]
@@ -251,6 +285,7 @@ class Bounds:
                 there, back = there + on + border[i], back + off + border[i]
         return bound
 
+    @tracked
     def _borders(self, layout: Layout) -> list[Seconds]:
         """Of the messages by which the first micro-batch comes to each rank after the first."""
         lay, node, each = layout, self.steps.cluster.gpus_per_node, layout.world // layout.pp
@@ -263,24 +298,15 @@ class Bounds:
         return [known[a * each // node != ((b + 1) * each - 1) // node] for a, b in pairs]
 
 
-class _Group(NamedTuple):
-    """Of a rank's passes: seconds of all micro-batches; from where gradients may be complete at first; of weight
-    gradients, which may wait until the gradient has gone on; and of the first chunk, on the way there and back."""
-
-    work: Seconds
-    tail: Seconds
-    late: Seconds
-    on: Seconds
-    off: Seconds
-
-
-def _of_group(passes: Passes, micros: int) -> _Group:
-    chunks = passes.chunks
-    every = [s for chunk in chunks for s in chunk.values()]
-    work, late = micros * fsum(every), micros * fsum([chunk.get("Wgt", 0.0) for chunk in chunks])
+def _of_group(own: Sequence[tuple[Pass, Seconds, Seconds]]) -> Passes:
+    """Of the chunks of a rank: their passes, what these wait, and the host's seconds."""
+    first = own[0][0]
     # Of several chunks, or a backward in two halves, some gradients are complete long before the end.
-    tail = chunks[0].get("Bwd", work) if len(chunks) == 1 else work
-    return _Group(work, tail, late, chunks[0]["Fwd"], chunks[0].get("Bwd", 0.0) + chunks[0].get("Inp", 0.0))
+    tail = first.get("Bwd") if len(own) == 1 else None
+    return Passes(
+        fsum([s for chunk, _, _ in own for s in chunk.values()]), tail, fsum([chunk.get("Wgt", 0.0) for chunk, _, _ in own]),
+        first["Fwd"], first.get("Bwd", 0.0) + first.get("Inp", 0.0), sum([w for _, w, _ in own]), sum([n for _, _, n in own])
+    )  # fmt: skip
 
 
 class RankOf(NamedTuple):
@@ -319,7 +345,7 @@ def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
         for action in {action for number in numbers for action in rank.read[number]}:
             units = [begin + k for k, number in enumerate(numbers) if action in rank.read[number]]
             turns[action, c] = tuple(units if action == "Fwd" else reversed(units))
-    actions = action_lists(rank.schedule, rank.pp, rank.vpp, micros)[rank.rank]
+    actions = compute_lists(rank.schedule, rank.pp, rank.vpp, micros)[rank.rank]
     own = [turns.get((a.kind, a.chunk), ()) for a in actions if isinstance(a, Compute)]
     found, out = gathers(own, begins[-1] if rank.keeps else PLACES), [0] * len(rank.read)
     for unit, number in enumerate([number for own in row for number in own]):

@@ -32,7 +32,8 @@ from penteract.units import Bytes, Seconds
 
 Part = str  # compute, attention, pointwise, launch, or the dimension whose traffic is waited for
 DIMENSION: Mapping[str, Part] = {"tp": "tensor", "cp": "context", "ep": "expert", "sequence": "expert"}
-Cost = tuple[Part, Seconds]
+Asked = tuple[str, Seconds]  # over which axis a kernel asks other ranks for a scale first, and how long that takes
+Cost = tuple[Part, Seconds, Asked | None]
 Wire = tuple[str, tuple[int, ...], Seconds]  # a collective, its ranks
 
 
@@ -79,14 +80,6 @@ class Device:
         axis, spec = str(site.attrs["axis"]), counted(site.word, site.ins[0], site.outs[0])
         return self.rates.collective(site.word, self.span(axis), self.bytes_of(spec))
 
-    def agreement(self, site: Site, phase: Phase) -> tuple[str, Seconds] | None:
-        """A kernel that asks other ranks for a scale first: over which axis, and how long that takes."""
-        body, ins = body_of(site, self.mesh.layout), shapes(site, self.load)
-        axis, n = body.agreed(phase, ins, site.weights, site.attrs)
-        if not n or self.mesh.size(axis) == 1:
-            return None
-        return axis, self.rates.collective("all_reduce", self.span(axis), n * FLOAT)
-
     def call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
         """As the implementation that computes it has it."""
         key = (site, phase, self.load)
@@ -96,9 +89,13 @@ class Device:
         self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...], layout: Layout
     ) -> Cost:  # fmt: skip
         """As the layout shows it. Few sites look at it: those whose op has more than one implementation."""
-        call = CallShapes(phase, shapes(site, self.load), site.weights, site.attrs)
+        call, body = CallShapes(phase, shapes(site, self.load), site.weights, site.attrs), body_of(site, layout)
         moved = [self.bytes_of(specs[r]) for r in registers]
-        return body_of(site, layout).cost(self.rates, call, self.widths, moved)
+        axis, n = body.agreed(phase, call.ins, site.weights, site.attrs)
+        part, seconds = body.cost(self.rates, call, self.widths, moved)
+        if not n or Mesh(layout).size(axis) == 1:
+            return part, seconds, None
+        return part, seconds, (axis, self.rates.collective("all_reduce", self._span(axis, layout), n * FLOAT))
 
 
 def seconds_alone(piece: Piece, device: Device) -> dict[int, Seconds]:

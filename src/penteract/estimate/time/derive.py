@@ -86,7 +86,8 @@ class _Derivation:
             if found is None:
                 found = known[key] = self._action(key)
             action, left, sums = found
-            self._note(sums)
+            if sums:
+                self._note(sums)
             runs.append(action)
         shared = sorted(b for b in self.written if stage.buckets[b].across_stages)
         events = rule.end(left, shared, lambda b: self.written[b][::2])
@@ -205,7 +206,7 @@ class _Derivation:
         self, events: Sequence[Event], runs: Sequence[int], left: Sequence[int]
     ) -> tuple[int, Sequence[int], Sequence[int], int, list[Step]]:
         """What comes before the actions, they, and what comes after them. `events`: of buckets after the last."""
-        stage, clock = self.stage, self.stage.clock
+        stage, clock, made = self.stage, self.stage.clock, dict[object, Step]()
         before = [self._step(ops) for asked in opening(stage.outside) if (ops := self._asked(asked))]
         rows = [self._step(stage.beside[self._event(event, 0)]) for event in events]
         after, summed = list[Step](), False

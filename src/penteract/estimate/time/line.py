@@ -9,7 +9,7 @@ from typing import NamedTuple
 from penteract.errors import Bug
 from penteract.parallel.data import NONE
 from penteract.schedule.actions import Compute, Exchange
-from penteract.schedule.in_flight import action_lists
+from penteract.schedule.in_flight import action_lists, compute_lists
 from penteract.schedule.program import message_of
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.schedule.schedule import Placement
@@ -115,6 +115,15 @@ def _post(
         if t.kind == "Send":
             sends.add(number)
     return Post(tuple(posted), frozenset(sends))
+
+
+@cache
+def begins_of(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> tuple[int, ...]:
+    """The computations of a rank before which turns of micro-batches begin."""
+    own, of = compute_lists(schedule, pp, vpp, micros)[rank], schedule_of(schedule)
+    computes = [a for a in own if isinstance(a, Compute)]
+    found = _turns(of.steady_after(pp, vpp), of.turn(pp, vpp), range(len(own)), computes)
+    return tuple([place.compute for place in found])
 
 
 def _turns(steady: int, turn: int, does: Sequence[int | Post], own: Sequence[Compute]) -> list[Place]:

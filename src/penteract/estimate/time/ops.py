@@ -66,10 +66,16 @@ class ActionOps(NamedTuple):
 
 def piece_ops(piece: Piece, device: Device, axes: Axes) -> Mapping[str, ActionOps]:
     """Of each action of a piece, what its instructions are to the clock."""
-    out = dict[str, ActionOps]()
+    out, known = dict[str, ActionOps](), dict[int, tuple[Op, ...]]()  # what is computed again takes as long
     for name, calls in piece.outline.calls.items():
         jobs = [piece.outline.jobs[job] for job, _, _ in calls]
-        every = [_call(piece, device, axes, *job, ins, outs) for job, (_, ins, outs) in zip(jobs, calls, strict=True)]
+        every = list[tuple[Op, ...]]()
+        for (place, phase), (job, ins, outs) in zip(jobs, calls, strict=True):
+            if (ops := known.get(job)) is None:
+                ops = _call(piece, device, axes, place, phase, ins, outs)
+                if phase not in ("start", "finish"):
+                    known[job] = ops
+            every.append(ops)
         out[name] = _without_copies(every, [_is_copy(piece, *job) for job in jobs], name)
     return out
 
@@ -109,11 +115,11 @@ def _call(
         copies = {COPIES[0]: OUT, COPIES[1]: IN}
         stream = copies[site.word] if site.word in COPIES else axes[AXES.index(str(site.attrs["axis"]))]
         return ((START, stream, ps(device.collective(site)), ("c", 0, outs[0]), name),)
-    part, seconds = device.call(site, phase, piece.specs, (*ins, *outs))
+    part, seconds, asked = device.call(site, phase, piece.specs, (*ins, *outs))
     run: Op = (RUN, ps(seconds), PART[part], name)
     if site.word == "split_sizes":
         return (run, (LOOK, name))
-    if (asked := device.agreement(site, phase)) is not None:
+    if asked is not None:
         axis, took = asked
         part = "tensor" if axis == "sequence" else DIMENSION[axis]
         key: Key = ("a", 0, 0)

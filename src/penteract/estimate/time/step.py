@@ -14,10 +14,11 @@ from penteract.estimate.packed import Runs, first_rank
 from penteract.estimate.pieces import Kind, Piece
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.reads import Memo, Memos, tracked
+from penteract.estimate.time.alone import alone
 from penteract.estimate.time.clock import PART, PS, ps
 from penteract.estimate.time.cost import BucketCosts, Cost, Device
 from penteract.estimate.time.derive import Derived, derive
-from penteract.estimate.time.line import Line, line_of
+from penteract.estimate.time.line import Line, begins_of, line_of
 from penteract.estimate.time.machine import Clock, Log
 from penteract.estimate.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, piece_ops
 from penteract.estimate.time.ranks import Ranks, Unsettled
@@ -26,6 +27,8 @@ from penteract.ops.bodies.fp8 import is_coded, remembered
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, bucket_of
+from penteract.schedule.actions import Compute
+from penteract.schedule.in_flight import compute_lists
 from penteract.schedule.registry import schedule_of
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
@@ -108,12 +111,26 @@ class StepClock:
         micros, skipped = _shortened(lay, turns)
         line = line_of(lay.schedule, lay.pp, lay.vpp, micros)
         stages = self.stages(lay)
-        what = (lay.schedule, lay.pp, lay.vpp, micros)
-        for r, stage in enumerate(stages):
-            if (stage, r, what) not in self.derived:
-                self.derived[stage, r, what] = derive(stage, line.computes[r])
-        derived = [self.derived[stage, r, what] for r, stage in enumerate(stages)]
+        derived = [self._derived(lay, micros, stage, r) for r, stage in enumerate(stages)]
         return Ranks(line, stages, derived, self._wires(lay, line), ps(self.rates.launch), skipped, self.jumps)
+
+    def _derived(self, layout: Layout, micros: int, stage: Stage, r: int) -> Derived:
+        what = (layout.schedule, layout.pp, layout.vpp, micros)
+        if (stage, r, what) not in self.derived:
+            own = [a for a in compute_lists(*what)[r] if isinstance(a, Compute)]
+            self.derived[stage, r, what] = derive(stage, own)
+        return self.derived[stage, r, what]
+
+    def alone(self, layout: Layout, r: int, arrives: Seconds, back: Seconds) -> Seconds:
+        """What a step takes at least, from pipeline rank `r` alone: its first micro-batch `arrives` so late after all
+        know the norm, and its last gradient must go `back`."""
+        lay, runs = layout, self.composer.packer.groups(layout)
+        micros, skipped = _shortened(lay, _TURNS)
+        group = self.composer.deal(lay).group[r]
+        stage = self.stage(lay, runs.runs[group], runs.ranks[group][0] if self.alike(lay) else r)
+        turns = begins_of(lay.schedule, lay.pp, lay.vpp, micros, r)
+        last = 0 if lay.split_backward else ps(back)  # there, that gradient has gone before
+        return alone(stage, self._derived(lay, micros, stage, r), turns, skipped, ps(arrives), last) / PS
 
     def stages(self, layout: Layout) -> list[Stage]:
         """The program of each pipeline rank; ranks with the same units, which lie on nodes alike, have one object."""
