@@ -17,6 +17,8 @@ from penteract.estimate.time.clock import BESIDE, FIRST, LOOK, RUN, START, WAIT,
 from penteract.estimate.time.ranks import Ranks
 from penteract.estimate.time.step import StepClock
 from penteract.spec.hardware import cluster
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
 from penteract.spec.precision import RECIPES
 from strategies import cases
 
@@ -40,12 +42,13 @@ def test_jumped_is_unrolled_and_one_more_step_takes_as_long(
     while not unrolled.steady:
         unrolled.step()
     played, took = len(unrolled.ends), unrolled.last
-    told = [_parts(unrolled, r) for r in range(lay.pp)]
+    told, slowest = [_parts(unrolled, r) for r in range(lay.pp)], unrolled.slowest
     unrolled.step()
     assert unrolled.last == took
     jumped = StepClock(composer, node, rates).ranks(lay)
     assert (len(jumped.ends), jumped.last) == (played, took)
     assert [_parts(jumped, r) for r in range(lay.pp)] == told
+    assert jumped.slowest == slowest
 
 
 def _parts(ranks: Ranks, r: int) -> list[int]:
@@ -89,3 +92,15 @@ def test_nothing_ends_sooner_from_a_later_state_or_with_longer_ops(seed: int) ->
     for one, other in ((plain, late), (plain, slow)):
         assert one[0] <= other[0] and one[1] <= other[1]
         assert all(t <= other[2][key] for key, t in one[2].items())
+
+
+@pytest.mark.parametrize(("vocab_size", "tied", "micros"), [(50_000, True, 120), (1024, False, 240)])
+def test_steps_that_jump_at_other_turns_are_not_joined(vocab_size: int, tied: bool, micros: int) -> None:
+    """The second step settles before the first did: what is left of the two differs by the turns that were jumped."""
+    model = ModelSpec(name="pinned", layers=8, hidden_size=256, heads=8, kv_heads=4, head_size=32, ffn_size=512,
+                      vocab_size=vocab_size, tied=tied)  # fmt: skip
+    lay = Layout(dp=2, pp=2, vpp=2, schedule="interleaved", zero=3, gradient_accumulation_steps=micros)
+    composer, node = Composer(model, 64, RECIPES["bf16"]), cluster("8xH100")
+    rates = replace(Rates.of(node, "bf16"), launch=84e-6, launches={})
+    jumped, unrolled = (StepClock(composer, node, rates, jumps=jumps) for jumps in (True, False))
+    assert jumped.step(lay) == unrolled.step(lay)

@@ -172,7 +172,7 @@ def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation:
         parts.append("\n".join(explanation))
     rates = plan.quoter.basis.get("collective", "unknown")
     parts.append(
-        f"Rates {rates}\nTimes are modelled, to rank layouts; recorded steps take longer: README, Measured so far"
+        f"Rates {rates}\nTimes are modelled, to rank layouts; how far recorded steps are: README, What the numbers are"
     )
     return "\n\n".join(part for part in parts if part)
 

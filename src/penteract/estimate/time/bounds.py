@@ -303,10 +303,9 @@ def _of_group(own: Sequence[tuple[Pass, Seconds, Seconds]]) -> Passes:
     first = own[0][0]
     # Of several chunks, or a backward in two halves, some gradients are complete long before the end.
     tail = first.get("Bwd") if len(own) == 1 else None
-    return Passes(
-        fsum([s for chunk, _, _ in own for s in chunk.values()]), tail, fsum([chunk.get("Wgt", 0.0) for chunk, _, _ in own]),
-        first["Fwd"], first.get("Bwd", 0.0) + first.get("Inp", 0.0), sum([w for _, w, _ in own]), sum([n for _, _, n in own])
-    )  # fmt: skip
+    work, late = fsum([s for chunk, _, _ in own for s in chunk.values()]), fsum([c.get("Wgt", 0.0) for c, _, _ in own])
+    return Passes(work, tail, late, first["Fwd"], first.get("Bwd", 0.0) + first.get("Inp", 0.0),
+                  sum([w for _, w, _ in own]), sum([n for _, _, n in own]))  # fmt: skip
 
 
 class RankOf(NamedTuple):

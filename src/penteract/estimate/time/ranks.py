@@ -29,6 +29,7 @@ class Mark(NamedTuple):
     states  what decides all that comes, but for hosts
     behind  how far each host is behind its device; `held`: how often it has held something up
     spent   how much each machine has noted
+    left    turns that are still to be jumped
     """
 
     at: int
@@ -36,6 +37,7 @@ class Mark(NamedTuple):
     behind: tuple[int, ...]
     held: tuple[int, ...]
     spent: tuple[int, ...]
+    left: int
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class Ranks:
     _asleep: dict[int, list[int]] = field(init=False)  # message -> ranks that wait for its other end
     _awake: list[int] = field(init=False)
     _unmet: dict[int, None] = field(init=False)  # messages that one end has posted
+    slowest: int = 0  # the rank that ended the last step
     held_at_end: tuple[int, ...] = ()  # of the last step
     left: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])  # by each step to the next
     spent_at_end: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # of each step
@@ -105,7 +108,8 @@ class Ranks:
             for segment, unit, needs in derived.update:
                 stage.clock.advance(m, segment, unit, needs)
             m.host = max(m.host, m.now)  # it looks at the losses
-        self.ends.append(end := max(m.now for m in self.machines))
+        self.slowest = max(range(n), key=lambda r: self.machines[r].now)
+        self.ends.append(end := self.machines[self.slowest].now)
         self._note_end(tuple([
             (end - m.now, m.host - m.now, m.state.number, m.state.fixed or m.unit,
              tuple(sorted((b, t - m.now) for b, t in m.pending.items())))
@@ -135,7 +139,7 @@ class Ranks:
         marks, seen, left = self.marks[-1], dict[tuple[Any, ...], int](), self.skipped
         for k, places in enumerate(self.line.turns):
             self._until([place.item for place in places])
-            mark = self._mark(k, places)
+            mark = self._mark(k, places, left)
             marks.append(mark)
             if len(self.marks) > 1 and self._goes_on_as_before(k):
                 return True
@@ -153,7 +157,7 @@ class Ranks:
             raise Unsettled
         return False
 
-    def _mark(self, k: int, places: Sequence[Place]) -> Mark:
+    def _mark(self, k: int, places: Sequence[Place], left: int) -> Mark:
         at, ms = self.machines[0].now, self.machines
         micro = k * self.line.turn
         own = [
@@ -176,7 +180,7 @@ class Ranks:
         states = (*own, tuple(sorted(under_way, key=str)), tuple(free))
         return Mark(
             at, states, tuple([m.host - m.now for m in ms]), tuple([m.held for m in ms]),
-            tuple([len(m.spent) for m in ms]),
+            tuple([len(m.spent) for m in ms]), left,
         )  # fmt: skip
 
     def _jump(self, before: Mark, now: Mark, times: int) -> None:
@@ -195,7 +199,12 @@ class Ranks:
         """Whether a mark is that of the step before: then the rest of the step is that of the step before, too."""
         mark, old = self.marks[-1][k], self.marks[-2][k]
         quiet = [a == b and not m.looked for a, b, m in zip(old.held, self.held_at_end, self.machines, strict=True)]
-        if mark.states != old.states or any(m.pending for m in self.machines) or not _as_late(mark, old, quiet):
+        if (
+            mark.states != old.states
+            or mark.left != old.left
+            or any(m.pending for m in self.machines)
+            or not _as_late(mark, old, quiet)
+        ):
             return False
         self.ends.append(mark.at + self.ends[-1] - old.at)
         for r, m in enumerate(self.machines):

@@ -99,7 +99,7 @@ class StepClock:
     def step(self, layout: Layout) -> Played:
         """A step mid-run."""
         ranks = self.ranks(layout)
-        last = max(range(layout.pp), key=lambda r: ranks.machines[r].now)
+        last = ranks.slowest
         told = ranks.machines[last].parts(ranks.spent_at_end[-2][last])
         told[PART["pipeline"]] += ranks.last - sum(told)  # what it waits for other ranks outside of actions
         return Played(ranks.last / PS, tuple([n / PS for n in told]))
@@ -199,11 +199,11 @@ class StepClock:
             chunks.append(range(ends, ends := ends + sum(n for _, n in chain)))
         row = [kind for kind, _ in placed]
         outside = self._ends(rank, row, pieces, buckets)
+        for b in known.values():
+            _streams(ops, b)
         for agreement in (*at_begin(outside, counted=True), *after_backward(outside), totals(outside)):
             if len(group := mesh.group(agreement.axis, rank)) > 1:
                 streams.of(group, PART["update"])
-        for b in known.values():
-            _streams(ops, b)
         return Stage(self._clock(tuple(streams.parts)), ops, row, chunks, pieces, packs, buckets,
                      [params for _, params in placed], places(lay, len(row)), outside, bool(lay.offload))  # fmt: skip
 
