@@ -206,7 +206,7 @@ class _Derivation:
         self, events: Sequence[Event], runs: Sequence[int], left: Sequence[int]
     ) -> tuple[int, Sequence[int], Sequence[int], int, list[Step]]:
         """What comes before the actions, they, and what comes after them. `events`: of buckets after the last."""
-        stage, clock, made = self.stage, self.stage.clock, dict[object, Step]()
+        stage, clock = self.stage, self.stage.clock
         before = [self._step(ops) for asked in opening(stage.outside) if (ops := self._asked(asked))]
         rows = [self._step(stage.beside[self._event(event, 0)]) for event in events]
         after, summed = list[Step](), False
