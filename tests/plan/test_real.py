@@ -112,7 +112,7 @@ BOUNDED = {
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_bounds_lie_one_below_the_other(name: str) -> None:
-    """Of a row, rough and its own; of each layout of the row, its quote's, and its simulated time."""
+    """Of a row, rough and its own; of each layout its quote's, that of a rank alone, and its simulated time."""
     ask = BOUNDED[name]
     prices, shares = quoter(ask), list[float]()
     rows = [row for family in Space(ask).families(Counter()) for row in Branch(family, prices).rows()]
@@ -122,7 +122,7 @@ def test_bounds_lie_one_below_the_other(name: str) -> None:
         shares.append(rough / own)
         for lay in layouts:
             quote = prices.quote(lay)
-            chain = [rough, own, quote.at_least, prices.time(quote).seconds]
+            chain = [rough, own, quote.at_least, prices.closer(quote), prices.time(quote).seconds]
             assert all(a <= b * (1 + 1e-9) for a, b in pairwise(chain)), (lay, chain)
     assert max(shares) > 0.1  # they say something, though launches are most of so small a step
 

@@ -300,12 +300,17 @@ class Bounds:
 
 def _of_group(own: Sequence[tuple[Pass, Seconds, Seconds]]) -> Passes:
     """Of the chunks of a rank: their passes, what these wait, and the host's seconds."""
-    first = own[0][0]
+    chunks, first = [chunk for chunk, _, _ in own], own[0][0]
     # Of several chunks, or a backward in two halves, some gradients are complete long before the end.
     tail = first.get("Bwd") if len(own) == 1 else None
-    work, late = fsum([s for chunk, _, _ in own for s in chunk.values()]), fsum([c.get("Wgt", 0.0) for c, _, _ in own])
-    return Passes(work, tail, late, first["Fwd"], first.get("Bwd", 0.0) + first.get("Inp", 0.0),
-                  sum([w for _, w, _ in own]), sum([n for _, _, n in own]))  # fmt: skip
+    work, late = (
+        fsum([s for chunk in chunks for s in chunk.values()]),
+        fsum([chunk.get("Wgt", 0.0) for chunk in chunks]),
+    )
+    back = first.get("Bwd", 0.0) + first.get("Inp", 0.0)
+    return Passes(
+        work, tail, late, first["Fwd"], back, sum([waits for _, waits, _ in own]), sum([host for _, _, host in own])
+    )
 
 
 class RankOf(NamedTuple):
