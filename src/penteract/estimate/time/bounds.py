@@ -288,14 +288,13 @@ class Bounds:
     @tracked
     def _borders(self, layout: Layout) -> list[Seconds]:
         """Of the messages by which the first micro-batch comes to each rank after the first."""
-        lay, node, each = layout, self.steps.cluster.gpus_per_node, layout.world // layout.pp
-        if lay.pp == 1:
+        steps, placement = self.steps, layout.placement
+        if layout.pp == 1:
             return []
-        amount = self.steps.message(lay)
-        known = [self.steps.rates.collective("send", Span(2, 1 + across), amount) for across in (False, True)]
-        placement = lay.placement
-        pairs = [sorted((placement.homes[placement.stages[r][0] - 1][0], r)) for r in placement.reached[1:]]
-        return [known[a * each // node != ((b + 1) * each - 1) // node] for a, b in pairs]
+        amount = steps.message(layout)
+        known = [steps.rates.collective("send", Span(2, 1 + across), amount) for across in (False, True)]
+        pairs = [(placement.homes[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
+        return [known[steps.across(layout, a, b)] for a, b in pairs]
 
 
 def _of_group(own: Sequence[tuple[Pass, Seconds, Seconds]]) -> Passes:

@@ -53,10 +53,6 @@ class Device:
     costs: Memo[Cost] = field(default_factory=Memo[Cost])
     spans: Memo[Span] = field(default_factory=Memo[Span])
 
-    def under(self, layout: Layout) -> Device:
-        """The same with another view of the layout."""
-        return Device(self.rates, self.widths, Mesh(layout), self.gpus_per_node, self.load, self.costs, self.spans)
-
     def span(self, axis: str) -> Span:
         """Of the group that lies worst. Where blocks of ranks and nodes do not divide, groups lie differently."""
         return self.spans.ask(self.mesh.layout, axis, self._span, axis)

@@ -143,9 +143,14 @@ class StepClock:
 
     def wire(self, layout: Layout, source: int, target: int, *, both: bool = False) -> Seconds:
         """Seconds of a message between two stages; `both`: as much goes the other way meanwhile."""
+        span = Span(2, 1 + self.across(layout, source, target))
+        return self.rates.collective("shift" if both else "send", span, self.message(layout))
+
+    def across(self, layout: Layout, one: int, other: int) -> bool:
+        """Whether some rank of a stage lies on another node than its neighbour of another stage."""
         node, each = self.cluster.gpus_per_node, layout.world // layout.pp
-        across = any((source * each + i) // node != (target * each + i) // node for i in range(each))
-        return self.rates.collective("shift" if both else "send", Span(2, 1 + across), self.message(layout))
+        first, last = min(one, other) * each, (max(one, other) + 1) * each - 1
+        return one != other and first // node != last // node
 
     def message(self, layout: Layout) -> Bytes:
         """Of a border between two stages."""
