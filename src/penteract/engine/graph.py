@@ -12,7 +12,8 @@ from penteract.step.walk import walk
 
 @dataclass(slots=True)
 class CapturedStep:
-    """`replay()` is `walk(run.p, run)` without Python. Feed by copying into `run.batches` and `run.counts`.
+    """`replay()` is `walk(run.p, run)` without Python. Feed by copying into `run.batches`, and the targets of all ranks
+    into `run.counts`: a captured step draws no batch ahead, and is told of none.
 
     Capture after an eager step or two, so that libraries have made what they need. Host values are not for graphs:
     raises Bug for a program whose words look at the host (routed sizes).
@@ -27,6 +28,7 @@ class CapturedStep:
         if looks:
             raise Bug("CAPTURE", "a step that looks at routed counts cannot be captured", where=str(looks[0]))
         self.run.settle_parameters()
+        self.run.summed.ahead = None
         self.replay = self.run.device.capture(self._walk)
 
     def _walk(self) -> None:
