@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -185,6 +186,28 @@ def freed(asked: argparse.Namespace, rank: Rank) -> dict[str, Any]:
 PARTS = {"counts": counts, "freed": freed}
 
 
+def begun(asked: argparse.Namespace, rank: Rank, case: str, command: str) -> dict[str, Any]:
+    """A record's head: what is measured, of what, on what."""
+    return {
+        "case": case, **provenance(command, asked.commit), "model": asked.model, "layers": asked.layers,
+        "sequence_length": asked.seq, "device": f"{rank.world} x {torch.cuda.get_device_name()}",
+        "torch": torch.__version__, "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+    }  # fmt: skip
+
+
+def attempt(name: str, part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a part tells, or how it failed; all ranks are there after it, and its memory is free."""
+    try:
+        told = part()
+    except Exception:
+        told = {"failed": traceback.format_exc()[-1500:]}
+        print(name, told["failed"], file=sys.stderr, flush=True)
+    gc.collect()
+    torch.cuda.empty_cache()
+    dist.barrier()
+    return told
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="llama-3.1-8b")
@@ -201,21 +224,10 @@ def main() -> None:
     torch.set_grad_enabled(False)
     engine.initialise = drawn_on_device
     rank = join(os.environ, "cuda")
-    record: dict[str, Any] = {
-        "case": "what a step waits for on two GPUs", **provenance("benchmarks/engine_truths.py", asked.commit),
-        "model": asked.model, "layers": asked.layers, "sequence_length": asked.seq,
-        "device": f"{rank.world} x {torch.cuda.get_device_name()}", "torch": torch.__version__,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())), "warm": WARM, "steps": asked.steps,
-    }  # fmt: skip
+    about = "what a step waits for on two GPUs", "benchmarks/engine_truths.py"
+    record: dict[str, Any] = {**begun(asked, rank, *about), "warm": WARM, "steps": asked.steps}
     for name in asked.parts.split(","):
-        try:
-            record[name] = PARTS[name](asked, rank)
-        except Exception:
-            record[name] = {"failed": traceback.format_exc()[-1500:]}
-            print(name, record[name]["failed"], file=sys.stderr, flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
-        dist.barrier()
+        record[name] = attempt(name, partial(PARTS[name], asked, rank))
         if rank.number == 0:
             asked.out.mkdir(parents=True, exist_ok=True)
             (asked.out / "engine_truths.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -17,10 +17,10 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,9 +30,9 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 
 import torch
 import torch.distributed as dist
-from engine_truths import WARM, made, on_all
+from engine_truths import WARM, attempt, begun, made, on_all
 from memory_options import drawn_on_device
-from provenance import hexadecimal, provenance
+from provenance import hexadecimal
 from torch.profiler import ProfilerActivity, profile
 
 from penteract.engine import trainer as engine
@@ -174,21 +174,10 @@ def main() -> None:
     torch.set_grad_enabled(False)
     engine.initialise = drawn_on_device
     rank = join(os.environ, "cuda")
-    record: dict[str, Any] = {
-        "case": "where a step's kernels run", **provenance("benchmarks/step_profile.py", asked.commit),
-        "model": asked.model, "layers": asked.layers, "sequence_length": asked.seq,
-        "device": f"{rank.world} x {torch.cuda.get_device_name()}", "torch": torch.__version__,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())), "layouts": CASES, "cases": {},
-    }  # fmt: skip
+    about = "where a step's kernels run", "benchmarks/step_profile.py"
+    record: dict[str, Any] = {**begun(asked, rank, *about), "layouts": CASES, "cases": {}}
     for name in asked.cases.split(","):
-        try:
-            record["cases"][name] = case(name, asked, rank)
-        except Exception:
-            record["cases"][name] = {"failed": traceback.format_exc()[-1500:]}
-            print(name, record["cases"][name]["failed"], file=sys.stderr, flush=True)
-        gc.collect()
-        torch.cuda.empty_cache()
-        dist.barrier()
+        record["cases"][name] = attempt(name, partial(case, name, asked, rank))
         if rank.number == 0:
             asked.out.mkdir(parents=True, exist_ok=True)
             (asked.out / "step_profile.json").write_text(json.dumps(record) + "\n")

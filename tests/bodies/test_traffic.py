@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bodies.cases import CASES, Case
 from bodies.trial import Trial
 from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.storages import tensors_of
 from penteract.ops.bodies import OPS, Body
 from penteract.ops.bodies.body import CallShapes
 from penteract.ops.bodies.dense import RmsNorm
@@ -50,14 +51,14 @@ class Traffic(TorchDispatchMode):
         read, written = list[torch.Tensor](), list[torch.Tensor]()
         for at, argument in enumerate(func._schema.arguments):
             given = args[at] if at < len(args) else (kwargs or {}).get(argument.name)
-            for x in _tensors(given):
+            for x in tensors_of(given):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     written.append(x)
                     if not argument.kwarg_only and name not in OVERWRITE:
                         read.append(x)
                 else:
                     read.append(x)
-        written = written or list(_tensors(out))
+        written = written or list(tensors_of(out))
         self.seen.append((name, _moved(name, read, written)))
         return out
 
@@ -99,14 +100,6 @@ def _alike(name: str, every: list[torch.Tensor]) -> bool:
     dtypes = [x.dtype for x in every]
     narrow = name == "copy_" and dtypes in ([torch.float32, torch.bfloat16], [torch.float32, torch.float16])
     return name in TYPED or narrow or len(set(dtypes)) == 1
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        yield tree
-    elif isinstance(tree, (tuple, list)):
-        for x in tree:
-            yield from _tensors(x)
 
 
 class Watched(Trial):

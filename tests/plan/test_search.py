@@ -123,6 +123,15 @@ def test_what_recomputes_without_need_is_looked_at_when_asked() -> None:
     assert again.layout == found.layout
 
 
+def test_what_was_timed_is_told_though_no_search_has_come_to_it() -> None:
+    quoter = FakeQuoter(TINY, slack)
+    search, every = searched(quoter, frontier(quoter, 0)), exhausted(quoter, 0).found
+    assert search.so_far(3) == []
+    timed = [search.timed(q) for q in every.fits[:5]]
+    assert search.so_far(3) == sorted(timed, key=lambda t: t.order)[:3]
+    assert search.best(3) != search.so_far(5)
+
+
 def test_one_of_each_kind() -> None:
     quoter = FakeQuoter(TINY, slack)
     found = searched(quoter, frontier(quoter, 0)).best(

@@ -22,9 +22,9 @@ class Storages(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        made = [t for t in _tensors(out) if t.untyped_storage() not in self._known]
+        made = [t for t in tensors_of(out) if t.untyped_storage() not in self._known]
         if made:
-            given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+            given = {t.untyped_storage()._cdata for t in tensors_of((args, kwargs))}
             for t in made:
                 if t.untyped_storage()._cdata not in given:
                     self._born(t.untyped_storage())
@@ -43,15 +43,15 @@ class Storages(TorchDispatchMode):
         self.now -= self.sizes.pop(key)
 
 
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
     """Those in the nested tuples, lists and dicts that an operator takes and gives."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, (tuple, list)):
         for x in tree:
-            yield from _tensors(x)
+            yield from tensors_of(x)
     elif isinstance(tree, dict):
-        yield from _tensors(list(tree.values()))
+        yield from tensors_of(list(tree.values()))
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

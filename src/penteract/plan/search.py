@@ -119,8 +119,10 @@ class Search:
         return self._rankings[k].best()
 
     def so_far(self, k: int) -> list[Timed]:
-        """The `k` best of what has been looked at, fastest first."""
-        return self._rankings[k].so_far if k in self._rankings else []
+        """The `k` best of what has been looked at, fastest first. What was timed for another's sake counts too, where
+        nothing else was."""
+        found = self._rankings[k].so_far if k in self._rankings else []
+        return found or sorted(self._times.values(), key=lambda timed: timed.order)[:k]
 
     def progress(self, seconds: Seconds, layouts: int, k: int) -> Progress:
         """How far a search for the `k` best of so many layouts has come in so many seconds."""

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 Attrs = Mapping[str, Any]
 
 BOOL = 1  # bytes of an element of a mask
-FLOAT = 4  # bytes of a scale
+FLOAT = 4  # bytes of a scale, or of a sum that a kernel keeps
 
 
 class Product(NamedTuple):

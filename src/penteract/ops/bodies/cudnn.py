@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from penteract.ops.bodies.body import Attrs, Shape
-from penteract.ops.bodies.fused import FLOAT, Fused
+from penteract.ops.bodies.body import FLOAT, Attrs, Shape
+from penteract.ops.bodies.fused import Fused
 from penteract.ops.spec import Widths
 
 HEADER = 272  # seed, offset, and what the library keeps of a call

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penteract.ops.bodies.body import BOOL, Attrs, Shape
-from penteract.ops.bodies.fused import FLOAT, RANDOM, STATE, Fused
+from penteract.ops.bodies.body import BOOL, FLOAT, Attrs, Shape
+from penteract.ops.bodies.fused import RANDOM, STATE, Fused
 from penteract.ops.spec import Widths
 from penteract.spec.kernels import most_documents
 

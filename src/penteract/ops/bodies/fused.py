@@ -15,7 +15,6 @@ from penteract.ops.tape import Site
 from penteract.spec.layout import AttentionBody, Layout
 from penteract.units import Bytes, Seconds
 
-FLOAT = 4  # bytes of the kernels' sums
 STATE = 16  # what backward is handed of it
 RANDOM = 24  # of a random number generator's state, which nothing draws from
 
