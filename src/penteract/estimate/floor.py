@@ -20,6 +20,15 @@ from penteract.spec.layout import Layout
 from penteract.step.places import Span
 from penteract.units import Bytes
 
+Kept = tuple[tuple[Span, Bytes], ...]  # by any chunk of a rank, for each sequence of a micro-batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Growths:
+    """By group of ranks with the same stages, what each micro-batch keeps for each of its sequences, by span."""
+
+    groups: tuple[Kept, ...]
+
 
 @dataclass(slots=True)
 class Floor:
@@ -27,31 +36,31 @@ class Floor:
 
     composer: Composer
     memos: Memos = field(default_factory=Memos)
-    known: dict[object, list[tuple[Mapping[Span, Bytes], ...]]] = field(
-        default_factory=dict[object, list[tuple[Mapping[Span, Bytes], ...]]]
-    )
+    known: dict[object, Growths] = field(default_factory=dict[object, "Growths"])
+    kept: dict[object, list[Bytes]] = field(default_factory=dict[object, list[Bytes]])
 
-    def per_sequence(self, layout: Layout) -> list[Bytes]:
+    def per_sequence(self, layout: Layout, growth: Growths) -> list[Bytes]:
         """Kept on the device for each sequence of a micro-batch by the fullest rank of each group with the same
-        stages."""
-        schedule, micros = schedule_of(layout.schedule), layout.gradient_accumulation_steps
+        stages; `growth`: this layout's."""
+        lay, schedule, micros = layout, schedule_of(layout.schedule), layout.gradient_accumulation_steps
         if schedule.alternates:  # then no more are in flight
-            micros = min(micros, schedule.steady_after(layout.pp, layout.vpp))
-        return self._per_sequence(layout, micros)
+            micros = min(micros, schedule.steady_after(lay.pp, lay.vpp))
+        key = (growth, lay.schedule, lay.pp, lay.vpp, micros)
+        if key not in self.kept:
+            groups = zip(self.composer.deal(lay).alike, growth.groups, strict=True)
+            self.kept[key] = [max(_in_flight(lay, micros, ranks, kept)) for ranks, kept in groups]
+        return self.kept[key]
 
     @tracked
-    def _per_sequence(self, layout: Layout, micros: int) -> list[Bytes]:
-        groups = zip(self.composer.deal(layout).alike, self._growth(layout), strict=True)
-        return [max(_in_flight(layout, micros, ranks, chunks)) for ranks, chunks in groups]
-
-    def _growth(self, layout: Layout) -> list[tuple[Mapping[Span, Bytes], ...]]:
-        """By group of ranks and chunk, what each micro-batch keeps for each of its sequences."""
+    def growth(self, layout: Layout) -> Growths:
+        """What each micro-batch keeps for each of its sequences. Layouts with the same have one object."""
         deal = self.composer.deal(layout)
         layers = [kind for kind in deal.kinds if kind not in ENDS]
         each = {kind: self.composer.recorder.growth(layout, kind) for kind in layers}
         key = (deal, *each.values())
         if key not in self.known:
-            self.known[key] = deal.dealt([_of_chain(chain, each) for chain in deal.chains])
+            chains = [_of_chain(chain, each) for chain in deal.chains]
+            self.known[key] = Growths(tuple(map(_least, deal.dealt(chains))))
         return self.known[key]
 
 
@@ -69,15 +78,18 @@ def _of_chain(chain: Chain, each: Mapping[Kind, Growth]) -> Mapping[Span, Bytes]
     return total
 
 
-def _in_flight(
-    layout: Layout, micros: int, ranks: tuple[int, ...], chunks: Sequence[Mapping[Span, Bytes]]
-) -> list[Bytes]:
-    """By rank: so many at once of the chunks together, the smallest of which each is at least."""
+def _least(chunks: Sequence[Mapping[Span, Bytes]]) -> Kept:
+    """Of the chunks together, the smallest of which each is at least."""
+    spans = set(chunks[0]).intersection(*chunks[1:])
+    return tuple([(span, min([chunk[span] for chunk in chunks])) for span in spans])
+
+
+def _in_flight(layout: Layout, micros: int, ranks: tuple[int, ...], kept: Kept) -> list[Bytes]:
+    """By rank: so many at once."""
     lay, held = layout, [0] * len(ranks)
-    for span in set[Span]().union(*chunks):
-        if size := min([chunk.get(span, 0) for chunk in chunks]):
-            told = _of_ranks(lay.schedule, lay.pp, lay.vpp, micros, span, ranks)
-            held = [n + size * number for n, number in zip(held, told, strict=True)]
+    for span, size in kept:
+        told = _of_ranks(lay.schedule, lay.pp, lay.vpp, micros, span, ranks)
+        held = [n + size * number for n, number in zip(held, told, strict=True)]
     return held
 
 

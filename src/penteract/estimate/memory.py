@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penteract.estimate.composed import Composer
-from penteract.estimate.floor import Floor
+from penteract.estimate.floor import Floor, Growths
 from penteract.estimate.packed import Groups, State
 from penteract.estimate.price import fed
 from penteract.estimate.reads import Memos, tracked
@@ -25,6 +25,14 @@ class Held(NamedTuple):
     @property
     def allocated(self) -> Bytes:
         return max(self.by_stage)
+
+
+class Least(NamedTuple):
+    """What a layout holds at least, whatever the size of its micro-batch: bytes between steps of each group of pipeline
+    ranks with the same stages, and what these keep for each sequence."""
+
+    resident: tuple[Bytes, ...]
+    growth: Growths
 
 
 class _Beside(NamedTuple):
@@ -62,10 +70,14 @@ class Memory:
         kinds = {**states[g].held, "activations": there.activations[r], "other": other}
         return Held(kinds, by_stage, max([n + s.host for n, s in zip(there.host, states, strict=True)]))
 
-    def at_least(self, layout: Layout) -> Bytes:
-        """Bytes that the fullest rank holds at least: what is allocated is no less."""
-        kept, size = self.floor.per_sequence(layout), layout.micro_batch_size
-        return max([s.resident + size * n for s, n in zip(self._states(layout), kept, strict=True)])
+    def least(self, layout: Layout) -> Least:
+        """Of layouts that differ in the micro-batch alone, the same."""
+        return Least(tuple([s.resident for s in self._states(layout)]), self.floor.growth(layout))
+
+    def at_least(self, layout: Layout, least: Least) -> Bytes:
+        """Bytes that the fullest rank holds at least, of which `least` is known: what is allocated is no less."""
+        kept, size = self.floor.per_sequence(layout, least.growth), layout.micro_batch_size
+        return max([resident + size * n for resident, n in zip(least.resident, kept, strict=True)])
 
     def _states(self, layout: Layout) -> list[State]:
         """Of each group of pipeline ranks with the same stages."""

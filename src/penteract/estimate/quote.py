@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penteract.estimate.composed import Composer
+from penteract.estimate.floor import Growths
 from penteract.estimate.ideal import PARTS, Forward, StepFlops
-from penteract.estimate.memory import Memory
+from penteract.estimate.memory import Least, Memory
 from penteract.estimate.rates import Rates
 from penteract.estimate.time.bounds import Bounds
 from penteract.estimate.time.step import StepClock
@@ -100,13 +101,26 @@ class Quoter:
         for kind in {kind for chain in self.composer.stage_chains(layout) for kind, _ in chain}:
             check_sizes(self.composer.piece(layout, kind).sites, pieces)
 
+    def least(self, layout: Layout) -> Least:
+        """What a layout holds at least, whatever the size of its micro-batch."""
+        return self.memory.least(layout)
+
+    def kept(self, layout: Layout, growth: Growths) -> list[Bytes]:
+        """What each group of pipeline ranks keeps at least for each sequence of a micro-batch: by the schedule of a
+        layout, of another's `growth`."""
+        return self.memory.floor.per_sequence(layout, growth)
+
     def floor(self, layout: Layout) -> Bytes:
         """Bytes that the fullest rank holds at least: `quote.allocated` is no less."""
-        return self.memory.at_least(layout)
+        return self.memory.at_least(layout, self.memory.least(layout))
 
     def closer(self, quote: Quote) -> Seconds:
         """A bound nearer to the step's time than the quote's own: dearer, and far cheaper than to play it."""
         return max(quote.at_least, self.bounds.alone(quote.layout)) if quote.layout.pp > 1 else quote.at_least
+
+    def first(self, quote: Quote) -> Seconds:
+        """A bound nearer still, from the first step of a run, which `time` goes on from."""
+        return self.steps.first(quote.layout)
 
     def time(self, quote: Quote) -> StepTime:
         """The step's time, played."""

@@ -1,7 +1,7 @@
 """Recomputation between none and full, for layouts that need some: the cheapest of a few that fits, exactly.
 
-A layout that fits with full recomputation, and not with none, is a candidate. What it takes without any bounds from
-below what it takes with some, so candidates are looked at from the lowest such bound up, and those whose bound lies
+A layout that may fit with full recomputation, and does not with none, is a candidate. What it takes without any bounds
+from below what it takes with some, so candidates are looked at from the lowest such bound up, and those whose bound lies
 above the k-th best are left. Of a candidate's recomputations the first that fits is kept: each costs more than the one
 before, so the others are needless. Those that cost no less than what a lower stage of ZeRO needs wait with their bound.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -28,7 +29,7 @@ _FULL = RECOMPUTE["full"]
 
 @dataclass(slots=True)
 class Between:
-    """`candidates`: layouts that fit with full recomputation; `looked_at`: those of them that do not fit with none and
+    """`candidates`: layouts that fit with full recomputation, or may; `looked_at`: those of them that do not fit with none and
     could be among the best; `tried`: layouts with less of it, and how many of them `fit`."""
 
     candidates: int = 0
@@ -106,9 +107,12 @@ _values = attrgetter(*_NAMES)
 
 def _candidates(found: Priced, search: Search) -> Iterator[tuple[Seconds, Layout, Policy]]:
     """With the bound of what each takes without recomputation."""
-    full = ((q.layout, q.precision) for q in found.fits if q.layout.remake == _FULL)
-    higher = ((h.options[0], h.precision) for h in found.higher if h.options[0].remake == _FULL)
-    for layout, precision in (*full, *higher):
+    full = ((q.layout, q.precision) for q in found.fits)
+    higher = ((h.options[0], h.precision) for h in found.higher)
+    rows = ((lay, row.branch.prices.policy) for row in search.frontier.waiting for lay in row.may_fit(found.usable))
+    for layout, precision in chain(full, higher, rows):
+        if layout.remake != _FULL:
+            continue
         yield search.quoters[precision].bounds.of(replace(layout, remake=NONE)), layout, precision
 
 

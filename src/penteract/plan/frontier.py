@@ -57,7 +57,12 @@ class Frontier:
     @property
     def left(self) -> int:
         """Layouts that are not priced, nor counted as refused."""
-        return sum(len(row.memories) for row in self._rows.values())
+        return sum(map(len, self._rows.values()))
+
+    @property
+    def waiting(self) -> Iterator[Row]:
+        """Rows of what recomputes more than others, which are priced and do not fit."""
+        return (row for row in self._rows.values() if row.second)
 
     def advance(self) -> None:
         """Price the row of the lowest bound, or look at it more closely."""
@@ -66,15 +71,16 @@ class Frontier:
         # Its own bound is of the quickest of the row, fitting or not: what is remade in part lies between.
         if not close and (own := self._rows[key].bound()) > bound:
             heappush(self._heap, (own, serial, key, True))
-        else:
-            self._rows.pop(key).price(self.found)
+        elif rest := self._rows.pop(key).price(self.found):
+            self._rows[key] = rest
+            heappush(self._heap, (bound, serial, key, False))
 
     def reach(self, layout: Layout, precision: Policy) -> None:
         """Price the row of a layout, unless that is done, or there is none."""
         names = self.branches[0].family.rest if self.branches else ()
         row = self._rows.pop((precision, layout.micro_batch_size, *(getattr(layout, name) for name in names)), None)
-        if row:
-            row.price(self.found)
+        while row:
+            row = row.price(self.found)
 
     def simplest(self, precision: Policy, most: Effort | None) -> Quote | None:
         """Of layouts that fit, the one with the least effort, if that is less than `most`; whatever its bound is."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import compress
+from operator import not_
 from typing import NamedTuple, Protocol
 
 from penteract.errors import BadInput
+from penteract.estimate.floor import Growths
+from penteract.estimate.memory import Least
 from penteract.estimate.quote import Quote, Quoter
 from penteract.plan.space import Family, Memory
 from penteract.schedule.registry import schedule_of
@@ -116,9 +120,10 @@ class Priced:
         if alike not in self.nearest or size < self.nearest[alike].size:
             self.nearest[alike] = Miss(size, layout, precision)
 
-    def within(self, prices: Quoter, layout: Layout) -> Quote | None:
-        """The quote of a layout that fits in `usable` bytes (0: any); None, and it is noted, where it does not."""
-        size = prices.floor(layout) if self.usable else 0
+    def within(self, prices: Quoter, layout: Layout, floor: Bytes = 0) -> Quote | None:
+        """The quote of a layout that fits in `usable` bytes (0: any); None, and it is noted, where it does not.
+        `floor`: bytes that it needs at least, if they are known."""
+        size = (floor or prices.floor(layout)) if self.usable else 0
         if size <= self.usable:
             self.count += 1
             quote = prices.quote(layout)
@@ -136,6 +141,13 @@ class Branch:
     family: Family
     prices: Quoter
     too_large: dict[Memory, int] = field(default_factory=dict[Memory, int])
+    known: dict[Memory, Least] = field(default_factory=dict[Memory, Least])
+
+    def least(self, memory: Memory) -> Least:
+        """What each of these layouts holds at least, whatever the size of its micro-batch."""
+        if memory not in self.known:
+            self.known[memory] = self.prices.least(self.family.layout(memory, 1, 1))
+        return self.known[memory]
 
     @property
     def comparable(self) -> bool:
@@ -154,17 +166,30 @@ class Branch:
             for pair in sizes:
                 members.setdefault(pair, []).append(memory)
         for (size, steps), memories in members.items():
-            yield Row(self, size, steps, tuple(memories))
+            some = {m.remake for m in memories} if self.comparable else set[tuple[str, ...]]()
+            more = [plain(m.remake) != m.remake and plain(m.remake) in some for m in memories]
+            yield Row(self, size, steps, tuple(compress(memories, map(not_, more))), tuple(compress(memories, more)))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Layouts of a branch with one size of the micro-batch: they differ in `Memory` alone."""
+    """Layouts of a branch with one size of the micro-batch: they differ in `Memory` alone.
+
+    `more`: those that recompute more than another of them and so take no less. They wait until the others are priced,
+    and are a `second` row then.
+    """
 
     branch: Branch
     size: int
     steps: int
     memories: tuple[Memory, ...]
+    more: tuple[Memory, ...] = ()
+    fits: dict[Memory, Quote] = field(default_factory=dict[Memory, Quote])
+    higher: dict[Memory, Higher] = field(default_factory=dict[Memory, Higher])
+    second: bool = False
+
+    def __len__(self) -> int:
+        return len(self.memories) + len(self.more)
 
     def layout(self, memory: Memory) -> Layout:
         return self.branch.family.layout(memory, self.size, self.steps)
@@ -178,41 +203,63 @@ class Row:
         return min([self.branch.prices.bounds.roughly(lay, largest) for lay in self._quickest()])
 
     def _quickest(self) -> list[Layout]:
-        """One of those with the same passes; what remakes more than another of them takes no less."""
+        """One of those with the same passes."""
         apart = {(m.remake, m.attention, m.loss, m.loss_chunk, m.elementwise): m for m in self.memories}
-        some = {m.remake for m in self.memories} if self.branch.comparable else set[tuple[str, ...]]()
-        return [self.layout(m) for m in apart.values() if plain(m.remake) == m.remake or plain(m.remake) not in some]
+        return [self.layout(m) for m in apart.values()]
 
-    def price(self, found: Priced) -> None:
-        """Put the layouts into `found`: those that fit, and those that need not be looked at as others do.
+    def price(self, found: Priced) -> Row | None:
+        """Put the layouts into `found`: those that fit, and those that need not be looked at as others do. What is left
+        is a row of its own.
 
         A micro-batch larger than one that does not fit keeps at least as much, and is not asked. Recomputing keeps
         no more and takes no less than not recomputing, but where `Branch.spares` says otherwise. A higher stage of
         ZeRO than one that fits is seldom faster: it waits, and is counted as needless until it is among the best.
         """
-        fits, slower, higher = dict[Memory, Quote](), list[Slower](), dict[Memory, Higher]()
-        prices, too_large = self.branch.prices, self.branch.too_large
-        spares = self.branch.spares
+        fits, higher, spares = self.fits, self.higher, self.branch.spares
+        prices, too_large, floor = self.branch.prices, self.branch.too_large, self._floor()
         for memory in self.memories:
             lower = [fits[m] for m in _lower(memory, spares=spares) if m in fits]
-            if twin := fits.get(memory._replace(remake=plain(memory.remake))) if spares else None:
-                slower.append(Slower(twin, self, memory))
-            elif lower:
+            if lower:
                 also = [higher[m] for m in _lower(memory, spares=spares) if m in higher]
-                higher[memory] = Higher((self.layout(memory),), prices, (*lower, *also))
+                found.higher.append(Higher((self.layout(memory),), prices, (*lower, *also)))
+                higher[memory] = found.higher[-1]
                 found.refused[NEEDLESS] += 1
             elif self.size > too_large.get(memory, self.size):
                 found.refused[SMALLER_TOO_LARGE] += 1
             elif why := unfit(prices, layout := self.layout(memory)):
                 found.refused[why] += 1
-            elif quote := found.within(prices, layout):
+            elif quote := found.within(prices, layout, floor(memory)):
                 fits[memory] = quote
+                found.fits.append(quote)
             else:
                 found.refused[TOO_LARGE] += 1
                 too_large[memory] = self.size
-        found.fits.extend(fits.values())
-        found.slower.extend(slower)
-        found.higher.extend(higher.values())
+        left = list[Memory]()
+        for memory in self.more:
+            twin = fits.get(memory._replace(remake=plain(memory.remake))) if spares else None
+            if twin:
+                found.slower.append(Slower(twin, self, memory))
+            else:
+                left.append(memory)
+        return replace(self, memories=tuple(left), more=(), second=True) if left else None
+
+    def may_fit(self, usable: Bytes) -> list[Layout]:
+        """Those whose lower bound of memory is within `usable` bytes, as far as smaller micro-batches tell."""
+        known, floor = self.branch.too_large, self._floor()
+        some = [m for m in self.memories if self.size <= known.get(m, self.size) and floor(m) <= usable]
+        return [lay for lay in map(self.layout, some) if not unfit(self.branch.prices, lay)]
+
+    def _floor(self) -> Callable[[Memory], Bytes]:
+        """Bytes that each of these layouts needs at least."""
+        branch, kept, one = self.branch, dict[Growths, list[Bytes]](), self.layout(self.memories[0])
+
+        def floor(memory: Memory) -> Bytes:
+            resident, growth = branch.least(memory)
+            if growth not in kept:
+                kept[growth] = branch.prices.kept(one, growth)
+            return max([held + self.size * n for held, n in zip(resident, kept[growth], strict=True)])
+
+        return floor
 
 
 def unfit(prices: Quoter, layout: Layout) -> str:

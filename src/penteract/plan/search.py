@@ -54,8 +54,8 @@ class Search:
     pulse: Pulse = field(default_factory=Pulse)
     _times: dict[tuple[Layout, Policy], Timed] = field(default_factory=dict[tuple[Layout, Policy], Timed], repr=False)
     _higher: dict[Higher, Quote | None] = field(default_factory=dict[Higher, "Quote | None"], repr=False)
-    _closer: dict[tuple[Layout, Policy], Seconds] = field(
-        default_factory=dict[tuple[Layout, Policy], Seconds], repr=False
+    _closer: dict[tuple[Layout, Policy], list[Seconds]] = field(
+        default_factory=dict[tuple[Layout, Policy], "list[Seconds]"], repr=False
     )
     adopted: list[Quote] = field(default_factory=list[Quote])  # of a higher stage than they need
     _rankings: dict[int, Ranking] = field(default_factory=dict[int, "Ranking"], repr=False)
@@ -91,14 +91,15 @@ class Search:
             self._times[key] = Timed(quote, self.quoters[quote.precision].time(quote))
         return self._times[key]
 
-    def closer(self, quote: Quote) -> Seconds:
-        """Its closer bound; its time, if that is known."""
-        key = quote.layout, quote.precision
+    def closer(self, quote: Quote, than: Seconds) -> Seconds:
+        """A bound above `than`, the closest if none is; its time, if that is known."""
+        key, prices = (quote.layout, quote.precision), self.quoters[quote.precision]
         if key in self._times:
             return self._times[key].time.seconds
-        if key not in self._closer:
-            self._closer[key] = self.quoters[quote.precision].closer(quote)
-        return self._closer[key]
+        bounds, known = (prices.closer, prices.first), self._closer.setdefault(key, [quote.at_least])
+        while known[-1] <= than and len(known) <= len(bounds):
+            known.append(max(known[-1], bounds[len(known) - 1](quote)))
+        return known[-1]
 
     def best(
         self,
@@ -158,7 +159,7 @@ class Search:
         """Whether it fits, and takes no longer."""
         if four_digits(low.at_least) > seconds or (quote := self.quote(low)) is None:
             return False
-        if four_digits(quote.at_least) > seconds or four_digits(self.closer(quote)) > seconds:
+        if four_digits(quote.at_least) > seconds or four_digits(self.closer(quote, seconds)) > seconds:
             return False
         return four_digits(self.timed(quote).time.seconds) <= seconds
 
@@ -245,7 +246,7 @@ class Ranking:
         quote = search.quote(item)
         if quote is None or not self.among(quote) or four_digits(quote.at_least) > self._last:
             return
-        if (closer := search.closer(quote)) > known:
+        if (closer := search.closer(quote, known)) > known:
             heappush(self._waiting, (closer, serial, bound, item))
             return
         now, key = search.timed(quote), self.kind(quote)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, NamedTuple, Protocol
 
 from penteract.errors import Bug
@@ -260,12 +261,17 @@ class _Whole(NamedTuple):
     replicas: tuple[int, ...] = ()
 
 
+@cache
+def _ring(units: int, places: int) -> tuple[FsdpRule, dict[Any, Any]]:
+    """The rule of so many units that are cut; and for an action's circumstances, what it leaves and gathers."""
+    return FsdpRule([_Whole(unit) for unit in range(units)], places), {}
+
+
 def gathers(turns: Sequence[tuple[int, ...]], places: int) -> Counter[int]:
     """How often a step gathers each unit into a ring of so many places. `turns`: of units, of each action."""
-    units = {unit for own in turns for unit in own}
-    rule = FsdpRule([_Whole(unit) for unit in range(max(units, default=NONE) + 1)], places)
+    known: dict[tuple[Left, tuple[int, ...], int], tuple[Left, list[int]]]
+    rule, known = _ring(1 + max([unit for own in {*turns} for unit in own], default=NONE), places)
     left, found = rule.begin(), Counter[int]()
-    known = dict[tuple[Left, tuple[int, ...], int], tuple[Left, list[int]]]()
     times = Counter[tuple[Left, tuple[int, ...], int]]()
     for own, following in zip(turns, upcoming(turns), strict=True):
         key = left, own, following

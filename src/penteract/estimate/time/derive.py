@@ -20,8 +20,8 @@ from penteract.step.fsdp import Due, Event, Left, upcoming
 from penteract.step.walk import closing, opening
 
 PIPELINE = PART["pipeline"]
-Circumstances = tuple[Walk, bool, bool, Left, int]  # first and last of its kind, what is left, the unit that follows
-Known = dict[Circumstances, tuple[int, Left, tuple[Event, ...]]]
+# The kind of an action, first and last of its kind, the number of what was left to it, the unit that follows.
+Circumstances = tuple[Walk, bool, bool, int, int]
 
 
 class Derived(NamedTuple):
@@ -37,6 +37,35 @@ class Derived(NamedTuple):
     left: Sequence[int]
     closing: int
     update: Sequence[Step]
+
+
+@dataclass(slots=True)
+class Shared:
+    """What is derived for ranks that read first and write last in the same places.
+
+    actions  in their circumstances: the runs, the number of what is left, events of sums
+    made     ops, by what happens to which bucket and how far away
+    lefts    what was left by some action; `numbers`: of each
+    outside  what comes before and after all actions, by the last events and the sums on the wire
+    """
+
+    actions: dict[Circumstances, tuple[int, int, tuple[Event, ...]]] = field(
+        default_factory=dict[Circumstances, tuple[int, int, tuple[Event, ...]]]
+    )
+    made: dict[tuple[str, int, int, int], int] = field(default_factory=dict[tuple[str, int, int, int], int])
+    lefts: list[Left] = field(default_factory=list[Left])
+    numbers: dict[Left, int] = field(default_factory=dict[Left, int])
+    outside: dict[Any, tuple[int, int, Sequence[Step]]] = field(
+        default_factory=dict[Any, "tuple[int, int, Sequence[Step]]"]
+    )
+
+    def number(self, left: Left) -> int:
+        """The same for the same."""
+        if (known := self.numbers.get(left)) is not None:
+            return known
+        self.lefts.append(left)
+        self.numbers[left] = len(self.lefts) - 1
+        return len(self.lefts) - 1
 
 
 def derive(stage: Stage, actions: Sequence[Compute]) -> Derived:
@@ -62,7 +91,7 @@ class _Derivation:
     written: dict[int, tuple[int, Walk, At]] = field(default_factory=dict[int, tuple[int, Walk, At]])
     home: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     summing: dict[int, Key] = field(default_factory=dict[int, Key])
-    made: dict[tuple[str, int, int, int], int] = field(default_factory=dict[tuple[str, int, int, int], int])
+    shared: Shared = field(default_factory=Shared)
 
     def derive(self) -> Derived:
         stage, rule = self.stage, self.stage.rule
@@ -75,12 +104,11 @@ class _Derivation:
         # Ranks that read first and write last in the same places share what they derive.
         places = tuple([(b, walk, at) for b, (_, walk, at) in self.written.items()])
         read = tuple([(walk, tuple(some)) for walk, some in self.needs.items()])
-        known: Known
-        known, self.made = stage.derived.setdefault((places, read), ({}, {}))
-        left, runs, numbers, before = rule.begin(), list[int](), dict[Left, int](), list[int]()
+        self.shared = shared = stage.derived.setdefault((places, read), self.shared)
+        known, left, runs, before = shared.actions, shared.number(rule.begin()), list[int](), list[int]()
         after = upcoming([stage.walk(walk).turns for walk in walks])
         for i, (walk, following) in enumerate(zip(walks, after, strict=True)):
-            before.append(numbers.setdefault(left, len(numbers)))
+            before.append(left)
             key = (walk, first[walk] == i, last[walk] == i, left, following)
             found = known.get(key)
             if found is None:
@@ -89,10 +117,11 @@ class _Derivation:
             if sums:
                 self._note(sums)
             runs.append(action)
-        shared = sorted(b for b in self.written if stage.buckets[b].across_stages)
-        events = rule.end(left, shared, lambda b: self.written[b][::2])
+        across = sorted(b for b in self.written if stage.buckets[b].across_stages)
+        events = rule.end(shared.lefts[left], across, lambda b: self.written[b][::2])
         self._note(events)
-        return Derived(*self._outside(events, runs, before))
+        opening, closing, update = self._outside(events)
+        return Derived(opening, runs, before, closing, update)
 
     def _look(self, first: Mapping[Walk, int], last: Mapping[Walk, int]) -> None:
         """Where buckets are read first and written last."""
@@ -121,10 +150,10 @@ class _Derivation:
 
     # ---- actions ---------------------------------------------------------------------------------------------
 
-    def _action(self, circumstances: Circumstances) -> tuple[int, Left, tuple[Event, ...]]:
-        """One action's runs, what it leaves, and its events of sums."""
-        walk, first, last, left, following = circumstances
-        stage, through = self.stage, self.stage.walk(walk)
+    def _action(self, circumstances: Circumstances) -> tuple[int, int, tuple[Event, ...]]:
+        """One action's runs, the number of what it leaves, and its events of sums."""
+        walk, first, last, number, following = circumstances
+        stage, through, left = self.stage, self.stage.walk(walk), self.shared.lefts[number]
         due = Due(self.needs.get(walk, ()) if first else (), self.sums.get(walk, ()) if last else ())
         before, after, left = stage.rule.action(
             left, through.passing, due, following, lambda b: last and self.written[b][1] == walk
@@ -145,7 +174,8 @@ class _Derivation:
                         sums.append(event)
         if through.arrives != NEVER:  # after what happens to buckets, right before it is read
             beside[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
-        return stage.clock.action(repeats(self._row(walk, beside, needs))), left, tuple(sums)
+        action = stage.clock.action(repeats(self._row(walk, beside, needs)))
+        return action, self.shared.number(left), tuple(sums)
 
     def _row(self, walk: Walk, beside: Mapping[int, Beside], needs: Mapping[int, tuple[int, ...]]) -> list[Step]:
         row, stage, through = list[Step](), self.stage, self.stage.walk(walk)
@@ -160,7 +190,7 @@ class _Derivation:
         question, b = event
         own, number = self._gathered(b) if question in ("gather", "need") else self.home[b]
         key = (question, id(self.stage.buckets[b]), own - unit, number)
-        found = self.made.get(key)
+        found = self.shared.made.get(key)
         return self._number(key, b) if found is None else found
 
     def _gathered(self, b: int) -> tuple[int, int]:
@@ -169,10 +199,11 @@ class _Derivation:
 
     def _number(self, key: tuple[str, int, int, int], b: int = NONE) -> int:
         """Ops that are the same for equal buckets as far away."""
-        if key not in self.made:
-            self.made[key] = len(self.stage.beside)
+        made = self.shared.made
+        if key not in made:
+            made[key] = len(self.stage.beside)
             self.stage.beside.append(tuple(self._ops(key, b)))
-        return self.made[key]
+        return made[key]
 
     def _ops(self, key: tuple[str, int, int, int], b: int) -> Sequence[Op]:
         question, _, away, number = key
@@ -202,10 +233,14 @@ class _Derivation:
 
     # ---- outside of the actions ------------------------------------------------------------------------------
 
-    def _outside(
-        self, events: Sequence[Event], runs: Sequence[int], left: Sequence[int]
-    ) -> tuple[int, Sequence[int], Sequence[int], int, list[Step]]:
-        """What comes before the actions, they, and what comes after them. `events`: of buckets after the last."""
+    def _outside(self, events: Sequence[Event]) -> tuple[int, int, Sequence[Step]]:
+        """What comes before the actions, after them, and after that. `events`: of buckets after the last action."""
+        key = (tuple(events), tuple(self.summing.items()), tuple(self.home.items()))
+        if key not in self.shared.outside:
+            self.shared.outside[key] = self._outside_of(events)
+        return self.shared.outside[key]
+
+    def _outside_of(self, events: Sequence[Event]) -> tuple[int, int, Sequence[Step]]:
         stage, clock = self.stage, self.stage.clock
         before = [self._step(ops) for asked in opening(stage.outside) if (ops := self._asked(asked))]
         rows = [self._step(stage.beside[self._event(event, 0)]) for event in events]
@@ -215,7 +250,7 @@ class _Derivation:
             if ops := self._asked((question, *about), unit):
                 (after if summed else rows).append(self._step(ops, unit))
             summed = summed or (question == "agree" and about[0].axis == "world")
-        return clock.action(repeats(before)), runs, left, clock.action(repeats(rows)), after
+        return clock.action(repeats(before)), clock.action(repeats(rows)), after
 
     def _step(self, ops: Sequence[Op], unit: int = 0) -> Step:
         return self.stage.clock.segment(tuple(ops)), unit, ()

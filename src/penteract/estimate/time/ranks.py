@@ -62,6 +62,7 @@ class Ranks:
     log: Callable[[Message, int, int], None] | None = None
     machines: list[Machine] = field(init=False)
     ends: list[int] = field(default_factory=list[int])  # of steps
+    met: list[int] = field(default_factory=list[int])  # when all ranks have come to a step's norm
     marks: list[list[Mark]] = field(default_factory=list[list[Mark]])  # of each step
     _at: list[int] = field(init=False)
     _sent: list[int] = field(init=False)  # of each message: when its sender has posted it
@@ -102,6 +103,7 @@ class Ranks:
         # What the world sums is there when its last rank has come: nobody updates before.
         last = max(m.now for m in self.machines)
         together = max(m.now + max(m.state.free) for m in self.machines) if len(self.machines) > 1 else 0
+        self.met.append(max(last, together))
         for m, stage, derived in zip(self.machines, self.stages, self.derived, strict=True):
             if last > m.now or len(self.machines) > 1:
                 stage.clock.wait_until(m, together)

@@ -97,7 +97,7 @@ class Stage:
     _passes: dict[Walk, Pass] = field(default_factory=dict[Walk, Pass])
     _segments: dict[Any, int] = field(default_factory=dict[Any, int])
     beside: list[tuple[Op, ...]] = field(default_factory=list[tuple[Op, ...]])  # ops by their number
-    derived: dict[Any, tuple[Any, Any]] = field(default_factory=dict[Any, tuple[Any, Any]])  # by `derive.py`
+    derived: dict[Any, Any] = field(default_factory=dict[Any, Any])  # by `derive.py`
 
     def __post_init__(self) -> None:
         held = [

@@ -76,17 +76,33 @@ class StepClock:
     memos: Memos = field(default_factory=Memos)
     derived: dict[tuple[Stage, int, object], Derived] = field(default_factory=dict[tuple[Stage, int, object], Derived])
     clocks: dict[tuple[int, ...], Clock] = field(default_factory=dict[tuple[int, ...], Clock])
+    begun: dict[Layout, Ranks] = field(default_factory=dict[Layout, Ranks])  # of which one step is played
+
+    def first(self, layout: Layout) -> Seconds:
+        """From the beginning of a run to its first norm: a step takes no less, as it begins with more under way."""
+        if layout not in self.begun:
+            self.begun[layout] = self._begin(layout, _TURNS)
+        return self.begun[layout].met[0] / PS
 
     def ranks(self, layout: Layout) -> Ranks:
         """Steps of all pipeline ranks, played until one leaves what it was left: nearly always two."""
-        turns = _TURNS
+        ranks, turns = self.begun.pop(layout, None), _TURNS
+        while True:
+            ranks = ranks or self._begin(layout, turns)
+            try:
+                while not ranks.steady and len(ranks.ends) < _STEPS:
+                    ranks.step()
+            except Unsettled:
+                ranks, turns = None, 2 * turns
+            else:
+                return ranks
+
+    def _begin(self, layout: Layout, turns: int) -> Ranks:
+        """With one step played."""
         while True:
             ranks = self.build(layout, turns if self.jumps else 0)
             try:
-                for _ in range(_STEPS):
-                    ranks.step()
-                    if ranks.steady:
-                        break
+                ranks.step()
             except Unsettled:
                 turns *= 2
             else:
