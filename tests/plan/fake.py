@@ -60,10 +60,19 @@ class FakeQuoter:
 
     def floor(self, lay: Layout) -> int:
         """Below what a quote says, by an eighth: it must spare prices, and change nothing."""
+        (resident,), growth = self.least(lay)
+        return resident + lay.micro_batch_size * self.kept(lay, growth)[0]
+
+    def least(self, lay: Layout) -> tuple[tuple[int], int]:
         quoted = self.quoted[:]
-        size = self.quote(lay).allocated * 7 // 8
+        held = self.quote(lay).memory
         self.quoted[:] = quoted
-        return size
+        each = held["activations"] // lay.micro_batch_size
+        return ((sum(held.values()) - held["activations"]) * 7 // 8,), each * 7 // 8
+
+    def kept(self, lay: Layout, growth: int) -> list[int]:
+        """Of one group of ranks."""
+        return [growth]
 
     def check_sizes(self, lay: Layout) -> None:
         """All go."""
@@ -85,6 +94,10 @@ class FakeQuoter:
     def closer(self, quote: Quote) -> float:
         """Between its bound and its time."""
         return 0.4 * quote.at_least + 0.6 * sum(self._parts(quote.layout).values())
+
+    def first(self, quote: Quote) -> float:
+        """Nearer still."""
+        return 0.1 * quote.at_least + 0.9 * sum(self._parts(quote.layout).values())
 
     def time(self, quote: Quote) -> StepTime:
         self.timed.append(quote.layout)

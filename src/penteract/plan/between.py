@@ -1,8 +1,8 @@
 """Recomputation between none and full, for layouts that need some: the cheapest of a few that fits, exactly.
 
 A layout that may fit with full recomputation, and does not with none, is a candidate. What it takes without any bounds
-from below what it takes with some, so candidates are looked at from the lowest such bound up, and those whose bound lies
-above the k-th best are left. Of a candidate's recomputations the first that fits is kept: each costs more than the one
+from below what it takes with some, so candidates are looked at from the lowest such bound up, and those whose bound
+lies above the k-th best are left. Of a candidate's recomputations the first that fits is kept: each costs more than the one
 before, so the others are needless. Those that cost no less than what a lower stage of ZeRO needs wait with their bound.
 """
 
@@ -29,8 +29,8 @@ _FULL = RECOMPUTE["full"]
 
 @dataclass(slots=True)
 class Between:
-    """`candidates`: layouts that fit with full recomputation, or may; `looked_at`: those of them that do not fit with none and
-    could be among the best; `tried`: layouts with less of it, and how many of them `fit`."""
+    """`candidates`: layouts that fit with full recomputation, or may; `looked_at`: those of them that do not fit with
+    none and could be among the best; `tried`: layouts with less of it, and how many of them `fit`."""
 
     candidates: int = 0
     looked_at: int = 0

@@ -86,9 +86,8 @@ class Device:
     ) -> Cost:  # fmt: skip
         """As the layout shows it. Few sites look at it: those whose op has more than one implementation."""
         call, body = CallShapes(phase, shapes(site, self.load), site.weights, site.attrs), body_of(site, layout)
-        moved = [self.bytes_of(specs[r]) for r in registers]
         axis, n = body.agreed(phase, call.ins, site.weights, site.attrs)
-        part, seconds = body.cost(self.rates, call, self.widths, moved)
+        part, seconds = body.cost(self.rates, call, self.widths, lambda: [self.bytes_of(specs[r]) for r in registers])
         if not n or Mesh(layout).size(axis) == 1:
             return part, seconds, None
         return part, seconds, (axis, self.rates.collective("all_reduce", self._span(axis, layout), n * FLOAT))

@@ -20,6 +20,7 @@ from penteract.units import Bytes, Flops, Seconds
 Specs = tuple[Spec, ...]
 Shape = tuple[int, ...]
 Attrs = Mapping[str, Any]
+Registers = Callable[[], Sequence[Bytes]]
 
 BOOL = 1  # bytes of an element of a mask
 FLOAT = 4  # bytes of a scale, or of a sum that a kernel keeps
@@ -118,13 +119,13 @@ class Body:
         overwrites and what it needs beside registers twice."""
         return None
 
-    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
+    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """Of one call: under which part of a step it is told ("compute", "attention" or "pointwise"), and its seconds.
 
         Products are at the speed of their shape, kernels at that of memory. Beside products, what is needed beside
         registers is written and read once, and a weight gradient is added to what is there.
 
-        `registers`: bytes of each that it reads or writes.
+        `registers`: tells the bytes of each that it reads or writes.
         """
         products = self.products(*call)
         if not products and (kernels := self.traffic(*call, widths)) is not None:
@@ -134,7 +135,8 @@ class Body:
             beside += 2 * sum(map(prod, call.weights)) * widths["gradient"]
         if products:
             return self.part, fsum(map(rates.product, products)) + (rates.moved(beside) if beside else 0.0)
-        return "pointwise", rates.moved(sum(registers) + sum([registers[i] for i in self.overwrites]) + beside)
+        told = registers()
+        return "pointwise", rates.moved(sum(told) + sum([told[i] for i in self.overwrites]) + beside)
 
 
 Serves = Callable[[Site, Layout], Body | None]  # an implementation's declaration where it serves; None elsewhere

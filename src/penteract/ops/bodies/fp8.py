@@ -12,7 +12,7 @@ from functools import cache
 from math import fsum, prod
 
 from penteract.errors import BadInput
-from penteract.ops.bodies.body import FLOAT, Attrs, Body, CallShapes, Rates, Serves, Shape
+from penteract.ops.bodies.body import FLOAT, Attrs, Body, CallShapes, Rates, Registers, Serves, Shape
 from penteract.ops.bodies.dense import Linear
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
@@ -104,7 +104,7 @@ class ScaledLinear(Linear):
         looks = new if self.fp8.kind == "delayed" else 0 if one_reading else m + n
         return (looks + m + n) * k * widths["compute"] + (m + n) * k * CODE
 
-    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
+    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """Products of codes, and the passes that make them. A weight gradient is made beside its bucket."""
         passes = self.passes(call.phase, call.ins, call.weights, widths)
         if call.phase == "weight_gradient":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from math import fsum, prod
 
-from penteract.ops.bodies.body import FLOAT, Attrs, CallShapes, Rates, Shape
+from penteract.ops.bodies.body import FLOAT, Attrs, CallShapes, Rates, Registers, Shape
 from penteract.ops.bodies.experts import ExpertLinear
 from penteract.ops.bodies.fp8 import CODE, aligned, at_a_time, sum_is_cut
 from penteract.ops.spec import Widths
@@ -78,7 +78,7 @@ class ScaledExperts(ExpertLinear):
         looks = 1 if self.fp8.kind == "blockwise" and self.elementwise == "triton" else 2
         return (rows + min(experts, rows) * n) * k * (looks * widths["compute"] + CODE)
 
-    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
+    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         if not self.of_codes(call.phase):
             return super().cost(rates, call, widths, registers)
         passes = self.passes(call.phase, call.ins, call.weights, widths)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.ops.bodies.attention import Attention
-from penteract.ops.bodies.body import Attrs, Body, CallShapes, Rates, Serves, Shape
+from penteract.ops.bodies.body import Attrs, Body, CallShapes, Rates, Registers, Serves, Shape
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.spec.layout import AttentionBody, Layout
-from penteract.units import Bytes, Seconds
+from penteract.units import Seconds
 
 STATE = 16  # what backward is handed of it
 RANDOM = 24  # of a random number generator's state, which nothing draws from
@@ -27,7 +27,7 @@ class Fused(Attention):
     def __init__(self, *, dealt: bool = False) -> None:
         self.dealt = dealt
 
-    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Sequence[Bytes]) -> tuple[str, Seconds]:
+    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """By FLOPs, as a whole was measured. Masked scores are spared."""
         backward, size = call.phase != "forward", int(call.attrs["head_size"])
         flops = self.flops(*call)

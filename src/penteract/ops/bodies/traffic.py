@@ -38,10 +38,17 @@ class Eager:
     def each(self, n: int, *parts: Part, strided: bool = False, typed: bool = False) -> Kernel:
         """A pointwise kernel of n elements: `parts` are what it reads, and what it writes; a tensor that is changed in
         place is both. `typed`: its tensors have different dtypes by its nature, and are not converted."""
-        every = [(part, n) if isinstance(part, str) else part for part in parts]
-        repeated = any(count != n for _, count in every)
-        converted = not typed and len({(self.widths[kind], _FAMILY.get(kind, "float")) for kind, _ in every}) > 1
-        return Kernel(self._bytes(every), n if strided or repeated or converted else 0)
+        moved, walked, first = 0, strided, ""
+        for part in parts:
+            kind, count = (part, n) if isinstance(part, str) else part
+            first, moved = first or kind, moved + count * self.widths[kind]
+            if count != n or not (typed or kind == first or self._alike(kind, first)):
+                walked = True
+        return Kernel(moved, n if walked else 0)
+
+    def _alike(self, one: str, other: str) -> bool:
+        """Whether two kinds of elements have one dtype."""
+        return self.widths[one] == self.widths[other] and _FAMILY.get(one) == _FAMILY.get(other)
 
     def copy(self, n: int, source: Part, to: str, *, strided: bool = False) -> Kernel:
         """torch narrows fp32 to 16 bits as fast as memory."""
