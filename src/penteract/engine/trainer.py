@@ -77,7 +77,7 @@ class Trainer:
             initialise(program, state, spec.train.seed)
         memory = Arena(plan_arena(program), precision, rank.device)
         optimizer = _optimizer(spec, rank, state, comm)
-        run = Run(program, state, comm, bodies(spec.layout, rank.device), memory, optimizer)
+        run = Run(program, state, comm, bodies(program, rank.device), memory, optimizer)
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
             movers=spec.optimizer.movers, training=False,
@@ -85,7 +85,7 @@ class Trainer:
         beside = Arena(
             plan_arena(forward, training=False), precision, rank.device, memory.block
         )  # idle when this one is not
-        judge = Run(forward, state, comm, bodies(spec.layout, rank.device), beside)
+        judge = Run(forward, state, comm, bodies(forward, rank.device), beside)
         run.batches = judge.batches = places(program, rank.device)
         return Trainer(
             spec, rank, program, state, run, judge, Feeder(program, run.batches), Feeder(forward, run.batches)
