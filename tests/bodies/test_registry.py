@@ -192,7 +192,10 @@ def test_what_a_device_cannot_run_is_refused() -> None:
     check_kernels(p, CPU, packed=True)
     with (
         registered("rms_norm", ENTRY),
-        pytest.raises(BadInput, match=r"'slow' of rms_norm does not run here .* found cuda / allowed cpu"),
+        pytest.raises(
+            BadInput,
+            match=r"'slow' of rms_norm does not run here .* found cuda / allowed cpu · fix: --precision.device cpu,",
+        ),
     ):
         check_kernels(p, torch.device("cuda"), packed=True)
 

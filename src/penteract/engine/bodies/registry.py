@@ -51,7 +51,9 @@ def check_devices(p: Program, device: torch.device) -> None:
         one, _ = implementation(site, p.layout)
         if device.type not in one.kernels:
             raise BadInput("KERNEL", f"'{one.name}' of {site.word} does not run here", where=site.line,
-                           found=device.type, allowed=", ".join(one.kernels))  # fmt: skip
+                           found=device.type, allowed=", ".join(one.kernels),
+                           fix=f"--precision.device {next(iter(one.kernels), 'auto')}, or a layout that does not ask "
+                           "for it")  # fmt: skip
 
 
 def _sites(p: Program) -> Iterator[Site]:
