@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as to_json
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from math import isfinite
@@ -103,7 +104,8 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
 
     A search over two seconds shows how far it is. Ctrl-C stops it, and prints the best so far.
 
-    Exit code 0 is an answer, also that nothing fits; 2 a question that cannot be asked; 130 a search that was stopped.
+    Exit code 0 is a layout that fits; 2 that none does (what comes nearest is printed all the same), or a question that
+    cannot be asked; 130 a search that was stopped.
     """
     started = perf_counter()
     if models:
@@ -131,14 +133,23 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     if json:
         told = as_dict(found) | ({"budget": asdict(money)} if money else {})
         print(to_json.dumps(told | {"notes": [*told["notes"], *kept]} | ({"explanation": reasons} if reasons else {})))
-        return 0
+        return _verdict(found)
     print(as_text_whole(found, chosen, searched, reasons))
     if money:
         print("\n" + spent(money, found.ask.cluster.gpus))
     if chosen:
         _show(found, chosen, why=why is not None, draw=draw)
-    print("\n" + "\n".join([*kept, _next(why, out)]))
-    return 0
+    if chosen:
+        print("\n" + "\n".join([*kept, _next(why, out, fits=bool(found.counts.fit))]))
+    return _verdict(found)
+
+
+def _verdict(found: Plan) -> int:
+    """The exit code of an answer; that nothing fits is an error's line, too."""
+    if (refusal := found.refusal) is None:
+        return 0
+    print(refusal, file=sys.stderr)
+    return refusal.exit_code
 
 
 def _show(found: Plan, chosen: Timed, *, why: bool, draw: bool) -> None:
@@ -279,10 +290,11 @@ def _drawing(chosen: Timed) -> str:
     return draw_schedule(lists, lay.placement, lay.gradient_accumulation_steps, width=width)
 
 
-def _next(why: int | None, out: Path | None) -> str:
+def _next(why: int | None, out: Path | None, *, fits: bool) -> str:
     rest = [] if why else ["--why 1 tells what would change it, and which lines its memory comes from"]
-    rest += [f"penteract train {out}"] if out else ["--out run.toml writes a file for penteract train"]
-    return "Next: " + "; ".join(rest)
+    if fits:
+        rest += [f"penteract train {out}"] if out else ["--out run.toml writes a file for penteract train"]
+    return "Next: " + "; ".join(rest) if rest else ""
 
 
 def _count(text: str) -> int:
