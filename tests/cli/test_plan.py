@@ -174,7 +174,8 @@ def test_a_trace_of_the_layout_that_why_names(tell: Tell, tmp_path: Path) -> Non
     [
         (["--trace", "no/step.json"], "[FILE]: cannot be written · --trace · found no/step.json · fix: name a file in "
          "a folder that exists"),
-        (["--trace", "."], "[FILE]: it exists already · --trace · found . · fix: choose another name, or remove it"),
+        (["--trace", "."], "[FILE]: it is a folder · --trace · found . · fix: name a file in it: step.json"),
+        (["--out", "."], "[FILE]: it is a folder · --out · found . · fix: name a file in it: run.toml"),
         (["--trace", "x.json", "--trace-stage", "2"], "[VALUE]: no such stage of 2 · --trace-stage · found 2 / allowed "
          "0 to 1 · fix: --trace-stage 1"),
         (["--trace", "x.json", "--trace-stage", "-1"], "[VALUE]: stages count from 0 · --trace-stage · found -1 · fix: "
@@ -201,6 +202,34 @@ def test_no_trace_of_what_does_not_fit(tell: Tell, tmp_path: Path) -> None:
     told = tell(*large, "--fix", "mbs=1,recompute=full")
     assert (told.code, told.out) == (2, "") and told.err.startswith("error[FIT]: no layout fits · 1xA100-40GB · found ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_that_is_stopped_leaves_no_file_and_says_so(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(steps: object, layout: Layout, write: Callable[[str], object], stages: object) -> None:
+        write("{")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["penteract.plan.trace"], "write_trace", stop)
+    told = tell(*PIPELINE, "--trace", "x.json")
+    assert (told.code, told.err) == (130, "stopped: x.json was not written\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_that_is_stopped_says_what_it_did_not_write(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*about: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["penteract.plan.plan"], "try_between", stop)
+    monkeypatch.setattr(sys.modules["penteract.plan.plan"], "exact", stop)
+    alone = tell(*PIPELINE, "--trace", "x.json")
+    assert (alone.code, alone.out, alone.err) == (130, "", "stopped: x.json was not written\n")
+    told = tell("plan", *TINY_STEP, *FEW, "--trace", "x.json", "--out", "x.toml")
+    assert (told.code, told.err) == (130, "stopped: x.toml was not written\nstopped: x.json was not written\n")
+    assert "INCOMPLETE" in told.out and list(tmp_path.iterdir()) == []
 
 
 def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
