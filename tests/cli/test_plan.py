@@ -60,7 +60,7 @@ def test_text_tells_the_answer(tell: Tell) -> None:
         "Memory of dp=",
         "Fit: ",
         "Reach the batch: ",
-        "Runner-up: ",
+        "The fastest with other degrees (dp, tp, pp, cp, ep): ",
         "What would let ",
         "rank 0",
         "GPU-hours",
