@@ -102,8 +102,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
 
     A search over two seconds shows how far it is. Ctrl-C stops it, and prints the best so far.
 
-    Exit code 0 is a layout that fits; 2 that none does (what comes nearest is printed all the same), or a question that
-    cannot be asked; 130 a search that was stopped.
+    Exit code 0 is a layout that fits; 2 that none does, or a question that cannot be asked; 130 a search stopped.
     """
     started = perf_counter()
     if models:
@@ -137,9 +136,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     if money:
         print("\n" + spent(money, found.ask.cluster.gpus))
     if chosen:
-        _show(found, chosen, why=why is not None, draw=draw)
-    if chosen:
-        print("\n" + "\n".join([*kept, _next(why, out, fits=bool(found.counts.fit))]))
+        _show(found, chosen, [*kept, _next(why, out, fits=bool(found.counts.fit))], why=why is not None, draw=draw)
     return _verdict(found)
 
 
@@ -151,11 +148,12 @@ def _verdict(found: Plan) -> int:
     return refusal.exit_code
 
 
-def _show(found: Plan, chosen: Timed, *, why: bool, draw: bool) -> None:
+def _show(found: Plan, chosen: Timed, last: Sequence[str], *, why: bool, draw: bool) -> None:
     if why:
         print("\n" + basis(found) + "\n\n" + _by_line(found, chosen))
     if draw:
         print("\n" + _drawing(chosen))
+    print("\n" + "\n".join(last))
 
 
 def _unless_stopped(*asked: Any, **said: Any) -> Plan:
