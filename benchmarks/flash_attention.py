@@ -31,7 +31,7 @@ import torch
 from bodies.fused import LARGE, NAMES, Case, Trial
 from penteract.engine.bodies import flash as flash_body
 from penteract.engine.bodies.kernels import check_documents, check_kernels
-from penteract.engine.bodies.registry import bodies
+from penteract.engine.bodies.registry import bodies, bodies_by_call
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
@@ -73,7 +73,7 @@ def off(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> dict[str, float]
 
 def workspace(trial: Trial, phase: str, kernel: str) -> dict[str, Any]:
     """Bytes asked of the allocator at the worst moment of a second call, and what is declared."""
-    body = bodies(Layout(attention=kernel), DEVICE)["attention"]  # type: ignore[arg-type]
+    body = bodies_by_call(Layout(attention=kernel), DEVICE)["attention"]  # type: ignore[arg-type]
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -91,7 +91,7 @@ def workspace(trial: Trial, phase: str, kernel: str) -> dict[str, Any]:
 
 def one_call(case: Case) -> dict[str, Any]:
     """Errors of the kernel, and of the reference body in bf16 beside them, against the reference body in fp32."""
-    plain, kernel = bodies(Layout(), DEVICE)["attention"], bodies(case.plan, DEVICE)["attention"]
+    plain, kernel = bodies_by_call(Layout(), DEVICE)["attention"], bodies_by_call(case.plan, DEVICE)["attention"]
     wanted = Trial(case, "fp32", "bf16", "cuda").run(plain)
     noise = off(Trial(case, "bf16", "bf16", "cuda").run(plain), wanted)
     trial = Trial(case, "bf16", "bf16", "cuda")
@@ -128,7 +128,7 @@ def milliseconds(f: Callable[[], None], times: int = 20) -> float:
 
 def timed(case: Case, times: int = 20) -> dict[str, Any]:
     """Causal TFLOP/s count half of all scores, as of one document, whether it is or not."""
-    trial, body = Trial(case, "bf16", "bf16", "cuda"), bodies(case.plan, DEVICE)["attention"]
+    trial, body = Trial(case, "bf16", "bf16", "cuda"), bodies_by_call(case.plan, DEVICE)["attention"]
     flops = 4 * case.tokens**2 * case.heads[0] * case.size * case.batch / 2
     out: dict[str, Any] = {"case": str(case)}
     for phase, f in PHASES.items():
@@ -178,7 +178,7 @@ class Steps:
         fill(state, ((q, self._drawn(i)) for i, q in enumerate(p.params)))
         memory = Arena(plan_arena(p), p.precision, DEVICE)
         optimizer = AdamW(Optimizer(learning_rate=3e-4), DEVICE)
-        self.run = Counting(p, state, Nccl(0), bodies(p.layout, DEVICE), memory, optimizer)
+        self.run = Counting(p, state, Nccl(0), bodies(p, DEVICE), memory, optimizer)
         train, _ = open_samples(
             Data(pack_documents=self.packed), open_tokenizer("bytes"), p.sequence_length, p.layout.global_batch_size
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 
 class PenteractError(Exception):
     """A problem the user can act on.
@@ -35,6 +38,11 @@ class PenteractError(Exception):
             parts.append(f"fix: {self.fix}")
         return f"error[{self.code}]: " + " · ".join(" ".join(p.split()) for p in parts)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As ranks tell each other of it."""
+        said = {"where": self.where, "found": self.found, "allowed": self.allowed, "fix": self.fix}
+        return partial(type(self), self.code, self.what, **said), ()
+
     def as_dict(self) -> dict[str, object]:
         """The error as JSON: a row of `errors.jsonl`, and what `--json` prints."""
         return {"code": self.code, "what": self.what, "where": self.where, "found": self.found,
@@ -48,7 +56,7 @@ class BadInput(PenteractError):
 
 
 class CorruptData(PenteractError):
-    """A file is damaged, truncated or not what its manifest says."""
+    """Data is damaged, truncated, not what its manifest says, or not what the run's kernels take."""
 
     exit_code = 65
 

@@ -12,7 +12,7 @@ from penteract.engine.bodies import kernels
 from penteract.engine.bodies.kernels import check_documents, check_kernels
 from penteract.engine.rank import Rank
 from penteract.engine.trainer import Trainer
-from penteract.errors import BadInput
+from penteract.errors import BadInput, CorruptData
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.presets import TINY_LATENT
@@ -103,6 +103,6 @@ def _sample(length: int, documents: int) -> Sample:
 def test_more_documents_than_the_kernel_is_started_for_are_refused(layout: Layout, most: int):
     p = compile_step(MODEL, replace(layout, attention="flash"), 2048, precision="bf16")
     check_documents(p, [_sample(2048, most)])
-    with pytest.raises(BadInput, match=rf"found {most + 1} / allowed <= {most}"):
+    with pytest.raises(CorruptData, match=rf"found {most + 1} / allowed <= {most}"):
         check_documents(p, [_sample(2048, 3), _sample(2048, most + 1)])
     check_documents(replace(p, mesh=replace(p.mesh, layout=layout)), [_sample(2048, 2048)])

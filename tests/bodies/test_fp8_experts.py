@@ -19,7 +19,7 @@ from penteract.engine.bodies.fp8 import emulated
 from penteract.engine.bodies.fp8_experts import FOUR, in_fours, scaled_experts
 from penteract.engine.bodies.quantise import Operand
 from penteract.engine.bodies.reference import REFERENCE
-from penteract.engine.bodies.registry import bodies
+from penteract.engine.bodies.registry import bodies_by_call
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.storages import Storages
 from penteract.ops.bodies import body_of
@@ -266,7 +266,7 @@ def test_a_gpu_gets_what_its_products_take(monkeypatch: pytest.MonkeyPatch, kind
 
     monkeypatch.setattr(torch, "_scaled_mm", multiply)
     fp8, (wide, narrow) = replace(usual(kind), experts=True), (512, 128)  # type: ignore[arg-type]
-    bodies_of = {"gpu": bodies(Layout(), torch.device("cuda")), "cpu": REFERENCE}
+    bodies_of = {"gpu": bodies_by_call(Layout(), torch.device("cuda")), "cpu": REFERENCE}
     generator, made = torch.Generator().manual_seed(3), dict[str, list[torch.Tensor]]()
     x, g = (torch.randn(sum(rows), n, generator=generator) for n in (wide, narrow))
     w, splits = torch.randn(len(rows), narrow, wide, generator=generator), Splits([], [], [list(rows)])

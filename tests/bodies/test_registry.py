@@ -100,7 +100,8 @@ def test_one_entry_is_chosen_run_priced_and_timed() -> None:
 
 def run() -> dict[str, torch.Tensor]:
     """Gradients of a step in one process."""
-    case = _prepare(CASE.compile(0), Groups(), bodies(CASE.layout, CPU))
+    p = CASE.compile(0)
+    case = _prepare(p, Groups(), bodies(p, CPU))
     walk(case.p, case, counted=False)
     return {name: x.clone() for name, x in case.state.gradients.items()}
 
@@ -116,6 +117,22 @@ def seconds() -> float:
     node = cluster("8xH100")
     composer = Composer(MODEL, CASE.sequence_length, RECIPES["bf16"])
     return StepClock(composer, node, Rates.of(node, "bf16")).seconds(CASE.layout)
+
+
+def test_a_step_selects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where an op has two implementations in one program, either."""
+
+    def first_layer(site: Site, layout: Layout) -> Body | None:
+        return Slow() if site.layer == 0 else None
+
+    p = CASE.compile(0)
+    with registered("rms_norm", Implementation("first layer", first_layer, ENTRY.kernels)):
+        run = _prepare(p, Groups(), bodies(p, CPU))
+    monkeypatch.setattr("penteract.engine.bodies.registry.implementation", None)
+    ran.clear()
+    walk(p, run, counted=False)
+    assert ran.count("forward") == ran.count("input_gradient") == ran.count("weight_gradient") == 2 * 2
+    assert run.bodies["attention"] is kernel("attention", OPS["attention"].implementations[-1], "cpu")
 
 
 def test_an_implementation_may_serve_some_calls_alone() -> None:
@@ -175,7 +192,10 @@ def test_what_a_device_cannot_run_is_refused() -> None:
     check_kernels(p, CPU, packed=True)
     with (
         registered("rms_norm", ENTRY),
-        pytest.raises(BadInput, match=r"'slow' of rms_norm does not run here .* found cuda / allowed cpu"),
+        pytest.raises(
+            BadInput,
+            match=r"'slow' of rms_norm does not run here .* found cuda / allowed cpu · fix: --precision.device cpu,",
+        ),
     ):
         check_kernels(p, torch.device("cuda"), packed=True)
 

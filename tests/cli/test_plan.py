@@ -60,7 +60,7 @@ def test_text_tells_the_answer(tell: Tell) -> None:
         "Memory of dp=",
         "Fit: ",
         "Reach the batch: ",
-        "Runner-up: ",
+        "The fastest with other degrees (dp, tp, pp, cp, ep): ",
         "What would let ",
         "rank 0",
         "GPU-hours",
@@ -115,12 +115,17 @@ def test_a_number_that_cannot_be_is_refused_before_the_work(tell: Tell, monkeypa
     assert f"found {looked_at + 1} / allowed 1 to {looked_at} " in tell(*few, "--why", looked_at + 1).err
 
 
-def test_nothing_fits_is_an_answer(tell: Tell) -> None:
+def test_nothing_fits_is_told_and_is_an_error(tell: Tell) -> None:
     words = ["plan", "llama-3.1-8b", "--gpus", "1xA100-40GB", "--fix", "mbs=1,recompute=full,cp=1,pp=1"]
     told = tell(*words)
-    assert told.code == 0
+    need = "1xA100-40GB · found 138.65 GiB a GPU / allowed 36.24 GiB"
+    line = f"error[FIT]: no layout fits · {need} · fix: --gpus 4xA100-40GB\n"
+    assert (told.code, told.err) == (2, line)
+    assert "Next:" not in told.out  # nothing can be written or trained
     assert "Nothing fits. The nearest:" in told.out
-    found = json.loads(tell(*words, "--json").out)
+    as_json = tell(*words, "--json")
+    assert (as_json.code, as_json.err) == (2, line)
+    found = json.loads(as_json.out)
     assert found["layouts"] == [] and found["counts"]["fit"] == 0
     assert found["nearest_misses"][0]["over_gib"] > 0
     assert tell(*words, "--out", "run.toml").code == 2
@@ -169,7 +174,8 @@ def test_a_trace_of_the_layout_that_why_names(tell: Tell, tmp_path: Path) -> Non
     [
         (["--trace", "no/step.json"], "[FILE]: cannot be written · --trace · found no/step.json · fix: name a file in "
          "a folder that exists"),
-        (["--trace", "."], "[FILE]: it exists already · --trace · found . · fix: choose another name, or remove it"),
+        (["--trace", "."], "[FILE]: it is a folder · --trace · found . · fix: name a file in it: step.json"),
+        (["--out", "."], "[FILE]: it is a folder · --out · found . · fix: name a file in it: run.toml"),
         (["--trace", "x.json", "--trace-stage", "2"], "[VALUE]: no such stage of 2 · --trace-stage · found 2 / allowed "
          "0 to 1 · fix: --trace-stage 1"),
         (["--trace", "x.json", "--trace-stage", "-1"], "[VALUE]: stages count from 0 · --trace-stage · found -1 · fix: "
@@ -194,10 +200,36 @@ def test_no_trace_of_what_does_not_fit(tell: Tell, tmp_path: Path) -> None:
         "error[MEMORY]: no trace of what does not fit · --trace · found 169.8 GiB a GPU / allowed"
     )
     told = tell(*large, "--fix", "mbs=1,recompute=full")
-    assert (told.code, told.err) == (
-        2, "error[FIT]: no layout fits · 1xA100-40GB · fix: more GPUs, or a smaller model\n"
-    )  # fmt: skip
+    assert (told.code, told.out) == (2, "") and told.err.startswith("error[FIT]: no layout fits · 1xA100-40GB · found ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_that_is_stopped_leaves_no_file_and_says_so(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(steps: object, layout: Layout, write: Callable[[str], object], stages: object) -> None:
+        write("{")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["penteract.plan.trace"], "write_trace", stop)
+    told = tell(*PIPELINE, "--trace", "x.json")
+    assert (told.code, told.err) == (130, "stopped: x.json was not written\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_that_is_stopped_says_what_it_did_not_write(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*about: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["penteract.plan.plan"], "try_between", stop)
+    monkeypatch.setattr(sys.modules["penteract.plan.plan"], "exact", stop)
+    alone = tell(*PIPELINE, "--trace", "x.json")
+    assert (alone.code, alone.out, alone.err) == (130, "", "stopped: x.json was not written\n")
+    told = tell("plan", *TINY_STEP, *FEW, "--trace", "x.json", "--out", "x.toml")
+    assert (told.code, told.err) == (130, "stopped: x.toml was not written\nstopped: x.json was not written\n")
+    assert "INCOMPLETE" in told.out and list(tmp_path.iterdir()) == []
 
 
 def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

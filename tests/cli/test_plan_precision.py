@@ -74,7 +74,8 @@ def test_gathering_codes_is_answered_among_zero_3(tell: Tell) -> None:
     assert found["counts"]["refused"][why] > 0
     assert found["counts"]["enumerated"] == found["counts"]["fit"] + sum(found["counts"]["refused"].values())
     none = tell("plan", *TINY_STEP, "--fix", "zero=0/1,pp=1,cp=1", *FP8, "--precision.fp8_gather", "true")
-    assert none.code == 0 and why in none.out and "No layout is possible" in none.out
+    assert none.code == 2 and why in none.out and "No layout is possible" in none.out
+    assert none.err.startswith(f"error[FIT]: no layout is possible: each breaks a rule · 4xH200 · found {why} · fix: ")
 
 
 def test_modules_by_either_name(tell: Tell, tmp_path: Path) -> None:

@@ -118,6 +118,27 @@ def test_ctrl_c_prints_the_best_so_far() -> None:
     assert b"The best so far:" in after and b"Traceback" not in after
 
 
+STOPPED_AT = """
+import os, runpy, signal, sys
+
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[2]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Stop())
+runpy.run_module("penteract", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["penteract.plan.plan", "cyclopts", "penteract.cli.plan"])
+@pytest.mark.parametrize("program", ["-m", "/usr/bin/penteract"])
+def test_ctrl_c_while_it_is_loaded_is_quiet(module: str, program: str) -> None:
+    code = STOPPED_AT.replace("runpy.run", f"sys.argv = [{program!r}, 'plan', {module!r}]; runpy.run")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_ctrl_c_without_a_terminal_prints_json() -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "penteract", "plan", *LONG, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -157,6 +157,11 @@ def test_files_that_it_names_exist() -> None:
     assert [n for n in names if not ((SOURCE / n).is_file() or (ROOT / n).is_file())] == []
 
 
+def test_time_lists_its_files() -> None:
+    listed = [name for files, _ in table("Time") for name in files.split(", ")]
+    assert sorted(listed) == sorted(p.name for p in (SOURCE / "estimate" / "time").glob("[a-z]*.py"))
+
+
 def test_a_dimension_names_no_cost() -> None:
     """A dimension says who holds what and who talks to whom; what that takes is counted elsewhere."""
     said = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +27,12 @@ def test_it_is_asked_alike(protocol: type, one: type) -> None:
         assert list(inspect.signature(getattr(one, name)).parameters) == list(inspect.signature(method).parameters)
     for name in inspect.get_annotations(protocol):
         assert hasattr(one, name) or name in one.__dataclass_fields__  # type: ignore[attr-defined]
+
+
+def test_a_devices_type_is_asked_for_where_it_is_said() -> None:
+    """What `device_of` names, and doctor, which shows it."""
+    engine = Path(device.__file__).parent
+    asking = re.compile(r"\b(device|at|pick_device\(.*\))\.type\b")
+    found = {str(file.relative_to(engine)) for file in engine.rglob("*.py") if asking.search(file.read_text())}
+    named = set(re.findall(r"bodies/\w+\.py", device.device_of.__doc__ or ""))
+    assert found == {"device.py", "doctor/probe/torch.py", *named}

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import forks
@@ -149,6 +150,35 @@ def test_a_loss_that_is_not_finite_ends_the_run_on_every_rank(tmp_path: Path) ->
     assert done.returncode == 73
     assert "error[NUMERICS]" in done.stderr and "Traceback" not in done.stderr
     assert (tmp_path / "latest" / "errors.jsonl").is_file()
+
+
+def tokens_with_a_bad_one(folder: Path, bad: int) -> str:
+    """A file of 40 windows of 64 tokens, of which token `bad` is none."""
+    ids = np.full(40 * 64 + 1, ord("a"), "<u2")
+    ids[bad] = 60_000
+    ids.tofile(folder / "ids.bin")
+    (folder / "ids.bin.json").write_text('{"dtype": "uint16"}')
+    return f"--data.source={folder / 'ids.bin'}"
+
+
+def test_a_batch_that_cannot_be_drawn_ends_the_run_on_every_rank_with_its_step_saved(tmp_path: Path) -> None:
+    data = (tokens_with_a_bad_one(tmp_path, 600), "--data.validation_fraction=0")
+    done = run(tmp_path, "--preset=tiny", "--steps=12", "--parallel.dp=2", *data)
+    assert done.returncode == 65
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error[")]
+    assert len(errors) == 1 and "Traceback" not in done.stderr
+    saved = [folder.name for folder in (tmp_path / "latest" / "checkpoints").glob("step-*")]
+    trained = read_metrics(tmp_path / "latest" / "metrics.jsonl")
+    assert trained and saved == [f"step-{len(trained):08d}"]
+    assert errors[0].startswith("error[TOKEN_ID]: a token id is outside the vocabulary; step ")
+    assert f"step {len(trained)} is saved" in errors[0]
+
+
+def test_what_cannot_be_validated_on_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    data = (tokens_with_a_bad_one(tmp_path, 2500), "--data.validation_fraction=0.12")
+    done = run(tmp_path, "--preset=tiny", "--steps=9", "--training.validation_every=3", *data)
+    assert done.returncode == 65 and "error[TOKEN_ID]" in done.stderr
+    assert not (tmp_path / "latest" / "metrics.jsonl").exists()
 
 
 def _all_of(run: Path) -> dict[str, bytes]:

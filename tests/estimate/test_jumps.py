@@ -3,6 +3,7 @@ last again, and nothing that is added makes anything end sooner."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from random import Random
 
@@ -11,11 +12,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from layouts import Case
+from penteract.errors import Bug
 from penteract.estimate.composed import Composer
 from penteract.estimate.rates import Rates
 from penteract.estimate.time.clock import BESIDE, FIRST, LOOK, RUN, START, WAIT, Op, play
 from penteract.estimate.time.ranks import Ranks
-from penteract.estimate.time.step import StepClock
+from penteract.estimate.time.step import StepClock, apart
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
@@ -92,6 +94,46 @@ def test_nothing_ends_sooner_from_a_later_state_or_with_longer_ops(seed: int) ->
     for one, other in ((plain, late), (plain, slow)):
         assert one[0] <= other[0] and one[1] <= other[1]
         assert all(t <= other[2][key] for key, t in one[2].items())
+
+
+TINY = ModelSpec(name="pinned", layers=19, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=64, vocab_size=64)
+SMALL_BUCKETS = Layout(pp=4, cp=2, vpp=2, schedule="afab", gradient_accumulation_steps=10, offload_optimizer=True,
+                       bucket_bytes=4096)  # fmt: skip
+
+
+def _slow_hosts() -> StepClock:
+    node = cluster("8xH200")
+    rates = replace(Rates.of(node, "bf16"), launch=84e-6, launches={})
+    return StepClock(Composer(TINY, 16, RECIPES["bf16"]), node, rates)
+
+
+def test_steps_are_played_until_one_leaves_what_it_was_left() -> None:
+    """More than 64 of them, where a host gains a little in each."""
+    ranks = _slow_hosts().ranks(SMALL_BUCKETS)
+    assert ranks.steady and len(ranks.ends) > 64
+
+
+def test_no_later_step_differs_by_more_than_is_told() -> None:
+    ranks, told, took = _slow_hosts().build(SMALL_BUCKETS, 4), list[int](), list[int]()
+    while not ranks.steady:
+        ranks.step()
+        if len(ranks.ends) > 1:
+            told.append(apart(ranks))
+            took.append(ranks.last)
+    assert told[-1] == 0 < told[0]
+    for i, most in enumerate(told):
+        assert max(abs(later - took[i]) for later in took[i:]) <= most
+    assert any(0 < most < took[-1] for most in told)
+
+
+def test_steps_that_never_settle_are_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "steady", False)
+    module = sys.modules["penteract.estimate.time.step"]
+    monkeypatch.setattr(module, "apart", lambda ranks: ranks.last)
+    monkeypatch.setattr(module, "_MOST", 70)
+    with pytest.raises(Bug, match="UNSTEADY") as caught:
+        _slow_hosts().ranks(SMALL_BUCKETS)
+    assert caught.value.exit_code == 70
 
 
 @pytest.mark.parametrize(("vocab_size", "tied", "micros"), [(50_000, True, 120), (1024, False, 240)])

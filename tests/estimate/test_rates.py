@@ -25,6 +25,7 @@ DEVICES = {
     dtype: [(gpu(name), Rates.of(cluster(name), dtype)) for name in ("H200", "B200", "H100-PCIe")] for dtype in DTYPES
 }
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "all_to_all_v")
+ONE_NODE, TWO_NODES = Span(2, 1), Span(2, 2)  # of a message
 SPANS = (Span(2, 1), Span(3, 1), Span(8, 1), Span(2, 2), Span(16, 2), Span(16, 16), Span(512, 64))
 sizes = st.integers(1, 2**34)
 dims = st.integers(1, 2**17)
@@ -52,7 +53,7 @@ def test_collectives_pass_through_their_points() -> None:
 
 
 def test_sends_and_pointwise_words_pass_through_their_points() -> None:
-    assert RATES.send(2**28) == pytest.approx(dict(KNOWN.p2p[0])[2**28] * 1e-6)
+    assert RATES.collective("send", ONE_NODE, 2**28) == pytest.approx(dict(KNOWN.p2p[0])[2**28] * 1e-6)
     for size, us in KNOWN.moved:
         assert RATES.moved(int(size)) == pytest.approx(us * 1e-6)
 
@@ -131,8 +132,8 @@ def test_more_bytes_never_take_less(one: int, other: int, kind: str, span: Span)
     assert RATES.update(small) <= RATES.update(large)
     for rates in (RATES, EFA):
         assert 0 < rates.collective(kind, span, small) <= rates.collective(kind, span, large)
-        for across in (False, True):
-            assert rates.send(small, across=across) <= rates.send(large, across=across)
+        for apart in (ONE_NODE, TWO_NODES):
+            assert rates.collective("send", apart, small) <= rates.collective("send", apart, large)
 
 
 @given(st.integers(1, 10**16), st.integers(1, 10**16), st.booleans(), st.sampled_from([32, 64, 128, 256]))
@@ -182,7 +183,7 @@ def test_beyond_a_node_the_ports_bound_it() -> None:
     )
     assert 2**30 * 15 / 16 / lone < 50e9
     assert 5 < lone / whole < 9
-    assert rates.send(2**28, across=True) > rates.send(2**28)
+    assert rates.collective("send", TWO_NODES, 2**28) > rates.collective("send", ONE_NODE, 2**28)
 
 
 def test_a_domain_of_72_is_inside_one_node() -> None:
@@ -210,7 +211,7 @@ def test_half_the_bandwidth_is_slower() -> None:
     assert (
         1.8 < half.collective("all_reduce", Span(8, 1), 2**28) / RATES.collective("all_reduce", Span(8, 1), 2**28) < 2
     )
-    assert 1.8 < half.send(2**28, across=True) / RATES.send(2**28, across=True) < 2
+    assert 1.8 < half.collective("send", TWO_NODES, 2**28) / RATES.collective("send", TWO_NODES, 2**28) < 2
     assert half.product(Product(1, 1, 8192, 8192)) > 1.5 * RATES.product(Product(1, 1, 8192, 8192))
     assert half.product(Product(1, 8192, 8192, 8192)) == RATES.product(Product(1, 8192, 8192, 8192))
 

@@ -21,6 +21,15 @@ def test_generate_refuses_exactly_what_problem_names(name: ScheduleName, pp: int
     with pytest.raises(BadInput) as caught:
         generate(name, pp, vpp, micros)
     assert (caught.value.where, caught.value.what) == wrong
+    assert caught.value.found == f"pp = {pp}, vpp = {vpp}, gradient_accumulation_steps = {micros}"
+    mended = {"pp": pp, "vpp": vpp, "gradient_accumulation_steps": micros}
+    mended |= {axis: int(size) for axis, size in (change.split(" = ") for change in caught.value.fix.split(", "))}
+    assert breach(name, *mended.values()) is None
+
+
+def test_a_schedule_that_is_not_there_is_refused_with_the_nearest() -> None:
+    with pytest.raises(BadInput, match=r"no such schedule · schedule · found zb1 / allowed afab, .* · fix: zb_h1"):
+        generate("zb1", 2, 1, 4)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json as to_json
 import shutil
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
@@ -14,24 +15,22 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from penteract.api import plan as ask_plan
+from penteract.cli.files import check_files, not_written, told_if_stopped, write_all
 from penteract.cli.overrides import parts_of_precision
 from penteract.cli.progress import Line, on_a_terminal
-from penteract.errors import BadInput, DiskFailure
-from penteract.plan.ask import HEADROOM, Ask
+from penteract.errors import BadInput
+from penteract.plan.ask import HEADROOM
 from penteract.plan.catalogue import catalogue, catalogue_rows
 from penteract.plan.collector import uncollected
 from penteract.plan.explain import contest, explain, named
 from penteract.plan.plan import Plan, quoter
 from penteract.plan.progress import Stopped
 from penteract.plan.report import as_dict, budget
-from penteract.plan.runfile import left_open, run_file
 from penteract.plan.search import Timed
 from penteract.plan.text import as_text_whole, basis, spent, stopped
-from penteract.plan.trace import check_file, check_stage
-from penteract.plan.trace import trace as write_trace
 from penteract.plan.whatif import what_if
 from penteract.spec.mesh import Mesh
-from penteract.units import gib, parse_count
+from penteract.units import parse_count
 
 EXAMPLES = (
     "penteract plan llama-3.1-8b --gpus 8xH200",
@@ -103,7 +102,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
 
     A search over two seconds shows how far it is. Ctrl-C stops it, and prints the best so far.
 
-    Exit code 0 is an answer, also that nothing fits; 2 a question that cannot be asked; 130 a search that was stopped.
+    Exit code 0 is a layout that fits; 2 that none does, or a question that cannot be asked; 130 a search stopped.
     """
     started = perf_counter()
     if models:
@@ -113,8 +112,8 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     _check_numbers(top=top, why=why)
     whole = _count(tokens) if tokens is not None else None
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
-    _check_files(out, trace, trace_stage)
-    with Line(shown=on_a_terminal() and not json) as line:
+    check_files(out, trace, trace_stage)
+    with Line(shown=on_a_terminal() and not json) as line, told_if_stopped(out, trace):
         found = _unless_stopped(
             model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
             tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,
@@ -123,29 +122,38 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     searched = perf_counter() - started
     if not found.complete:
         print(to_json.dumps(as_dict(found)) if json else stopped(found, searched))
+        not_written(out, trace)
         return 130
     chosen = found.number(why or 1) if found.layouts or why or out or trace else None
     money = budget(found, chosen, whole, usd_per_gpu_hour) if chosen and whole else None
+    kept = write_all(found, chosen, why or 1, out, trace, trace_stage) if chosen else []
     reasons = _reasons(found, chosen, why) if chosen and found.counts.fit and (why or not json) else []
-    kept = _write_all(found, chosen, why or 1, out, trace, trace_stage) if chosen else []
     if json:
         told = as_dict(found) | ({"budget": asdict(money)} if money else {})
         print(to_json.dumps(told | {"notes": [*told["notes"], *kept]} | ({"explanation": reasons} if reasons else {})))
-        return 0
+        return _verdict(found)
     print(as_text_whole(found, chosen, searched, reasons))
     if money:
         print("\n" + spent(money, found.ask.cluster.gpus))
     if chosen:
-        _show(found, chosen, why=why is not None, draw=draw)
-    print("\n" + "\n".join([*kept, _next(why, out)]))
-    return 0
+        _show(found, chosen, [*kept, _next(why, out, fits=bool(found.counts.fit))], why=why is not None, draw=draw)
+    return _verdict(found)
 
 
-def _show(found: Plan, chosen: Timed, *, why: bool, draw: bool) -> None:
+def _verdict(found: Plan) -> int:
+    """The exit code of an answer; that nothing fits is an error's line, too."""
+    if (refusal := found.refusal) is None:
+        return 0
+    print(refusal, file=sys.stderr)
+    return refusal.exit_code
+
+
+def _show(found: Plan, chosen: Timed, last: Sequence[str], *, why: bool, draw: bool) -> None:
     if why:
         print("\n" + basis(found) + "\n\n" + _by_line(found, chosen))
     if draw:
         print("\n" + _drawing(chosen))
+    print("\n" + "\n".join(last))
 
 
 def _unless_stopped(*asked: Any, **said: Any) -> Plan:
@@ -186,44 +194,6 @@ def _check_words(*, layout: str | None, fix: str | None, tokens: str | None, usd
                        fix="--tokens 1T")  # fmt: skip
 
 
-def _check_files(out: Path | None, trace: Path | None, stage: int | None) -> None:
-    """Before the search, which may take long."""
-    if out is not None and out.exists():
-        raise BadInput("FILE", "it exists already", where="--out", found=out, fix="choose another name, or remove it")
-    if trace is None:
-        if stage is not None:
-            raise BadInput("USAGE", "a stage of no trace", where="--trace-stage", found="no --trace",
-                           fix="--trace step.json")  # fmt: skip
-        return
-    check_file(trace)
-    if out is not None and out.resolve() == trace.resolve():
-        raise BadInput("USAGE", "two files of one name", where="--trace", found=trace, fix="another name")
-    if stage is not None and stage < 0:
-        raise BadInput("VALUE", "stages count from 0", where="--trace-stage", found=stage, fix="--trace-stage 0")
-
-
-def _write_all(
-    found: Plan, chosen: Timed, number: int, out: Path | None, trace: Path | None, stage: int | None
-) -> list[str]:  # fmt: skip
-    """Write what was asked for, once nothing speaks against any of it; and what to say of it."""
-    told = list[str]()
-    if trace is not None:
-        check_stage(found, chosen, stage)
-    if out is not None:
-        _write(out, found, chosen)
-        told = [left_open(out, _asked(found, chosen), chosen.layout)]
-    if trace is not None:
-        write_trace(found, trace, number=number, stage=stage)
-        told = [_traced(chosen, trace, stage), *told]
-    return told
-
-
-def _traced(chosen: Timed, trace: Path, stage: int | None) -> str:
-    pp = chosen.layout.pp
-    of = f"stage {stage} of {pp}" if stage is not None else f"all {pp} stages" if pp > 1 else "its one stage"
-    return f"Trace: {trace} has a step of {of}; open it in ui.perfetto.dev or chrome://tracing"
-
-
 def _reasons(found: Plan, chosen: Timed, why: int | None) -> list[str]:
     lines = explain(found, chosen).lines()
     return lines + ([_what_if(found, chosen)] if why is not None and len(found.search.quotes) > 1 else [])
@@ -249,26 +219,6 @@ def _by_line(found: Plan, chosen: Timed) -> str:
     return told.whole(memory["activations"], memory["other"]).text()
 
 
-def _asked(found: Plan, chosen: Timed) -> Ask:
-    """The question in the precision of one answer."""
-    return replace(found.ask, precision=chosen.quote.precision, also=())
-
-
-def _write(path: Path, found: Plan, chosen: Timed) -> None:
-    if not found.counts.fit:
-        raise BadInput("MEMORY", "no run file of what does not fit", where="--out",
-                       found=f"{gib(chosen.quote.allocated):.1f} GiB a GPU",
-                       allowed=f"{gib(found.ask.usable):.1f} GiB", fix="another layout, or more GPUs")  # fmt: skip
-    try:
-        path.write_text(run_file(_asked(found, chosen), chosen.layout), encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
-        raise BadInput(
-            "FILE", "cannot be written", where="--out", found=path, fix="name a file in a folder that exists"
-        ) from None
-    except OSError as error:
-        raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--out {path}") from None
-
-
 def _drawing(chosen: Timed) -> str:
     from penteract.schedule.draw import draw as draw_schedule  # here: most plans are told without it
     from penteract.schedule.registry import generate
@@ -279,10 +229,11 @@ def _drawing(chosen: Timed) -> str:
     return draw_schedule(lists, lay.placement, lay.gradient_accumulation_steps, width=width)
 
 
-def _next(why: int | None, out: Path | None) -> str:
+def _next(why: int | None, out: Path | None, *, fits: bool) -> str:
     rest = [] if why else ["--why 1 tells what would change it, and which lines its memory comes from"]
-    rest += [f"penteract train {out}"] if out else ["--out run.toml writes a file for penteract train"]
-    return "Next: " + "; ".join(rest)
+    if fits:
+        rest += [f"penteract train {out}"] if out else ["--out run.toml writes a file for penteract train"]
+    return "Next: " + "; ".join(rest) if rest else ""
 
 
 def _count(text: str) -> int:

@@ -178,7 +178,8 @@ class Fake(Cpu):
 
 
 def device_of(at: torch.device) -> Device:
-    """That on which such tensors lie: the one place that tells devices apart by their type."""
+    """That on which such tensors lie. What else hangs on a device's type is which kernels it has: `bodies/registry.py`
+    finds them by it, and `bodies/kernels.py` refuses what a layout asks for and it lacks."""
     return Cuda(at) if at.type == "cuda" else Cpu()
 
 

@@ -37,6 +37,7 @@ class Feeder:
     p: Program
     batches: Sequence[Batch]
     drawn: Drawn | None = None  # the next batch, of which all ranks know the targets
+    failed: Exception | None = None  # why there is none, where it cannot be drawn
 
     def feed(self, samples: Samples, first: int) -> list[int] | None:
         """Fill the tensors. -> the targets of this rank's part, unless those of all ranks are known."""
@@ -49,12 +50,21 @@ class Feeder:
                 there.copy_(device_of(there.device).staged(x), non_blocking=True)
         return None if known else now.counts
 
-    def ahead(self, samples: Samples, first: int) -> Callable[[], list[int]]:
-        """What draws the batch that begins at sample `first` as the next one, and tells its targets."""
+    def check(self, samples: Samples, first: int) -> None:
+        """Draw a batch for nothing but to see that it can be."""
+        self._draw(samples, first)
+
+    def ahead(self, samples: Samples, first: int) -> Callable[[], list[int] | None]:
+        """What draws the batch that begins at sample `first` as the next one, and tells its targets; None where it
+        `failed`: that is raised once the step is over, as the other ranks are in the middle of it."""
         return partial(self._ahead, samples, first)
 
-    def _ahead(self, samples: Samples, first: int) -> list[int]:
-        self.drawn = self._draw(samples, first)
+    def _ahead(self, samples: Samples, first: int) -> list[int] | None:
+        try:
+            self.drawn = self._draw(samples, first)
+        except Exception as error:
+            self.failed = error
+            return None
         return self.drawn.counts
 
     def _draw(self, samples: Samples, first: int) -> Drawn:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from penteract.engine.device import device_of, pick_device
-from penteract.errors import PeerLost
+from penteract.errors import PeerLost, PenteractError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,13 @@ class Rank:
         if self.world > 1:
             dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def one_of(self, error: PenteractError | None) -> PenteractError | None:
+        """The error of the first rank that has one, on every rank."""
+        errors = [error] * self.world
+        if self.world > 1:
+            dist.all_gather_object(errors, error)
+        return next((e for e in errors if e is not None), None)
 
 
 def join(environment: Mapping[str, str], device: str) -> Rank:

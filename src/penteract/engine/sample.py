@@ -59,7 +59,7 @@ class _Ear:
 
     def bodies(self, device: torch.device) -> dict[str, TorchBody]:
         """The layout's bodies, with this ear at the logits."""
-        all_of_them = bodies(self.p.layout, device)
+        all_of_them = bodies(self.p, device)
 
         def row_max(env: Env, site: Site, ins: list[Any], weights: list[Any], outs: list[Any]) -> None:
             count = ins[0].shape[0]

@@ -27,6 +27,7 @@ from penteract.engine.rank import Rank
 from penteract.engine.sample import write
 from penteract.engine.saved import after_load, load_state, state_slices
 from penteract.engine.trainer import Outcome, Trainer
+from penteract.engine.watch import from_exception
 from penteract.errors import BadInput, BadNumerics, Preempted
 from penteract.spec.run import RunSpec
 from penteract.units import gib, show_count
@@ -75,6 +76,8 @@ class Session:
                            fix=f"--model.vocab_size {-(-self.tokenizer.vocab_size // 64) * 64}")  # fmt: skip
         self._open_data()
         self.trainer = Trainer.build(spec, self.rank, self.orders.init)
+        if spec.train.validation_every and len(self.validation):
+            self.trainer.check_validation(self.validation)
         if self.orders.resume is not None:
             self._load(self.orders.resume)
 
@@ -122,6 +125,7 @@ class Session:
                 if last or _every(self.spec.checkpoint.every, number):
                     self._save(number)
                 if outcome.stop and number < self.spec.train.steps:
+                    self._check_drawn(number)
                     raise Preempted("STOPPED", f"stopped after step {number}, which is saved",
                                     where=str(self.orders.folder),
                                     fix=f"penteract train --resume {self.orders.folder}")  # fmt: skip
@@ -146,6 +150,13 @@ class Session:
                               where=f"step {number}", found=f"loss {outcome.loss}, gradient norm {outcome.norm}",
                               fix="a smaller --optimizer.learning_rate, or more warm-up")  # fmt: skip
         return outcome
+
+    def _check_drawn(self, number: int) -> None:
+        """All ranks end with the error of one that could not draw the batch after step `number`, where there is one."""
+        failed = self.trainer.feeder.failed
+        if (error := self.rank.one_of(failed and from_exception(failed))) is not None:
+            error.what += f"; step {number} is saved"
+            raise error from failed
 
     def _row(self, number: int, outcome: Outcome, last: bool) -> dict[str, Any]:
         """A line of metrics.jsonl; judges on the way where it is time to."""

@@ -19,7 +19,8 @@ class Totals:
 
     numbers  squared gradient norm, the loss terms, ranks that were asked to stop
     digits   of the next step's targets, for each term of the loss that is a mean over them
-    ahead    tells the targets of this rank's next batch; None: there is none, or none is known
+    ahead    tells the targets of this rank's next batch, or None where it cannot be drawn: then all ranks are asked to
+             stop; None: there is none, or none is known
     """
 
     p: Program
@@ -27,7 +28,7 @@ class Totals:
     vector: torch.Tensor = field(init=False)
     numbers: torch.Tensor = field(init=False)
     digits: torch.Tensor = field(init=False)
-    ahead: Callable[[], Sequence[int]] | None = None
+    ahead: Callable[[], Sequence[int] | None] | None = None
     _worth: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,7 +46,9 @@ class Totals:
         if self.ahead is None:
             return
         counts = self.ahead()
-        if tells_targets(self.p.mesh, self.p.rank):
+        if counts is None:
+            self.numbers[-1].add_(1)  # in the middle of a step no other rank would hear of it
+        elif tells_targets(self.p.mesh, self.p.rank):
             told = torch.tensor([digits(n) for n in counts], dtype=self.digits.dtype)
             self.digits.copy_(device_of(self.device).staged(told), non_blocking=True)
 

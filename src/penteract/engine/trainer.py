@@ -77,7 +77,7 @@ class Trainer:
             initialise(program, state, spec.train.seed)
         memory = Arena(plan_arena(program), precision, rank.device)
         optimizer = _optimizer(spec, rank, state, comm)
-        run = Run(program, state, comm, bodies(spec.layout, rank.device), memory, optimizer)
+        run = Run(program, state, comm, bodies(program, rank.device), memory, optimizer)
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
             movers=spec.optimizer.movers, training=False,
@@ -85,7 +85,7 @@ class Trainer:
         beside = Arena(
             plan_arena(forward, training=False), precision, rank.device, memory.block
         )  # idle when this one is not
-        judge = Run(forward, state, comm, bodies(spec.layout, rank.device), beside)
+        judge = Run(forward, state, comm, bodies(forward, rank.device), beside)
         run.batches = judge.batches = places(program, rank.device)
         return Trainer(
             spec, rank, program, state, run, judge, Feeder(program, run.batches), Feeder(forward, run.batches)
@@ -107,16 +107,24 @@ class Trainer:
 
     def validate(self, samples: Samples) -> float:
         """Mean cross entropy of the first validation samples, nats a token."""
-        size = self.spec.layout.global_batch_size
-        batches = min(self.spec.train.validation_batches, max(1, len(samples) // size))
         total, tokens = 0.0, 0
         self.run.settle_parameters()
-        for b in range(batches):
-            self.judge.counts.copy_(torch.tensor(self.judged.feed(samples, b * size)))
+        for first in self._judged(samples):
+            self.judge.counts.copy_(torch.tensor(self.judged.feed(samples, first)))
             walk_forward(self.judge.p, self.judge)
             count = int(self.judge.counts[0])
             total, tokens = total + self._outcome(self.judge).loss * count, tokens + count
         return total / max(1, tokens)
+
+    def check_validation(self, samples: Samples) -> None:
+        """Refuse what cannot be validated on: before the first step, as after one it would cost what was learnt."""
+        for first in self._judged(samples):
+            self.judged.check(samples, first)
+
+    def _judged(self, samples: Samples) -> range:
+        """Where the batches that are validated on begin."""
+        size = self.spec.layout.global_batch_size
+        return range(0, size * min(self.spec.train.validation_batches, max(1, len(samples) // size)), size)
 
     def observed(self, number: int, samples: Samples, first: int) -> tuple[Outcome, int]:
         """A step like any other, and the most bytes of tensors that lived at once on this rank."""

@@ -138,12 +138,9 @@ class Rates:
         return max(seconds, self.walking(walked)) if walked else seconds
 
     def collective(self, kind: str, span: Span, amount: Bytes) -> Seconds:
-        """`amount`: bytes of the tensor handed over, the output of a gather, the input of others."""
+        """`amount`: bytes of the tensor handed over, the output of a gather, the input of others. A message is a "send"
+        of two ranks, and a "shift" where as much comes back."""
         return self.wires.collective(kind, span, amount)
-
-    def send(self, amount: Bytes, *, across: bool = False) -> Seconds:
-        """From one rank to another, of another node if `across`."""
-        return self.wires.send(amount, across=across)
 
     def copy(self, word: str, amount: Bytes) -> Seconds:
         """`to_host` or `from_host`, all devices at work on a node at once."""

@@ -84,9 +84,6 @@ class Wires:
             self.lines[kind, span] = line
         return line(amount)
 
-    def send(self, amount: Bytes, *, across: bool) -> Seconds:
-        return self.collective("send", Span(2, 2 if across else 1), amount)
-
     def _line(self, kind: str, span: Span) -> Line:
         ranks, nodes = span
         if ranks < 2:

@@ -2,8 +2,9 @@
 
 A layout that may fit with full recomputation, and does not with none, is a candidate. What it takes without any bounds
 from below what it takes with some, so candidates are looked at from the lowest such bound up, and those whose bound
-lies above the k-th best are left. Of a candidate's recomputations the first that fits is kept: each costs more than the one
-before, so the others are needless. Those that cost no less than what a lower stage of ZeRO needs wait with their bound.
+lies above the k-th best are left. Of a candidate's recomputations the first that fits is kept: each costs more than
+the one before, so the others are needless. Those that cost no less than what a lower stage of ZeRO needs wait with
+their bound.
 """
 
 from __future__ import annotations

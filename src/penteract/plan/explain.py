@@ -165,7 +165,8 @@ def _rival(plan: Plan, chosen: Timed) -> str:
     first, second = two
     slower = second.time.seconds / first.time.seconds - 1
     parts = ", ".join(f"{part} {s:+.3g} s" for part, s in difference(first, second)[:4])
-    who = f"Runner-up: {named(plan, second)} is" if first is chosen else f"The best is {named(plan, first)}; this is"
+    other = "The fastest with other degrees (dp, tp, pp, cp, ep)"
+    who = f"{other}: {named(plan, second)} is" if first is chosen else f"The best is {named(plan, first)}; this is"
     said = f"{who} {slower:.1%} slower" + (f": {parts}" if parts else "")
     return said + (f"; {needs}." if (needs := _needs(second.layout)) and first is chosen else ".")
 
@@ -181,7 +182,7 @@ def _needs(layout: Layout) -> str:
     if (name := recompute_of(layout)) != "none":
         every = f" of every {layout.remake_every}. layer" if layout.remake_every > 1 else ""
         needs.append(f"recompute {name}{every}")
-    return f"it fits with {' and '.join(needs)} alone" if needs else ""
+    return f"it fits only with {' and '.join(needs)}" if needs else ""
 
 
 def _leaner(plan: Plan, chosen: Timed) -> str:

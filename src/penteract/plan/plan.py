@@ -30,6 +30,7 @@ from penteract.spec.nearest import repair
 from penteract.spec.precision import Policy
 from penteract.spec.settle import Settle
 from penteract.step.program import check_words
+from penteract.units import show_bytes
 
 # benchmarks/results/planned_times.json, memory_options_8b_2xh200
 SLOWER_FP8 = ("linears in FP8 gain less than is planned: recorded steps took 1.05 to 1.15 times as long as planned, "
@@ -98,11 +99,26 @@ class Plan:
 
     def number(self, n: int) -> Timed:
         """The n-th best, from 1."""
-        if not self.layouts:
-            raise BadInput("FIT", "no layout fits", where=self.ask.cluster.name, fix="more GPUs, or a smaller model")
+        if not self.layouts and (refusal := self.refusal):
+            raise refusal
         if not 1 <= n <= len(self.layouts):
             raise _no_such(n, len(self.layouts))
         return self.layouts[n - 1]
+
+    @property
+    def refusal(self) -> BadInput | None:
+        """Why nothing fits; None where something does."""
+        name, nearest = self.ask.cluster.name, self.misses(1)
+        if self.counts.fit:
+            return None
+        if not nearest:
+            return BadInput("FIT", "no layout is possible: each breaks a rule", where=name,
+                            found=next(iter(self.counts.refused), ""), fix="another --batch, --seq or number of GPUs, "
+                            "or fewer values held by --fix")  # fmt: skip
+        other = "another layout, " * (self.counts.enumerated == 1)
+        fix = f"--gpus {self.larger[0].name}" if self.larger else f"{other}more GPUs, or a shorter --seq"
+        return BadInput("FIT", "no layout fits", where=name, found=f"{show_bytes(nearest[0].allocated)} a GPU",
+                        allowed=show_bytes(self.ask.usable), fix=fix)  # fmt: skip
 
     @property
     def notes(self) -> tuple[str, ...]:

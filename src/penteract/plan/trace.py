@@ -11,10 +11,15 @@ from penteract.plan.search import Timed
 from penteract.units import gib
 
 _FOLDER = "name a file in a folder that exists"
+_NAMES = {"--trace": "step.json", "--out": "run.toml"}
 
 
 def check_file(path: Path, where: str = "--trace") -> None:
     """Refuse, before any work, what cannot become a file."""
+    if path.is_dir():
+        raise BadInput(
+            "FILE", "it is a folder", where=where, found=path, fix=f"name a file in it: {path / _NAMES[where]}"
+        )
     if path.exists():
         raise BadInput("FILE", "it exists already", where=where, found=path, fix="choose another name, or remove it")
     if not path.parent.is_dir():

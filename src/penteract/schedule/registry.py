@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
 from penteract.errors import BadInput
@@ -52,11 +53,28 @@ def breach(name: ScheduleName, pp: int, vpp: int, micros: int) -> tuple[str, str
     return None
 
 
+def _mended(name: ScheduleName, pp: int, vpp: int, micros: int) -> str:
+    """The nearest sizes for which the schedule exists: those that must change."""
+    s = schedule_of(name)
+    stages = int(min(max(pp, s.least_pp), s.most_pp))
+    chunks = int(min(max(vpp, s.least_vpp), s.most_vpp)) if stages > 1 else 1
+    whole = max(1, -(-micros // s.round(stages))) * s.round(stages)
+    asked = (("pp", pp, stages), ("vpp", vpp, chunks), ("gradient_accumulation_steps", micros, whole))
+    return ", ".join(f"{axis} = {near}" for axis, size, near in asked if near != size)
+
+
 def generate(name: ScheduleName, pp: int, vpp: int, micros: int) -> list[ComputeList]:
     """What each pipeline rank computes, in order; index = pipeline coordinate.
 
-    Raises BadInput("SCHEDULE") for sizes that `breach` names.
+    Raises BadInput("SCHEDULE") where there is no such schedule, and for sizes that `breach` names.
     """
+    if name not in SCHEDULES and name not in _WOVEN:
+        near = get_close_matches(name, SCHEDULES, 1) or [*SCHEDULES]
+        raise BadInput("SCHEDULE", "no such schedule", where="schedule", found=name, allowed=", ".join(SCHEDULES),
+                       fix=near[0])  # fmt: skip
     if wrong := breach(name, pp, vpp, micros):
-        raise BadInput("SCHEDULE", wrong[1], where=wrong[0])
+        axis, what = wrong
+        sizes = {"pp": pp, "vpp": vpp, "gradient_accumulation_steps": micros}
+        raise BadInput("SCHEDULE", what, where=axis, found=", ".join(f"{k} = {n}" for k, n in sizes.items()),
+                       fix=_mended(name, pp, vpp, micros))  # fmt: skip
     return schedule_of(name).compute(pp, vpp, micros)

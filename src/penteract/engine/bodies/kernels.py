@@ -10,7 +10,7 @@ import torch
 
 from penteract.engine.bodies.registry import check_devices
 from penteract.engine.feed import Sample
-from penteract.errors import BadInput
+from penteract.errors import BadInput, CorruptData
 from penteract.ops.bodies.flash import piece
 from penteract.spec import case as spec_case
 from penteract.spec.kernels import ATTENTION, check_elementwise, kernel_breaches, takes_documents
@@ -110,8 +110,9 @@ def check_documents(p: Program, samples: Iterable[Sample]) -> None:
         start = torch.as_tensor(sample.start)
         found = _most(start.unflatten(0, (-1, n)))
         if found > most:
-            raise _refusal(lay.attention, f"takes few documents in {n} tokens of a sequence", str(found), f"<= {most}",
-                           f"--data.pack_documents false, or {PLAIN}")  # fmt: skip
+            raise CorruptData("DOCUMENTS", f"the attention kernel '{lay.attention}' takes few documents in {n} tokens",
+                              where=KEY, found=found, allowed=f"<= {most}",
+                              fix=f"--data.pack_documents false, or {PLAIN}")  # fmt: skip
 
 
 def _most(start: torch.Tensor) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from penteract.engine.bodies.body import TorchBody
-from penteract.engine.bodies.registry import bodies
+from penteract.engine.bodies.registry import bodies_by_call
 from penteract.spec.layout import Layout
 
-REFERENCE: dict[str, TorchBody] = bodies(Layout(), torch.device("cpu"))
+REFERENCE: dict[str, TorchBody] = bodies_by_call(Layout(), torch.device("cpu"))

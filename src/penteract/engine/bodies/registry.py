@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -17,19 +17,49 @@ from penteract.spec.layout import Layout
 from penteract.step.program import Program
 
 
-def bodies(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
-    """What computes each op under a layout. A kernel's module is imported when a call first asks for it."""
-    return {word: _by_site(word, layout, device.type) for word in OPS}
+def bodies(p: Program, device: torch.device) -> dict[str, TorchBody]:
+    """What computes each op of a program: selected here for each place that says it, so that no step selects."""
+    chosen = dict[str, dict[Site, TorchBody]]()
+    for site in _sites(p):
+        one, _ = implementation(site, p.layout)
+        chosen.setdefault(site.word, {})[site] = kernel(site.word, one, device.type)
+    made = dict[str, TorchBody]()
+    for word, found in chosen.items():
+        one, *others = dict.fromkeys(found.values())
+        made[word] = _selecting(found.__getitem__, one) if others else one
+    return made
+
+
+def bodies_by_call(layout: Layout, device: torch.device) -> dict[str, TorchBody]:
+    """The same without a program, for who calls a body by itself: where an op has several implementations, each call
+    selects, and a kernel's module is imported when a call first asks for it."""
+
+    def at(site: Site) -> TorchBody:
+        return kernel(site.word, implementation(site, layout)[0], device.type)
+
+    made = dict[str, TorchBody]()
+    for word, op in OPS.items():
+        *others, reference = op.implementations
+        plain = kernel(word, reference, device.type)
+        made[word] = _selecting(at, plain) if others else plain
+    return made
 
 
 def check_devices(p: Program, device: torch.device) -> None:
     """Refuse a program with an op whose implementation this device has not: it is refused, never replaced."""
-    calls = (i.call for chunk in p.chunks for some in chunk.actions.values() for i in some)
-    for site in {call.site for call in calls if call.phase not in ("start", "finish")}:
+    for site in _sites(p):
         one, _ = implementation(site, p.layout)
         if device.type not in one.kernels:
             raise BadInput("KERNEL", f"'{one.name}' of {site.word} does not run here", where=site.line,
-                           found=device.type, allowed=", ".join(one.kernels))  # fmt: skip
+                           found=device.type, allowed=", ".join(one.kernels),
+                           fix=f"--precision.device {next(iter(one.kernels), 'auto')}, or a layout that does not ask "
+                           "for it")  # fmt: skip
+
+
+def _sites(p: Program) -> Iterator[Site]:
+    """Where a program says what bodies compute; what goes over wires is none of theirs."""
+    calls = (i.call for chunk in p.chunks for some in chunk.actions.values() for i in some)
+    yield from dict.fromkeys(call.site for call in calls if call.phase not in ("start", "finish"))
 
 
 def kernel(word: str, one: Implementation, device: str) -> TorchBody:
@@ -43,18 +73,15 @@ def _found(name: str) -> dict[str, TorchBody]:
     return getattr(import_module(module), table)
 
 
-def _by_site(word: str, layout: Layout, device: str) -> TorchBody:
-    """The reference by itself where an op has no other implementation; else, at each call, what its site selects."""
-    *others, reference = OPS[word].implementations
-    plain = kernel(word, reference, device)
-    if not others:
-        return plain
+def _selecting(at: Callable[[Site], TorchBody], like: TorchBody) -> TorchBody:
+    """One body for all places of an op, computed by what is `at` each. Its phases are those of any: all have the same
+    ones."""
 
     def phase(name: str) -> Callable[..., None]:
         def run(env: Env, site: Site, *about: Any) -> None:
-            getattr(kernel(word, implementation(site, layout)[0], device), name)(env, site, *about)
+            getattr(at(site), name)(env, site, *about)
 
         return run
 
     names = ("forward", "input_gradient", "weight_gradient")
-    return TorchBody(*[phase(name) if getattr(plain, name) else None for name in names])  # type: ignore[arg-type]
+    return TorchBody(*[phase(name) if getattr(like, name) else None for name in names])  # type: ignore[arg-type]
