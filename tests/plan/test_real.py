@@ -112,7 +112,8 @@ BOUNDED = {
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_bounds_lie_one_below_the_other(name: str) -> None:
-    """Of a row, rough and its own; of each layout its quote's, that of a rank alone, and its simulated time."""
+    """Of a row, rough and its own; of each layout its quote's, that of a rank alone, and its simulated time; that of a
+    run's first step lies below the time, too."""
     ask = BOUNDED[name]
     prices, shares = quoter(ask), list[float]()
     rows = [row for family in Space(ask).families(Counter()) for row in Branch(family, prices).rows()]
@@ -122,8 +123,10 @@ def test_bounds_lie_one_below_the_other(name: str) -> None:
         shares.append(rough / own)
         for lay in layouts:
             quote = prices.quote(lay)
-            chain = [rough, own, quote.at_least, prices.closer(quote), prices.time(quote).seconds]
+            first, seconds = prices.first(quote), prices.time(quote).seconds
+            chain = [rough, own, quote.at_least, prices.closer(quote), seconds]
             assert all(a <= b * (1 + 1e-9) for a, b in pairwise(chain)), (lay, chain)
+            assert first <= seconds * (1 + 1e-9), (lay, first, seconds)
     assert max(shares) > 0.1  # they say something, though launches are most of so small a step
 
 

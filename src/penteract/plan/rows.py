@@ -120,17 +120,21 @@ class Priced:
         if alike not in self.nearest or size < self.nearest[alike].size:
             self.nearest[alike] = Miss(size, layout, precision)
 
-    def within(self, prices: Quoter, layout: Layout, floor: Bytes = 0) -> Quote | None:
-        """The quote of a layout that fits in `usable` bytes (0: any); None, and it is noted, where it does not.
-        `floor`: bytes that it needs at least, if they are known."""
-        size = (floor or prices.floor(layout)) if self.usable else 0
+    def within(self, prices: Quoter, layout: Layout) -> Quote | None:
+        """The quote of a layout that fits in `usable` bytes (0: any); None, and it is noted, where it does not."""
+        size = prices.floor(layout) if self.usable else 0
         if size <= self.usable:
-            self.count += 1
-            quote = prices.quote(layout)
-            if not self.usable or quote.allocated <= self.usable:
-                return quote
-            size = quote.allocated
+            return self.priced(prices, layout)
         self.miss(size, layout, prices.policy)
+        return None
+
+    def priced(self, prices: Quoter, layout: Layout) -> Quote | None:
+        """The same of a layout whose lower bound fits."""
+        self.count += 1
+        quote = prices.quote(layout)
+        if not self.usable or quote.allocated <= self.usable:
+            return quote
+        self.miss(quote.allocated, layout, prices.policy)
         return None
 
 
@@ -226,9 +230,9 @@ class Row:
                 found.refused[NEEDLESS] += 1
             elif self.size > too_large.get(memory, self.size):
                 found.refused[SMALLER_TOO_LARGE] += 1
-            elif why := unfit(prices, layout := self.layout(memory)):
+            elif prices.policy.fp8 and (why := unfit(prices, self.layout(memory))):
                 found.refused[why] += 1
-            elif quote := found.within(prices, layout, floor(memory)):
+            elif quote := self._within(found, memory, floor(memory) if found.usable else 0):
                 fits[memory] = quote
                 found.fits.append(quote)
             else:
@@ -242,6 +246,14 @@ class Row:
             else:
                 left.append(memory)
         return replace(self, memories=tuple(left), more=(), second=True) if left else None
+
+    def _within(self, found: Priced, memory: Memory, least: Bytes) -> Quote | None:
+        """As `Priced.within`; what comes nearest is of interest only as long as nothing fits."""
+        if least <= found.usable:
+            return found.priced(self.branch.prices, self.layout(memory))
+        if not found.fits:
+            found.miss(least, self.layout(memory), self.branch.prices.policy)
+        return None
 
     def may_fit(self, usable: Bytes) -> list[Layout]:
         """Those whose lower bound of memory is within `usable` bytes, as far as smaller micro-batches tell."""
