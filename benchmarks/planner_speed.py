@@ -49,7 +49,7 @@ def timed(name):
     setattr(quoter, name, method)
 
 model, gpus, batch, apart = sys.argv[1:]
-for name in ("quote", "closer", "time") if apart == "apart" else ():
+for name in ("quote", "closer", "first", "time") if apart == "apart" else ():
     timed(name)
 began = time.process_time()
 found = plan(model, gpus, batch=batch)

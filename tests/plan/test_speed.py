@@ -37,10 +37,10 @@ def counts() -> dict[str, int]:
 
 
 def test_a_plan_stays_within_its_calls() -> None:
-    """13 000 are enumerated, of which 80 are priced: a bound of their passes tells of the rest. Playing thirty of them
+    """13 000 are enumerated, of which 60 are priced: a bound of their passes tells of the rest. Playing thirty of them
     takes a fifth of the calls, and so does pricing plain torch kernel by kernel; sums took 1.9 million in all."""
     assert counts()["enumerated"] > 13_000
-    assert counts()["calls"] < 3_300_000
+    assert counts()["calls"] < 3_000_000
 
 
 def test_what_layouts_share_is_recorded_and_lowered_once() -> None:
