@@ -41,6 +41,8 @@ NARROW = replace(RECIPES["bf16"], reduce="bf16")
 DRAWN = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 # What a run does inside of a part that has a name, or waits for where it has none.
 INSIDE = {names.NARROW, names.CODE, names.WAIT_GRADIENTS, names.LARGEST, names.ORTHOGONALISE, "copy", *COPIES}
+# And between them: compute stands still until its peers are there. No kernel, so a run has no such name.
+BETWEEN = {names.WAIT_SENT, names.WAIT_RANKS}
 
 
 @st.composite
@@ -84,7 +86,9 @@ def by_stream(told: Timeline) -> dict[tuple[int, str], list[Event]]:
 @DRAWN
 @given(asked())
 def test_computes_for_as_long_as_the_parts_say(question: tuple[Quoter, Layout]) -> None:
-    """Nothing is slower beside a wire here, as that is no time of its own."""
+    """And has no hole: what is not of a part is a wait for peers, which the step counts to its pipeline.
+
+    Nothing is slower beside a wire here, as that is no time of its own."""
     prices, lay = question
     steps = StepClock(prices.composer, NODE, replace(prices.rates, beside=1.0))
     told, ranks = timeline(steps, lay), steps.ranks(lay)
@@ -93,7 +97,19 @@ def test_computes_for_as_long_as_the_parts_say(question: tuple[Quoter, Layout]) 
         on = [e for e in told.events if e.stage == r and e.stream == "compute"]
         calls = [e for e in on if kind(e) in COMPUTED]
         assert sum(e.end - e.start for e in calls) == sum(parts[p] for p in ("compute", "attention", "pointwise"))
-        assert sum(e.end - e.start for e in on) == sum(parts.values()) - parts["launch"]
+        waits = sum(e.end - e.start for e in on if e.name in BETWEEN)
+        assert sum(e.end - e.start for e in on) - waits == sum(parts.values()) - parts["launch"]
+        assert sum(parts.values()) + waits == told.picoseconds
+
+
+def test_waits_for_the_last_rank_before_the_update() -> None:
+    """Backward ends last on the first stage: the others say until when they wait, and that is one moment for all."""
+    lay = Layout(pp=4, gradient_accumulation_steps=6, loss="chunked", attention="cudnn")
+    told = timeline(Quoter(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("4xH200"), 4096).steps, lay)
+    waits = [e for e in told.events if e.name == names.WAIT_RANKS]
+    assert [e.stage for e in waits if e.end > e.start] == [1, 2, 3]
+    assert len({e.end for e in waits}) == 1 and {(e.stream, e.action, e.unit) for e in waits} == {("compute", "", "")}
+    assert all(e.start >= waits[0].end for e in told.events if e.name == names.UPDATE and e.stream == "compute")
 
 
 def spent(ranks: Ranks, r: int) -> list[int]:
@@ -112,7 +128,9 @@ def test_has_the_names_of_a_run(question: tuple[Quoter, Layout]) -> None:
         events = [e for e in told.of(r) if e.stream != "host"]
         computed = [e.name for e in events if e.stream == "compute" and kind(e) in COMPUTED]
         assert computed == [name for name in ran if name.split(" ")[0] in COMPUTED]
-        said = {without_line_of_copy(e.name) for e in events if not e.name.endswith(" matrices")} - INSIDE
+        assert BETWEEN.isdisjoint(ran)
+        own = [e for e in events if e.name not in BETWEEN and not e.name.endswith(" matrices")]
+        said = {without_line_of_copy(e.name) for e in own} - INSIDE
         assert {name.removeprefix("largest ") for name in said} <= {without_line_of_copy(name) for name in ran}
         assert sum(e.name == names.MEASURE for e in events) == ran.count(names.MEASURE)
 

@@ -13,6 +13,8 @@ CODE, NARROW, WIDEN, ADD = "code", "narrow gradients", "widen gradients", "add g
 MEASURE, UPDATE = "squares", "update"
 LARGEST, ORTHOGONALISE = "largest weights", "orthogonalise"
 WAIT_PARAMETERS, WAIT_GRADIENTS, WAIT_STAGE = "wait parameters", "wait gradients", "wait for a stage"
+# A run has no name for these: nothing is called, compute stands still between what is.
+WAIT_SENT, WAIT_RANKS = "wait for what was sent", "wait for other ranks"
 
 
 def of_call(phase: Phase, site: Site) -> str:

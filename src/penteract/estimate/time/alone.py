@@ -12,6 +12,7 @@ from penteract.estimate.time.clock import LONG
 from penteract.estimate.time.derive import Derived
 from penteract.estimate.time.machine import Machine
 from penteract.estimate.time.stage import Stage
+from penteract.step import names
 
 
 def alone(stage: Stage, derived: Derived, turns: Sequence[int], skipped: int, arrives: int, back: int) -> int:
@@ -26,7 +27,7 @@ def alone(stage: Stage, derived: Derived, turns: Sequence[int], skipped: int, ar
         clock.advance(m, segment, unit, needs)
     m.host = max(m.host, m.now)  # it looks at the losses
     clock.take(m, derived.opening)
-    clock.wait_until(m, arrives)
+    clock.wait_until(m, arrives, names.WAIT_STAGE)
     at, left, seen = 0, skipped, dict[object, tuple[int, Machine]]()
     for k, begin in enumerate(turns if skipped else ()):
         for action in derived.actions[at:begin]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from penteract.estimate.ideal import PARTS
-from penteract.estimate.time.clock import FAR, LONG, RELATIVE, Flights, Key, Op, Parts, play
+from penteract.estimate.time.clock import COMPUTE, FAR, LONG, RELATIVE, Flights, Key, Op, Parts, play
 from penteract.parallel.data import NONE
 
 Step = tuple[int, int, tuple[int, ...]]  # a segment, its unit, the buckets whose gather after the update it waits for
@@ -149,9 +149,11 @@ class Clock:
 
     # ---- playing ---------------------------------------------------------------------------------------------
 
-    def wait_until(self, m: Machine, moment: int) -> None:
-        """Compute stands still until then."""
+    def wait_until(self, m: Machine, moment: int, name: str) -> None:
+        """Compute stands still until then, in no segment."""
         if (dt := moment - m.now) > 0:
+            if self.log is not None:
+                self.log(m, COMPUTE, name, m.now, moment)
             if m.state is not self.idle:
                 free = tuple([f - dt if f > dt else 0 for f in m.state.free])
                 m.state = self.state(free, tuple([(k, t - dt) for k, t in m.state.flights if t > dt]))

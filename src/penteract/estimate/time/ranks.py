@@ -14,6 +14,7 @@ from penteract.estimate.time.line import Line, Message, Place, Post
 from penteract.estimate.time.machine import Machine
 from penteract.estimate.time.stage import Stage
 from penteract.parallel.data import NONE
+from penteract.step import names
 
 _NOTHING = frozenset[int]()
 
@@ -106,7 +107,7 @@ class Ranks:
         self.met.append(max(last, together))
         for m, stage, derived in zip(self.machines, self.stages, self.derived, strict=True):
             if last > m.now or len(self.machines) > 1:
-                stage.clock.wait_until(m, together)
+                stage.clock.wait_until(m, together, names.WAIT_RANKS)
             for segment, unit, needs in derived.update:
                 stage.clock.advance(m, segment, unit, needs)
             m.host = max(m.host, m.now)  # it looks at the losses
@@ -282,8 +283,9 @@ class Ranks:
                 return False
             if there > until:
                 until = there
-        if until > self.machines[r].now:
-            self.stages[r].clock.wait_until(self.machines[r], until)
+        if until > (m := self.machines[r]).now:
+            m.doing = NONE  # what was sent is of an action before
+            self.stages[r].clock.wait_until(m, until, names.WAIT_SENT)
         return True
 
     def _open(self, now: Sequence[int]) -> list[int]:
