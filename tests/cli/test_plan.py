@@ -159,7 +159,7 @@ def test_a_trace_is_the_step_of_the_layout(tell: Tell, tmp_path: Path) -> None:
     assert found["notes"][-1].startswith("Trace: again.json has a step of stage 1 of 2; open it in ui.perfetto.dev")
     assert took == pytest.approx(found["layouts"][0]["time"]["step_s"] * 1e6)
     alone = json.loads((tmp_path / "again.json").read_text())["traceEvents"]
-    assert sorted(map(str, alone)) == sorted(str(row) for row in rows if row["pid"] == 1)
+    assert sorted(map(str, alone)) == sorted(str(row) for row in rows if row["pid"] == 2)
 
 
 def test_a_trace_of_the_layout_that_why_names(tell: Tell, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -179,14 +179,19 @@ def test_and_where_weights_travel_as_codes(case: Case) -> None:
 def check_trace(prices: Quoter, lay: Layout) -> None:
     rows, told = traced(prices, lay), timeline(prices.steps, lay)
     spans = [row for row in rows if row["ph"] == "X"]
-    threads = {(row["pid"], row["tid"]): row["args"]["name"] for row in rows if row["name"] == "thread_name"}
-    assert sorted((s["pid"], threads[s["pid"], s["tid"]], s["name"], s["ts"]) for s in spans) == sorted(
-        (e.stage, e.stream, e.name, e.start / 10**6) for e in told.events
+    tracks = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
+    assert sorted((s["pid"] - 1, tracks[s["tid"]], s["name"], round(s["ts"] * 1000)) for s in spans) == sorted(
+        (e.stage, e.stream, e.name, (e.start + 500) // 1000) for e in told.events
     )
-    assert all(s["dur"] >= 0 and s["cat"] for s in spans)
+    assert all(s["ts"] >= 0 and s["dur"] >= 0 and s["cat"] for s in spans)
+    for whole in (round, int):  # how Perfetto reads times: as it is now, and before; it drops what overlaps
+        assert not list(overlaps(spans, whole))
     quote = prices.quote(lay)
     for r, allocated in enumerate(quote.by_stage):
-        counted = [row["args"] for row in rows if row["ph"] == "C" and row["pid"] == r]
+        counts = [row for row in rows if row["ph"] == "C" and row["pid"] == r + 1]
+        assert round(counts[-1]["ts"] * 1000) == (told.span.begins[r] + told.picoseconds + 500) // 1000
+        assert all(one["ts"] <= other["ts"] for one, other in pairwise(counts))
+        counted = [row["args"] for row in counts]
         assert all(n >= 0 for owners in counted for n in owners.values())
         peak, whole = max(sum(owners.values()) for owners in counted), price(program(prices.steps, lay, r))
         # Where sizes are data, the price has registers and workspace each at their most, though not at one moment.
@@ -197,6 +202,28 @@ def check_trace(prices: Quoter, lay: Layout) -> None:
         assert registers <= whole.arena + whole.routed
 
 
+def overlaps(spans: list[dict[str, Any]], whole: Callable[[float], int]) -> Iterator[tuple[Any, Any]]:
+    """Slices of a track that begin before the one before is done, in whole nanoseconds."""
+    tracks = defaultdict[int, list[tuple[int, int]]](list)
+    for s in spans:
+        tracks[s["tid"]].append((begin := whole(s["ts"] * 1000), begin + whole(s["dur"] * 1000)))
+    for some in tracks.values():
+        yield from ((one, other) for one, other in pairwise(sorted(some)) if one[1] > other[0])
+
+
+def test_tracks_are_in_order() -> None:
+    """By their numbers, as Perfetto sorts, and by the index by which Chrome does; none has the number of a process."""
+    lay = Layout(tp=2, pp=4, loss="chunked", attention="cudnn", gradient_accumulation_steps=6)
+    rows = traced(Quoter(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("8xH200"), 4096), lay)
+    named = sorted((row["tid"], row["args"]["name"]) for row in rows if row["name"] == "thread_name")
+    assert [name for tid, name in named if tid // 1000 == 2] == [
+        "compute", "host", "tp (2 ranks)", "world (8 ranks)", "values from stage 0", "values to stage 2",
+        "gradients from stage 2", "gradients to stage 0",
+    ]  # fmt: skip
+    assert all(row["args"]["sort_index"] == row["tid"] for row in rows if row["name"] == "thread_sort_index")
+    assert {row["pid"] for row in rows} == {1, 2, 3, 4} and min(named)[0] > 4
+
+
 @pytest.mark.parametrize("asked", [{"zero": 1}, {"zero": 3}, {"tp": 2, "pp": 4, "dp": 1}, {"pp": 4, "dp": 2}])
 def test_of_a_real_model(asked: dict[str, Any]) -> None:
     """As long as planned, and a peak of its counter that is the price's, to the byte."""
@@ -205,12 +232,12 @@ def test_of_a_real_model(asked: dict[str, Any]) -> None:
     )
     prices = Quoter(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("8xH200"), 4096)
     rows, quote = traced(prices, lay), prices.quote(lay)
-    peaks = [max(sum(row["args"].values()) for row in rows if row["ph"] == "C" and row["pid"] == r)
+    peaks = [max(sum(row["args"].values()) for row in rows if row["ph"] == "C" and row["pid"] == r + 1)
              for r in range(lay.pp)]  # fmt: skip
     assert tuple(peaks) == quote.by_stage
-    threads = {(row["pid"], row["tid"]): row["args"]["name"] for row in rows if row["name"] == "thread_name"}
+    tracks = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     told = timeline(prices.steps, lay)
     for r, begin in enumerate(told.span.begins):
-        on = [row for row in rows if row["ph"] == "X" and row["pid"] == r and threads[r, row["tid"]] == "compute"]
+        on = [row for row in rows if row["ph"] == "X" and row["pid"] == r + 1 and tracks[row["tid"]] == "compute"]
         ends = max(row["ts"] + row["dur"] for row in on)
         assert ends <= begin / 10**6 + prices.time(quote).seconds * 10**6 + 0.01

@@ -31,7 +31,7 @@ class Event(NamedTuple):
     """What one stream of a stage does, in picoseconds from when the first stage begins the step.
 
     action  such as "F3": of micro-batch 3; "" outside of the actions
-    unit    "embedding", "layer 7", "head", or "" where it is of none
+    unit    "embedding", "layer 7", "head", or "" where it is of none; of a message, its micro-batch
     """
 
     stage: int  # a pipeline coordinate
@@ -121,7 +121,7 @@ class _Writer:
         what, of = m.where[0], f"micro-batch {m.micro}"
         for r, way, other in ((m.source, "send", f"to stage {m.target}"), (m.target, "recv", f"from stage {m.source}")):
             name = names.of_message(way, what)
-            self.tell(Event(r, f"{what}s {other}", name, start - self.zero, end - self.zero, of))
+            self.tell(Event(r, f"{what}s {other}", name, start - self.zero, end - self.zero, unit=of))
 
 
 def told(steps: StepClock, layout: Layout, tell: Tell) -> Span:

@@ -22,8 +22,7 @@ from penteract.step.program import Program, Slot, compile_step
 from penteract.step.walk import walk
 from penteract.units import Bytes
 
-_MICROSECOND = 10**6  # picoseconds
-_ORDER = ("compute", "host", "waits beside compute", "copies from the host", "copies to the host")
+_OWN = ("compute", "host", "waits beside compute")
 COMPUTED = ("forward", "input_gradient", "weight_gradient")
 BYTES = "bytes by owner"
 
@@ -135,7 +134,7 @@ def write_trace(steps: StepClock, layout: Layout, write: Callable[[str], object]
         file.put(stage.named())
     span = told(steps, layout, file.tell)
     for stage in file.stages.values():
-        file.put(stage.last())
+        file.put(stage.last(span.begins[stage.number] + span.picoseconds))
         assert stage.memory.done, "a timeline and its program have the same calls"
     write("\n]}\n")
     return span
@@ -170,21 +169,30 @@ class _Stage:
     def __post_init__(self) -> None:
         self.memory = MemoryOf.of(self.program)
 
+    @property
+    def process(self) -> int:
+        """From 1: a viewer takes process 0 for the idle one."""
+        return self.number + 1
+
     def named(self) -> Iterator[dict[str, Any]]:
-        yield self._meta(0, "process_name", name=f"stage {self.number} (rank {self.program.rank})")
-        yield self._meta(0, "process_sort_index", sort_index=self.number)
+        first = 1000 * self.process
+        yield self._meta(first, "process_name", name=f"stage {self.number} (rank {self.program.rank})")
+        yield self._meta(first, "process_sort_index", sort_index=self.number)
         yield self._bytes(0, self.memory._now(0, 0, 0))
 
     def rows(self, e: Event) -> Iterator[dict[str, Any]]:
         thread = self.threads.get(e.stream)
         if thread is None:
-            thread = self.threads[e.stream] = len(self.threads)
-            at = _ORDER.index(e.stream) if e.stream in _ORDER else len(_ORDER) + thread
+            # Perfetto sorts by this number, and shows one that is its process's, and 0, elsewhere than the others.
+            at = _place(e.stream)
+            thread = 1000 * self.process + 100 * at + sum(_place(stream) == at for stream in self.threads)
+            self.threads[e.stream] = thread
             yield self._meta(thread, "thread_name", name=e.stream)
-            yield self._meta(thread, "thread_sort_index", sort_index=at)
+            yield self._meta(thread, "thread_sort_index", sort_index=thread)
+        start, end = _nanoseconds(e.start), _nanoseconds(e.end)
         yield {
-            "ph": "X", "pid": self.number, "tid": thread, "name": e.name, "cat": kind(e),
-            "ts": e.start / _MICROSECOND, "dur": (e.end - e.start) / _MICROSECOND,
+            "ph": "X", "pid": self.process, "tid": thread, "name": e.name, "cat": kind(e),
+            "ts": _moment(start), "dur": (end - start) / 1000,
             "args": {k: v for k, v in (("action", e.action), ("of", e.unit)) if v},
         }  # fmt: skip
         if e.stream == "compute" and (around := self.memory.around(e)) is not None:
@@ -193,15 +201,36 @@ class _Stage:
             yield self._bytes(e.start, around[0])
             self.left = e.end, around[1]
 
-    def last(self) -> Iterator[dict[str, Any]]:
+    def last(self, end: int) -> Iterator[dict[str, Any]]:
+        """Until the step's end, too: Chrome draws a counter no further than it is told."""
         if self.left is not None:
             yield self._bytes(*self.left)
+            yield self._bytes(end, self.left[1])
 
     def _bytes(self, at: int, owners: Mapping[str, Bytes]) -> dict[str, Any]:
-        return {"ph": "C", "pid": self.number, "name": BYTES, "ts": at / _MICROSECOND, "args": owners}
+        return {"ph": "C", "pid": self.process, "name": BYTES, "ts": _moment(_nanoseconds(at)), "args": owners}
 
     def _meta(self, thread: int, what: str, **args: object) -> dict[str, Any]:
-        return {"ph": "M", "pid": self.number, "tid": thread, "name": what, "args": args}
+        return {"ph": "M", "pid": self.process, "tid": thread, "name": what, "args": args}
+
+
+def _nanoseconds(picoseconds: int) -> int:
+    """Perfetto counts in whole ones and drops a slice that begins one before the last ends: both are rounded alike."""
+    return (picoseconds + 500) // 1000
+
+
+def _moment(nanoseconds: int) -> float:
+    """In microseconds. Some viewers round to nanoseconds and some cut off: a tenth more is the same to both."""
+    return (10 * nanoseconds + 1) / 10_000
+
+
+def _place(stream: str) -> int:
+    """Where a stream's track is among those of its stage: its own, process groups, messages, copies."""
+    if stream in _OWN:
+        return _OWN.index(stream)
+    if stream.startswith("copies"):
+        return 5
+    return 4 if " stage " in stream else 3
 
 
 def kind(e: Event) -> str:
