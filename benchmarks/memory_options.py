@@ -57,11 +57,11 @@ class Case:
     optimizer: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-FULL = {"remake": ("*",)}
+FULL = {"recompute": ("*",)}
 FP8 = [Case(name, precision={"dtype": name}) for name in ("fp8_tensorwise", "fp8_delayed", "fp8_rowwise", "fp8_blockwise")]  # fmt: skip
 CASES: Mapping[str, list[Case]] = {
     "options": [
-        Case("base: ZeRO 1, bf16, nothing remade, chunked loss"),
+        Case("base: ZeRO 1, bf16, nothing recomputed, chunked loss"),
         Case("loss of all logits at once", {"loss": "reference"}),
         Case("ZeRO 2", {"zero": 2}),
         Case("ZeRO 3", {"zero": 3}),
@@ -69,8 +69,8 @@ CASES: Mapping[str, list[Case]] = {
         Case("ZeRO 3, gradients summed once", {"zero": 3, "whole_gradients": True}),
         Case("HSDP: ZeRO 3 in groups of 2", {"zero": 3, "shard_group": 2}),
         Case("full recomputation", FULL),
-        Case("every second layer recomputed", {**FULL, "remake_every": 2}),
-        Case("activations and norms recomputed", {"remake": ("enter", "swiglu", "rms_norm")}),
+        Case("every second layer recomputed", {**FULL, "recompute_every": 2}),
+        Case("activations and norms recomputed", {"recompute": ("enter", "swiglu", "rms_norm")}),
         Case("full recomputation, inputs of layers on the host", {**FULL, "offload": ("anchors",)}),
         Case("bf16 alone, rounded by chance", precision={"dtype": "bf16_pure"}),
         Case("moments in 8 bits", precision={"moments": "int8"}),

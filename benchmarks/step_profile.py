@@ -46,7 +46,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "zero1": {"dp": 2, "zero": 1, "gradient_accumulation_steps": 2},
     "zero2": {"dp": 2, "zero": 2, "gradient_accumulation_steps": 2},
     "zero3": {"dp": 2, "zero": 3, "gradient_accumulation_steps": 2},
-    "zero3_full": {"dp": 2, "zero": 3, "gradient_accumulation_steps": 2, "remake": ("*",)},
+    "zero3_full": {"dp": 2, "zero": 3, "gradient_accumulation_steps": 2, "recompute": ("*",)},
     "tp": {"tp": 2, "gradient_accumulation_steps": 2},
     "cp": {"cp": 2, "context_method": "exchange", "gradient_accumulation_steps": 2},
     "pp": {"pp": 2, "gradient_accumulation_steps": 4},

@@ -28,7 +28,7 @@ LAYOUTS = {
     "tp=4 cp=2": replace(BASE, tp=4, cp=2),
     "tp=4 pp=2": replace(BASE, tp=4, pp=2),
     "tp=2 pp=4": replace(BASE, tp=2, pp=4),
-    "tp=2 pp=4, remade": replace(BASE, tp=2, pp=4, remake=("*",)),
+    "tp=2 pp=4, recomputed": replace(BASE, tp=2, pp=4, recompute=("*",)),
     "tp=8, plain torch": replace(BASE, tp=8, attention="reference"),
 }
 
@@ -51,11 +51,11 @@ def main() -> None:
     assert {e.tokens for e in found.values()} == {8 * S}, "every layout trains on the same batch"
     assert not found["dp=8"].fits, "16 bytes a parameter of state alone are more than one GPU has"
     assert found["tp=8"].fits
-    assert found["tp=2 pp=4, remade"].memory_gib["activations"] < found["tp=2 pp=4"].memory_gib["activations"]
+    assert found["tp=2 pp=4, recomputed"].memory_gib["activations"] < found["tp=2 pp=4"].memory_gib["activations"]
     sharded, whole_state = found["dp=8 zero=1"].memory_gib, found["dp=8"].memory_gib
     assert sharded["optimizer"] < 0.13 * whole_state["optimizer"], "an eighth of the state each"
     assert found["tp=8, plain torch"].memory_gib["workspace"] > found["tp=8"].memory_gib["workspace"]
-    whole = {e.flops for name, e in found.items() if "remade" not in name}
+    whole = {e.flops for name, e in found.items() if "recomputed" not in name}
     assert len(whole) == 1, "how work is cut changes none of it"
     assert "torch" not in sys.modules
 

@@ -22,7 +22,7 @@ from penteract.spec.rules import breaches
 WORLDS = (1, 2, 4, 8, 3, 6, 8, 4)  # those of the most layouts are drawn more often
 DEGREES = (1, 2, 3, 4, 6, 8)
 LARGEST_STAGE_COUNT = 8
-REMAKES: tuple[tuple[str, ...], ...] = (
+RECOMPUTES: tuple[tuple[str, ...], ...] = (
     ("enter",),
     (),
     ("*",),
@@ -78,7 +78,7 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         context_method=method,
         micro_batch_size=draw(st.integers(1, 2)),
         gradient_accumulation_steps=steps,
-        **draw(remakes()),
+        **draw(recomputes()),
         bucket_bytes=draw(st.sampled_from(BUCKETS)),
         **draw(shards(dp * cp, ep)),
         loss=draw(st.sampled_from(LOSS_BODIES)),
@@ -106,7 +106,7 @@ def coded_cases(draw: DrawFn) -> Case:
     cut = draw(shards(dp * cp, ep).filter(lambda cut: cut["shard_group"] != 1))
     layout = Layout(
         dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, vpp=vpp, schedule="1f1b" if schedule == "woven" else schedule,
-        gradient_accumulation_steps=steps, bucket_bytes=draw(st.sampled_from(BUCKETS)), **draw(remakes()),
+        gradient_accumulation_steps=steps, bucket_bytes=draw(st.sampled_from(BUCKETS)), **draw(recomputes()),
         **cut | {"zero": 3},
     )  # fmt: skip
     said: dict[str, Any] = {"predict_ahead": draw(st.integers(0, 1)), "tied": draw(st.booleans())}
@@ -139,12 +139,14 @@ def shards(draw: DrawFn, rows: int, ep: int) -> dict[str, Any]:
 
 
 @st.composite
-def remakes(draw: DrawFn) -> dict[str, Any]:
-    """What is remade, in all layers or in some of them, and what is kept on the host."""
-    said: dict[str, Any] = {"remake": draw(st.sampled_from(REMAKES)), "offload_optimizer": draw(st.booleans())}
+def recomputes(draw: DrawFn) -> dict[str, Any]:
+    """What is recomputed, in all layers or in some of them, and what is kept on the host."""
+    said: dict[str, Any] = {"recompute": draw(st.sampled_from(RECOMPUTES)), "offload_optimizer": draw(st.booleans())}
     if draw(st.booleans()):
-        said["remake_else"] = draw(st.sampled_from(REMAKES))
-        said["remake_every"], said["remake_first"] = draw(st.sampled_from([(2, 0), (1, 1), (1, 2), (3, 0), (2, 3)]))
+        said["recompute_else"] = draw(st.sampled_from(RECOMPUTES))
+        said["recompute_every"], said["recompute_first"] = draw(
+            st.sampled_from([(2, 0), (1, 1), (1, 2), (3, 0), (2, 3)])
+        )
     if draw(st.booleans()):
         said["offload"], said["offload_every"] = draw(st.sampled_from(OFFLOADS)), draw(st.sampled_from([1, 1, 2, 3]))
     return said

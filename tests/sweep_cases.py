@@ -16,7 +16,7 @@ from layouts import Case
 from penteract.schedule.registry import SCHEDULES, ScheduleName
 from penteract.spec.layout import CONTEXT_METHODS, ZERO_STAGES, Layout
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
-from strategies import REMAKES, legal
+from strategies import RECOMPUTES, legal
 from tiny import SIZES
 
 DENSE = ModelSpec(**SIZES)
@@ -29,7 +29,7 @@ CANDIDATES = 24
 OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "micro_batch_size": (1, 2),
     "rounds": (1, 2),
-    "remake": REMAKES,
+    "recompute": RECOMPUTES,
     "bucket_bytes": (25 * 2**20, 2**15, 0),
     "zero": ZERO_STAGES,
     "more_layers": (0, 1),
@@ -100,7 +100,7 @@ class Base:
             schedule="1f1b" if self.schedule == "woven" else self.schedule,
             micro_batch_size=choice["micro_batch_size"],
             gradient_accumulation_steps=choice["rounds"] * (lay.pp if self.schedule == "interleaved" else 2),
-            remake=choice["remake"],
+            recompute=choice["recompute"],
             bucket_bytes=choice["bucket_bytes"],
             zero=choice["zero"],
         )

@@ -27,18 +27,18 @@ def a_run(folder: Path, *words: str) -> Path:
     return folder
 
 
-def remade(layout: Layout) -> tuple[object, ...]:
-    return layout.remake, layout.remake_every, layout.remake_first, layout.remake_else
+def recomputed(layout: Layout) -> tuple[object, ...]:
+    return layout.recompute, layout.recompute_every, layout.recompute_first, layout.recompute_else
 
 
 def test_it_is_chosen_anew_for_the_layout_that_goes_on(tell: Tell, started: Calls, tmp_path: Path) -> None:
     run = a_run(tmp_path / "runs" / "a", *BUDGET, "parallel.tp=4")
-    assert remade(resolve(run / "run.toml").run.layout)[0] == NONE  # it fits as it is
+    assert recomputed(resolve(run / "run.toml").run.layout)[0] == NONE  # it fits as it is
     told = tell("train", "--resume", run, "--parallel.tp", "1")
-    assert (told.code, told.out.count("Recomputation remakes ")) == (0, 1)
+    assert (told.code, told.out.count("Recomputation recomputes ")) == (0, 1)
     assert tell("train", *BUDGET).code == 0
     again, fresh = (call["resolved"].run.layout for call in started)
-    assert remade(again) == remade(fresh) and again.remake != NONE
+    assert recomputed(again) == recomputed(fresh) and again.recompute != NONE
     assert started[0]["resolved"].budget == Budget(allocated=int(0.05 * 2**30))
     less = tell("train", "--resume", run, "--parallel.tp", "1", "--memory.budget_gib", "0.03")
     assert less.code == 2 and "no recomputation keeps so little · memory.budget_gib" in less.err
@@ -55,7 +55,7 @@ def test_a_run_file_holds_the_budget_and_the_choice(layout: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("words", "remake", "budget"),
+    ("words", "recompute", "budget"),
     [
         (["--memory.recompute", "none"], NONE, None),
         (["--memory.recompute", "full"], ("*",), None),
@@ -65,14 +65,14 @@ def test_a_run_file_holds_the_budget_and_the_choice(layout: str, tmp_path: Path)
     ],
 )
 def test_the_command_line_has_the_last_word(
-    words: list[str], remake: tuple[str, ...], budget: Budget | None, tell: Tell, started: Calls, tmp_path: Path
+    words: list[str], recompute: tuple[str, ...], budget: Budget | None, tell: Tell, started: Calls, tmp_path: Path
 ) -> None:
     run = a_run(tmp_path / "runs" / "a", *BUDGET)
-    assert resolve(run / "run.toml").run.layout.remake_first  # two sets of words were chosen
+    assert resolve(run / "run.toml").run.layout.recompute_first  # two sets of words were chosen
     told = tell("train", "--resume", run, *words)
     assert told.code == 0, told.err
     resolved = started[0]["resolved"]
-    assert remade(resolved.run.layout) == (remake, 1, 0, NONE)
+    assert recomputed(resolved.run.layout) == (recompute, 1, 0, NONE)
     assert resolved.budget == budget
 
 

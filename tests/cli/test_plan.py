@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penteract import plan, trace
-from penteract.plan.ask import AXES, EDITS, as_text, parse_axes
+from penteract.plan.ask import AXES, as_text, parse_axes
 from penteract.plan.plan import exact
 from penteract.spec import catalog
 from penteract.spec.layout import Layout
@@ -137,7 +137,7 @@ def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
     assert "run.toml trains 1000 steps on data.source builtin, tokenizer.source bytes: a plan decides none" in told.out
     run = resolve(tmp_path / "run.toml").run
     assert run.model == TINY
-    assert (run.layout.tp, run.layout.pp, run.layout.remake, run.layout.micro_batch_size) == (2, 2, ("*",), 2)
+    assert (run.layout.tp, run.layout.pp, run.layout.recompute, run.layout.micro_batch_size) == (2, 2, ("*",), 2)
     assert (run.sequence_length, run.layout.global_batch_size, run.precision.dtype) == (256, 16, "bf16")
     assert run.layout == exact(plan("tiny", "4xH200", sequence_length=256, batch="16seqs", layout="tp=2,pp=2").ask,
                                parse_axes("tp=2,pp=2,recompute=full,mbs=2", flag="", several=False))  # fmt: skip
@@ -332,7 +332,8 @@ def test_a_fix_is_a_layout_that_is_priced(tell: Tell) -> None:
 
 def test_a_layout_reads_back_as_it_is_written() -> None:
     lay = Layout(dp=2, tp=2, cp=2, context_method="ring", schedule="afab", zero=3, shard_group=2, whole_gradients=True,
-                 remake=("*",), remake_every=2, remake_else=("swiglu",), offload=("anchors",), micro_batch_size=3,
+                 recompute=("*",), recompute_every=2, recompute_else=("swiglu",), offload=("anchors",),
+                 micro_batch_size=3,
                  loss="reference", loss_chunk=64, bucket_bytes=0)  # fmt: skip
     text = as_text(lay, "reference")
     assert "elementwise" not in text and "elementwise=reference" in as_text(lay, "triton")  # where the GPU has kernels
@@ -347,7 +348,7 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
 def test_every_field_of_a_layout_is_an_axis() -> None:
     """But the accumulation steps, which follow from the batch."""
     fields = {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps"}
-    assert fields == {EDITS.get(axis, axis) for axis in AXES}
+    assert fields == {*AXES}
 
 
 def test_layouts_are_ranked_over_several_precisions(tell: Tell) -> None:
@@ -369,7 +370,7 @@ def test_a_run_file_has_what_the_plan_chose(tell: Tell, tmp_path: Path) -> None:
     assert told.code == 0, told.err
     run = resolve(tmp_path / "run.toml").run
     lay = run.layout
-    assert (lay.zero, lay.keep_gathered, lay.remake_every, lay.loss, lay.loss_chunk) == (3, True, 2, "chunked", 64)
+    assert (lay.zero, lay.keep_gathered, lay.recompute_every, lay.loss, lay.loss_chunk) == (3, True, 2, "chunked", 64)
     assert (lay.bucket_bytes, run.precision.policy) == (2**20, RECIPES["bf16_pure"])
 
 

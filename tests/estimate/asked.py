@@ -23,7 +23,7 @@ from penteract.spec.rules import breaches
 WORLD = 16
 LENGTH = 128  # tokens of a sequence
 LARGEST = 8  # sequences of a micro-batch that rough bounds look at
-REMAKES = (("enter",), (), ("*",), ("enter", "swiglu"), ("enter", "rms_norm", "swiglu"), ("attention", "linear"))
+RECOMPUTES = (("enter",), (), ("*",), ("enter", "swiglu"), ("enter", "rms_norm", "swiglu"), ("attention", "linear"))
 OFFLOADS = ((), (), ("anchors",), ("*",), ("swiglu", "linear"))
 
 
@@ -54,7 +54,8 @@ _TOGETHER = (
     ("schedule", "vpp", "gradient_accumulation_steps"),
     ("context_method",), ("ep", "expert_tp"), ("micro_batch_size",), ("gradient_accumulation_steps",),
     ("zero", "shard_group", "whole_gradients", "keep_gathered"), ("shard_group",),
-    ("remake",), ("remake_every", "remake_first", "remake_else"), ("offload", "offload_every"), ("offload_optimizer",),
+    ("recompute",), ("recompute_every", "recompute_first", "recompute_else"), ("offload", "offload_every"),
+    ("offload_optimizer",),
     ("attention",), ("loss", "loss_chunk"), ("loss",), ("elementwise",), ("bucket_bytes",),
 )  # fmt: skip
 
@@ -93,8 +94,8 @@ def _fields(random: Random, model: ModelSpec) -> dict[str, Any]:
         "micro_batch_size": random.choice((1, 2, 4)), "gradient_accumulation_steps": pp * random.choice((1, 2, 5)),
         "zero": zero, "shard_group": random.choice((0, 0, 2, 4)) if zero else 0,
         "whole_gradients": whole, "keep_gathered": gathered,
-        "remake": random.choice(REMAKES), "remake_else": random.choice(REMAKES),
-        "remake_every": random.choice((1, 1, 1, 2)), "remake_first": random.choice((0, 0, 0, 1)),
+        "recompute": random.choice(RECOMPUTES), "recompute_else": random.choice(RECOMPUTES),
+        "recompute_every": random.choice((1, 1, 1, 2)), "recompute_first": random.choice((0, 0, 0, 1)),
         "offload": random.choice(OFFLOADS), "offload_every": random.choice((1, 2)),
         "offload_optimizer": random.random() < 0.3,
         "attention": random.choice(ATTENTION_BODIES), "loss": random.choice(LOSS_BODIES),
@@ -109,7 +110,7 @@ def answers(quoter: Quoter, layout: Layout) -> dict[str, Any]:
     return {
         "quote": quote, "time": quoter.time(quote), "floor": quoter.floor(layout),
         "bound": quoter.bounds.of(layout), "at_least": quoter.bounds.at_least(layout),
-        "roughly": quoter.bounds.roughly(layout, LARGEST), "remade_flops": quoter.remade_flops(layout),
+        "roughly": quoter.bounds.roughly(layout, LARGEST), "recomputed_flops": quoter.recomputed_flops(layout),
         "ranks": [quoter.composer.rank(layout, r) for r in range(layout.pp)],
     }  # fmt: skip
 

@@ -74,7 +74,7 @@ def every_subset(layout: Layout) -> tuple[tuple[float, int, int], ...]:
     found = []
     for n in range(len(WORDS) + 1):
         for words in combinations(WORDS, n):
-            lay = replace(layout, remake=(*NONE, *words))
+            lay = replace(layout, recompute=(*NONE, *words))
             prices = [price(compile_step(MODEL, lay, 256, rank=r, precision="bf16")) for r in Mesh(lay).group("pp", 0)]
             fullest = max(prices, key=lambda p: p.allocated)
             found.append((again(lay), fullest.arena + fullest.routed, fullest.allocated))
@@ -83,7 +83,7 @@ def every_subset(layout: Layout) -> tuple[tuple[float, int, int], ...]:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_no_subset_of_words_is_cheaper(layout: Layout) -> None:
-    plain = quoter().quote(replace(layout, remake=NONE))
+    plain = quoter().quote(replace(layout, recompute=NONE))
     for fraction in (0.9, 0.75, 0.62):
         chosen = within(quoter(), layout, Budget(fraction))
         limit = fraction * plain.memory["activations"]
@@ -100,7 +100,7 @@ def test_no_subset_of_words_is_cheaper(layout: Layout) -> None:
 def test_no_pair_of_sets_is_cheaper(fraction: float) -> None:
     """Of all that share the layers, the first n with one set and the rest with another."""
     layout = LAYOUTS[0]
-    plain = quoter().quote(replace(layout, remake=NONE))
+    plain = quoter().quote(replace(layout, recompute=NONE))
     limit = int(plain.allocated - (1 - fraction) * plain.memory["activations"])
     try:
         chosen = within(quoter(), layout, Budget(allocated=limit))
@@ -120,13 +120,13 @@ PAIRS = [(lean, rest) for lean in SETS for rest in SETS]
 
 
 def shared(lean: tuple[str, ...], rest: tuple[str, ...], first: int) -> Layout:
-    return replace(LAYOUTS[0], remake=(*NONE, *lean), remake_first=first, remake_else=(*NONE, *rest))
+    return replace(LAYOUTS[0], recompute=(*NONE, *lean), recompute_first=first, recompute_else=(*NONE, *rest))
 
 
 @cache
 def uniform(words: tuple[str, ...]) -> tuple[float, float]:
     """Seconds of what three layers and the ends make again, and of what three layers do."""
-    whole = again(replace(LAYOUTS[0], remake=(*NONE, *words)))
+    whole = again(replace(LAYOUTS[0], recompute=(*NONE, *words)))
     return whole, (whole - again(shared(words, (), 2))) * MODEL.layers
 
 
@@ -159,7 +159,7 @@ EXPERTS = replace(MODEL, layers=4, moe=MoESpec(experts=4, top_k=2, ffn_size=256,
 def test_a_bound_lies_below_the_price(layout: Layout) -> None:
     """Of one set and of two, at a limit of one byte less than the price and at the price: refused above it alone."""
     some = Quoter(EXPERTS, cluster("8xH200"), 256)
-    plain = some.quote(replace(layout, remake=NONE))
+    plain = some.quote(replace(layout, recompute=NONE))
     solver = _Solver.of(some, layout, plain, 0)
     sets = solver.choices.frontier
     assert len(sets) > 20
@@ -169,7 +169,7 @@ def test_a_bound_lies_below_the_price(layout: Layout) -> None:
         *zip(sets, sets[7:], strict=False),
     ]:
         for first in range(1, solver.depth):
-            lay = solver._shared(lean, rest, first) if lean is not rest else replace(layout, remake=lean.words)
+            lay = solver._shared(lean, rest, first) if lean is not rest else replace(layout, recompute=lean.words)
             price = some.quote(lay).allocated
             ranks = tuple(replace(rank, room=rank.room + price) for rank in solver.ranks)
             assert replace(solver, ranks=ranks).may_fit(lean, rest, first), (lean.words, rest.words, first)
@@ -189,5 +189,5 @@ def test_no_pair_of_sets_of_experts_is_cheaper(fraction: float) -> None:
     for cost, a, b, n in sorted([*every, *alone], key=lambda item: item[0]):
         if cost >= chosen.cost * (1 - 1e-9):
             break
-        lay = replace(Layout(), remake=a.words) if a is b else solver._shared(a, b, n)
+        lay = replace(Layout(), recompute=a.words) if a is b else solver._shared(a, b, n)
         assert some.quote(lay).allocated > limit, (a.words, b.words, n)

@@ -90,9 +90,9 @@ def test_stages_of_a_pipeline() -> None:
 
 
 def test_activations_of_a_gpt_layer() -> None:
-    """The book's sbh·(34 + 5as/h) less 5as/h, as attention remakes its scores ("selective": 34sbh); less 2sbh, the two
-    dropout masks, as there is no dropout. Beside it, what the book leaves out: four statistics a token, in fp32, and
-    attention's log-sum-exp.
+    """The book's sbh·(34 + 5as/h) less 5as/h, as attention recomputes its scores ("selective": 34sbh); less 2sbh, the
+    two dropout masks, as there is no dropout. Beside it, what the book leaves out: four statistics a token, in fp32,
+    and attention's log-sum-exp.
 
     Two norms' inputs and outputs 2·4sbh, q k v 6sbh, attention 2sbh, GELU in and out 16sbh."""
     kept = 32 * s * b * h + 4 * 4 * s * b + 4 * a * s * b
@@ -128,7 +128,7 @@ def test_holding_what_tp_gathered() -> None:
     """Without sequence parallelism in what is kept (the book's 10 + 24/t), each region's gathered input is whole: that
     is what `enter` is made again for; held instead, it takes 4sbh more, less the cut one that nothing else reads."""
     t = 2
-    held = of_a_layer("kept", LLAMA, replace(ONE, tp=t, remake=()))
+    held = of_a_layer("kept", LLAMA, replace(ONE, tp=t, recompute=()))
     assert held - of_a_layer("kept", LLAMA, replace(ONE, tp=t)) == 4 * s * b * h - 4 * s * b * h // t
 
 
@@ -136,14 +136,15 @@ def test_holding_what_tp_gathered() -> None:
 @pytest.mark.parametrize("t", [1, 2])
 def test_full_recomputation(m: ModelSpec, t: int) -> None:
     """2sbhL: a layer keeps its input; over t ranks its share."""
-    assert of_a_layer("kept", m, replace(ONE, tp=t, remake=("*",))) == 2 * s * b * h // t
+    assert of_a_layer("kept", m, replace(ONE, tp=t, recompute=("*",))) == 2 * s * b * h // t
 
 
 @pytest.mark.parametrize(("schedule", "flight"), [("1f1b", 4), ("afab", 8)])
 def test_micro_batches_in_flight(schedule: str, flight: int) -> None:
     """1F1B keeps p micro-batches on the first stage, all forward all backward m. A layer's output is its neighbour's
     input, so the stage's own layers keep L/p times a layer's."""
-    layout = Layout(pp=4, schedule=schedule, gradient_accumulation_steps=8, micro_batch_size=b)  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    layout = Layout(pp=4, schedule=schedule, gradient_accumulation_steps=8, micro_batch_size=b)
     deep = replace(LLAMA, layers=8)
     rows = [r for r in told(deep, layout).rows if r.kind == "kept" and "sent" not in r.detail]
     assert {r.flight for r in rows} == {flight}
@@ -162,11 +163,11 @@ def test_data_parallel_volume() -> None:
     assert wires(cut, "moved") == {"all_gather": 2 * N_LLAMA}
 
 
-@pytest.mark.parametrize(("remake", "gathers"), [((), 4), (("enter",), 6)])
-def test_tensor_parallel_volume(remake: tuple[str, ...], gathers: int) -> None:
+@pytest.mark.parametrize(("recompute", "gathers"), [((), 4), (("enter",), 6)])
+def test_tensor_parallel_volume(recompute: tuple[str, ...], gathers: int) -> None:
     """8·L·s·b·h elements a step, four in each direction; the book's /t is what a rank puts in, a ledger's is the whole
     tensor. What is not held is gathered twice more."""
-    layout = Layout(tp=2, remake=remake, micro_batch_size=b, gradient_accumulation_steps=2)
+    layout = Layout(tp=2, recompute=recompute, micro_batch_size=b, gradient_accumulation_steps=2)
     more = wires(told(replace(LLAMA, layers=5), layout), "over tp")
     more.subtract(wires(told(LLAMA, layout), "over tp"))
     bytes_ = 2 * 2 * s * b * h
@@ -229,6 +230,6 @@ def test_work() -> None:
 
 def test_work_of_full_recomputation() -> None:
     """A second forward, but for what nothing needs again: each layer's last matrix, and what is outside of layers."""
-    again = told(LLAMA, replace(ONE, remake=("*",))).total("flops") - told(LLAMA).total("flops")
+    again = told(LLAMA, replace(ONE, recompute=("*",))).total("flops") - told(LLAMA).total("flops")
     matrices = 2 * h * h + 2 * h * kv * c + 2 * h * f
     assert again == 4 * (2 * matrices * s * b + 4 * h * s * s * b)

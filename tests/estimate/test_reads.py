@@ -96,10 +96,10 @@ def test_what_is_changed_is_not_read_and_what_follows_from_it_follows() -> None:
 def test_methods_and_meshes_read_what_they_need() -> None:
     asked = Asked()
     assert asked.words(LAYOUT) == LAYOUT.edit(0)
-    asked.words(replace(LAYOUT, remake_else=("*",)))  # said of no layer
+    asked.words(replace(LAYOUT, recompute_else=("*",)))  # said of no layer
     asked.words(replace(LAYOUT, dp=2))
     assert asked.made == ["words"]
-    every_second = replace(LAYOUT, remake=("*",), remake_every=2)
+    every_second = replace(LAYOUT, recompute=("*",), recompute_every=2)
     assert asked.words(every_second) == every_second.edit(0)
     assert asked.group(LAYOUT) == (0, 1) == asked.group(replace(LAYOUT, dp=16, pp=8, cp=2))
     assert asked.group(replace(LAYOUT, tp=4)) == (0, 1, 2, 3)

@@ -25,8 +25,8 @@ EDITS = (
 
 
 def chunk(edit: Edit, every: int = 1, *, split: bool = False, tp: int = 2) -> Chunk:
-    edits = {layer: edit if layer % every == 0 else Edit(edit.remake) for layer in range(MODEL.layers)}
-    return lower(record(MODEL, Mesh(Layout(tp=tp)), 0, 16).tape, Edit(edit.remake), edits, split=split)
+    edits = {layer: edit if layer % every == 0 else Edit(edit.recompute) for layer in range(MODEL.layers)}
+    return lower(record(MODEL, Mesh(Layout(tp=tp)), 0, 16).tape, Edit(edit.recompute), edits, split=split)
 
 
 def said(calls: Sequence[Instruction], word: str, phase: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The tape and its lowering: one consumer a value, named remaking, deferred weight gradients, last uses."""
+"""The tape and its lowering: one consumer a value, named recomputing, deferred weight gradients, last uses."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_every_site_knows_the_line_that_said_it() -> None:
     assert {"model/attention.py", "model/mlp.py", "model/block.py"} <= lines
 
 
-def test_remaking_by_name_adds_that_word_to_the_backward_alone() -> None:
+def test_recomputing_by_name_adds_that_word_to_the_backward_alone() -> None:
     tape = record(MODEL, Mesh(Layout()), 0, 16).tape
-    plain, remade = lower(tape), lower(tape, Edit(("swiglu",)))
+    plain, recomputed = lower(tape), lower(tape, Edit(("swiglu",)))
     assert words(plain, "Bwd", "forward").count("swiglu") == 0
-    assert words(remade, "Bwd", "forward").count("swiglu") == MODEL.layers
-    assert words(remade, "Fwd", "forward") == words(plain, "Fwd", "forward")
+    assert words(recomputed, "Bwd", "forward").count("swiglu") == MODEL.layers
+    assert words(recomputed, "Fwd", "forward") == words(plain, "Fwd", "forward")
 
 
 def test_weight_gradients_are_the_same_set_wherever_they_run() -> None:
@@ -58,9 +58,9 @@ def test_weight_gradients_run_beside_the_collective_of_their_input() -> None:
     assert ("linear", "weight_gradient") in between
 
 
-@pytest.mark.parametrize("remake", [(), ("enter",), ("*",)])
-def test_every_register_is_freed_once_after_its_last_use(remake: tuple[str, ...]) -> None:
-    chunk = lower(record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape, Edit(remake))
+@pytest.mark.parametrize("recompute", [(), ("enter",), ("*",)])
+def test_every_register_is_freed_once_after_its_last_use(recompute: tuple[str, ...]) -> None:
+    chunk = lower(record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape, Edit(recompute))
     instructions = [*chunk.actions["Fwd"], *chunk.actions["Bwd"]]
     freed: set[int] = set()
     for i in instructions:
@@ -71,9 +71,9 @@ def test_every_register_is_freed_once_after_its_last_use(remake: tuple[str, ...]
     assert made == freed
 
 
-def test_an_unknown_word_to_remake_is_refused() -> None:
+def test_an_unknown_word_to_recompute_is_refused() -> None:
     with pytest.raises(BadInput, match=r"WORD.*swiglu"):
-        compile_step(MODEL, Layout(remake=("swigluu",)), 16)
+        compile_step(MODEL, Layout(recompute=("swigluu",)), 16)
 
 
 def test_holders_are_the_ranks_with_the_same_piece() -> None:

@@ -52,7 +52,7 @@ def test_without_a_fault_all_is_green(pool: Pool, case: Case) -> None:
 
 def gathered(model: ModelSpec, axis: str) -> int:
     """Elements that one layer's attention gathers in a step's forward."""
-    layout = Layout(**{axis: 2}, remake=())  # type: ignore[arg-type]
+    layout = Layout(**{axis: 2}, recompute=())  # type: ignore[arg-type]
     wires = Counter[int]()
     for layers in (1, 2):
         p = Case(replace(model, layers=layers, predict_ahead=0), layout).compile(0)

@@ -28,10 +28,10 @@ SCALARS = 1024  # bytes of a step's few numbers of one element each
 # Of wide heads, so that queries, keys and values are what is largest; each parameter has a bucket of its own.
 MODEL = ModelSpec(**SIZES | {"head_size": 32, "ffn_size": 32, "kv_heads": 8, "vocab_size": 32})
 LAYOUTS = [
-    Layout(cp=2, context_method="exchange", micro_batch_size=2, remake=(), bucket_bytes=0),
-    Layout(cp=4, context_method="exchange", remake=("*",), schedule="zb_h1", gradient_accumulation_steps=2,
+    Layout(cp=2, context_method="exchange", micro_batch_size=2, recompute=(), bucket_bytes=0),
+    Layout(cp=4, context_method="exchange", recompute=("*",), schedule="zb_h1", gradient_accumulation_steps=2,
            bucket_bytes=0),
-    Layout(cp=2, tp=2, context_method="exchange", remake=("to_heads", "attention"), bucket_bytes=0),
+    Layout(cp=2, tp=2, context_method="exchange", recompute=("to_heads", "attention"), bucket_bytes=0),
 ]  # fmt: skip
 
 

@@ -25,7 +25,7 @@ RECIPE = {
 }
 PLACES = [
     Layout(dp=2, ep=2, zero=2, gradient_accumulation_steps=2),
-    Layout(dp=2, tp=2, ep=2, expert_tp=2, remake=("expert_linear",)),
+    Layout(dp=2, tp=2, ep=2, expert_tp=2, recompute=("expert_linear",)),
     Layout(tp=2, expert_tp=2, zero=3, dp=2),
     Layout(dp=2, pp=3, ep=2, gradient_accumulation_steps=3, schedule="zb_h1"),
 ]

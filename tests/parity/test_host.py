@@ -29,7 +29,7 @@ from penteract.step.program import Program
 from penteract.step.walk import walk
 from pool import Pool
 from precisions import POLICIES, differ, kept, patterns
-from strategies import cases, remakes
+from strategies import cases, recomputes
 from tiny import SIZES
 
 DENSE = ModelSpec(**SIZES, tied=True)
@@ -40,7 +40,7 @@ PLACES: list[tuple[ModelSpec, Layout, str | Policy]] = [
     (EXPERTS, Layout(dp=2, tp=2, ep=2, zero=1, bucket_bytes=2**12), CODED),
     (DENSE, Layout(dp=4, zero=2), POLICIES["bf16_pure"]),
     (DENSE, Layout(dp=2, pp=2, zero=3, gradient_accumulation_steps=2, schedule="zb_h1"), "fp32"),
-    (EXPERTS, Layout(dp=4, zero=3, shard_group=2, remake=("*",), offload=("anchors",)), "fp16"),
+    (EXPERTS, Layout(dp=4, zero=3, shard_group=2, recompute=("*",), offload=("anchors",)), "fp16"),
 ]
 SLICE = 512  # elements: shards have several
 
@@ -110,7 +110,9 @@ def test_an_optimizer_on_the_host_moves_the_same_bits(
 def edited(rank: int, groups: Groups, case: Case, more: dict[str, object]) -> list[str]:
     """Where a step with these edits differs from one that keeps everything on the device."""
     lay = case.layout
-    plain = replace(lay, remake=(), remake_every=1, remake_first=0, remake_else=(), offload=(), offload_every=1)
+    plain = replace(
+        lay, recompute=(), recompute_every=1, recompute_first=0, recompute_else=(), offload=(), offload_every=1
+    )
     p, q = (replace(case, layout=some).compile(rank) for some in (replace(plain, **more), plain))  # type: ignore[arg-type]
     groups.make(needed(p))
     _, want = trained(q, groups, 1)
@@ -123,7 +125,7 @@ def edited(rank: int, groups: Groups, case: Case, more: dict[str, object]) -> li
 
 
 @settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
-@given(case=cases(max_ranks=8), more=remakes(), precision=st.sampled_from(["fp64", "fp32", "bf16"]))
+@given(case=cases(max_ranks=8), more=recomputes(), precision=st.sampled_from(["fp64", "fp32", "bf16"]))
 def test_what_is_made_again_or_comes_back_is_the_same(
     pool: Pool, case: Case, more: dict[str, object], precision: str
 ) -> None:

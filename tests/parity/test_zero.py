@@ -35,8 +35,11 @@ LAYOUTS = [
     (DENSE, Layout(dp=4, gradient_accumulation_steps=2, zero=1, shard_group=2, bucket_bytes=2**12)),
     (DENSE, Layout(dp=3, gradient_accumulation_steps=2, zero=2, bucket_bytes=2**12)),
     (DENSE, Layout(dp=2, tp=4, gradient_accumulation_steps=2, zero=3)),
-    (AHEAD, Layout(dp=4, gradient_accumulation_steps=3, zero=3, shard_group=2, remake=("*",))),
-    (TIED, Layout(dp=2, pp=2, gradient_accumulation_steps=3, zero=3, schedule="zb_h1", remake=("enter", "layer_norm"))),
+    (AHEAD, Layout(dp=4, gradient_accumulation_steps=3, zero=3, shard_group=2, recompute=("*",))),
+    (
+        TIED,
+        Layout(dp=2, pp=2, gradient_accumulation_steps=3, zero=3, schedule="zb_h1", recompute=("enter", "layer_norm")),
+    ),
     (TIED, Layout(dp=2, pp=2, vpp=2, gradient_accumulation_steps=4, zero=3, schedule="interleaved")),
     (DEEP, Layout(dp=2, cp=2, gradient_accumulation_steps=3, zero=3, schedule="afab", whole_gradients=True)),
     (DEEP, Layout(dp=2, pp=2, cp=2, gradient_accumulation_steps=3, zero=3, shard_group=2, keep_gathered=True)),

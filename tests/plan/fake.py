@@ -52,7 +52,7 @@ class FakeQuoter:
             "parameters": held // (shards if lay.zero == 3 and not lay.keep_gathered else 1),
             "gradients": 2 * held // (shards if lay.zero > 1 and not lay.whole_gradients else 1),
             "optimizer": 6 * held // (shards if lay.zero else 1),
-            "activations": (2 if lay.remake == ("*",) else 10) * GIB * lay.micro_batch_size // (lay.tp * lay.cp),
+            "activations": (2 if lay.recompute == ("*",) else 10) * GIB * lay.micro_batch_size // (lay.tp * lay.cp),
             "other": GIB // 4,
         }  # fmt: skip
         total = sum(memory.values())
@@ -123,7 +123,7 @@ class FakeQuoter:
 
     def _parts(self, lay: Layout) -> dict[str, float]:
         micros = lay.gradient_accumulation_steps
-        work = lay.global_batch_size / lay.world * (1.33 if lay.remake == ("*",) else 1.0)
+        work = lay.global_batch_size / lay.world * (1.33 if lay.recompute == ("*",) else 1.0)
         compute = work * (1 + 0.1 / lay.micro_batch_size)
         bubble = compute * (lay.pp - 1) / (micros * lay.vpp) * (0.4 if lay.schedule == "zb_h1" else 1)
         parts = dict.fromkeys(("attention", "pointwise", "context", "expert", "data", "update", "launch"), 0.0)

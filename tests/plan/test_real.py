@@ -54,7 +54,7 @@ def test_a_larger_micro_batch_needs_no_less(name: str) -> None:
 def test_recomputing_keeps_no_more_and_takes_no_less(name: str) -> None:
     prices = quoter(ASKS[name])
     for family in drawn(name, 30):
-        plain, full = (replace(family[0], remake=RECOMPUTE[kind]) for kind in ("none", "full"))
+        plain, full = (replace(family[0], recompute=RECOMPUTE[kind]) for kind in ("none", "full"))
         a, b = prices.quote(plain), prices.quote(full)
         assert b.allocated <= a.allocated or plain.schedule == "zb_h1", plain
         assert b.at_least >= a.at_least * (1 - 1e-9), plain
@@ -65,9 +65,9 @@ def test_recomputing_keeps_no_more_and_takes_no_less(name: str) -> None:
 def test_recomputing_some_takes_no_less_than_none_and_more_the_further_it_goes(name: str) -> None:
     prices = quoter(ASKS[name])
     for run in drawn(name, 20):
-        chain = [replace(run[0], remake=RECOMPUTE["none"])]
+        chain = [replace(run[0], recompute=RECOMPUTE["none"])]
         chain += [replace(run[0], **fields) for fields in recomputations(ASKS[name].model)]
-        chain.append(replace(run[0], remake=RECOMPUTE["full"]))
+        chain.append(replace(run[0], recompute=RECOMPUTE["full"]))
         seconds = [prices.time(prices.quote(lay)).seconds for lay in chain]
         assert all(b >= a * (1 - 1e-9) for a, b in pairwise(seconds)), (run[0], seconds)
 
@@ -76,7 +76,7 @@ def test_recomputing_some_takes_no_less_than_none_and_more_the_further_it_goes(n
 def test_a_floor_is_below_what_is_allocated(name: str) -> None:
     prices, shares = quoter(ASKS[name]), list[float]()
     for run in drawn(name, 60):
-        for lay in (run[0], run[-1], replace(run[-1], remake=("enter", "swiglu"))):
+        for lay in (run[0], run[-1], replace(run[-1], recompute=("enter", "swiglu"))):
             quote = prices.quote(lay)
             shares.append(prices.floor(lay) / quote.allocated)
             assert shares[-1] <= 1, lay
@@ -189,7 +189,7 @@ def test_a_plan_is_that_of_simulating_every_layout(seed: int) -> None:
             return lay in fits
 
         for lay in legal:
-            plain = replace(lay, remake=RECOMPUTE["none"])
+            plain = replace(lay, recompute=RECOMPUTE["none"])
             if not fit(lay) or (lay != plain and fit(plain) and lay.schedule != "zb_h1"):
                 continue
             chosen[lay] = [lay] if lay == plain else [plain, lay]

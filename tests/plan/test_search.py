@@ -116,7 +116,7 @@ def test_what_recomputes_without_need_is_looked_at_when_asked() -> None:
     assert 0 < len(quoter.quoted) - before <= len(over.found.slower) + len(over.found.higher)
     lean = [q for q in map(quoter.quote, everything()) if q.allocated < 19 * GIB]
     assert found.layout == min((Timed(q, quoter.time(q)) for q in lean), key=lambda t: t.order).layout
-    assert found.layout.zero > 1 or found.layout.remake == ("*",)
+    assert found.layout.zero > 1 or found.layout.recompute == ("*",)
     (again,) = searched(quoter, frontier(quoter, 40 * GIB)).best(
         1, among=lambda q: q.allocated < 19 * GIB, slower_too=True
     )
@@ -185,7 +185,7 @@ def lower_stages(lay: Layout) -> list[Layout]:
     found = [replace(lay, zero=1, whole_gradients=False, keep_gathered=False)]
     if lay.zero == 3 and not (lay.whole_gradients or lay.keep_gathered):
         found += [replace(lay, zero=2), replace(lay, whole_gradients=True), replace(lay, keep_gathered=True)]
-    plain = [replace(other, remake=("enter",)) for other in found] if lay.schedule != "zb_h1" else []
+    plain = [replace(other, recompute=("enter",)) for other in found] if lay.schedule != "zb_h1" else []
     return found + [low for low in plain if low not in found]
 
 

@@ -64,7 +64,7 @@ def by_hand(ask: Ask) -> list[Layout]:
             pipes += [("afab", 1), ("zb_h1", 1), *(("interleaved", n) for n in set(longest.values()) or {2})]
         share = total // dp
         sizes = [n for n in range(1, share + 1) if share % n == 0] if total % dp == 0 else [1]
-        for pipe, method, ep, expert_tp, zero, remake, size in product(
+        for pipe, method, ep, expert_tp, zero, recompute, size in product(
             pipes, CONTEXT_METHODS if cp > 1 else ["gather"],
             [n for n in range(1, dp * cp + 1) if dp * cp % n == 0] if moe else [1],
             {1, tp} if moe else [1], sharings(ask, dp * cp, tp), [("enter",), ("*",)], sizes,
@@ -75,7 +75,7 @@ def by_hand(ask: Ask) -> list[Layout]:
                 Layout(
                     dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=expert_tp, schedule=pipe[0], vpp=pipe[1],
                     context_method=method, zero=zero[0], shard_group=zero[1], whole_gradients=zero[2],
-                    keep_gathered=zero[3], remake=remake, micro_batch_size=size, loss="chunked",
+                    keep_gathered=zero[3], recompute=recompute, micro_batch_size=size, loss="chunked",
                     gradient_accumulation_steps=max(1, total // (dp * size)),
                 )  # type: ignore[arg-type]
             )  # fmt: skip
@@ -150,7 +150,7 @@ def test_tensor_groups_stay_on_a_node_unless_asked() -> None:
     ("pins", "kept"),
     [
         ({"tp": (2,)}, lambda lay: lay.tp == 2),
-        ({"recompute": ("none",), "zero": (1,)}, lambda lay: lay.remake == ("enter",) and lay.zero == 1),
+        ({"recompute": ("none",), "zero": (1,)}, lambda lay: lay.recompute == ("enter",) and lay.zero == 1),
         ({"schedule": ("interleaved",), "vpp": (3,)}, lambda lay: lay.vpp == 3),
         ({"micro_batch_size": (1, 2), "pp": (1, 2)}, lambda lay: lay.micro_batch_size < 3 and lay.pp < 3),
         ({"zero": (3,), "whole_gradients": (True,)}, lambda lay: lay.zero == 3 and lay.whole_gradients),

@@ -125,7 +125,7 @@ def test_of_sequences_and_tokens_the_later_layer_decides(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("written", "remake"),
+    ("written", "recompute"),
     [
         ("none", ("enter",)),
         ("full", ("*",)),
@@ -133,8 +133,8 @@ def test_of_sequences_and_tokens_the_later_layer_decides(tmp_path: Path) -> None
         ("norm,swiglu", ("norm", "swiglu")),
     ],
 )
-def test_recompute(written: str, remake: tuple[str, ...]) -> None:
-    assert resolve(overrides=[f"memory.recompute={written}"]).run.layout.remake == remake
+def test_recompute(written: str, recompute: tuple[str, ...]) -> None:
+    assert resolve(overrides=[f"memory.recompute={written}"]).run.layout.recompute == recompute
 
 
 @pytest.mark.parametrize(

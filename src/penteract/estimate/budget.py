@@ -9,7 +9,7 @@ what they keep and what they cost, no cheaper one fits. (A set that another bett
 use only if its scratch were smaller.) Where more than `MANY` sets differ, one set is looked for among those too.
 
 Both are tried from the cheapest up. Prices are spared by a bound below them: what is kept adds up over layers and the
-micro-batches in flight, what remaking cannot drop is there always, and scratch is no less than that of one piece.
+micro-batches in flight, what recomputing cannot drop is there always, and scratch is no less than that of one piece.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Chosen:
     def text(self) -> str:
         """What was chosen, what it spares, and what it costs."""
         lay, less = self.layout, self.plain.allocated - self.quote.allocated
-        words = " ".join(w for w in lay.remake if w not in NONE) or "nothing"
-        where = "every layer" if lay.uniform else f"the first {lay.remake_first} layers of a stage"
-        others = " ".join(w for w in lay.remake_else if w not in NONE) or "nothing"
+        words = " ".join(w for w in lay.recompute if w not in NONE) or "nothing"
+        where = "every layer" if lay.uniform else f"the first {lay.recompute_first} layers of a stage"
+        others = " ".join(w for w in lay.recompute_else if w not in NONE) or "nothing"
         rest = "" if lay.uniform else f", {others} in the rest"
         spared = f"{show_bytes(less)} less a GPU" if less >= 0 else f"{show_bytes(-less)} more a GPU"
-        return f"remakes {words} in {where}{rest}: {spared}, {self.cost * 1e3:.3g} ms more a micro-batch"
+        return f"recomputes {words} in {where}{rest}: {spared}, {self.cost * 1e3:.3g} ms more a micro-batch"
 
 
 def within(quoter: Quoter, layout: Layout, budget: Budget) -> Chosen:
@@ -286,7 +286,9 @@ class _Solver:
         return range(most, fewest - 1, -1)
 
     def _shared(self, lean: Choice, rest: Choice, first: int) -> Layout:
-        return replace(self.layout, remake=lean.words, remake_every=1, remake_first=first, remake_else=rest.words)
+        return replace(
+            self.layout, recompute=lean.words, recompute_every=1, recompute_first=first, recompute_else=rest.words
+        )
 
 
 def _under(begin: float, end: float, limit: float) -> tuple[float, float]:
@@ -328,4 +330,4 @@ def _joined(lean: Sequence[_Amount], rest: Sequence[_Amount], first: int) -> _Am
 
 
 def _uniform(layout: Layout, words: tuple[str, ...]) -> Layout:
-    return replace(layout, remake=words, remake_every=1, remake_first=0, remake_else=NONE)
+    return replace(layout, recompute=words, recompute_every=1, recompute_first=0, recompute_else=NONE)

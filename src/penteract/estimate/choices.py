@@ -1,4 +1,4 @@
-"""What each set of words to remake keeps and costs, by kind of piece: sums over groups of words (`ops/fates.py`)."""
+"""What each set of words to recompute keeps and costs, by kind of piece: sums over groups of words (`ops/fates.py`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANY = 2**15  # sets
 
 
 class Choice(NamedTuple):
-    """A set of words: what each kind of piece keeps of what could be dropped, and the seconds of what it remakes."""
+    """A set of words: what each kind of piece keeps of what could be dropped, and the seconds of what it recomputes."""
 
     words: tuple[str, ...]
     kept: tuple[Bytes, ...]
@@ -50,7 +50,7 @@ class Choices(NamedTuple):
 
     @staticmethod
     def of(quoter: Quoter, kinds: Sequence[Kind], plain: Layout) -> Choices:
-        """For these kinds of pieces of a layout that remakes nothing."""
+        """For these kinds of pieces of a layout that recomputes nothing."""
         tapes = [quoter.composer.recorder.tape(plain, kind) for kind in kinds]
         measures = [_measure(quoter, kind, tape, plain) for kind, tape in zip(kinds, tapes, strict=True)]
         tables = [
@@ -142,6 +142,7 @@ def _places(tape: Tape) -> Iterable[tuple[object, range]]:
 
 
 def _told(measure: _Measure, fate: Fate) -> tuple[Bytes, Seconds]:
-    """What is kept, and the seconds of what is made again; those of what is always remade are no cost of a choice."""
+    """What is kept, and the seconds of what is made again; those of what is always recomputed are no cost of a
+    choice."""
     size, seconds = measure
     return sum(map(size, fate.kept)), sum([seconds(id(op)) for op in fate.again if op.site.word not in NONE])

@@ -173,9 +173,9 @@ class Recorder:
         return self.pieces[told, outline]
 
     def _outline(self, recorded: _Recorded, layout: Layout, kind: Kind) -> Outline:
-        split, (remake, offload) = layout.split_backward, layout.edit(kind.place)
+        split, (recompute, offload) = layout.split_backward, layout.edit(kind.place)
         edit = Edit(
-            tuple([word for word in remake if word in recorded.words]),
+            tuple([word for word in recompute if word in recorded.words]),
             tuple([word for word in offload if word in recorded.words or word == ANCHORS]),
         )
         key = (recorded.saying, edit, split)
@@ -280,7 +280,7 @@ class Recorder:
 def _recording(do: Do) -> _Recorded:
     sites = sites_of(do.tape)
     words = {op.site.word for op in do.tape.ops}
-    if any(op.site.layer >= 0 for op in do.tape.ops):  # where there is no layer, none is remade as a whole
+    if any(op.site.layer >= 0 for op in do.tape.ops):  # where there is no layer, none is recomputed as a whole
         words.add("*")
     waiting = frozenset(
         n for site in sites if site.params and OPS[site.word].declaration.deferrable for n in site.params

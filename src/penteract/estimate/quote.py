@@ -138,13 +138,13 @@ class Quoter:
             self._forward = Forward.of(self.composer)
         return self._forward
 
-    def remade_flops(self, layout: Layout) -> Flops:
+    def recomputed_flops(self, layout: Layout) -> Flops:
         """What all ranks together compute a second time in a step."""
 
         def forward(lay: Layout) -> Flops:
             return sum(self.composer.work(lay, r)[0]["forward"] for r in range(lay.pp)) * (lay.world // lay.pp)
 
-        return forward(layout) - forward(replace(layout, remake=(), remake_else=()))
+        return forward(layout) - forward(replace(layout, recompute=(), recompute_else=()))
 
     def _limit(self, layout: Layout, parts: Mapping[str, Seconds], seconds: Seconds) -> str:
         """The largest reason why a step is not at the device's peak."""

@@ -11,7 +11,7 @@ from penteract.spec.model import ModelSpec, MoESpec
 # Who chose what, over all ranks that share a sequence: no gradient flows through a count.
 _over_sequence = lone("choices", "sequence", "all_reduce")
 
-# Routing travels with tokens where experts are cut over tp; it has enter's name, so that remaking treats them alike.
+# Routing travels with tokens where experts are cut over tp; it has enter's name, so that recomputing treats them alike.
 _indices = lone("enter", "tp", "all_gather")
 
 

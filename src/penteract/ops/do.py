@@ -211,7 +211,7 @@ class Do:
         return self._record("fork", (x,), tuple(x.spec for _ in range(n)), (), (), {})
 
     def layers(self, which: Sequence[int], block: Callable[[int, Value], Value], x: Value) -> Value:
-        """x through the layers `which`. A layer's input is what full remaking keeps."""
+        """x through the layers `which`. A layer's input is what full recomputing keeps."""
         for i in which:
             self.layer = i
             self.tape.anchors[x.id] = i

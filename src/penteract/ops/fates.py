@@ -1,6 +1,6 @@
-"""What becomes of the values of a tape when words are remade, without lowering it; and which sets of words differ.
+"""What becomes of the values of a tape when words are recomputed, without lowering it; and which sets of words differ.
 
-A value that backward reads is kept, or made again if its word is remade; then what that word reads is kept or made
+A value that backward reads is kept, or made again if its word is recomputed; then what that word reads is kept or made
 again in its turn. A word none of whose results is asked for changes nothing. So the sets that differ are those of which
 every word makes something again, and all of them are found by adding, to one of them, a word of what it still keeps.
 """
@@ -18,7 +18,7 @@ Words = frozenset[str]
 
 
 class Fate(NamedTuple):
-    """Registers that are kept and that remaking could drop, and the ops that are made again."""
+    """Registers that are kept and that recomputing could drop, and the ops that are made again."""
 
     kept: frozenset[int]
     again: frozenset[Op]
@@ -29,7 +29,7 @@ class Fates:
     """Of a tape. `needs`: what backward reads of the forward; `root`: what the results of forks stand for."""
 
     needs: frozenset[int]
-    producer: dict[int, Op]  # of what remaking could drop
+    producer: dict[int, Op]  # of what recomputing could drop
     root: dict[int, int]
 
     @staticmethod

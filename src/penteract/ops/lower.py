@@ -17,7 +17,7 @@ from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, Op, Phase, Site, Tape
 from penteract.spec.layout import PLAIN, Edit
 
-# Said once whatever is remade: they count, or look at the host.
+# Said once whatever is recomputed: they count, or look at the host.
 ONCE = frozenset({"loss", "tally", "split_sizes"})
 
 
@@ -48,7 +48,7 @@ class _WeightGradient:
 @dataclass(slots=True)
 class _Lowering:
     tape: Tape
-    remake: Callable[[int], Collection[str]]  # the words of a layer; of -1, of what is no layer
+    recompute: Callable[[int], Collection[str]]  # the words of a layer; of -1, of what is no layer
     split: bool
     training: bool
     specs: list[Spec] = field(init=False)
@@ -56,8 +56,10 @@ class _Lowering:
     alias: dict[int, int] = field(default_factory=dict)
     producer: dict[int, Op] = field(default_factory=dict)
     gradient: dict[int, int] = field(default_factory=dict)
-    remade: dict[int, int] = field(default_factory=dict)
-    tails: dict[int, list[Call]] = field(default_factory=dict)  # of a remade seam under way: from its first finish on
+    recomputed: dict[int, int] = field(default_factory=dict)
+    tails: dict[int, list[Call]] = field(
+        default_factory=dict
+    )  # of a recomputed seam under way: from its first finish on
     waiting: dict[Op, list[_WeightGradient]] = field(default_factory=dict)  # for a seam's collective to overlap with
     deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
     anchors: dict[int, int] = field(default_factory=dict[int, int])  # registers, and the layer whose input each is
@@ -107,39 +109,39 @@ class _Lowering:
         calls, self.out = self.out, []
         return calls
 
-    # ---- remaking --------------------------------------------------------------------------------------------
+    # ---- recomputing --------------------------------------------------------------------------------------------
 
     def dropped(self, r: int) -> bool:
         """Whether register r is not kept but made again."""
         op = self.producer.get(r)
         if op is None or r in self.anchors or op.site.word in ONCE:
             return False
-        words = self.remake(op.site.layer)
+        words = self.recompute(op.site.layer)
         return op.site.word in words or ("*" in words and op.site.layer >= 0)
 
     def require(self, v: int) -> int:
-        """The register that holds v now, remaking it if it was dropped."""
+        """The register that holds v now, recomputing it if it was dropped."""
         r = self.root(v)
         if r in self.tails:
             self.out.extend(self.tails.pop(r))
-        if r in self.remade:
-            return self.remade[r]
+        if r in self.recomputed:
+            return self.recomputed[r]
         if not self.dropped(r):
             return r
-        self._remake(r, whole=True)
-        return self.remade[r]
+        self._recompute(r, whole=True)
+        return self.recomputed[r]
 
     def prefetch(self, v: int) -> None:
-        """Put the collective that remakes v on the wire, to be finished by `require`."""
+        """Put the collective that recomputes v on the wire, to be finished by `require`."""
         r = self.root(v)
-        if r not in self.remade and self.dropped(r) and self.producer[r].program is not None:
-            self._remake(r, whole=False)
+        if r not in self.recomputed and self.dropped(r) and self.producer[r].program is not None:
+            self._recompute(r, whole=False)
 
-    def _remake(self, r: int, *, whole: bool) -> None:
+    def _recompute(self, r: int, *, whole: bool) -> None:
         op = self.producer[r]
         names = {self.root(i): self.require(i) for i in op.ins}
         for o in (*op.outs, *op.extras):
-            names[o] = self.remade[o] = self.new(self.specs[o])
+            names[o] = self.recomputed[o] = self.new(self.specs[o])
         start = len(self.out)
         self.emit_renamed(self._forward_calls(op), names)
         if not whole:
@@ -262,12 +264,12 @@ def lower(
 ) -> Chunk:  # fmt: skip
     """A tape with its edits applied: those of `edits` in its layers, `edit` in what it does not name.
 
-    Of words to remake, results are dropped and made again; "*" is every word of a layer. Of words to offload, what is
-    kept is kept on the host (`offload.py`).
+    Of words to recompute, results are dropped and made again; "*" is every word of a layer. Of words to offload, what
+    is kept is kept on the host (`offload.py`).
     `split`: weight gradients that may wait get an action of their own (`Wgt`). `training=False`: forward alone.
     """
-    sets = {layer: frozenset(told.remake) for layer, told in (edits or {}).items()}
-    rest = frozenset(edit.remake)
+    sets = {layer: frozenset(told.recompute) for layer, told in (edits or {}).items()}
+    rest = frozenset(edit.recompute)
     low = _Lowering(tape, lambda layer: sets.get(layer, rest), split, training)
     lists = {"Fwd": low.forward()}
     exit_ = None if tape.exit is None else low.root(tape.exit)

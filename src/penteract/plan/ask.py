@@ -30,7 +30,7 @@ from penteract.spec.run import Optimizer
 from penteract.spec.sections import Kernels
 from penteract.units import parse_count
 
-RECOMPUTE = WHOLE  # what each recomputation makes a layout remake
+RECOMPUTE = WHOLE  # what each recomputation makes a layout recompute
 
 # Left to what is not a tensor of ours: the CUDA context (1 to 2 GB), communicators (about 0.5 GB each, and a layout
 # opens up to five kinds), libraries' workspaces. Registers lie in one planned block, so it need not cover
@@ -51,11 +51,10 @@ AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "context_m
         "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "recompute_every",
         "recompute_first", "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
 LOSS = Kernels().loss  # that of a run which says nothing
-# Those that say what is remade and offloaded, as fields of a layout.
-EDITS: Mapping[str, str] = {
-    "recompute": "remake", "recompute_every": "remake_every", "recompute_first": "remake_first",
-    "recompute_else": "remake_else", "offload": "offload", "offload_every": "offload_every",
-}  # fmt: skip
+# Those that say what is recomputed and offloaded.
+EDITS = (
+    "recompute", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
+)  # fmt: skip
 _FROM_0 = ("zero", "shard_group", "recompute_first", "loss_chunk", "bucket_bytes")
 # Left out of a layout's text and JSON where they say nothing.
 _QUIET = ("shard_group", *_CHOICES, "loss_chunk", "bucket_bytes")
@@ -118,7 +117,7 @@ class Ask:
 
 def recompute_of(layout: Layout) -> str:
     """The layout's recomputation by name."""
-    return _joined(layout.remake)
+    return _joined(layout.recompute)
 
 
 def _joined(words: tuple[str, ...]) -> str:
@@ -128,8 +127,8 @@ def _joined(words: tuple[str, ...]) -> str:
 
 
 def edits_of(axes: Mapping[str, Any]) -> dict[str, Any]:
-    """What these axes say of remaking and offloading, as fields of a layout."""
-    return {its: _words(axes[name]) for name, its in EDITS.items() if name in axes}
+    """What these axes say of recomputing and offloading, as fields of a layout."""
+    return {name: _words(axes[name]) for name in EDITS if name in axes}
 
 
 def _words(value: Any) -> Any:
@@ -161,8 +160,8 @@ def as_axes(layout: Layout) -> dict[str, Any]:
     named = {name: getattr(layout, name) for name in AXES if name not in (*EDITS, *_QUIET)}
     named["recompute"] = recompute_of(layout)
     for name in (*_QUIET, *EDITS):
-        value = getattr(layout, EDITS.get(name, name))
-        if value != getattr(plain, EDITS.get(name, name)):
+        value = getattr(layout, name)
+        if value != getattr(plain, name):
             named[name] = value if isinstance(value, int) else _joined(value)
     named = {name: named[name] for name in AXES if name in named}
     return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}

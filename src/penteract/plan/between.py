@@ -43,19 +43,19 @@ def recomputations(model: ModelSpec) -> tuple[Mapping[str, Any], ...]:
     """Fields of a layout, from the cheapest up: the activation, norms too, and all of every other layer."""
     norm = "rms_norm" if model.norm == "rms" else "layer_norm"
     return (
-        {"remake": (*NONE, model.activation)},
-        {"remake": (*NONE, norm, model.activation)},
-        {"remake": _FULL, "remake_every": 2, "remake_else": NONE},
+        {"recompute": (*NONE, model.activation)},
+        {"recompute": (*NONE, norm, model.activation)},
+        {"recompute": _FULL, "recompute_every": 2, "recompute_else": NONE},
     )
 
 
 def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
     """Add to `search` what may be among its `k` best, and count there what does not fit; the rest is counted in `told`.
-    Nothing where what is remade or offloaded is pinned, or memory is not known."""
-    if not ask.usable or EDITS.keys() & ask.pins.keys():
+    Nothing where what is recomputed or offloaded is pinned, or memory is not known."""
+    if not ask.usable or {*EDITS} & ask.pins.keys():
         return
     best, found = search.best(k), search.frontier.found  # what is not priced after this is none of the best
-    fits = {(_rest(q.layout), q.layout.remake, _sharing(q.layout), q.precision) for q in found.fits}
+    fits = {(_rest(q.layout), q.layout.recompute, _sharing(q.layout), q.precision) for q in found.fits}
     candidates = sorted(_candidates(found, search), key=lambda c: (c[0], c[1].zero))
     some, told.candidates = recomputations(ask.model), len(candidates)
     reached = dict[tuple[tuple[Any, ...], Policy], dict[Sharing, tuple[int, Quote | Higher]]]()
@@ -98,11 +98,11 @@ def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
                 known[own] = enough, higher
 
 
-# How state is cut, and all but that and the words that are remade: what layouts have in common that are compared.
+# How state is cut, and all but that and the words that are recomputed: what layouts have in common that are compared.
 _NAMES = tuple(f.name for f in fields(Layout))
 _SHARING = ("zero", "whole_gradients", "keep_gathered")
 _sharing = attrgetter(*_SHARING)
-_rest = attrgetter(*(name for name in _NAMES if name not in (*_SHARING, "remake")))
+_rest = attrgetter(*(name for name in _NAMES if name not in (*_SHARING, "recompute")))
 _values = attrgetter(*_NAMES)
 
 
@@ -112,12 +112,12 @@ def _candidates(found: Priced, search: Search) -> Iterator[tuple[Seconds, Layout
     higher = ((h.options[0], h.precision) for h in found.higher)
     rows = ((lay, row.branch.prices.policy) for row in search.frontier.waiting for lay in row.may_fit(found.usable))
     for layout, precision in chain(full, higher, rows):
-        if layout.remake != _FULL:
+        if layout.recompute != _FULL:
             continue
-        yield search.quoters[precision].bounds.of(replace(layout, remake=NONE)), layout, precision
+        yield search.quoters[precision].bounds.of(replace(layout, recompute=NONE)), layout, precision
 
 
 def _only_lower(search: Search, layout: Layout, precision: Policy, *, own_fits: bool) -> bool:
     """Whether without recomputation it fits with less cut alone."""
     usable = search.frontier.found.usable
-    return not own_fits and search.quoters[precision].quote(replace(layout, remake=NONE)).allocated > usable
+    return not own_fits and search.quoters[precision].quote(replace(layout, recompute=NONE)).allocated > usable

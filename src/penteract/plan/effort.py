@@ -13,10 +13,10 @@ def effort(layout: Layout) -> Effort:
     """How much a layout is beyond plain data parallelism: techniques in use, then how far each goes."""
     lay, plain = layout, Layout()
     degrees = (lay.tp, lay.pp, lay.cp, lay.ep)
-    remade = lay.remake != NONE or lay.remake_else != NONE
-    extras = (lay.zero > 0, remade, lay.expert_tp > 1, lay.schedule != plain.schedule, lay.shard_group > 0,
+    recomputed = lay.recompute != NONE or lay.recompute_else != NONE
+    extras = (lay.zero > 0, recomputed, lay.expert_tp > 1, lay.schedule != plain.schedule, lay.shard_group > 0,
               lay.whole_gradients, lay.keep_gathered, bool(lay.offload), lay.offload_optimizer)  # fmt: skip
     used = sum(n > 1 for n in degrees) + sum(extras)
     rank = (plain.schedule, *SCHEDULES).index(lay.schedule)
-    return (used, lay.tp * lay.pp * lay.cp, rank, lay.vpp, lay.cp, lay.tp, lay.ep, lay.zero, remade, lay.expert_tp,
+    return (used, lay.tp * lay.pp * lay.cp, rank, lay.vpp, lay.cp, lay.tp, lay.ep, lay.zero, recomputed, lay.expert_tp,
             lay.context_method != plain.context_method, lay.micro_batch_size)  # fmt: skip

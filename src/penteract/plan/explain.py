@@ -136,8 +136,8 @@ def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]
         "method": {"context_method": goal.context_method},
         "micro": {"micro_batch_size": goal.micro_batch_size},
         "zero": {k: getattr(goal, k) for k in _SHARDING},
-        "recompute": {k: getattr(goal, k) for k in EDITS.values()},
-        "memory": {k: getattr(goal, k) for k in (*_SHARDING, *EDITS.values())},
+        "recompute": {k: getattr(goal, k) for k in EDITS},
+        "memory": {k: getattr(goal, k) for k in (*_SHARDING, *EDITS)},
     }
     for change in changes.values():
         after = replace(now, **change)
@@ -180,7 +180,7 @@ def _needs(layout: Layout) -> str:
     """What a layout fits with alone: the search looks at stages of ZeRO above 1, and at recomputation, only then."""
     needs = [f"ZeRO {layout.zero}"] if layout.zero > 1 else []
     if (name := recompute_of(layout)) != "none":
-        every = f" of every {layout.remake_every}. layer" if layout.remake_every > 1 else ""
+        every = f" of every {layout.recompute_every}. layer" if layout.recompute_every > 1 else ""
         needs.append(f"recompute {name}{every}")
     return f"it fits only with {' and '.join(needs)}" if needs else ""
 

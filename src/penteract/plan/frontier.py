@@ -68,7 +68,7 @@ class Frontier:
         """Price the row of the lowest bound, or look at it more closely."""
         assert self.lowest < inf
         bound, serial, key, close = heappop(self._heap)
-        # Its own bound is of the quickest of the row, fitting or not: what is remade in part lies between.
+        # Its own bound is of the quickest of the row, fitting or not: what is recomputed in part lies between.
         if not close and (own := self._rows[key].bound()) > bound:
             heappush(self._heap, (own, serial, key, True))
         elif rest := self._rows.pop(key).price(self.found):
@@ -106,6 +106,6 @@ def _plainest(family: Family) -> Layout:
     """With no more effort than any of a family."""
     sizes = [pair for _, pairs in family.members for pair in pairs]
     memory = family.members[0][0]._replace(
-        zero=0, shard_group=0, whole_gradients=False, keep_gathered=False, remake=NONE, offload_optimizer=False
+        zero=0, shard_group=0, whole_gradients=False, keep_gathered=False, recompute=NONE, offload_optimizer=False
     )  # fmt: skip
     return family.layout(memory, *min(sizes))

@@ -48,7 +48,7 @@ def utilisation(plan: Plan, timed: Timed) -> Utilisation:
         return Utilisation(None, None, None)
     asked = plan.quoter.model_flops(plan.ask.tokens)
     peak = timed.time.seconds * timed.layout.world * gpu.peak(timed.quote.precision.products)
-    again = plan.search.quoters[timed.quote.precision].remade_flops(timed.layout)
+    again = plan.search.quoters[timed.quote.precision].recomputed_flops(timed.layout)
     return Utilisation(asked.full / peak, asked.causal / peak, (asked.full + again) / peak)
 
 

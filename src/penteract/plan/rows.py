@@ -26,9 +26,10 @@ SMALLER_TOO_LARGE = "a smaller micro-batch does not fit"
 NEEDLESS = "it fits with less of its state cut"
 
 
-def plain(remake: tuple[str, ...]) -> tuple[str, ...]:
-    """The least that is never slower than to remake these words: `NONE` where they are more than it, or else they."""
-    return NONE if "*" in remake or {*NONE} <= {*remake} else remake
+def plain(recompute: tuple[str, ...]) -> tuple[str, ...]:
+    """The least that is never slower than to recompute these words: `NONE` where they are more than it, or else
+    they."""
+    return NONE if "*" in recompute or {*NONE} <= {*recompute} else recompute
 
 
 class Slower(NamedTuple):
@@ -116,7 +117,7 @@ class Priced:
 
     def miss(self, size: Bytes, layout: Layout, precision: Policy) -> None:
         lay = layout
-        alike = (lay.dp, lay.tp, lay.pp, lay.cp, lay.ep, lay.zero, lay.remake, lay.remake_every, precision)
+        alike = (lay.dp, lay.tp, lay.pp, lay.cp, lay.ep, lay.zero, lay.recompute, lay.recompute_every, precision)
         if alike not in self.nearest or size < self.nearest[alike].size:
             self.nearest[alike] = Miss(size, layout, precision)
 
@@ -170,8 +171,8 @@ class Branch:
             for pair in sizes:
                 members.setdefault(pair, []).append(memory)
         for (size, steps), memories in members.items():
-            some = {m.remake for m in memories} if self.comparable else set[tuple[str, ...]]()
-            more = [plain(m.remake) != m.remake and plain(m.remake) in some for m in memories]
+            some = {m.recompute for m in memories} if self.comparable else set[tuple[str, ...]]()
+            more = [plain(m.recompute) != m.recompute and plain(m.recompute) in some for m in memories]
             yield Row(self, size, steps, tuple(compress(memories, map(not_, more))), tuple(compress(memories, more)))
 
 
@@ -208,7 +209,7 @@ class Row:
 
     def _quickest(self) -> list[Layout]:
         """One of those with the same passes."""
-        apart = {(m.remake, m.attention, m.loss, m.loss_chunk, m.elementwise): m for m in self.memories}
+        apart = {(m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise): m for m in self.memories}
         return [self.layout(m) for m in apart.values()]
 
     def price(self, found: Priced) -> Row | None:
@@ -240,7 +241,7 @@ class Row:
                 too_large[memory] = self.size
         left = list[Memory]()
         for memory in self.more:
-            twin = fits.get(memory._replace(remake=plain(memory.remake))) if spares else None
+            twin = fits.get(memory._replace(recompute=plain(memory.recompute))) if spares else None
             if twin:
                 found.slower.append(Slower(twin, self, memory))
             else:
@@ -301,6 +302,6 @@ def _lower(memory: Memory, *, spares: bool) -> list[Memory]:
     """The same with a lower stage, and no more recomputation."""
     stages = lower_stages(memory.zero, memory.whole_gradients, memory.keep_gathered)
     found = [memory._replace(zero=z, whole_gradients=w, keep_gathered=k) for z, w, k in stages]
-    if spares and (remake := plain(memory.remake)) != memory.remake:
-        found += [m._replace(remake=remake) for m in found]
+    if spares and (recompute := plain(memory.recompute)) != memory.recompute:
+        found += [m._replace(recompute=recompute) for m in found]
     return found

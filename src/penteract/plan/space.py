@@ -35,7 +35,7 @@ class Memory(NamedTuple):
     shard_group: int
     whole_gradients: bool
     keep_gathered: bool
-    remake: tuple[str, ...]
+    recompute: tuple[str, ...]
     attention: AttentionBody
     loss: LossBody
     loss_chunk: int
@@ -152,14 +152,19 @@ class Space:
             for gathered in self._values("keep_gathered", _CHOICES[zero])
             if not (whole and gathered) or {"whole_gradients", "keep_gathered"} & self.ask.pins.keys()
         ]
-        remakes = [edits_of({"recompute": name})["remake"] for name in self._values("recompute", tuple(RECOMPUTE))]
+        recomputes = [
+            edits_of({"recompute": name})["recompute"] for name in self._values("recompute", tuple(RECOMPUTE))
+        ]
         bodies = product(
             self._values("attention", (self.ask.attention(cp, method),)),
             self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)),
             self._values("elementwise", (self.ask.elementwise,)),
             self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
-        return [Memory(*sharing, remake, *body) for sharing, remake, body in product(sharings, remakes, list(bodies))]
+        return [
+            Memory(*sharing, recompute, *body)
+            for sharing, recompute, body in product(sharings, recomputes, list(bodies))
+        ]
 
     def _node(self, rows: int, tp: int) -> tuple[int, ...]:
         """The places of one node, where a stage has whole nodes and more than one."""
@@ -230,7 +235,7 @@ class Space:
 
     @cached_property
     def _edits(self) -> dict[str, Any]:
-        """What is pinned of remaking and offloading, one value each; `recompute` itself is one of `Memory`."""
+        """What is pinned of recomputing and offloading, one value each; `recompute` itself is one of `Memory`."""
         pinned = {name: values for name, values in self.ask.pins.items() if name in EDITS}
         for name, values in pinned.items():
             several = len(values) > 1 and name != "recompute"
@@ -241,7 +246,7 @@ class Space:
         edits = edits_of({name: next(iter(values)) for name, values in pinned.items()})
         with told_by("--fix"):
             check_words(Layout(**edits))
-        return {name: value for name, value in edits.items() if name != EDITS["recompute"]}
+        return {name: value for name, value in edits.items() if name != "recompute"}
 
     def _sizes(
         self, legality: Legality, fixed: Mapping[str, Any], shards: str, tried: Sizes

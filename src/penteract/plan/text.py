@@ -117,7 +117,7 @@ def details(plan: Plan, timed: Timed) -> str:
 
 
 def _edited(timed: Timed) -> list[str]:
-    """What is remade and offloaded, where that is not the plain."""
+    """What is recomputed and offloaded, where that is not the plain."""
     lay, host = timed.layout, timed.quote.host
     words = {name: value for name, value in as_axes(lay).items() if name in EDITS and value != "none"}
     lines = ["Remade: " + ", ".join(f"{name} {value}" for name, value in words.items())] if words else []

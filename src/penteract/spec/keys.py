@@ -110,7 +110,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "batch.micro_batch_size": ("sequences a replica takes at a time; auto: as many as fit evenly", 1, _HUGE),
     "batch.global_batch_size": ("sequences a step", 1, _HUGE),
     "batch.global_batch_tokens": ('tokens a step, instead: 65536, "1M" (10^6), "1Mi" (2^20)', 1, _HUGE),
-    "memory.recompute": ('"none", "full", "budget", or the words remade in backward: ["enter", "swiglu"]', 0, 0),
+    "memory.recompute": ('"none", "full", "budget", or the words recomputed in backward: ["enter", "swiglu"]', 0, 0),
     "memory.budget": ('of "budget": share of the activations of "none" that may be kept; 0: see budget_gib', 0, 1),
     "memory.budget_gib": ('of "budget", instead: GiB that all tensors of a rank may take', 0, 1e6),
     "memory.chosen": ('of "budget": the words that it chose, written by a run, and chosen anew at each start', 0, 0),

@@ -24,7 +24,7 @@ class Edit(NamedTuple):
     """What becomes of a layer's results from its forward to its backward: the words whose are made again, and those
     whose are kept on the host."""
 
-    remake: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
 
 
@@ -36,9 +36,9 @@ class Layout:
     """One way to split a training step over `world` ranks.
 
     dp·tp·pp·cp = world; `ep` folds over dp·cp. `vpp` is the number of chunks a pipeline rank holds.
-    `remake` names the words whose results are dropped after forward and computed again in backward: in every
-    `remake_every`-th layer of a stage, the first of them always, or in the first `remake_first` layers (0: in all);
-    `remake_else` are those of the other layers.
+    `recompute` names the words whose results are dropped after forward and computed again in backward: in every
+    `recompute_every`-th layer of a stage, the first of them always, or in the first `recompute_first` layers (0: in
+    all); `recompute_else` are those of the other layers.
     `offload` names what is kept on the host instead, in every `offload_every`-th layer of a stage: "anchors" are the
     layers' inputs, all that full recomputation keeps; "*" is all that is kept.
     `offload_optimizer` keeps what the optimizer keeps of this rank's shards there too.
@@ -65,10 +65,10 @@ class Layout:
     shard_group: int = 0
     whole_gradients: bool = False
     keep_gathered: bool = False
-    remake: tuple[str, ...] = ("enter",)
-    remake_every: int = 1
-    remake_first: int = 0
-    remake_else: tuple[str, ...] = ("enter",)
+    recompute: tuple[str, ...] = ("enter",)
+    recompute_every: int = 1
+    recompute_first: int = 0
+    recompute_else: tuple[str, ...] = ("enter",)
     offload: tuple[str, ...] = ()
     offload_every: int = 1
     offload_optimizer: bool = False
@@ -114,17 +114,17 @@ class Layout:
     @property
     def uniform(self) -> bool:
         """Whether one edit is that of all layers."""
-        return self.remake_every == 1 and not self.remake_first and not (self.offload and self.offload_every > 1)
+        return self.recompute_every == 1 and not self.recompute_first and not (self.offload and self.offload_every > 1)
 
     def edit(self, place: int) -> Edit:
         """Of the layer at `place` in its stage, from 0; of what is no layer, at -1."""
         if place < 0:
-            return Edit(self.remake)
+            return Edit(self.recompute)
         if self.uniform:
-            return Edit(self.remake, self.offload)
-        chosen = place % self.remake_every == 0 and not 0 < self.remake_first <= place
+            return Edit(self.recompute, self.offload)
+        chosen = place % self.recompute_every == 0 and not 0 < self.recompute_first <= place
         leaves = place % self.offload_every == 0
-        return Edit(self.remake if chosen else self.remake_else, self.offload if leaves else ())
+        return Edit(self.recompute if chosen else self.recompute_else, self.offload if leaves else ())
 
     def like(self, place: int) -> int:
         """The first place of a stage whose layer has the same edit."""

@@ -1,4 +1,4 @@
-"""What people call a recomputation, as the words that a layout remakes."""
+"""What people call a recomputation, as the words that a layout recomputes."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def words_of(recompute: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word for name in recompute for word in GROUPS.get(name, (name,))))
 
 
-def name_of(remake: tuple[str, ...]) -> str | tuple[str, ...]:
+def name_of(recompute: tuple[str, ...]) -> str | tuple[str, ...]:
     """As a run file says it: "none", "full", or words."""
-    return next((name for name, words in WHOLE.items() if words == remake), remake)
+    return next((name for name, words in WHOLE.items() if words == recompute), recompute)

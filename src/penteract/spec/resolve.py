@@ -34,7 +34,9 @@ class Resolved:
 
     run: RunSpec
     origins: Mapping[str, str]
-    budget: Budget | None = None  # to be solved with prices: until then the layout remakes what was chosen, or nothing
+    budget: Budget | None = (
+        None  # to be solved with prices: until then the layout recomputes what was chosen, or nothing
+    )
 
 
 def resolve(
@@ -233,9 +235,9 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
     total, length = batch["global_batch_size"], batch["sequence_length"]
     layout = Layout(
         **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
-        remake=words_of(memory["chosen" if memory["recompute"] == "budget" else "recompute"]),
-        remake_every=memory["recompute_every"], remake_first=memory["recompute_first"],
-        remake_else=words_of(memory["recompute_else"]),
+        recompute=words_of(memory["chosen" if memory["recompute"] == "budget" else "recompute"]),
+        recompute_every=memory["recompute_every"], recompute_first=memory["recompute_first"],
+        recompute_else=words_of(memory["recompute_else"]),
         offload=() if memory["offload"] == "none" else words_of(memory["offload"]),
         offload_every=memory["offload_every"], offload_optimizer=memory["offload_optimizer"],
         **_section(settings, "kernels"),

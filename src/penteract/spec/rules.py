@@ -13,8 +13,8 @@ from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 Breach = tuple[str, str]  # (axis, what is wrong)
 
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
-           "sequence_length", "remake_every", "offload_every")  # fmt: skip
-_FROM_0 = ("remake_first", "bucket_bytes", "shard_group", "loss_chunk")
+           "sequence_length", "recompute_every", "offload_every")  # fmt: skip
+_FROM_0 = ("recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
 _KNOWN: Mapping[str, tuple[Collection[object], str]] = {
     "zero": (ZERO_STAGES, "stage of ZeRO here"),
     "schedule": (SCHEDULES, "schedule"),

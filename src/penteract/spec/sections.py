@@ -42,7 +42,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """What is remade in backward, and how gradients are gathered into buckets."""
+    """What is recomputed in backward, and how gradients are gathered into buckets."""
 
     recompute: Literal["none", "full", "budget"] | tuple[str, ...] = "none"
     budget: float = 0.0

@@ -66,10 +66,10 @@ def _template_row(key: Key) -> str:
 def _sections(run: RunSpec, budget: Budget | None) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
     """(section, its keys and values) in the order of `SECTIONS`; absent parts of the model are left out."""
     lay = run.layout
-    remade: dict[str, Any] = {"recompute": name_of(lay.remake)}
+    recomputed: dict[str, Any] = {"recompute": name_of(lay.recompute)}
     if budget:
         bound = {"budget": budget.fraction} if budget.fraction else {"budget_gib": budget.allocated / 2**30}
-        remade = {"recompute": "budget", **bound, "chosen": name_of(lay.remake)}
+        recomputed = {"recompute": "budget", **bound, "chosen": name_of(lay.recompute)}
     parts: Mapping[str, Any] = {
         "model": run.model,
         "model.moe": run.model.moe,
@@ -82,10 +82,10 @@ def _sections(run: RunSpec, budget: Budget | None) -> Iterator[tuple[str, list[t
             "global_batch_size": lay.global_batch_size,
         },
         "memory": {
-            **remade,
-            "recompute_every": lay.remake_every,
-            "recompute_first": lay.remake_first,
-            "recompute_else": name_of(lay.remake_else),
+            **recomputed,
+            "recompute_every": lay.recompute_every,
+            "recompute_first": lay.recompute_first,
+            "recompute_else": name_of(lay.recompute_else),
             "offload": lay.offload or "none",
             "offload_every": lay.offload_every,
             "offload_optimizer": lay.offload_optimizer,

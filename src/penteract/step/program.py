@@ -42,7 +42,7 @@ SEAMS = (
     "send",
     "back",
     "cross_entropy",
-)  # that can be remade
+)  # that can be recomputed
 Slot = tuple[int, int]  # (chunk, micro-batch): what one pass keeps lives in its slot
 
 
@@ -176,11 +176,11 @@ def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
 
 
 def check_words(layout: Layout) -> None:
-    """Words to remake and to offload exist."""
+    """Words to recompute and to offload exist."""
     words = {*OPS, "*", *SEAMS}
     for key, known, named in (
-        ("memory.recompute", words, layout.remake),
-        ("memory.recompute_else", words, layout.remake_else),
+        ("memory.recompute", words, layout.recompute),
+        ("memory.recompute_else", words, layout.recompute_else),
         ("memory.offload", words | {ANCHORS}, layout.offload),
     ):
         for word in named:

@@ -1,9 +1,9 @@
-"""What to keep and what to make again: the price of each choice of `remake`. No torch.
+"""What to keep and what to make again: the price of each choice of `recompute`. No torch.
 
-Remaking is an edit of the tape, made before anything walks it, so it is priced exactly like the rest: what is made
+Recomputing is an edit of the tape, made before anything walks it, so it is priced exactly like the rest: what is made
 again appears as forward work inside backward, and as traffic where a collective has to be repeated.
 
-    python examples/04_remaking.py
+    python examples/04_recomputation.py
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-def priced(remake: tuple[str, ...]) -> Price:
+def priced(recompute: tuple[str, ...]) -> Price:
     """Rank 0 of tp=4."""
-    return price(compile_step(MODEL, Layout(tp=4, remake=remake), S, precision="bf16"))
+    return price(compile_step(MODEL, Layout(tp=4, recompute=recompute), S, precision="bf16"))
 
 
 def main() -> None:
-    prices = {name: priced(remake) for name, remake in CHOICES.items()}
+    prices = {name: priced(recompute) for name, recompute in CHOICES.items()}
     base = prices["nothing"]
     print(f"4 layers of {WHOLE.name}, {S} tokens, tp=4, bf16: one rank")
     print(f"{'made again':22}{'kept':>11}{'most alive':>12}{'more work':>11}{'more traffic':>14}")
@@ -49,7 +49,7 @@ def main() -> None:
 
     shrinking = list(kept.values())
     assert shrinking == sorted(shrinking, reverse=True) and len(set(shrinking)) == len(shrinking), "each keeps less"
-    assert work["enter"] == 0 and wire["enter"] > 0, "remaking a gather costs traffic, which hides under backward"
+    assert work["enter"] == 0 and wire["enter"] > 0, "recomputing a gather costs traffic, which hides under backward"
     assert work["enter, swiglu, norms"] == 0, "only matrix products count as work: these words have none"
     assert work["+ attention"] > 0
     assert "torch" not in sys.modules
