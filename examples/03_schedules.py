@@ -43,9 +43,9 @@ def main() -> None:
         kept = "  ".join(f"{peak / chunks(name):4.1f}" for peak in r.in_flight_peak)
         print(f"{name:14}{r.bubble:5.1%}   {kept}")
 
-    afab, one, inter, zero = (reports[name] for name in ("afab", "1f1b", "interleaved", "zb_h1"))
-    assert one.bubble == afab.bubble, "1F1B is about memory alone"
-    assert afab.in_flight_peak == (MICROS,) * PP and one.in_flight_peak == (4, 3, 2, 1)
+    gpipe, one, inter, zero = (reports[name] for name in ("gpipe", "1f1b", "interleaved", "zb_h1"))
+    assert one.bubble == gpipe.bubble, "1F1B is about memory alone"
+    assert gpipe.in_flight_peak == (MICROS,) * PP and one.in_flight_peak == (4, 3, 2, 1)
     assert inter.bubble < one.bubble and zero.bubble < one.bubble
     assert inter.in_flight_peak[0] / 2 > one.in_flight_peak[0], "chunks buy a smaller bubble with more activations"
     assert max(zero.in_flight_peak) == PP, "split backward keeps late ranks as full as the first, and no fuller"

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
+from penteract.schedule.gpipe import ALL_FORWARD
+
 from layouts import Case, Verdict, run_case
 from penteract.engine.comm.groups import Groups
 from penteract.schedule.actions import Compute, ComputeList
-from penteract.schedule.all_forward import ALL_FORWARD
 from penteract.schedule.interleaved import INTERLEAVED
 from penteract.schedule.registry import SCHEDULES
 from penteract.schedule.schedule import Placement, Schedule
@@ -43,7 +44,7 @@ def backwards(pp: int, vpp: int) -> Placement:
 
 
 DEEP = Schedule(name="1f1b_deep", compute=_deep, steady_after=lambda pp, vpp: 2 * pp)
-V_SHAPED = replace(ALL_FORWARD, name="afab_v", placement=v_shaped, least_pp=2, least_vpp=2)
+V_SHAPED = replace(ALL_FORWARD, name="gpipe_v", placement=v_shaped, least_pp=2, least_vpp=2)
 BACKWARDS = replace(
     INTERLEAVED, name="interleaved_backwards", placement=backwards,
     compute=lambda pp, vpp, micros: INTERLEAVED.compute(pp, vpp, micros)[::-1],

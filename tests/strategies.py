@@ -156,14 +156,14 @@ def recomputes(draw: DrawFn) -> dict[str, Any]:
 def schedules(draw: DrawFn, pp: int) -> tuple[ScheduleName, int, int]:
     """-> schedule, vpp, gradient_accumulation_steps"""
     deep = 2 * pp <= LARGEST_STAGE_COUNT and pp > 1
-    names: list[ScheduleName] = ["1f1b", "afab", "zb_h1", *(["interleaved"] if deep else [])]
+    names: list[ScheduleName] = ["1f1b", "gpipe", "zb_h1", *(["interleaved"] if deep else [])]
     if pp == 1:
         names.append("woven")
     name = draw(st.sampled_from(names))
     if name == "interleaved":
         vpp = draw(st.integers(2, max(2, LARGEST_STAGE_COUNT // pp // 2)))
         return name, vpp, pp * draw(st.integers(1, 2 if pp < 4 else 1))
-    vpp = draw(st.integers(1, 2)) if name == "afab" and deep else 1
+    vpp = draw(st.integers(1, 2)) if name == "gpipe" and deep else 1
     return name, vpp, draw(st.integers(1, 3 if pp == 1 else min(pp + 1, 5)))
 
 

@@ -80,7 +80,7 @@ class Base:
             left.pop("expert_tp", None)
         if self.schedule == "interleaved":
             left["vpp"] = (2,)
-        elif self.schedule != "afab" or lay.pp == 1:
+        elif self.schedule != "gpipe" or lay.pp == 1:
             left.pop("vpp")
         return left
 

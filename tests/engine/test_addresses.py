@@ -32,7 +32,7 @@ class Watched:
 OFFLOADED = ("memory.recompute=full", "memory.offload=anchors")
 
 
-@pytest.mark.parametrize(("schedule", "more"), [("1f1b", ()), ("afab", ()), ("zb_h1", ()), ("afab", OFFLOADED)])
+@pytest.mark.parametrize(("schedule", "more"), [("1f1b", ()), ("gpipe", ()), ("zb_h1", ()), ("gpipe", OFFLOADED)])
 def test_addresses_repeat_from_step_to_step(schedule: str, more: tuple[str, ...]) -> None:
     spec = resolve(None, "tiny", [*SMALL, f"parallel.schedule={schedule}", *more]).run
     trainer = Trainer.build(spec, Rank(0, 1, torch.device("cpu"), None))

@@ -82,8 +82,8 @@ def _fields(random: Random, model: ModelSpec) -> dict[str, Any]:
     while WORLD % (tp * pp * cp):
         cp //= 2
     rows, some = WORLD // (tp * pp), model.moe is not None
-    schedule = random.choice(tuple(SCHEDULES) if pp > 1 else ("1f1b", "afab", "zb_h1"))
-    vpp = {"interleaved": 2, "afab": random.choice((1, 2))}.get(schedule, 1) if 2 * pp <= model.layers else 1
+    schedule = random.choice(tuple(SCHEDULES) if pp > 1 else ("1f1b", "gpipe", "zb_h1"))
+    vpp = {"interleaved": 2, "gpipe": random.choice((1, 2))}.get(schedule, 1) if 2 * pp <= model.layers else 1
     zero = random.choice((0, 1, 2, 2, 3, 3))
     whole, gathered = (random.random() < 0.3 if zero == 3 else False for _ in range(2))
     return {

@@ -49,7 +49,7 @@ def test_units_are_gathered_as_often_as_the_program_does(case: Case, deeper: int
 
 @settings(max_examples=60)
 @given(
-    st.sampled_from(["1f1b", "afab", "zb_h1", "interleaved"]), st.integers(1, 4), st.integers(2, 3),
+    st.sampled_from(["1f1b", "gpipe", "zb_h1", "interleaved"]), st.integers(1, 4), st.integers(2, 3),
     st.integers(1, 5), st.integers(0, 20), st.integers(0, 3),
 )  # fmt: skip
 def test_long_schedules_gather_as_short_ones_foretell(
@@ -91,7 +91,7 @@ def test_stages_cost_time_and_spare_memory() -> None:
     states = [sum(told[z].memory[k] for k in ("parameters", "gradients", "optimizer")) for z in range(4)]
     assert states == sorted(states, reverse=True) and len({*states}) == 4
     for flags in ({}, {"whole_gradients": True}, {"keep_gathered": True}, {"shard_group": 2}):
-        for schedule, pp in (("1f1b", 1), ("1f1b", 2), ("afab", 2), ("zb_h1", 2)):
+        for schedule, pp in (("1f1b", 1), ("1f1b", 2), ("gpipe", 2), ("zb_h1", 2)):
             lay = Layout(dp=4 // pp, pp=pp, schedule=schedule, gradient_accumulation_steps=4, zero=3, **flags)
             quote = prices.quote(lay)
             time = prices.time(quote)

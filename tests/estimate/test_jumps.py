@@ -97,7 +97,7 @@ def test_nothing_ends_sooner_from_a_later_state_or_with_longer_ops(seed: int) ->
 
 
 TINY = ModelSpec(name="pinned", layers=19, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=64, vocab_size=64)
-SMALL_BUCKETS = Layout(pp=4, cp=2, vpp=2, schedule="afab", gradient_accumulation_steps=10, offload_optimizer=True,
+SMALL_BUCKETS = Layout(pp=4, cp=2, vpp=2, schedule="gpipe", gradient_accumulation_steps=10, offload_optimizer=True,
                        bucket_bytes=4096)  # fmt: skip
 
 

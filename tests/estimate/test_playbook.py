@@ -139,7 +139,7 @@ def test_full_recomputation(m: ModelSpec, t: int) -> None:
     assert of_a_layer("kept", m, replace(ONE, tp=t, recompute=("*",))) == 2 * s * b * h // t
 
 
-@pytest.mark.parametrize(("schedule", "flight"), [("1f1b", 4), ("afab", 8)])
+@pytest.mark.parametrize(("schedule", "flight"), [("1f1b", 4), ("gpipe", 8)])
 def test_micro_batches_in_flight(schedule: str, flight: int) -> None:
     """1F1B keeps p micro-batches on the first stage, all forward all backward m. A layer's output is its neighbour's
     input, so the stage's own layers keep L/p times a layer's."""

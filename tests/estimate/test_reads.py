@@ -65,7 +65,7 @@ def test_what_was_not_read_makes_no_other_answer() -> None:
     for same in (replace(LAYOUT, dp=8), replace(LAYOUT, zero=3, tp=4)):
         assert asked.branch(same) == ("many", "1f1b")
     assert asked.made == ["branch"]
-    assert asked.branch(replace(LAYOUT, schedule="afab")) == ("many", "afab")
+    assert asked.branch(replace(LAYOUT, schedule="gpipe")) == ("many", "gpipe")
     assert asked.branch(replace(LAYOUT, pp=1)) == ("one",)
     assert asked.branch(replace(LAYOUT, pp=1, schedule="zb_h1")) == ("one",)
     assert asked.branch(replace(LAYOUT, pp=4)) == ("many", "1f1b")
@@ -78,7 +78,7 @@ def test_what_an_answer_inside_hangs_on_counts_outside() -> None:
     asked.branch(LAYOUT)
     asked.made.clear()
     assert asked.outer(LAYOUT, 1) == (1, 2, "many", "1f1b")
-    assert asked.outer(replace(LAYOUT, schedule="afab"), 1) == (1, 2, "many", "afab")
+    assert asked.outer(replace(LAYOUT, schedule="gpipe"), 1) == (1, 2, "many", "gpipe")
     assert asked.outer(replace(LAYOUT, dp=1), 1) == (1, 2, "many", "1f1b")
     assert asked.outer(LAYOUT, 2) == (2, 2, "many", "1f1b")
     assert asked.made == ["outer", "outer", "branch", "outer"]
@@ -139,7 +139,7 @@ def test_any_order_of_reading_keeps_answers_apart(seed: int) -> None:
     for _ in range(300):
         layout = Layout(
             tp=random.choice((1, 2)), pp=random.choice((1, 2)), dp=random.choice((1, 2)), zero=random.choice((0, 1)),
-            schedule=random.choice(("1f1b", "afab")),
+            schedule=random.choice(("1f1b", "gpipe")),
         )  # fmt: skip
         assert memo.ask(layout, "key", answer) == fresh(layout)
     assert len(memo) <= 2**5

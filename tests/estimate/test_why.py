@@ -106,7 +106,7 @@ def test_rows_add_up_where_weights_are_gathered_as_codes(case: Case, of: int) ->
 @pytest.mark.parametrize("layout", [
     Layout(pp=2, gradient_accumulation_steps=6),
     Layout(dp=2, pp=2, vpp=2, schedule="interleaved", gradient_accumulation_steps=4, zero=1),
-    Layout(dp=3, schedule="afab", gradient_accumulation_steps=3, zero=1, recompute=("*",)),
+    Layout(dp=3, schedule="gpipe", gradient_accumulation_steps=3, zero=1, recompute=("*",)),
     Layout(dp=2, pp=2, gradient_accumulation_steps=2, zero=3),
     Layout(tp=16, cp=2, context_method="ring", schedule="zb_h1"),
 ], ids=str)  # fmt: skip

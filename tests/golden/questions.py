@@ -50,7 +50,7 @@ LAYOUTS = {
     "8b_tp8": layout(*NODE, "tp=8"),
     "8b_pp2_1f1b": layout(*NODE, "pp=2,zero=1"),
     "8b_pp4_1f1b": layout(*NODE, "pp=4,zero=1"),
-    "8b_pp4_afab": layout(*NODE, "pp=4,schedule=afab,zero=1"),
+    "8b_pp4_gpipe": layout(*NODE, "pp=4,schedule=gpipe,zero=1"),
     "8b_pp4_interleaved_vpp2": layout(*NODE, "pp=4,schedule=interleaved,vpp=2,zero=1"),
     # In chunks the head's weight gradient cannot wait, and the last stage sets a slower pace: so, logits at once.
     "8b_pp4_zb_h1": layout(*NODE, "pp=4,schedule=zb_h1,zero=1,loss=reference"),

@@ -175,15 +175,15 @@ def test_pipelines_of_one_node() -> None:
     stage, most on the last with the head's input, and saves no time but a message's: under 1F1B stages wait for each
     other's in turns. More chunks wait less and keep more; weight
     gradients that wait fill the bubble."""
-    plain, afab, chunks, bubble = (
-        golden(f"8b_pp4_{name}") for name in ("1f1b", "afab", "interleaved_vpp2", "zb_h1")
+    plain, gpipe, chunks, bubble = (
+        golden(f"8b_pp4_{name}") for name in ("1f1b", "gpipe", "interleaved_vpp2", "zb_h1")
     )  # fmt: skip
     micros = plain["layout"]["gradient_accumulation_steps"]
     last = micros * (8 * B8.kept() + 2 * S * B8.h)
     assert 1 < plain["memory"]["activations"] / (4 * 8 * B8.kept()) < 1.1
-    assert 1 < afab["memory"]["activations"] / last < 1.05
-    assert afab["allocated_by_pipeline_rank"][-1] == afab["memory"]["allocated"]
-    assert plain["step"] <= afab["step"] * 1.0002
+    assert 1 < gpipe["memory"]["activations"] / last < 1.05
+    assert gpipe["allocated_by_pipeline_rank"][-1] == gpipe["memory"]["allocated"]
+    assert plain["step"] <= gpipe["step"] * 1.0002
     for better in (chunks, bubble):
         assert better["step"] < plain["step"]
         assert better["memory"]["activations"] > plain["memory"]["activations"]

@@ -41,7 +41,7 @@ LAYOUTS = [
         Layout(dp=2, pp=2, gradient_accumulation_steps=3, zero=3, schedule="zb_h1", recompute=("enter", "layer_norm")),
     ),
     (TIED, Layout(dp=2, pp=2, vpp=2, gradient_accumulation_steps=4, zero=3, schedule="interleaved")),
-    (DEEP, Layout(dp=2, cp=2, gradient_accumulation_steps=3, zero=3, schedule="afab", whole_gradients=True)),
+    (DEEP, Layout(dp=2, cp=2, gradient_accumulation_steps=3, zero=3, schedule="gpipe", whole_gradients=True)),
     (DEEP, Layout(dp=2, pp=2, cp=2, gradient_accumulation_steps=3, zero=3, shard_group=2, keep_gathered=True)),
     (EXPERTS, Layout(dp=4, ep=2, gradient_accumulation_steps=2, schedule="zb_h1", zero=3, shard_group=2)),
     (EXPERTS, Layout(dp=4, ep=4, tp=2, gradient_accumulation_steps=2, zero=2, shard_group=2)),

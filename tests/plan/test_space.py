@@ -61,7 +61,7 @@ def by_hand(ask: Ask) -> list[Layout]:
         pipes = [("1f1b", 1)]
         if pp > 1:
             longest = {-(-layers // (pp * n)): n for n in range(layers // pp, 1, -1)}
-            pipes += [("afab", 1), ("zb_h1", 1), *(("interleaved", n) for n in set(longest.values()) or {2})]
+            pipes += [("gpipe", 1), ("zb_h1", 1), *(("interleaved", n) for n in set(longest.values()) or {2})]
         share = total // dp
         sizes = [n for n in range(1, share + 1) if share % n == 0] if total % dp == 0 else [1]
         for pipe, method, ep, expert_tp, zero, recompute, size in product(

@@ -35,7 +35,7 @@ def test_every_legal_schedule_is_sound(case: tuple[ScheduleName, int, int, int])
 def peak(name: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> int:
     """The known in-flight peaks."""
     return {
-        "afab": micros * vpp,
+        "gpipe": micros * vpp,
         "1f1b": min(pp - rank, micros),
         "interleaved": min((vpp - 1) * pp + 2 * (pp - 1 - rank) + 1, micros * vpp),
         "zb_h1": min(pp, micros),
@@ -47,7 +47,7 @@ def peak(name: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> int:
 @given(*SIZES)
 def test_makespans_follow_the_papers(pp: int, vpp: int, micros: int) -> None:
     ideal = 3 * (micros + pp - 1)
-    assert report("afab", pp, 1, micros).makespan == ideal
+    assert report("gpipe", pp, 1, micros).makespan == ideal
     assert report("1f1b", pp, 1, micros).makespan == ideal
     if micros >= pp:
         assert report("zb_h1", pp, 1, micros).makespan == 3 * micros + pp - 1

@@ -43,7 +43,7 @@ def test_the_picture(case: tuple[ScheduleName, int, int, int]) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 120, 300])
 def test_no_row_is_wider_than_asked(width: int) -> None:
-    cases: list[tuple[ScheduleName, int, int, int]] = [("interleaved", 4, 2, 8), ("1f1b", 4, 1, 16), ("afab", 2, 1, 3)]
+    cases: list[tuple[ScheduleName, int, int, int]] = [("interleaved", 4, 2, 8), ("1f1b", 4, 1, 16), ("gpipe", 2, 1, 3)]
     for name, pp, vpp, micros in cases:
         rows = draw(generate(name, pp, vpp, micros), round_robin(pp, vpp), micros, width=width).splitlines()
         assert all(len(row) <= width for row in rows[:pp])

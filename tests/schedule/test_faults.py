@@ -16,12 +16,12 @@ from schedules import registered
 
 Case = tuple[ScheduleName, int, int, int]
 CASES: list[Case] = [
-    ("afab", 3, 2, 3),
+    ("gpipe", 3, 2, 3),
     ("1f1b", 3, 1, 4),
     ("interleaved", 2, 2, 4),
     ("zb_h1", 3, 1, 4),
     ("woven", 1, 1, 3),
-    ("afab_v", 3, 2, 3),
+    ("gpipe_v", 3, 2, 3),
 ]
 
 
@@ -121,7 +121,7 @@ def test_a_send_before_its_producer(case: Case) -> None:
 
 def test_rings_that_send_first_wait_for_each_other() -> None:
     """Pairwise orders agree and every rank by itself is right; only the walk of all ranks shows the cycle."""
-    case: Case = ("afab", 3, 2, 4)
+    case: Case = ("gpipe", 3, 2, 4)
     apart: list[ActionList] = []
     for actions in sound(case):
         apart.append([])

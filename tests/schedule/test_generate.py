@@ -28,16 +28,16 @@ def test_generate_refuses_exactly_what_problem_names(name: ScheduleName, pp: int
 
 
 def test_a_schedule_that_is_not_there_is_refused_with_the_nearest() -> None:
-    with pytest.raises(BadInput, match=r"no such schedule · schedule · found zb1 / allowed afab, .* · fix: zb_h1"):
+    with pytest.raises(BadInput, match=r"no such schedule · schedule · found zb1 / allowed gpipe, .* · fix: zb_h1"):
         generate("zb1", 2, 1, 4)
 
 
 @pytest.mark.parametrize(
     ("name", "pp", "vpp", "micros", "legal"),
     [
-        ("afab", 1, 1, 1, True),
-        ("afab", 1, 2, 4, False),
-        ("afab", 4, 3, 5, True),
+        ("gpipe", 1, 1, 1, True),
+        ("gpipe", 1, 2, 4, False),
+        ("gpipe", 4, 3, 5, True),
         ("1f1b", 1, 1, 3, True),
         ("1f1b", 8, 1, 3, True),
         ("1f1b", 4, 2, 8, False),
@@ -61,7 +61,7 @@ def test_the_lists_of_small_cases() -> None:
     def shown(name: ScheduleName, pp: int, vpp: int, micros: int) -> list[str]:
         return [" ".join(map(str, actions)) for actions in generate(name, pp, vpp, micros)]
 
-    assert shown("afab", 2, 2, 1) == ["F0 F0.1 B0.1 B0"] * 2
+    assert shown("gpipe", 2, 2, 1) == ["F0 F0.1 B0.1 B0"] * 2
     assert shown("1f1b", 2, 1, 3) == ["F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2"]
     assert shown("zb_h1", 2, 1, 3) == ["F0 F1 I0 W0 F2 I1 W1 I2 W2", "F0 I0 F1 I1 W0 F2 I2 W1 W2"]
     assert shown("interleaved", 2, 2, 2) == ["F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1", "F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1"]

@@ -97,7 +97,7 @@ def legal(case: Case) -> bool:
         and {
             "1f1b": lay.vpp == 1,
             "zb_h1": lay.vpp == 1,
-            "afab": lay.vpp == 1 or lay.pp > 1,
+            "gpipe": lay.vpp == 1 or lay.pp > 1,
             "interleaved": lay.pp > 1 and lay.vpp > 1 and lay.gradient_accumulation_steps % lay.pp == 0,
         }[lay.schedule]
     )
@@ -153,7 +153,7 @@ def test_a_repair_repairs_and_changes_nothing_legal(case: Case, settle: Settle) 
         (Layout(cp=16, context_method="exchange"), "cp", 16, (8, 4, 2), "--parallel.cp 8"),
         (
             Layout(schedule="interleaved"),
-            "schedule", "interleaved", ("1f1b", "afab", "zb_h1"), "--parallel.schedule 1f1b",
+            "schedule", "interleaved", ("1f1b", "gpipe", "zb_h1"), "--parallel.schedule 1f1b",
         ),
         (
             Layout(schedule="interleaved", pp=2, vpp=2, gradient_accumulation_steps=3),

@@ -147,7 +147,7 @@ def test_recompute(written: str, recompute: tuple[str, ...]) -> None:
         ("[parallel]\ntp = '2'", r'VALUE.*parallel.tp \(run.toml:2\) · found "2" / allowed a whole number, 1 to'),
         ("[parallel]\ntp = true", "VALUE.*found true"),
         ("[parallel]\ntp = 0", "VALUE.*found 0 / allowed a whole number, 1"),
-        ("[parallel]\nschedule = '1f1bb'", r"allowed afab or 1f1b or interleaved or zb_h1"),
+        ("[parallel]\nschedule = '1f1bb'", r"allowed gpipe or 1f1b or interleaved or zb_h1"),
         ("[parallel.tp]\nx = 1", "VALUE.*parallel.tp"),
         ("[optimizer]\nlearning_rate = nan", "VALUE.*found nan"),
         ("[optimizer]\nbetas = [0.9]", "allowed a list of 2"),

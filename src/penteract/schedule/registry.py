@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from penteract.errors import BadInput
 from penteract.schedule.actions import ComputeList
-from penteract.schedule.all_forward import ALL_FORWARD
+from penteract.schedule.gpipe import ALL_FORWARD
 from penteract.schedule.interleaved import INTERLEAVED
 from penteract.schedule.one_f_one_b import ONE_F_ONE_B
 from penteract.schedule.schedule import Schedule

@@ -8,7 +8,7 @@ from penteract.schedule.actions import Compute, ComputeList
 from penteract.schedule.schedule import Schedule
 
 
-def all_forward(pp: int, vpp: int, micros: int) -> list[ComputeList]:
+def gpipe(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     """Every forward, then every backward (GPipe, Huang et al. 2019, 1811.06965).
 
     With several chunks it is breadth first (Lamy-Poirier 2023, 2211.05953): all micro-batches through one chunk, then
@@ -19,4 +19,4 @@ def all_forward(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     return [[*forward, *backward] for _ in range(pp)]
 
 
-ALL_FORWARD = Schedule(name="afab", compute=all_forward, most_vpp=inf, alternates=False)
+ALL_FORWARD = Schedule(name="gpipe", compute=gpipe, most_vpp=inf, alternates=False)
