@@ -14,7 +14,7 @@ go $short
 go $short --parallel.tp=2 --parallel.pp=2 --compare latest
 go $short --parallel.pp=4 --parallel.schedule zb_h1 --compare latest
 go $short --parallel.pp=2 --parallel.vpp=2 --parallel.schedule interleaved --parallel.tp=2 --compare latest
-go $short --parallel.dp=2 --parallel.cp=2 --parallel.context_method=ring --compare latest --memory.bucket_bytes=65536
+go $short --parallel.dp=2 --parallel.cp=2 --parallel.cp_method=ring --compare latest --memory.bucket_bytes=65536
 go $short --preset tiny-moe
 go $short --preset tiny-moe --parallel.ep=4 --compare latest --json
 go --steps 16 --resume latest --parallel.ep=2 --parallel.dp=2 --parallel.tp=2

@@ -36,8 +36,8 @@ from penteract.units import gib
 
 LAYOUTS = (
     "dp=4,zero=1", "dp=4,zero=0", "tp=2,dp=2,zero=1", "tp=4", "pp=2,dp=2,zero=1", "pp=2,dp=2,zero=1,schedule=zb_h1",
-    "pp=2,tp=2,schedule=interleaved,vpp=2", "pp=4,schedule=interleaved,vpp=2", "cp=2,dp=2,zero=1,context_method=exchange",
-    "cp=4,context_method=gather", "dp=4,zero=1,recompute=full", "dp=4,zero=1,mbs=2",
+    "pp=2,tp=2,schedule=interleaved,vpp=2", "pp=4,schedule=interleaved,vpp=2", "cp=2,dp=2,zero=1,cp_method=ulysses",
+    "cp=4,cp_method=all_gather", "dp=4,zero=1,recompute=full", "dp=4,zero=1,mbs=2",
 )  # fmt: skip
 STEPS, WARM = 12, 4
 

@@ -48,7 +48,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "zero3": {"dp": 2, "zero": 3, "gradient_accumulation_steps": 2},
     "zero3_full": {"dp": 2, "zero": 3, "gradient_accumulation_steps": 2, "recompute": ("*",)},
     "tp": {"tp": 2, "gradient_accumulation_steps": 2},
-    "cp": {"cp": 2, "context_method": "exchange", "gradient_accumulation_steps": 2},
+    "cp": {"cp": 2, "cp_method": "ulysses", "gradient_accumulation_steps": 2},
     "pp": {"pp": 2, "gradient_accumulation_steps": 4},
     "pp_zb": {"pp": 2, "schedule": "zb_h1", "gradient_accumulation_steps": 4},
     "interleaved": {"pp": 2, "vpp": 2, "schedule": "interleaved", "gradient_accumulation_steps": 4},

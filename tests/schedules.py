@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 
-from penteract.schedule.gpipe import ALL_FORWARD
-
 from layouts import Case, Verdict, run_case
 from penteract.engine.comm.groups import Groups
 from penteract.schedule.actions import Compute, ComputeList
+from penteract.schedule.gpipe import ALL_FORWARD
 from penteract.schedule.interleaved import INTERLEAVED
 from penteract.schedule.registry import SCHEDULES
 from penteract.schedule.schedule import Placement, Schedule

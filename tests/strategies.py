@@ -14,7 +14,7 @@ from layouts import Case
 from penteract.schedule.registry import ScheduleName
 from penteract.spec import case as spec_case
 from penteract.spec.fp8 import Fp8
-from penteract.spec.layout import CONTEXT_METHODS, LOSS_BODIES, ZERO_STAGES, ContextMethod, Layout
+from penteract.spec.layout import CP_METHODS, LOSS_BODIES, ZERO_STAGES, CpMethod, Layout
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.precision import RECIPES
 from penteract.spec.rules import breaches
@@ -68,14 +68,14 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
     world = draw(st.sampled_from([n for n in WORLDS if n <= max_ranks]))
     dp, tp, pp, cp = draw(st.sampled_from(meshes(world)))
     schedule, vpp, steps = draw(schedules(pp))
-    method: ContextMethod = draw(st.sampled_from(CONTEXT_METHODS)) if cp > 1 else "gather"
+    method: CpMethod = draw(st.sampled_from(CP_METHODS)) if cp > 1 else "all_gather"
     experts = deepseek or draw(st.booleans())
     ep = draw(st.sampled_from([n for n in DEGREES if (dp * cp) % n == 0])) if experts else 1
     layout = Layout(
         dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, vpp=vpp,
         expert_tp=draw(st.sampled_from([1, tp])) if experts and tp > 1 else 1,
         schedule="1f1b" if schedule == "woven" else schedule,
-        context_method=method,
+        cp_method=method,
         micro_batch_size=draw(st.integers(1, 2)),
         gradient_accumulation_steps=steps,
         **draw(recomputes()),
@@ -236,7 +236,7 @@ def latents(draw: DrawFn, heads: int) -> dict[str, Any]:
 
 def kv_heads(layout: Layout, heads: int) -> SearchStrategy[int]:
     """Those that tp, and an exchange over cp, can deal: more, as many, or fewer than there are ranks."""
-    cp = layout.cp if layout.context_method == "exchange" else 1
+    cp = layout.cp if layout.cp_method == "ulysses" else 1
     fit: list[int] = []
     for n in range(1, heads + 1):
         local = max(1, n // layout.tp)

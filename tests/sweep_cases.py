@@ -14,7 +14,7 @@ from typing import Any
 
 from layouts import Case
 from penteract.schedule.registry import SCHEDULES, ScheduleName
-from penteract.spec.layout import CONTEXT_METHODS, ZERO_STAGES, Layout
+from penteract.spec.layout import CP_METHODS, ZERO_STAGES, Layout
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from strategies import RECOMPUTES, legal
 from tiny import SIZES
@@ -88,7 +88,7 @@ class Base:
         """What a pair is made of."""
         lay = self.layout
         used = [(axis, True) for axis in ("dp", "tp", "pp", "cp", "ep") if getattr(lay, axis) > 1]
-        method = [("context_method", lay.context_method)] if lay.cp > 1 else []
+        method = [("cp_method", lay.cp_method)] if lay.cp > 1 else []
         return [*choice.items(), ("schedule", self.schedule), *method, *used]
 
     def case(self, choice: Choice) -> Case:
@@ -123,8 +123,8 @@ def bases() -> Iterator[Base]:
         for dp, tp, pp, cp, ep in product(DEGREES, repeat=5):
             if dp * tp * pp * cp != world or (ep > 1 and model.moe is None):
                 continue
-            for method in CONTEXT_METHODS if cp > 1 else CONTEXT_METHODS[:1]:
-                layout = Layout(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, context_method=method)
+            for method in CP_METHODS if cp > 1 else CP_METHODS[:1]:
+                layout = Layout(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, cp_method=method)
                 for schedule in (*SCHEDULES, "woven"):
                     base = Base(model, layout, schedule)
                     if (schedule != "woven" or pp == 1) and legal(base.case(_first(base))):

@@ -33,7 +33,7 @@ class Case:
     tokens: int = 24
 
     def __str__(self) -> str:
-        split = f", rank {self.rank} of {self.layout.cp} by {self.layout.context_method}" if self.layout.cp > 1 else ""
+        split = f", rank {self.rank} of {self.layout.cp} by {self.layout.cp_method}" if self.layout.cp > 1 else ""
         documents = ", documents" * self.documents + f", window {self.window}" * bool(self.window)
         return f"{self.kernel}: {self.tokens} x {self.batch}, heads {self.heads} of {self.size}{documents}{split}"
 
@@ -53,12 +53,12 @@ class Case:
         """Which tokens the rows of q are, and the keys."""
         cp = self.layout.cp
         every = [i for r in range(cp) for i in token_indices(self.tokens, cp, r)]
-        return every if self.layout.context_method == "exchange" else token_indices(self.tokens, cp, self.rank), every
+        return every if self.layout.cp_method == "ulysses" else token_indices(self.tokens, cp, self.rank), every
 
 
 def _cases(tokens: int, size: int) -> list[Case]:
     gather = [Layout(cp=2), Layout(cp=4)]
-    dealt = Layout(cp=2, context_method="exchange")
+    dealt = Layout(cp=2, cp_method="ulysses")
     more = {"tokens": tokens, "size": size}
     return [
         Case(**more),

@@ -44,11 +44,11 @@ TRITON = Layout(elementwise="triton")
 @pytest.mark.parametrize("kernel", ["reference", "flash", "cudnn"])
 def test_what_kernels_can_do_is_not_refused(kernel: str):
     assert _refused(_kernel(kernel)) == ""
-    assert _refused(_kernel(kernel, cp=2, context_method="exchange")) == ""
+    assert _refused(_kernel(kernel, cp=2, cp_method="ulysses")) == ""
 
 
 def test_the_reference_runs_anywhere():
-    ring = Layout(cp=2, context_method="ring")
+    ring = Layout(cp=2, cp_method="ring")
     assert _refused(ring, replace(MODEL, head_size=6), "fp64", device=torch.device("cpu"), packed=True) == ""
 
 
@@ -57,9 +57,9 @@ def test_the_reference_runs_anywhere():
     [
         (_kernel("flash"), {"device": torch.device("cpu")}, ("found cpu", "allowed cuda", "reference")),
         (_kernel("flash"), {"precision": "fp32"}, ("found fp32", "--precision.dtype bf16")),
-        (_kernel("flash", cp=2, context_method="ring"), {},
-         ("parallel.context_method", "found ring", "allowed gather, exchange", "reference")),
-        (_kernel("cudnn", cp=2), {}, ("found gather", "fix: --parallel.context_method exchange", "reference")),
+        (_kernel("flash", cp=2, cp_method="ring"), {},
+         ("parallel.cp_method", "found ring", "allowed gather, exchange", "reference")),
+        (_kernel("cudnn", cp=2), {}, ("found gather", "fix: --parallel.cp_method exchange", "reference")),
         (_kernel("cudnn"), {"packed": True}, ("--data.pack_documents false", "flash")),
         (_kernel("cudnn"), {"model": replace(MODEL, sliding_window=4)},
          ("no window", "is 4", "found cudnn", "fix: --kernels.attention flash")),
@@ -98,7 +98,7 @@ def _sample(length: int, documents: int) -> Sample:
 
 
 @pytest.mark.parametrize(
-    ("layout", "most"), [(Layout(), 32), (Layout(cp=2), 16), (Layout(cp=2, context_method="exchange"), 32)]
+    ("layout", "most"), [(Layout(), 32), (Layout(cp=2), 16), (Layout(cp=2, cp_method="ulysses"), 32)]
 )
 def test_more_documents_than_the_kernel_is_started_for_are_refused(layout: Layout, most: int):
     p = compile_step(MODEL, replace(layout, attention="flash"), 2048, precision="bf16")

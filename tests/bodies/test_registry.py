@@ -155,7 +155,7 @@ OF_AN_IMPLEMENTATION = ("agreed", "workspace", "traffic", "cost")
 CHOSEN = [
     ("attention", {}, Layout(), "reference"),
     ("attention", {}, Layout(attention="flash"), "flash"),
-    ("attention", {}, Layout(attention="cudnn", cp=2, context_method="exchange"), "cudnn"),
+    ("attention", {}, Layout(attention="cudnn", cp=2, cp_method="ulysses"), "cudnn"),
     ("linear", {}, Layout(elementwise="triton"), "reference"),
     ("linear", {"fp8": FP8}, Layout(), "fp8"),
     ("linear", {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penteract.cli import main
 from penteract.schedule.registry import SCHEDULES
 from penteract.spec.keys import keys
-from penteract.spec.layout import CONTEXT_METHODS
+from penteract.spec.layout import CP_METHODS
 from penteract.spec.read import read_overrides
 from penteract.spec.resolve import resolve
 
@@ -24,7 +24,7 @@ DEGREE = st.integers(1, 40) | st.sampled_from([64, 1000, 2**20, 2**48])
 LAYOUT = {
     **{f"parallel.{axis}": DEGREE for axis in ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp")},
     "parallel.schedule": st.sampled_from(tuple(SCHEDULES)),
-    "parallel.context_method": st.sampled_from(CONTEXT_METHODS),
+    "parallel.cp_method": st.sampled_from(CP_METHODS),
     "batch.micro_batch_size": DEGREE,
     "batch.global_batch_size": DEGREE,
     "batch.sequence_length": st.integers(1, 600),

@@ -331,7 +331,7 @@ def test_a_fix_is_a_layout_that_is_priced(tell: Tell) -> None:
 
 
 def test_a_layout_reads_back_as_it_is_written() -> None:
-    lay = Layout(dp=2, tp=2, cp=2, context_method="ring", schedule="gpipe", zero=3, shard_group=2, whole_gradients=True,
+    lay = Layout(dp=2, tp=2, cp=2, cp_method="ring", schedule="gpipe", zero=3, shard_group=2, whole_gradients=True,
                  recompute=("*",), recompute_every=2, recompute_else=("swiglu",), offload=("anchors",),
                  micro_batch_size=3,
                  loss="reference", loss_chunk=64, bucket_bytes=0)  # fmt: skip
@@ -339,7 +339,7 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
     assert "elementwise" not in text and "elementwise=reference" in as_text(lay, "triton")  # where the GPU has kernels
     axes = parse_axes(text, flag="--layout", several=False)
     written = {name: value for name, (value,) in axes.items()}
-    assert written == {"dp": 2, "tp": 2, "cp": 2, "context_method": "ring", "schedule": "gpipe", "zero": 3,
+    assert written == {"dp": 2, "tp": 2, "cp": 2, "cp_method": "ring", "schedule": "gpipe", "zero": 3,
                        "shard_group": 2, "whole_gradients": True, "recompute": "full", "recompute_every": 2,
                        "recompute_else": "swiglu", "offload": "anchors", "micro_batch_size": 3, "loss": "reference",
                        "loss_chunk": 64, "bucket_bytes": 0}  # fmt: skip

@@ -19,7 +19,7 @@ from penteract.model.decoder import stage
 from penteract.ops.bodies import OPS
 from penteract.ops.do import Do, Seam
 from penteract.ops.tape import Call, Op
-from penteract.spec.layout import CONTEXT_METHODS, Layout
+from penteract.spec.layout import CP_METHODS, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 
@@ -38,7 +38,7 @@ LAYOUTS = (
     Layout(),
     Layout(tp=2, pp=2),
     Layout(tp=2, loss="chunked"),
-    *(Layout(cp=4, context_method=method) for method in CONTEXT_METHODS),
+    *(Layout(cp=4, cp_method=method) for method in CP_METHODS),
     Layout(dp=2, tp=2, cp=2, ep=4),
     Layout(dp=2, tp=2, ep=2, expert_tp=2),
 )

@@ -69,7 +69,7 @@ def test_one_rank_learns_and_its_memory_was_foretold(base: dict[str, Any]) -> No
     "layout",
     [
         ("--parallel.tp=2", "--parallel.pp=2"),
-        ("--parallel.dp=2", "--parallel.cp=2", "--parallel.context_method=ring"),
+        ("--parallel.dp=2", "--parallel.cp=2", "--parallel.cp_method=ring"),
         ("--parallel.pp=4", "--parallel.schedule=zb_h1"),
         ("--parallel.dp=2", "--parallel.tp=2", "--parallel.zero=1"),
     ],

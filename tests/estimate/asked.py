@@ -12,7 +12,7 @@ from penteract.estimate.quote import Quoter
 from penteract.schedule.registry import SCHEDULES
 from penteract.spec.case import Case
 from penteract.spec.hardware import cluster
-from penteract.spec.layout import ATTENTION_BODIES, CONTEXT_METHODS, ELEMENTWISE, LOSS_BODIES, Layout
+from penteract.spec.layout import ATTENTION_BODIES, CP_METHODS, ELEMENTWISE, LOSS_BODIES, Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.modules import Pattern
 from penteract.spec.movers import PLAIN, Mover, Movers
@@ -50,9 +50,9 @@ ASKINGS = {
 
 # Fields that are drawn together, as one decides what another may be.
 _TOGETHER = (
-    ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "context_method", "gradient_accumulation_steps"),
+    ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "cp_method", "gradient_accumulation_steps"),
     ("schedule", "vpp", "gradient_accumulation_steps"),
-    ("context_method",), ("ep", "expert_tp"), ("micro_batch_size",), ("gradient_accumulation_steps",),
+    ("cp_method",), ("ep", "expert_tp"), ("micro_batch_size",), ("gradient_accumulation_steps",),
     ("zero", "shard_group", "whole_gradients", "keep_gathered"), ("shard_group",),
     ("recompute",), ("recompute_every", "recompute_first", "recompute_else"), ("offload", "offload_every"),
     ("offload_optimizer",),
@@ -90,7 +90,7 @@ def _fields(random: Random, model: ModelSpec) -> dict[str, Any]:
         "dp": rows // cp, "tp": tp, "pp": pp, "cp": cp, "ep": random.choice((1, 2, 4)) if some else 1,
         "expert_tp": random.choice((1, tp)) if some else 1, "vpp": vpp,
         "schedule": schedule if vpp > 1 or schedule != "interleaved" else "1f1b",
-        "context_method": random.choice(CONTEXT_METHODS) if cp > 1 else "gather",
+        "cp_method": random.choice(CP_METHODS) if cp > 1 else "all_gather",
         "micro_batch_size": random.choice((1, 2, 4)), "gradient_accumulation_steps": pp * random.choice((1, 2, 5)),
         "zero": zero, "shard_group": random.choice((0, 0, 2, 4)) if zero else 0,
         "whole_gradients": whole, "keep_gathered": gathered,

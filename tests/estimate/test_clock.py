@@ -153,7 +153,7 @@ def check(case: Case, of: int) -> None:
     shifts = {mesh.group("cp", rank)}
     told = [
         ("message", e[3])
-        if e[0] == "start" and e[1] in shifts and case.layout.context_method == "ring" and e[3] in _shifts(case, rank)
+        if e[0] == "start" and e[1] in shifts and case.layout.cp_method == "ring" and e[3] in _shifts(case, rank)
         else e
         for e in told
     ]

@@ -115,8 +115,8 @@ def test_activations_over_ranks() -> None:
     cases = {
         Layout(tp=2): llama_layer(t=2),
         Layout(cp=4): llama_layer(cp=4, whole_keys=True),
-        Layout(cp=4, context_method="ring"): llama_layer(cp=4),
-        Layout(tp=2, cp=2, context_method="ring"): llama_layer(t=2, cp=2),
+        Layout(cp=4, cp_method="ring"): llama_layer(cp=4),
+        Layout(tp=2, cp=2, cp_method="ring"): llama_layer(t=2, cp=2),
         Layout(dp=4): llama_layer(),
         Layout(dp=4, zero=1): llama_layer(),
     }
@@ -190,13 +190,13 @@ def test_context_parallel_volume() -> None:
     and o of a rank's tokens, each way."""
     cp, layers = 4, LLAMA.layers
     share = 2 * b * (s // cp) * (2 * kv * c)
-    ring = wires(told(LLAMA, Layout(cp=cp, context_method="ring", micro_batch_size=b)), "ring over cp")
+    ring = wires(told(LLAMA, Layout(cp=cp, cp_method="ring", micro_batch_size=b)), "ring over cp")
     steps = (cp - 1) + (cp - 1) + cp
     assert ring == {"send": layers * steps * share, "recv": layers * steps * share}
     gather = wires(told(LLAMA, Layout(cp=cp, micro_batch_size=b)), "over cp")
     assert gather == {"all_gather": layers * cp * share, "reduce_scatter": layers * cp * share}
     copied = 2 * b * (s // cp) * (2 * cp * c)  # two KV heads for four ranks: neighbours get copies
-    exchange = wires(told(LLAMA, Layout(cp=cp, context_method="exchange", micro_batch_size=b)), "over cp")
+    exchange = wires(told(LLAMA, Layout(cp=cp, cp_method="ulysses", micro_batch_size=b)), "over cp")
     assert exchange == {"all_to_all": layers * 2 * (copied + 2 * b * (s // cp) * 2 * a * c)}
 
 

@@ -27,7 +27,7 @@ LAYOUTS = [
     Layout(),
     Layout(tp=4, micro_batch_size=2),
     Layout(pp=4, gradient_accumulation_steps=8),
-    Layout(cp=2, tp=2, context_method="ring"),
+    Layout(cp=2, tp=2, cp_method="ring"),
     Layout(dp=8, ep=8, micro_batch_size=4),
     Layout(dp=4, pp=2, ep=4, gradient_accumulation_steps=4, schedule="zb_h1"),
 ]

@@ -108,7 +108,7 @@ def test_rows_add_up_where_weights_are_gathered_as_codes(case: Case, of: int) ->
     Layout(dp=2, pp=2, vpp=2, schedule="interleaved", gradient_accumulation_steps=4, zero=1),
     Layout(dp=3, schedule="gpipe", gradient_accumulation_steps=3, zero=1, recompute=("*",)),
     Layout(dp=2, pp=2, gradient_accumulation_steps=2, zero=3),
-    Layout(tp=16, cp=2, context_method="ring", schedule="zb_h1"),
+    Layout(tp=16, cp=2, cp_method="ring", schedule="zb_h1"),
 ], ids=str)  # fmt: skip
 def test_layers_that_are_alike_are_counted(model: ModelSpec, layout: Layout) -> None:
     for rank in {0, layout.world - 1}:
@@ -117,8 +117,8 @@ def test_layers_that_are_alike_are_counted(model: ModelSpec, layout: Layout) -> 
 
 LAYOUTS = (
     Layout(dp=2, tp=2, pp=2, cp=2, gradient_accumulation_steps=4),
-    Layout(dp=4, tp=2, cp=2, context_method="ring", zero=1, recompute=("enter", "swiglu")),
-    Layout(tp=2, cp=2, context_method="exchange", recompute=("*",), gradient_accumulation_steps=2),
+    Layout(dp=4, tp=2, cp=2, cp_method="ring", zero=1, recompute=("enter", "swiglu")),
+    Layout(tp=2, cp=2, cp_method="ulysses", recompute=("*",), gradient_accumulation_steps=2),
     Layout(pp=2, gradient_accumulation_steps=4, recompute=()),
     Layout(dp=2, tp=2, cp=2, loss="chunked"),
 )

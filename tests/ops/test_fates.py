@@ -15,7 +15,7 @@ from penteract.spec.recompute import NONE
 from tiny import SIZES
 
 EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24))
-LAYOUTS = (Layout(), Layout(dp=2, tp=2, ep=2), Layout(tp=2, expert_tp=2, cp=2, context_method="ring"))
+LAYOUTS = (Layout(), Layout(dp=2, tp=2, ep=2), Layout(tp=2, expert_tp=2, cp=2, cp_method="ring"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -25,7 +25,7 @@ DENSE = ModelSpec(**SIZES)
 LAYOUTS = [
     (DENSE, Layout(dp=4, zero=1)),
     (replace(DENSE, predict_ahead=2), Layout(dp=2, tp=2, pp=2, gradient_accumulation_steps=2)),
-    (DENSE, Layout(dp=2, cp=2, context_method="ring", zero=3)),
+    (DENSE, Layout(dp=2, cp=2, cp_method="ring", zero=3)),
 ]
 
 

@@ -14,7 +14,7 @@ from penteract.ops.do import Do, Seam, Value
 from penteract.ops.spec import Role
 from penteract.ops.tape import Call
 from penteract.parallel import context, expert, tensor
-from penteract.spec.layout import CONTEXT_METHODS, Layout
+from penteract.spec.layout import CP_METHODS, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from pool import Pool
@@ -35,7 +35,7 @@ ALONE: list[tuple[dict[str, Any], set[str]]] = [
     ({"pp": 2}, set()),
     ({"tp": 2}, {"tp", "sequence"}),
     ({"tp": 2, "expert_tp": 2}, {"tp", "sequence"}),
-    *(({"cp": 2, "context_method": method}, {"cp", "sequence"}) for method in CONTEXT_METHODS),
+    *(({"cp": 2, "cp_method": method}, {"cp", "sequence"}) for method in CP_METHODS),
     ({"dp": 2, "ep": 2}, {"ep"}),
 ]
 

@@ -28,10 +28,10 @@ SCALARS = 1024  # bytes of a step's few numbers of one element each
 # Of wide heads, so that queries, keys and values are what is largest; each parameter has a bucket of its own.
 MODEL = ModelSpec(**SIZES | {"head_size": 32, "ffn_size": 32, "kv_heads": 8, "vocab_size": 32})
 LAYOUTS = [
-    Layout(cp=2, context_method="exchange", micro_batch_size=2, recompute=(), bucket_bytes=0),
-    Layout(cp=4, context_method="exchange", recompute=("*",), schedule="zb_h1", gradient_accumulation_steps=2,
+    Layout(cp=2, cp_method="ulysses", micro_batch_size=2, recompute=(), bucket_bytes=0),
+    Layout(cp=4, cp_method="ulysses", recompute=("*",), schedule="zb_h1", gradient_accumulation_steps=2,
            bucket_bytes=0),
-    Layout(cp=2, tp=2, context_method="exchange", recompute=("to_heads", "attention"), bucket_bytes=0),
+    Layout(cp=2, tp=2, cp_method="ulysses", recompute=("to_heads", "attention"), bucket_bytes=0),
 ]  # fmt: skip
 
 
@@ -97,7 +97,7 @@ EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24, balanc
 @pytest.mark.parametrize(("model", "layout"), [
     *((MODEL, layout) for layout in LAYOUTS),
     (EXPERTS, Layout(dp=2, ep=2, pp=2, zero=3, gradient_accumulation_steps=2)),
-    (EXPERTS, Layout(cp=2, tp=2, context_method="ring", zero=1)),
+    (EXPERTS, Layout(cp=2, tp=2, cp_method="ring", zero=1)),
     (EXPERTS, Layout(dp=4, ep=2, zero=2, shard_group=2, gradient_accumulation_steps=2)),
 ], ids=str)  # fmt: skip
 def test_no_collective_allocates(pool: Pool, model: ModelSpec, layout: Layout) -> None:

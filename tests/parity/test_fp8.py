@@ -52,7 +52,7 @@ PLACES = [
     (DENSE, Layout(dp=2, tp=2, zero=2, bucket_bytes=2**12)),
     (DENSE, Layout(tp=2, cp=2, gradient_accumulation_steps=2, recompute=("enter", "linear"))),
     (DENSE, Layout(pp=3, gradient_accumulation_steps=3, schedule="zb_h1")),
-    (LATENT, Layout(tp=2, cp=2, context_method="ring")),
+    (LATENT, Layout(tp=2, cp=2, cp_method="ring")),
     (EXPERTS, Layout(dp=2, cp=2, ep=2)),
 ]
 

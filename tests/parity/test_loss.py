@@ -30,7 +30,7 @@ PLAIN = ModelSpec(**SIZES | {"layers": 4}, z_loss_coefficient=0.05)
 
 @pytest.mark.parametrize("case", [
     Case(AHEAD, Layout(tp=2, pp=2, schedule="zb_h1", gradient_accumulation_steps=3, loss="chunked", loss_chunk=5)),
-    Case(AHEAD, Layout(dp=2, cp=2, context_method="ring", zero=1, micro_batch_size=2, loss="chunked", loss_chunk=6)),
+    Case(AHEAD, Layout(dp=2, cp=2, cp_method="ring", zero=1, micro_batch_size=2, loss="chunked", loss_chunk=6)),
     Case(PLAIN, Layout(tp=2, pp=2, vpp=2, schedule="interleaved", gradient_accumulation_steps=2, loss="chunked",
                        loss_chunk=7, recompute=("*",))),
 ], ids=["zb_h1", "ring", "interleaved"])  # fmt: skip

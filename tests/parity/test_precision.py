@@ -35,7 +35,7 @@ DENSE = ModelSpec(**SIZES | {"initial_std": 0.1}, tied=True, qkv_bias=True)
 EXPERTS = replace(DENSE, moe=MoESpec(experts=4, top_k=2, ffn_size=24, dense_layers=(0,)))
 PLACES = [
     (DENSE, Layout(dp=2, tp=2, zero=1, bucket_bytes=2**12)),
-    (DENSE, Layout(pp=2, cp=2, gradient_accumulation_steps=4, context_method="ring")),
+    (DENSE, Layout(pp=2, cp=2, gradient_accumulation_steps=4, cp_method="ring")),
     (EXPERTS, Layout(dp=4, ep=2, zero=1)),
 ]
 STEPS = 3

@@ -29,7 +29,7 @@ LAYOUTS = [
     (DENSE, Layout(dp=3, zero=1, bucket_bytes=0)),  # every shard of a bias is mostly padding
     (DENSE, Layout(dp=2, tp=4, zero=1)),  # KV heads are replicated over pairs of tensor ranks
     (TIED, Layout(dp=2, pp=2, gradient_accumulation_steps=2, zero=1, bucket_bytes=2**12)),
-    (DENSE, Layout(cp=2, pp=2, gradient_accumulation_steps=2, schedule="zb_h1", context_method="ring", zero=1)),
+    (DENSE, Layout(cp=2, pp=2, gradient_accumulation_steps=2, schedule="zb_h1", cp_method="ring", zero=1)),
     (EXPERTS, Layout(dp=4, ep=2, zero=1, bucket_bytes=2**12)),
     (EXPERTS, Layout(dp=2, tp=2, ep=2, expert_tp=2, zero=1)),
     (DENSE, Layout(dp=4, gradient_accumulation_steps=2, zero=1, shard_group=2, bucket_bytes=2**12)),

@@ -17,7 +17,7 @@ from penteract.plan.legality import CROSSES, reason
 from penteract.plan.space import Space, divisors
 from penteract.spec.case import Case
 from penteract.spec.hardware import Cluster
-from penteract.spec.layout import CONTEXT_METHODS, Layout
+from penteract.spec.layout import CP_METHODS, Layout
 from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.presets import TINY, preset
 from penteract.spec.rules import breaches
@@ -65,7 +65,7 @@ def by_hand(ask: Ask) -> list[Layout]:
         share = total // dp
         sizes = [n for n in range(1, share + 1) if share % n == 0] if total % dp == 0 else [1]
         for pipe, method, ep, expert_tp, zero, recompute, size in product(
-            pipes, CONTEXT_METHODS if cp > 1 else ["gather"],
+            pipes, CP_METHODS if cp > 1 else ["all_gather"],
             [n for n in range(1, dp * cp + 1) if dp * cp % n == 0] if moe else [1],
             {1, tp} if moe else [1], sharings(ask, dp * cp, tp), [("enter",), ("*",)], sizes,
         ):  # fmt: skip
@@ -74,7 +74,7 @@ def by_hand(ask: Ask) -> list[Layout]:
             found.append(
                 Layout(
                     dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=expert_tp, schedule=pipe[0], vpp=pipe[1],
-                    context_method=method, zero=zero[0], shard_group=zero[1], whole_gradients=zero[2],
+                    cp_method=method, zero=zero[0], shard_group=zero[1], whole_gradients=zero[2],
                     keep_gathered=zero[3], recompute=recompute, micro_batch_size=size, loss="chunked",
                     gradient_accumulation_steps=max(1, total // (dp * size)),
                 )  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def test_tensor_groups_stay_on_a_node_unless_asked() -> None:
         ({"zero": (3,), "whole_gradients": (True,)}, lambda lay: lay.zero == 3 and lay.whole_gradients),
         ({"loss": ("reference",), "bucket_bytes": (0,)}, lambda lay: lay.loss == "reference" and not lay.bucket_bytes),
         ({"shard_group": (2,)}, lambda lay: lay.shard_group == 2 and lay.zero > 0),
-        ({"context_method": ("ring",)}, lambda lay: lay.cp > 1 and lay.context_method == "ring"),
+        ({"cp_method": ("ring",)}, lambda lay: lay.cp > 1 and lay.cp_method == "ring"),
     ],
 )  # fmt: skip
 def test_pins_hold(pins: dict[str, tuple[object, ...]], kept: object) -> None:

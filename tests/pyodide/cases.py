@@ -48,7 +48,7 @@ CASES: dict[str, Callable[[], object]] = {
     "8B, dp 2 tp 4": lambda: priced(
         "llama-3.1-8b", Layout(dp=2, tp=4, gradient_accumulation_steps=4, zero=1), 8192),
     "8B, tp 2 pp 2 cp 2": lambda: priced(
-        "llama-3.1-8b", Layout(tp=2, pp=2, cp=2, context_method="ring", gradient_accumulation_steps=8), 8192),
+        "llama-3.1-8b", Layout(tp=2, pp=2, cp=2, cp_method="ring", gradient_accumulation_steps=8), 8192),
     "8B, 2 chunks a rank": lambda: priced(
         "llama-3.1-8b", Layout(pp=4, vpp=2, schedule="interleaved", gradient_accumulation_steps=8), 4096),
     "experts, ep 8": lambda: priced("qwen3-30b-a3b", Layout(dp=8, ep=8), 4096),

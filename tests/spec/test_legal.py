@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penteract.schedule.registry import SCHEDULES
 from penteract.spec.case import Case
-from penteract.spec.layout import CONTEXT_METHODS, Layout
+from penteract.spec.layout import CP_METHODS, Layout
 from penteract.spec.legal import BadLayout, check_legal, problems
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from penteract.spec.nearest import repair
@@ -40,7 +40,7 @@ MODELS = st.builds(
 DEGREES = st.integers(-1, 9)
 LAYOUTS = st.builds(
     Layout, dp=DEGREES, tp=DEGREES, pp=DEGREES, cp=DEGREES, ep=DEGREES, vpp=DEGREES, expert_tp=DEGREES,
-    schedule=st.sampled_from(tuple(SCHEDULES)), context_method=st.sampled_from(CONTEXT_METHODS),
+    schedule=st.sampled_from(tuple(SCHEDULES)), cp_method=st.sampled_from(CP_METHODS),
     micro_batch_size=DEGREES, gradient_accumulation_steps=DEGREES,
 )  # fmt: skip
 SHARDED = st.builds(
@@ -89,7 +89,7 @@ def legal(case: Case) -> bool:
     )
     context = s % (2 * lay.cp) == 0 if lay.cp > 1 else True
     context = context and s // lay.cp % lay.tp == 0
-    if lay.cp > 1 and lay.context_method == "exchange":
+    if lay.cp > 1 and lay.cp_method == "ulysses":
         kv = max(1, m.kv_heads // lay.tp)
         context = context and m.heads // lay.tp % lay.cp == 0 and (kv % lay.cp == 0 or lay.cp % kv == 0)
     pipeline = (
@@ -150,7 +150,7 @@ def test_a_repair_repairs_and_changes_nothing_legal(case: Case, settle: Settle) 
         (Layout(dp=2, zero=1, keep_gathered=True), "keep_gathered", True, (False,), "--parallel.keep_gathered False"),
         (Layout(vpp=2), "vpp", 2, (1,), "--parallel.vpp 1"),
         (Layout(tp=2, expert_tp=4), "expert_tp", 4, (2, 1), "--parallel.expert_tp 2"),
-        (Layout(cp=16, context_method="exchange"), "cp", 16, (8, 4, 2), "--parallel.cp 8"),
+        (Layout(cp=16, cp_method="ulysses"), "cp", 16, (8, 4, 2), "--parallel.cp 8"),
         (
             Layout(schedule="interleaved"),
             "schedule", "interleaved", ("1f1b", "gpipe", "zb_h1"), "--parallel.schedule 1f1b",

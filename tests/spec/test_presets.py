@@ -3,12 +3,12 @@
 import pytest
 
 from penteract.errors import BadInput
-from penteract.spec.layout import CONTEXT_METHODS
+from penteract.spec.layout import CP_METHODS
 from penteract.spec.model import ModelSpec
 from penteract.spec.presets import PRESETS, preset
 from penteract.spec.resolve import resolve
 
-FOUR_RANKS = [["dp=4"], ["tp=4"], ["pp=4"], *(["cp=4", f"context_method={m}"] for m in CONTEXT_METHODS)]
+FOUR_RANKS = [["dp=4"], ["tp=4"], ["pp=4"], *(["cp=4", f"cp_method={m}"] for m in CP_METHODS)]
 
 
 def parameters(model: ModelSpec) -> int:

@@ -1,13 +1,13 @@
 """Context parallelism.
 
 Split      tokens, through the whole network: rank i of n holds chunks i and 2n-1-i of 2n (zigzag: causal work is even).
-Seams      gather     forward all-gather K and V          backward reduce-scatter their gradients
+Seams      all_gather forward all-gather K and V          backward reduce-scatter their gradients
                       (of latent attention: what they unfold from)
            ring       forward K and V go round, each step's partial attention merged by its log-sum-exp
                       backward the same round, with the gradients of K and V travelling along
-           exchange   forward all-to-all: tokens for heads   backward the same, turned round (Ulysses)
-Costs      K and V once (gather), n - 1 times a share of them (ring), Q, K, V and O once (exchange).
-Helps      when one sequence does not fit; ring hides its traffic, exchange needs heads enough, gather is simplest.
+           ulysses    forward all-to-all: tokens for heads   backward the same, turned round (Ulysses)
+Costs      K and V once (all_gather), n - 1 times a share of them (ring), Q, K, V and O once (ulysses).
+Helps      when one sequence does not fit; ring hides its traffic, ulysses needs heads enough, all_gather is simplest.
 Papers     Liu 2023 (2310.01889); Jacobs 2023 (2309.14509); Dubey 2024 (2407.21783) §3.3.2
 """
 
@@ -97,7 +97,7 @@ def ring(**shape: Any) -> Seam:
 def sources(do: Do, *values: Value) -> Values:
     """What keys and values are made of, each [S@cp, B, ..]: of all tokens, [S, B, ..], where keys and values would be
     gathered. They unfold after that, as what they unfold from is smaller."""
-    return tuple(do.seam(gather, x) if do.layout.context_method == "gather" else x for x in values)
+    return tuple(do.seam(gather, x) if do.layout.cp_method == "all_gather" else x for x in values)
 
 
 def attend(do: Do, q: Value, k: Value, v: Value, sequence_length: int, **shape: Any) -> Value:
@@ -111,14 +111,14 @@ def attend(do: Do, q: Value, k: Value, v: Value, sequence_length: int, **shape: 
     if cp == 1:
         return do.say("attention", q, k, v, index, start, index, **shape)[0]
     every = do.input("index:all", (sequence_length,))
-    match do.layout.context_method:
-        case "gather":
+    match do.layout.cp_method:
+        case "all_gather":
             k, v = (t if t.shape[0] == sequence_length else do.seam(gather, t) for t in (k, v))
             return do.say("attention", q, k, v, index, start, every, **shape)[0]
         case "ring":
             keys = [index, *(do.input(f"index:{i} before", (own,)) for i in range(1, cp))]
             return do.seam(ring(**shape), q, k, v, index, start, *keys)
-        case "exchange":
+        case "ulysses":
             kv_heads = _size(k) // shape["head_size"]
             if kv_heads % cp:  # fewer KV heads than ranks: neighbours get copies
                 k = do.repeat_heads(k, cp // kv_heads, shape["head_size"])

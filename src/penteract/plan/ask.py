@@ -13,12 +13,12 @@ from penteract.spec.hardware import Cluster
 from penteract.spec.kernels import fastest_attention, fastest_elementwise
 from penteract.spec.layout import (
     ATTENTION_BODIES,
-    CONTEXT_METHODS,
+    CP_METHODS,
     ELEMENTWISE,
     LOSS_BODIES,
     ZERO_STAGES,
     AttentionBody,
-    ContextMethod,
+    CpMethod,
     Elementwise,
     Layout,
 )
@@ -37,17 +37,17 @@ RECOMPUTE = WHOLE  # what each recomputation makes a layout recompute
 # fragmentation, for which estimates of other programs keep 20 %.
 HEADROOM = 0.08
 
-_SHORT = {"mbs": "micro_batch_size", "micro_batch": "micro_batch_size", "method": "context_method"}
-_LONG = {"micro_batch_size": "mbs", "context_method": "method"}
+_SHORT = {"mbs": "micro_batch_size", "micro_batch": "micro_batch_size"}
+_LONG = {"micro_batch_size": "mbs"}
 _WORDS: Mapping[str, Collection[str]] = {
     "schedule": SCHEDULES,
-    "context_method": CONTEXT_METHODS,
+    "cp_method": CP_METHODS,
     "attention": ATTENTION_BODIES,
     "loss": LOSS_BODIES,
     "elementwise": ELEMENTWISE,
 }
 _CHOICES = ("whole_gradients", "keep_gathered", "offload_optimizer")  # true or false
-AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "context_method", "micro_batch_size", "zero",
+AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "cp_method", "micro_batch_size", "zero",
         "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "recompute_every",
         "recompute_first", "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
 LOSS = Kernels().loss  # that of a run which says nothing
@@ -96,7 +96,7 @@ class Ask:
         """The question in one precision, for each of them."""
         return tuple(replace(self, precision=p, also=()) for p in (self.precision, *self.also))
 
-    def attention(self, cp: int, method: ContextMethod) -> AttentionBody:
+    def attention(self, cp: int, method: CpMethod) -> AttentionBody:
         """The fastest kernel that such layouts may have, on GPUs."""
         return "reference" if self.cluster.gpu is None else fastest_attention(self.model, cp, method, self.precision)
 

@@ -19,4 +19,4 @@ def effort(layout: Layout) -> Effort:
     used = sum(n > 1 for n in degrees) + sum(extras)
     rank = (plain.schedule, *SCHEDULES).index(lay.schedule)
     return (used, lay.tp * lay.pp * lay.cp, rank, lay.vpp, lay.cp, lay.tp, lay.ep, lay.zero, recomputed, lay.expert_tp,
-            lay.context_method != plain.context_method, lay.micro_batch_size)  # fmt: skip
+            lay.cp_method != plain.cp_method, lay.micro_batch_size)  # fmt: skip

@@ -133,7 +133,7 @@ def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]
         "mesh": {k: getattr(goal, k) for k in ("dp", "tp", "pp", "cp", "ep", "expert_tp")},
         "schedule": {"schedule": goal.schedule, "vpp": goal.vpp},
         "pipeline": {k: getattr(goal, k) for k in ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp")},
-        "method": {"context_method": goal.context_method},
+        "cp_method": {"cp_method": goal.cp_method},
         "micro": {"micro_batch_size": goal.micro_batch_size},
         "zero": {k: getattr(goal, k) for k in _SHARDING},
         "recompute": {k: getattr(goal, k) for k in EDITS},

@@ -40,7 +40,7 @@ class Legality:
 
     def split(self, tp: int, cp: int, method: Any) -> str:
         """Of heads, widths and tokens."""
-        return self._first(tp=tp, cp=cp, context_method=method)
+        return self._first(tp=tp, cp=cp, cp_method=method)
 
     def pipeline(self, schedule: Any, pp: int, vpp: int, micros: int) -> str:
         """Of layers, and of the schedule for `micros` micro-batches."""
@@ -63,7 +63,7 @@ class Legality:
 
     def kernel(self, cp: int, method: Any, attention: Any) -> str:
         """Of the body of attention."""
-        axes: dict[str, Any] = {"cp": cp, "context_method": method, "attention": attention}
+        axes: dict[str, Any] = {"cp": cp, "cp_method": method, "attention": attention}
         key = ("kernel", *axes.items())
         if key not in self._seen:
             self._seen[key] = next((what for _, what in kernel_breaches(self.model, Layout(**axes))), "")

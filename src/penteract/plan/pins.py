@@ -13,7 +13,7 @@ from penteract.errors import BadInput
 from penteract.plan.ask import Ask, Values, as_word
 from penteract.plan.space import Space, divisors
 from penteract.schedule.registry import SCHEDULES
-from penteract.spec.layout import CONTEXT_METHODS, ZERO_STAGES
+from penteract.spec.layout import CP_METHODS, ZERO_STAGES
 
 _TOLD = 2  # values that would go
 _TRIED = 4  # of an axis: the nearest
@@ -47,7 +47,7 @@ def _near(ask: Ask, axis: str, held: Values) -> list[Any]:
     known: dict[str, Iterable[Any]] = {
         **dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "expert_tp", "shard_group"), gpus),
         "vpp": range(1, ask.model.layers + 1), "micro_batch_size": batch, "zero": ZERO_STAGES, "schedule": SCHEDULES,
-        "context_method": CONTEXT_METHODS, "whole_gradients": (False, True), "keep_gathered": (False, True),
+        "cp_method": CP_METHODS, "whole_gradients": (False, True), "keep_gathered": (False, True),
     }  # fmt: skip
 
     def apart(value: Any) -> float:

@@ -233,7 +233,7 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
     given.setdefault("loss", LOSS)
     given.setdefault("elementwise", ask.elementwise)
     check_elementwise(given["elementwise"], ask.precision, where="--layout", fix="leave elementwise out")
-    given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("context_method", "gather")))
+    given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather")))
     if budget_of(str(given.get("recompute", ""))):
         del given["recompute"]
     given = {name: value for name, value in given.items() if name not in EDITS} | edits_of(given)

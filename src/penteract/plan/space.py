@@ -15,10 +15,10 @@ from penteract.plan.legality import CROSSES, Legality, crosses_node
 from penteract.plan.options import told_by
 from penteract.schedule.registry import SCHEDULES, ScheduleName
 from penteract.spec.layout import (
-    CONTEXT_METHODS,
+    CP_METHODS,
     ZERO_STAGES,
     AttentionBody,
-    ContextMethod,
+    CpMethod,
     Elementwise,
     Layout,
     LossBody,
@@ -79,7 +79,7 @@ class Space:
     schedule, vpp      without a pipeline one; else all, with one chunk a rank; those that need more, with the fewest
                        for each number of layers that the longest chunk can have: more of that length only wait more
     ep, expert_tp      for a model with experts: divisors of dp·cp; whole experts, or split over tp
-    context_method     all, where cp > 1
+    cp_method     all, where cp > 1
     zero               0 to 3; 0 alone where no two ranks share parameters (dp·cp = 1)
     shard_group        all who share parameters; over several nodes also those of one node, where their number divides
     whole_gradients,   of ZeRO 3 where there are several micro-batches: neither, or one of both (both together are
@@ -114,7 +114,7 @@ class Space:
             len(self.methods(cp))
             * len(self.pipelines(pp))
             * len(self.experts(tp, dp * cp))
-            * self._count(dp, self.memories(dp * cp, tp, cp, "gather"))
+            * self._count(dp, self.memories(dp * cp, tp, cp, "all_gather"))
             for dp, tp, pp, cp in self.meshes
         )
 
@@ -136,12 +136,12 @@ class Space:
         degrees = self._values("ep", divisors(rows) if some else (1,))
         return list(product(degrees, self._values("expert_tp", (1, tp) if some and tp > 1 else (1,))))
 
-    def methods(self, cp: int) -> tuple[ContextMethod, ...]:
-        allowed = self._values("context_method", CONTEXT_METHODS)
-        found = CONTEXT_METHODS if cp > 1 else (Layout().context_method,)
+    def methods(self, cp: int) -> tuple[CpMethod, ...]:
+        allowed = self._values("cp_method", CP_METHODS)
+        found = CP_METHODS if cp > 1 else (Layout().cp_method,)
         return tuple(m for m in found if m in allowed)
 
-    def memories(self, rows: int, tp: int, cp: int, method: ContextMethod) -> list[Memory]:
+    def memories(self, rows: int, tp: int, cp: int, method: CpMethod) -> list[Memory]:
         """Of layouts where `rows` = dp·cp places of `tp` ranks share parameters and `cp` of them sequences."""
         stages = self._values("zero", ZERO_STAGES if rows > 1 else ZERO_STAGES[:1])
         sharings = [
@@ -204,7 +204,7 @@ class Space:
                     refused[why] += len(pipelines) * len(experts) * self._count(dp, memories)
                     continue
                 for (schedule, vpp), (ep, expert_tp) in product(pipelines, experts):
-                    fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "context_method": method, "schedule": schedule,
+                    fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, "schedule": schedule,
                              "vpp": vpp, "ep": ep, "expert_tp": expert_tp, **self._edits}  # fmt: skip
                     members = tuple(self._members(legality, fixed, memories, refused))
                     if members:
@@ -228,7 +228,7 @@ class Space:
                 refused.update(bad)
             if not sizes:
                 continue
-            if why := legality.kernel(fixed["cp"], fixed["context_method"], memory.attention):
+            if why := legality.kernel(fixed["cp"], fixed["cp_method"], memory.attention):
                 refused[why] += len(sizes)
             else:
                 yield memory, sizes
@@ -285,7 +285,7 @@ NOT_TRIED: Mapping[str, str] = {
 _MESH = ("dp", "tp", "pp", "cp")
 # The values of `whole_gradients` and `keep_gathered` under each stage of ZeRO, what takes less first.
 _CHOICES: Mapping[int, tuple[bool, ...]] = {zero: (True, False) if zero == 3 else (False,) for zero in ZERO_STAGES}
-_FILTERED = frozenset({*_MESH, "schedule", "context_method"})  # other axes take pinned values that are not tried
+_FILTERED = frozenset({*_MESH, "schedule", "cp_method"})  # other axes take pinned values that are not tried
 
 
 def _chunks(layers: int, pp: int) -> tuple[int, ...]:

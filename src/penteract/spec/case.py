@@ -12,7 +12,7 @@ from penteract.spec.model import ModelSpec
 # axis -> the key of a run file that sets it
 AXES: Mapping[str, str] = {
     **{name: f"parallel.{name}" for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "schedule",
-                                             "context_method", "zero", "shard_group", "whole_gradients",
+                                             "cp_method", "zero", "shard_group", "whole_gradients",
                                              "keep_gathered")},
     **{name: f"batch.{name}" for name in ("micro_batch_size", "global_batch_size", "sequence_length",
                                           "gradient_accumulation_steps")},

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penteract.errors import BadInput
-from penteract.spec.layout import AttentionBody, ContextMethod, Elementwise, Layout
+from penteract.spec.layout import AttentionBody, CpMethod, Elementwise, Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
 
@@ -26,7 +26,7 @@ class Limits:
     documents  how many may meet in so many query tokens; None: it takes whole sequences alone
     """
 
-    context: tuple[ContextMethod, ...]
+    context: tuple[CpMethod, ...]
     widest: int
     window: bool
     documents: Callable[[int], int] | None = None
@@ -36,8 +36,8 @@ class Limits:
 
 # Fastest first.
 ATTENTION: Mapping[AttentionBody, Limits] = {
-    "cudnn": Limits(context=("exchange",), widest=128, window=False),
-    "flash": Limits(context=("gather", "exchange"), widest=256, window=True, documents=most_documents),
+    "cudnn": Limits(context=("ulysses",), widest=128, window=False),
+    "flash": Limits(context=("all_gather", "ulysses"), widest=256, window=True, documents=most_documents),
 }
 
 
@@ -46,8 +46,8 @@ def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str
     kernel, size = layout.attention, model.head_size
     if (can := ATTENTION.get(kernel)) is None:
         return
-    if layout.cp > 1 and layout.context_method not in can.context:
-        yield "context_method", f"the attention kernel '{kernel}' needs keys in the order of the sequence"
+    if layout.cp > 1 and layout.cp_method not in can.context:
+        yield "cp_method", f"the attention kernel '{kernel}' needs keys in the order of the sequence"
     if size % 8 or size > can.widest:
         yield "attention", f"the kernel '{kernel}' takes heads in multiples of 8 to {can.widest}, not {size}"
     if model.latent and model.latent.value_size != size:
@@ -76,11 +76,11 @@ def fastest_elementwise(p: Policy) -> Elementwise:
     return "triton" if p.stat == "fp32" else "reference"
 
 
-def fastest_attention(model: ModelSpec, cp: int, method: ContextMethod, p: Policy) -> AttentionBody:
+def fastest_attention(model: ModelSpec, cp: int, method: CpMethod, p: Policy) -> AttentionBody:
     """The fastest that these may have on a GPU."""
     for kernel, can in ATTENTION.items():
         if p.compute in can.computes and not any(
-            kernel_breaches(model, Layout(cp=cp, context_method=method, attention=kernel))
+            kernel_breaches(model, Layout(cp=cp, cp_method=method, attention=kernel))
         ):
             return kernel
     return "reference"

@@ -101,7 +101,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "parallel.vpp": ("chunks of layers a pipeline rank holds", 1, _HUGE),
     "parallel.expert_tp": ("1: experts stay whole; tp: each is split over tp", 1, _HUGE),
     "parallel.schedule": ("order of the pipeline's forwards and backwards", 0, 0),
-    "parallel.context_method": ("how attention sees other ranks' tokens", 0, 0),
+    "parallel.cp_method": ("how attention sees other ranks' tokens", 0, 0),
     "parallel.zero": ("cut over ranks with the same parameters: 1 optimizer state, 2 gradients, 3 parameters", 0, 3),
     "parallel.shard_group": ("places of dp·cp that share one copy of what ZeRO cuts (HSDP); 0: all", 0, _HUGE),
     "parallel.whole_gradients": ("ZeRO 3: micro-batches add up in whole buffers, summed over ranks once", 0, 0),

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.schedule.schedule import Placement
 
-ContextMethod = Literal["gather", "ring", "exchange"]
+CpMethod = Literal["all_gather", "ring", "ulysses"]
 AttentionBody = Literal["reference", "flash", "cudnn"]
 LossBody = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
@@ -17,7 +17,7 @@ ZERO_STAGES = (0, 1, 2, 3)
 ATTENTION_BODIES: tuple[AttentionBody, ...] = ("reference", "flash", "cudnn")
 LOSS_BODIES: tuple[LossBody, ...] = ("reference", "chunked")
 ELEMENTWISE: tuple[Elementwise, ...] = ("reference", "triton")
-CONTEXT_METHODS: tuple[ContextMethod, ...] = ("gather", "ring", "exchange")
+CP_METHODS: tuple[CpMethod, ...] = ("all_gather", "ring", "ulysses")
 
 
 class Edit(NamedTuple):
@@ -58,7 +58,7 @@ class Layout:
     vpp: int = 1
     expert_tp: int = 1  # 1: each tensor rank routes its own tokens to whole experts; tp: experts are split too
     schedule: ScheduleName = "1f1b"
-    context_method: ContextMethod = "gather"
+    cp_method: CpMethod = "all_gather"
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1
     zero: int = 0

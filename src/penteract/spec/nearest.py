@@ -9,7 +9,7 @@ from typing import Any
 
 from penteract.schedule.registry import SCHEDULES, schedule_of
 from penteract.spec.case import AXES, OF_A_PART, Case
-from penteract.spec.layout import ATTENTION_BODIES, CONTEXT_METHODS, ZERO_STAGES, Layout
+from penteract.spec.layout import ATTENTION_BODIES, CP_METHODS, ZERO_STAGES, Layout
 from penteract.spec.rules import breaches
 from penteract.spec.settle import Settle
 
@@ -94,8 +94,8 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
     found, lay = case.get(axis), case.layout
     if axis == "schedule":
         return _others(SCHEDULES, found)
-    if axis == "context_method":
-        return _others(CONTEXT_METHODS, found)
+    if axis == "cp_method":
+        return _others(CP_METHODS, found)
     if axis in ("qk_norm", "whole_gradients", "keep_gathered"):
         return iter([not found])
     if axis == "zero":
@@ -127,7 +127,7 @@ def _divisors(n: int, near: int) -> list[int]:
 
 def _others(values: Iterable[str], found: str) -> Iterator[str]:
     """The common ones first."""
-    common = (Layout().schedule, Layout().context_method)
+    common = (Layout().schedule, Layout().cp_method)
     return iter(sorted((v for v in values if v != found), key=lambda v: v not in common))
 
 

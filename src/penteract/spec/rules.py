@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from penteract.schedule.registry import SCHEDULES, breach, schedule_of
 from penteract.spec.case import Case
 from penteract.spec.kernels import kernel_breaches
-from penteract.spec.layout import CONTEXT_METHODS, ELEMENTWISE, LOSS_BODIES, ZERO_STAGES
+from penteract.spec.layout import CP_METHODS, ELEMENTWISE, LOSS_BODIES, ZERO_STAGES
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 
 Breach = tuple[str, str]  # (axis, what is wrong)
@@ -18,7 +18,7 @@ _FROM_0 = ("recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
 _KNOWN: Mapping[str, tuple[Collection[object], str]] = {
     "zero": (ZERO_STAGES, "stage of ZeRO here"),
     "schedule": (SCHEDULES, "schedule"),
-    "context_method": (CONTEXT_METHODS, "context method"),
+    "cp_method": (CP_METHODS, "context method"),
     "loss": (LOSS_BODIES, "body of the loss"),
     "elementwise": (ELEMENTWISE, "body of what is done element by element"),
 }
@@ -125,12 +125,12 @@ def _context(case: Case) -> Iterator[Breach]:
         yield blamed, f"sequence_length = {tokens} does not cut into 2·cp = {2 * cp} equal chunks"
     elif (tokens // cp) % tp and model.heads % tp == 0:
         yield "sequence_length", f"tp = {tp} does not divide the {tokens // cp} tokens of a context rank"
-    if cp > 1 and lay.context_method == "exchange" and model.heads % tp == 0:
+    if cp > 1 and lay.cp_method == "ulysses" and model.heads % tp == 0:
         heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
         if heads % cp:
-            yield "cp", f"exchange deals heads: cp = {cp} does not divide the {heads} heads of a tensor rank"
+            yield "cp", f"Ulysses deals heads: cp = {cp} does not divide the {heads} heads of a tensor rank"
         elif kv_heads % cp and cp % kv_heads:
-            yield "cp", f"exchange deals heads: cp = {cp} and the {kv_heads} KV heads of a tensor rank do not divide"
+            yield "cp", f"Ulysses deals heads: cp = {cp} and the {kv_heads} KV heads of a tensor rank do not divide"
 
 
 def _pipeline(case: Case) -> Iterator[Breach]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NewType
 
 from penteract.schedule.registry import ScheduleName
-from penteract.spec.layout import AttentionBody, ContextMethod, Elementwise, LossBody
+from penteract.spec.layout import AttentionBody, CpMethod, Elementwise, LossBody
 
 Count = NewType("Count", int)  # read from 4096, "1M" (10^6) or "1Mi" (2^20)
 
@@ -23,7 +23,7 @@ class Parallel:
     vpp: int = 1
     expert_tp: int = 1
     schedule: ScheduleName = "1f1b"
-    context_method: ContextMethod = "gather"
+    cp_method: CpMethod = "all_gather"
     zero: int = 0
     shard_group: int = 0
     whole_gradients: bool = False

@@ -103,7 +103,7 @@ def check_documents(p: Program, samples: Iterable[Sample]) -> None:
     can = ATTENTION.get(lay.attention)
     if can is None or can.documents is None:
         return
-    own = s if lay.context_method == "exchange" else s // lay.cp
+    own = s if lay.cp_method == "ulysses" else s // lay.cp
     n = piece(own, s)
     most = can.documents(n)
     for sample in samples:

@@ -74,7 +74,7 @@ class Places:
         if cp == 1:
             return Places(Order(), Order(), (Piece(0, 0, s),))
         dealt = Order(tuple(c for r in range(cp) for c in token_indices(2 * cp, cp, r)))
-        if env.mesh.layout.context_method == "exchange":
+        if env.mesh.layout.cp_method == "ulysses":
             return Places(dealt, dealt, (Piece(0, 0, s),))
         n = s // 2
         own = token_indices(2 * cp, cp, env.index("cp"))

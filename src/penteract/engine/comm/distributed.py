@@ -123,6 +123,6 @@ class Nccl(Distributed):
                 other = pair[sender == pair[0]]
                 mine = sender == self.rank
                 self.finish(self.send(x, other, ranks, what) if mine else self.receive(y, sender, ranks, what))
-        if lay.cp > 1 and lay.context_method == "ring":
+        if lay.cp > 1 and lay.cp_method == "ring":
             ring = p.mesh.group("cp", self.rank)
             self.finish(self._shift(self.groups[ring], ring, x, y))

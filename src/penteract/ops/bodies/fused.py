@@ -53,6 +53,6 @@ def asked_for(name: AttentionBody, kind: type[Fused]) -> Serves:
     def serves(site: Site, layout: Layout) -> Body | None:
         if layout.attention != name:
             return None
-        return dealt if layout.cp > 1 and layout.context_method == "exchange" else plain
+        return dealt if layout.cp > 1 and layout.cp_method == "ulysses" else plain
 
     return serves
