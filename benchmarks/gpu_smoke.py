@@ -183,7 +183,7 @@ def main() -> None:
     commit = asked.commit or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     record = {"commit": commit, "device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
               "date": time.strftime("%Y-%m-%d")}  # fmt: skip
-    record["parity"] = [parity(n, m, device, s) for n, m in TINY.items() for s in ("1f1b", "zb_h1", "woven")]
+    record["parity"] = [parity(n, m, device, s) for n, m in TINY.items() for s in ("1f1b", "zb_h1", "overlapped")]
     for row in record["parity"]:
         print(row, flush=True)
     record |= one_model(asked.model, asked.steps, asked.sequence_length, device)

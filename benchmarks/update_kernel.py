@@ -29,11 +29,11 @@ import torch
 from measuring import seconds, told
 from provenance import hexadecimal
 
-from penteract.engine.chance import Place
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.optimizer import AdamW
 from penteract.engine.scaling import LossScale
 from penteract.engine.state import Flat
+from penteract.engine.stochastic_rounding import Place
 from penteract.engine.storages import Storages
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket

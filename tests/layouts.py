@@ -45,7 +45,7 @@ PATIENCE = 0.5  # seconds that the transport gets to drop its buffers
 class Case:
     """One layout of one model. Its text is Python that makes it again.
 
-    `schedule`: one that a layout cannot name ("woven").
+    `schedule`: one that a layout cannot name ("overlapped").
     """
 
     model: ModelSpec

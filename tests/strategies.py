@@ -74,7 +74,7 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
     layout = Layout(
         dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, vpp=vpp,
         expert_tp=draw(st.sampled_from([1, tp])) if experts and tp > 1 else 1,
-        schedule="1f1b" if schedule == "woven" else schedule,
+        schedule="1f1b" if schedule == "overlapped" else schedule,
         cp_method=method,
         micro_batch_size=draw(st.integers(1, 2)),
         gradient_accumulation_steps=steps,
@@ -90,7 +90,7 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         model=draw(deepseeks(layout) if deepseek else models(layout, experts, length)),
         layout=layout,
         sequence_length=length,
-        schedule="woven" if schedule == "woven" else None,
+        schedule="overlapped" if schedule == "overlapped" else None,
     )
     assert legal(case), case
     return case
@@ -105,7 +105,7 @@ def coded_cases(draw: DrawFn) -> Case:
     schedule, vpp, steps = draw(schedules(pp))
     cut = draw(shards(dp * cp, ep).filter(lambda cut: cut["shard_group"] != 1))
     layout = Layout(
-        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, vpp=vpp, schedule="1f1b" if schedule == "woven" else schedule,
+        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, vpp=vpp, schedule="1f1b" if schedule == "overlapped" else schedule,
         gradient_accumulation_steps=steps, bucket_bytes=draw(st.sampled_from(BUCKETS)), **draw(recomputes()),
         **cut | {"zero": 3},
     )  # fmt: skip
@@ -158,7 +158,7 @@ def schedules(draw: DrawFn, pp: int) -> tuple[ScheduleName, int, int]:
     deep = 2 * pp <= LARGEST_STAGE_COUNT and pp > 1
     names: list[ScheduleName] = ["1f1b", "gpipe", "zb_h1", *(["interleaved"] if deep else [])]
     if pp == 1:
-        names.append("woven")
+        names.append("overlapped")
     name = draw(st.sampled_from(names))
     if name == "interleaved":
         vpp = draw(st.integers(2, max(2, LARGEST_STAGE_COUNT // pp // 2)))

@@ -50,7 +50,7 @@ def done(sources: str) -> dict[str, dict[str, Any]]:
     return {line["case"]: line for line in lines if line["sources"] == sources}
 
 
-def judge(pool: Pool, case: Case) -> dict[str, Any]:
+def verdict(pool: Pool, case: Case) -> dict[str, Any]:
     """Run one case; its line."""
     began, failure = time.monotonic(), ""
     verdicts: list[Verdict] = []
@@ -77,7 +77,7 @@ def run(cases: list[Case], sources: str) -> dict[str, dict[str, Any]]:
     pool, began = Pool(max(WORLDS)), time.monotonic()
     with PROGRESS.open("a") as out:
         for i, case in enumerate(left, 1):
-            line = judge(pool, case)
+            line = verdict(pool, case)
             lines[line["case"]] = line
             print(json.dumps({"sources": sources, **line}), file=out, flush=True)
             if line["failure"]:

@@ -97,7 +97,7 @@ class Base:
             lay,
             vpp=choice.get("vpp", 1),
             expert_tp=lay.tp if choice.get("expert_tp") else 1,
-            schedule="1f1b" if self.schedule == "woven" else self.schedule,
+            schedule="1f1b" if self.schedule == "overlapped" else self.schedule,
             micro_batch_size=choice["micro_batch_size"],
             gradient_accumulation_steps=choice["rounds"] * (lay.pp if self.schedule == "interleaved" else 2),
             recompute=choice["recompute"],
@@ -113,8 +113,8 @@ class Base:
         if model.moe is not None:
             routed = {n: choice[n] for n in _OF_EXPERTS} | _GROUPS[choice["groups"]]
             model = replace(model, moe=replace(model.moe, **routed))
-        woven: ScheduleName | None = "woven" if self.schedule == "woven" else None
-        return Case(model, lay, schedule=woven)
+        overlapped: ScheduleName | None = "overlapped" if self.schedule == "overlapped" else None
+        return Case(model, lay, schedule=overlapped)
 
 
 def bases() -> Iterator[Base]:
@@ -125,9 +125,9 @@ def bases() -> Iterator[Base]:
                 continue
             for method in CP_METHODS if cp > 1 else CP_METHODS[:1]:
                 layout = Layout(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, cp_method=method)
-                for schedule in (*SCHEDULES, "woven"):
+                for schedule in (*SCHEDULES, "overlapped"):
                     base = Base(model, layout, schedule)
-                    if (schedule != "woven" or pp == 1) and legal(base.case(_first(base))):
+                    if (schedule != "overlapped" or pp == 1) and legal(base.case(_first(base))):
                         yield base
 
 

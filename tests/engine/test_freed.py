@@ -43,7 +43,7 @@ def tensors(trainer: Trainer) -> Iterator[torch.Tensor]:
     yield from trainer.run.memory.resident()
     yield from (t for batch in trainer.run.batches for t in batch.values())
     yield trainer.run.summed.vector
-    yield trainer.judge.summed.vector
+    yield trainer.validation_run.summed.vector
 
 
 @pytest.mark.parametrize("words", OTHERS, ids=str)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penteract.engine import launch as launcher
-from penteract.engine.cores import usable_here
+from penteract.engine.cpu_affinity import usable_here
 from penteract.engine.launch import launch
 
 pytestmark = pytest.mark.alone

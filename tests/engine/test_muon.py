@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from penteract.engine import checkpoint
-from penteract.engine.going_on import check_going_on, promised
 from penteract.engine.muon import orthogonal
+from penteract.engine.resume import check_going_on, promised
 from penteract.engine.saved import load_state, state_slices
 from penteract.engine.storages import Storages, bytes_of
 from penteract.errors import BadInput

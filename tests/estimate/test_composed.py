@@ -31,7 +31,7 @@ PRECISIONS = [RECIPES["bf16"], RECIPES["fp64"], RECIPES["bf16_pure"], NARROW, BY
 
 @given(cases(), st.integers(0, 5), st.integers(1, 3), st.sampled_from(PRECISIONS), st.sampled_from(MOVERS))
 def test_equals_the_walk_of_every_rank(case: Case, deeper: int, longer: int, precision: Policy, movers: Movers) -> None:
-    assume(not case.schedule)  # woven is a program's order, not a layout's
+    assume(not case.schedule)  # overlapped is a program's order, not a layout's
     model = replace(case.model, layers=case.model.layers + deeper)
     lay = replace(case.layout, gradient_accumulation_steps=case.layout.gradient_accumulation_steps * longer)
     check(model, lay, case.sequence_length, precision, movers)

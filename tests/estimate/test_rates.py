@@ -31,7 +31,7 @@ sizes = st.integers(1, 2**34)
 dims = st.integers(1, 2**17)
 
 # TFLOP/s of products inside whole bf16 steps of an 8B model on such GPUs at 8192 tokens: forward, input gradient,
-# weight gradient. Measured in other runs than the curves, so they judge the law.
+# weight gradient. Measured in other runs than the curves, so they test the law.
 IN_A_STEP = {
     (4096, 6144): (668, 674, 675),
     (4096, 4096): (650, 661, 673),

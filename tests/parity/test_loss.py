@@ -41,12 +41,12 @@ def test_a_layout_is_one_process_and_its_price(pool: Pool, case: Case) -> None:
 
 def test_judged_as_trained() -> None:
     """Forward passes alone give the loss of all logits at once, z-loss with it."""
-    found = [_judged(Layout(loss=loss, loss_chunk=5)) for loss in ("reference", "chunked")]  # type: ignore[arg-type]
+    found = [_validation_samples(Layout(loss=loss, loss_chunk=5)) for loss in ("reference", "chunked")]  # type: ignore[arg-type]
     assert found[0].min() > 0
     assert (found[0] - found[1]).abs().max() <= PARITY
 
 
-def _judged(layout: Layout) -> torch.Tensor:
+def _validation_samples(layout: Layout) -> torch.Tensor:
     p = compile_step(PLAIN, layout, 16, precision="fp64", training=False)
     state = allocate(p, CPU)
     initialise(p, state, 0)

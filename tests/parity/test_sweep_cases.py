@@ -16,7 +16,7 @@ def meshes(power: int, axes: int) -> int:
 def expected(power: int) -> tuple[int, int]:
     """(dense, experts): four schedules on every mesh, three context methods where cp > 1, every ep that divides dp·cp.
 
-    Without a pipeline "woven" stands in for "interleaved".
+    Without a pipeline "overlapped" stands in for "interleaved".
     """
     dense = experts = 0
     for cp in range(power + 1):

@@ -13,7 +13,7 @@ from penteract.schedule.schedule import round_robin
 from penteract.schedule.transfers import with_transfers
 
 SIZES = st.integers(1, 8), st.integers(1, 4), st.integers(1, 16)
-NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "woven")
+NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "overlapped")
 
 
 def report(name: ScheduleName, pp: int, vpp: int, micros: int) -> Report:
@@ -39,7 +39,7 @@ def peak(name: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> int:
         "1f1b": min(pp - rank, micros),
         "interleaved": min((vpp - 1) * pp + 2 * (pp - 1 - rank) + 1, micros * vpp),
         "zb_h1": min(pp, micros),
-        "woven": min(2, micros),
+        "overlapped": min(2, micros),
     }[name]
 
 

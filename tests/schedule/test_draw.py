@@ -28,7 +28,7 @@ rank 0  F0  F1  F0.1F1.1F2  ....B0.1----F3  B1.1----....F2.1B0  ----F3.1B1  ----
 rank 1  ....F0  F1  F0.1B0.1----F1.1B1.1----F2  B0  ----F3  B1  ----F2.1B2.1----F3.1B3.1----B2  ----B3  ----........
 bubble 11.1% of 27 units; activations in flight by rank, at most: 5 3
 """,
-    ("woven", 1, 1, 4): """
+    ("overlapped", 1, 1, 4): """
 rank 0  F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 --
 bubble 0.0% of 12 units; activations in flight by rank, at most: 2
 """,

@@ -20,7 +20,7 @@ CASES: list[Case] = [
     ("1f1b", 3, 1, 4),
     ("interleaved", 2, 2, 4),
     ("zb_h1", 3, 1, 4),
-    ("woven", 1, 1, 3),
+    ("overlapped", 1, 1, 3),
     ("gpipe_v", 3, 2, 3),
 ]
 

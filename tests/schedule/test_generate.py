@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penteract.errors import BadInput
 from penteract.schedule.registry import SCHEDULES, ScheduleName, breach, generate
 
-NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "woven")
+NAMES: tuple[ScheduleName, ...] = (*SCHEDULES, "overlapped")
 
 
 @given(st.sampled_from(NAMES), st.integers(0, 8), st.integers(0, 4), st.integers(0, 16))
@@ -47,9 +47,9 @@ def test_a_schedule_that_is_not_there_is_refused_with_the_nearest() -> None:
         ("interleaved", 4, 2, 6, False),
         ("interleaved", 4, 1, 8, False),
         ("interleaved", 1, 2, 8, False),
-        ("woven", 1, 1, 1, True),
-        ("woven", 2, 1, 4, False),
-        ("woven", 1, 2, 4, False),
+        ("overlapped", 1, 1, 1, True),
+        ("overlapped", 2, 1, 4, False),
+        ("overlapped", 1, 2, 4, False),
         ("1f1b", 2, 1, 0, False),
     ],
 )
@@ -65,4 +65,4 @@ def test_the_lists_of_small_cases() -> None:
     assert shown("1f1b", 2, 1, 3) == ["F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2"]
     assert shown("zb_h1", 2, 1, 3) == ["F0 F1 I0 W0 F2 I1 W1 I2 W2", "F0 I0 F1 I1 W0 F2 I2 W1 W2"]
     assert shown("interleaved", 2, 2, 2) == ["F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1", "F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1"]
-    assert shown("woven", 1, 1, 3) == ["F0 B0|F1 B1|F2 B2"]
+    assert shown("overlapped", 1, 1, 3) == ["F0 B0|F1 B1|F2 B2"]

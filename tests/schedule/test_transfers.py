@@ -67,7 +67,7 @@ def test_grouping_is_a_freedom_not_a_need(case: tuple[ScheduleName, int, int, in
 
 
 def test_one_rank_sends_nothing() -> None:
-    computed = generate("woven", 1, 1, 4)
+    computed = generate("overlapped", 1, 1, 4)
     assert with_transfers(computed, round_robin(1, 1)) == computed
 
 

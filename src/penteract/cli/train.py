@@ -65,13 +65,13 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     """
     place = launched(os.environ)
     words = [*overrides, *_short_forms(steps, log_level)]
-    going_on = find_run(resume, _out_folder(words), flag="--resume", needs="checkpoints/latest") if resume else None
-    if going_on:
-        check_resumable(going_on)
-    if going_on and run is None and preset is None:
-        run = going_on / "run.toml"
+    resumed = find_run(resume, _out_folder(words), flag="--resume", needs="checkpoints/latest") if resume else None
+    if resumed:
+        check_resumable(resumed)
+    if resumed and run is None and preset is None:
+        run = resumed / "run.toml"
     weights = find_weights(init, _out_folder(words), flag="--init") if init else None
-    if weights and going_on:
+    if weights and resumed:
         raise BadInput("USAGE", "a resumed run has its own weights", found="--resume and --init", fix="leave one out")
     if weights:
         words = [*words_of(weights, run, preset, words), *words]
@@ -90,7 +90,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         return 0
     return _engine().train(
         resolved, launched=place is not None, predicted=lambda: _predicted(resolved.run),
-        compare=beside, resume=going_on, init=weights.path if weights else None, json=json, debug=debug,
+        compare=beside, resume=resumed, init=weights.path if weights else None, json=json, debug=debug,
     )  # fmt: skip
 
 

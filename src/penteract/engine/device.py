@@ -14,7 +14,7 @@ import torch
 
 from penteract.engine.comm.comm import Comm, Flight, Work
 from penteract.engine.comm.distributed import Gloo, Nccl
-from penteract.engine.cores import threads_of
+from penteract.engine.cpu_affinity import threads_of
 from penteract.engine.storages import Storages, bytes_of
 from penteract.errors import BadInput, Bug
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from penteract.engine import rundir
-from penteract.engine.cores import threads_of
+from penteract.engine.cpu_affinity import threads_of
 from penteract.errors import Bug, PeerLost, Preempted
 
 GRACE_S = 15.0  # for the others after one rank has failed: their watchers need at most ten

@@ -23,7 +23,7 @@ from penteract.engine.wire import narrowed, widened
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
-from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.step.agreements import Agreement, Name
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot
@@ -215,7 +215,7 @@ class Run:
             wire = narrowed(flat.own_gradient, self.wire) if cut else flat.landed(self.wire)
             self.reducing[bucket] = self.comm.sum(flat.bucket.replicas, wire)
 
-    def after(self, action: Compute | Woven | Exchange) -> None:
+    def after(self, action: Compute | Overlapped | Exchange) -> None:
         if self.on_action is not None:
             self.on_action(str(action))
 

@@ -21,9 +21,9 @@ from penteract.engine import checkpoint, rundir
 from penteract.engine.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.display import LiveTable
-from penteract.engine.going_on import other_precision, promised
 from penteract.engine.metrics import MetricsWriter
 from penteract.engine.rank import Rank
+from penteract.engine.resume import other_precision, promised
 from penteract.engine.sample import write
 from penteract.engine.saved import after_load, load_state, state_slices
 from penteract.engine.trainer import Outcome, Trainer
@@ -159,7 +159,7 @@ class Session:
             raise error from failed
 
     def _row(self, number: int, outcome: Outcome, last: bool) -> dict[str, Any]:
-        """A line of metrics.jsonl; judges on the way where it is time to."""
+        """A line of metrics.jsonl; validates on the way where it is time to."""
         spec = self.spec
         assert self.trainer.run.optimizer is not None
         row: dict[str, Any] = {

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from penteract.engine import rundir
-from penteract.engine.cores import usable_here
+from penteract.engine.cpu_affinity import usable_here
 from penteract.engine.hf.folder import remember
 from penteract.engine.launch import launch
 from penteract.errors import BadInput
@@ -89,7 +89,7 @@ def _folder(resolved: Resolved, resume: Path | None, init: Path | None) -> Path:
     What is resumed keeps its run.toml until its checkpoint is read: a refused resume leaves the run as it was.
     """
     if resume is not None:
-        import_module("penteract.engine.going_on").check_going_on(resume, resolved.run)
+        import_module("penteract.engine.resume").check_going_on(resume, resolved.run)
     folder = resume or rundir.create(resolved.run.out, resolved.run.model.name)
     (folder / (rundir.NEXT if resume else rundir.RUN)).write_text(to_toml(resolved))
     if init is not None:

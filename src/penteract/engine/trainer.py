@@ -48,16 +48,16 @@ class Outcome:
 
 @dataclass(slots=True)
 class Trainer:
-    """`step(n)` trains on batch n; `validate()` judges; both feed the same state."""
+    """`step(n)` trains on batch n; `validate()` evaluates; both feed the same state."""
 
     spec: RunSpec
     rank: Rank
     program: Program
     state: State
     run: Run
-    judge: Run
+    validation_run: Run
     feeder: Feeder
-    judged: Feeder  # for the judge: it takes turns with the other at the same tensors
+    validation_feed: Feeder  # it takes turns with the other at the same tensors
 
     @staticmethod
     def build(spec: RunSpec, rank: Rank, init: Path | None = None) -> Trainer:
@@ -85,10 +85,10 @@ class Trainer:
         beside = Arena(
             plan_arena(forward, training=False), precision, rank.device, memory.block
         )  # idle when this one is not
-        judge = Run(forward, state, comm, bodies(forward, rank.device), beside)
-        run.batches = judge.batches = places(program, rank.device)
+        validation_run = Run(forward, state, comm, bodies(forward, rank.device), beside)
+        run.batches = validation_run.batches = places(program, rank.device)
         return Trainer(
-            spec, rank, program, state, run, judge, Feeder(program, run.batches), Feeder(forward, run.batches)
+            spec, rank, program, state, run, validation_run, Feeder(program, run.batches), Feeder(forward, run.batches)
         )
 
     def step(self, number: int, samples: Samples, first: int) -> Outcome:
@@ -109,19 +109,19 @@ class Trainer:
         """Mean cross entropy of the first validation samples, nats a token."""
         total, tokens = 0.0, 0
         self.run.settle_parameters()
-        for first in self._judged(samples):
-            self.judge.counts.copy_(torch.tensor(self.judged.feed(samples, first)))
-            walk_forward(self.judge.p, self.judge)
-            count = int(self.judge.counts[0])
-            total, tokens = total + self._outcome(self.judge).loss * count, tokens + count
+        for first in self._validation_samples(samples):
+            self.validation_run.counts.copy_(torch.tensor(self.validation_feed.feed(samples, first)))
+            walk_forward(self.validation_run.p, self.validation_run)
+            count = int(self.validation_run.counts[0])
+            total, tokens = total + self._outcome(self.validation_run).loss * count, tokens + count
         return total / max(1, tokens)
 
     def check_validation(self, samples: Samples) -> None:
         """Refuse what cannot be validated on: before the first step, as after one it would cost what was learnt."""
-        for first in self._judged(samples):
-            self.judged.check(samples, first)
+        for first in self._validation_samples(samples):
+            self.validation_feed.check(samples, first)
 
-    def _judged(self, samples: Samples) -> range:
+    def _validation_samples(self, samples: Samples) -> range:
         """Where the batches that are validated on begin."""
         size = self.spec.layout.global_batch_size
         return range(0, size * min(self.spec.train.validation_batches, max(1, len(samples) // size)), size)

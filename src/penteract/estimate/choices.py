@@ -1,4 +1,5 @@
-"""What each set of words to recompute keeps and costs, by kind of piece: sums over groups of words (`ops/fates.py`)."""
+"""What each set of words to recompute keeps and costs, by kind of piece: sums over groups of words
+(`ops/liveness.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import Kind, bytes_of
 from penteract.estimate.quote import Quoter
 from penteract.estimate.time.cost import seconds_alone
-from penteract.ops.fates import Fate, Fates, groups
+from penteract.ops.liveness import Fate, Fates, groups
 from penteract.ops.tape import Tape
 from penteract.spec.layout import Layout
 from penteract.spec.recompute import NONE

@@ -16,7 +16,7 @@ from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
 from penteract.parallel.data import Bucket
-from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.spec.layout import Elementwise
 from penteract.spec.precision import Policy
 from penteract.step import muon, update
@@ -142,7 +142,7 @@ class Pricing(Silent):
         if len(b.replicas) > 1:
             self._bucket_wire("all_reduce", b.replicas, *[Spec((b.shard_size,), "reduce")] * 2)
 
-    def after(self, action: Compute | Woven | Exchange) -> None:
+    def after(self, action: Compute | Overlapped | Exchange) -> None:
         self.price.kept.append((str(action), self.now))
 
     def update(self, bucket: int) -> None:

@@ -20,7 +20,7 @@ from penteract.ops.expression import Expression
 from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values
 from penteract.ops.tape import Call, Site
-from penteract.schedule.actions import Compute, Exchange, Transfer, Woven
+from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.schedule.registry import ScheduleName
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
@@ -95,7 +95,7 @@ class _Alive(Silent):
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
         self.now |= {(slot, r) for t, slot, r in transfers if t.kind == "Recv"}
 
-    def after(self, action: Compute | Woven | Exchange) -> None:
+    def after(self, action: Compute | Overlapped | Exchange) -> None:
         self.at_last = frozenset(self.now)
 
 

@@ -69,15 +69,15 @@ class Chunks:
     z: float
 
     def seam(self) -> Seam:
-        return Seam("linear_cross_entropy", self._judge, self._learn, params=(self.w,), ends=True)
+        return Seam("linear_cross_entropy", self._evaluate, self._train, params=(self.w,), ends=True)
 
-    def _judge(self, steps: Steps, h: Value, targets: Value) -> tuple[Values, Values]:
+    def _evaluate(self, steps: Steps, h: Value, targets: Value) -> tuple[Values, Values]:
         whole = steps.collective("all_gather", "tp", h)
         for x, some in self._chunks(steps, whole, targets):
             self._score(steps, x, some)
         return (), (h, targets)
 
-    def _learn(self, steps: Steps, kept: Values) -> Values:
+    def _train(self, steps: Steps, kept: Values) -> Values:
         h, targets = kept
         whole = steps.collective("all_gather", "tp", h)
         found: list[Value] = []

@@ -23,7 +23,7 @@ class Compute(NamedTuple):
         return f"{self.kind[0]}{_name(self.micro, self.chunk)}"
 
 
-class Woven(NamedTuple):
+class Overlapped(NamedTuple):
     """The backward of one micro-batch and the forward of another, walked together, instruction by instruction."""
 
     backward: Compute
@@ -62,16 +62,16 @@ class Exchange(NamedTuple):
         return f"[{', '.join(map(str, self.transfers))}]"
 
 
-ComputeList = list[Compute | Woven]
-ActionList = list[Compute | Woven | Exchange]
+ComputeList = list[Compute | Overlapped]
+ActionList = list[Compute | Overlapped | Exchange]
 
 
-def computes(action: Compute | Woven | Exchange) -> tuple[Compute, ...]:
-    """The chunk walks inside an action: one, two when woven, none in an exchange."""
+def computes(action: Compute | Overlapped | Exchange) -> tuple[Compute, ...]:
+    """The chunk walks inside an action: one, two when overlapped, none in an exchange."""
     match action:
         case Compute():
             return (action,)
-        case Woven():
+        case Overlapped():
             return (action.backward, action.forward)
         case Exchange():
             return ()

@@ -1,6 +1,6 @@
 """Proof that a schedule is whole, in order and free of deadlock; and what it costs in time and memory.
 
-Written apart from `transfers`, which it judges: it reads nothing but the finished lists.
+Written apart from `transfers`, which it checks: it reads nothing but the finished lists.
 """
 
 from __future__ import annotations

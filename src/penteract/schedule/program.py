@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import NoReturn
 
 from penteract.errors import Bug
-from penteract.schedule.actions import Compute, Exchange, Payload, Transfer, Woven, computes
+from penteract.schedule.actions import Compute, Exchange, Overlapped, Payload, Transfer, computes
 from penteract.schedule.schedule import Placement
 
 Fact = tuple[str, int, int]  # (what happened, micro, chunk)
@@ -47,7 +47,7 @@ class Program:
     kept_peak: int = 0
     received_peak: int = 0
 
-    def step(self, action: Compute | Woven | Exchange) -> None:
+    def step(self, action: Compute | Overlapped | Exchange) -> None:
         """Do one action. Its parts run together: each finds only what was there before all of them."""
         parts = action.transfers if isinstance(action, Exchange) else computes(action)
         for part in parts:

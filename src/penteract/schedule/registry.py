@@ -10,13 +10,13 @@ from penteract.schedule.actions import ComputeList
 from penteract.schedule.gpipe import ALL_FORWARD
 from penteract.schedule.interleaved import INTERLEAVED
 from penteract.schedule.one_f_one_b import ONE_F_ONE_B
+from penteract.schedule.overlapped import OVERLAPPED
 from penteract.schedule.schedule import Schedule
-from penteract.schedule.woven import WOVEN
 from penteract.schedule.zero_bubble import ZB_H1
 
-_ALL = (ALL_FORWARD, ONE_F_ONE_B, INTERLEAVED, ZB_H1, WOVEN)
-SCHEDULES = {s.name: s for s in _ALL if not s.woven}  # that a layout may name
-_WOVEN = {s.name: s for s in _ALL if s.woven}
+_ALL = (ALL_FORWARD, ONE_F_ONE_B, INTERLEAVED, ZB_H1, OVERLAPPED)
+SCHEDULES = {s.name: s for s in _ALL if not s.overlapped}  # that a layout may name
+_OVERLAPPED = {s.name: s for s in _ALL if s.overlapped}
 
 if TYPE_CHECKING:
     ScheduleName = str
@@ -26,7 +26,7 @@ else:
 
 def schedule_of(name: ScheduleName) -> Schedule:
     """The schedule of this name. Raises KeyError where there is none."""
-    return SCHEDULES.get(name) or _WOVEN[name]
+    return SCHEDULES.get(name) or _OVERLAPPED[name]
 
 
 def breach(name: ScheduleName, pp: int, vpp: int, micros: int) -> tuple[str, str] | None:
@@ -68,7 +68,7 @@ def generate(name: ScheduleName, pp: int, vpp: int, micros: int) -> list[Compute
 
     Raises BadInput("SCHEDULE") where there is no such schedule, and for sizes that `breach` names.
     """
-    if name not in SCHEDULES and name not in _WOVEN:
+    if name not in SCHEDULES and name not in _OVERLAPPED:
         near = get_close_matches(name, SCHEDULES, 1) or [*SCHEDULES]
         raise BadInput("SCHEDULE", "no such schedule", where="schedule", found=name, allowed=", ".join(SCHEDULES),
                        fix=near[0])  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from penteract.errors import Bug
-from penteract.schedule.actions import ActionList, Compute, Exchange, Transfer, Woven, computes
+from penteract.schedule.actions import ActionList, Compute, Exchange, Overlapped, Transfer, computes
 from penteract.schedule.program import Message, message_of
 from penteract.schedule.schedule import Placement
 
@@ -18,7 +18,7 @@ Cost = Callable[[int, Compute], float]  # (rank, walk) -> its time
 class Span:
     """When one action ran. An exchange lasts from when it is posted until its last message is done."""
 
-    action: Compute | Woven | Exchange
+    action: Compute | Overlapped | Exchange
     start: float
     end: float
 
@@ -40,7 +40,7 @@ class Order:
     """
 
     ranks: int
-    steps: tuple[tuple[int, Compute | Woven | Exchange], ...]
+    steps: tuple[tuple[int, Compute | Overlapped | Exchange], ...]
     after: tuple[int, ...]
     meets: tuple[tuple[int, ...], ...]
 
@@ -65,7 +65,7 @@ def order(lists: Sequence[ActionList], placement: Placement) -> Order:
     Raises Bug("SCHEDULE") with the cycle of ranks when they wait for each other.
     """
     pp = len(lists)
-    steps, after, meets = list[tuple[int, Compute | Woven | Exchange]](), list[int](), list[tuple[int, ...]]()
+    steps, after, meets = list[tuple[int, Compute | Overlapped | Exchange]](), list[int](), list[tuple[int, ...]]()
     at, now = [0] * pp, list(range(pp))  # by rank: its next action, the moment that it has come to
     posted: dict[tuple[Message, int], int] = {}  # (message, rank) -> the moment at which that rank came to it
     awake = list(range(pp))

@@ -69,7 +69,8 @@ class Schedule:
     least_pp …      sizes that it exists for, ends included
     rounds          whether micro-batches come in whole rounds of pp
     split_backward  whether input and weight gradients are actions of their own (`Inp`, `Wgt`), not one (`Bwd`)
-    woven           whether passes are walked in turns (`Woven`); the clock plays none, so no layout names such
+    overlapped           whether passes are walked in turns (`Overlapped`); the clock plays none, so no layout names
+                         such
     alternates      whether backwards begin as soon as they can, so that no more micro-batches are in flight from
                     `steady_after` on; else all forwards come first, and each micro-batch keeps as much as the last
     steady_after    (pp, vpp) -> micro-batches after which one turn more changes no list but by one more of the same
@@ -85,7 +86,7 @@ class Schedule:
     most_vpp: float = 1
     rounds: bool = False
     split_backward: bool = False
-    woven: bool = False
+    overlapped: bool = False
     alternates: bool = True
     steady_after: Callable[[int, int], int] = _steady_after
     turn: Callable[[int, int], int] = _turn

@@ -13,9 +13,9 @@ from penteract.schedule.actions import (
     ComputeKind,
     ComputeList,
     Exchange,
+    Overlapped,
     Payload,
     Transfer,
-    Woven,
     computes,
 )
 from penteract.schedule.schedule import Placement
@@ -23,13 +23,13 @@ from penteract.schedule.schedule import Placement
 UNITS: dict[ComputeKind, int] = {"Fwd": 1, "Bwd": 2, "Inp": 1, "Wgt": 1}
 
 _Message = tuple[Payload, int, int, int]  # what, micro, source stage, target stage
-_Line = list[Compute | Woven | Transfer]  # one rank's events
+_Line = list[Compute | Overlapped | Transfer]  # one rank's events
 
 
 class _Step(NamedTuple):
     """An action, how long it takes, and the messages that it waits for and gives."""
 
-    action: Compute | Woven
+    action: Compute | Overlapped
     units: int
     needs: tuple[_Message, ...]
     gives: tuple[_Message, ...]
@@ -58,7 +58,7 @@ def with_transfers(lists: Sequence[ComputeList], placement: Placement) -> list[A
     return [_grouped(line) for line in play.lines]
 
 
-def _step(action: Compute | Woven, rank: int, placement: Placement) -> _Step:
+def _step(action: Compute | Overlapped, rank: int, placement: Placement) -> _Step:
     """A weight gradient has no message, nor have the ends of the pipeline beyond themselves."""
     units, needs, gives, stages = 0, list[_Message](), list[_Message](), len(placement.homes)
     for kind, micro, chunk in computes(action):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penteract.ops.tape import Call
-from penteract.schedule.actions import Transfer, Woven
+from penteract.schedule.actions import Overlapped, Transfer
 from penteract.step.places import Places, Span, places
 from penteract.step.program import Program, Slot
 from penteract.step.walk import Silent, walk, walk_forward
@@ -83,13 +83,13 @@ class _Planning(Silent):
         return self.held[slot, span]
 
 
-def scratch_bases(of: tuple[Places, ...], woven: bool) -> tuple[dict[str, Bytes], Bytes]:
-    """Where each action's scratch begins, and bytes in all. Two woven actions have scratch side by side."""
+def scratch_bases(of: tuple[Places, ...], overlapped: bool) -> tuple[dict[str, Bytes], Bytes]:
+    """Where each action's scratch begins, and bytes in all. Two overlapped actions have scratch side by side."""
     most = Counter[str]()
     for one in of:
         for name, scratch in one.scratch.items():
             most[name] = max(most[name], scratch.size)
-    if not woven:
+    if not overlapped:
         return dict.fromkeys(most, 0), max(most.values(), default=0)
     return {"Bwd": 0, "Fwd": most["Bwd"]}, most["Bwd"] + most["Fwd"]
 
@@ -120,7 +120,7 @@ def plan_arena(p: Program, *, training: bool = True, host: bool = False) -> Aren
     pool, block = share_slots([one.slots for one in of])
     planning = _Planning(p, host, of, pool)
     (walk if training else walk_forward)(p, planning)
-    bases, size = scratch_bases(planning.of, any(isinstance(a, Woven) for a in p.actions))
+    bases, size = scratch_bases(planning.of, any(isinstance(a, Overlapped) for a in p.actions))
     begin: dict[Pool, Bytes] = {}
     for pool, count in sorted(planning.most.items()):
         begin[pool], size = size, size + count * block[pool]

@@ -20,7 +20,7 @@ from penteract.ops.spec import Widths
 from penteract.ops.tape import Op, Site
 from penteract.parallel.data import Bucket, Unit, buckets
 from penteract.parallel.pipeline import stage_layers
-from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Woven
+from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Overlapped
 from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
 from penteract.spec.fp8 import check_gather
@@ -64,7 +64,7 @@ class Program:
     everything: tuple[Param, ...]  # of all stages
     homes: Homes
     buckets: tuple[Bucket, ...]
-    actions: tuple[Compute | Woven | Exchange, ...]
+    actions: tuple[Compute | Overlapped | Exchange, ...]
     events: Events
 
     @property
@@ -106,13 +106,13 @@ class Program:
         """Linears of this rank whose weights are gathered as codes."""
         return tuple(site for site in self.remembering if is_coded(site))
 
-    def instructions(self, action: Compute | Woven) -> Iterator[tuple[Slot, Instruction]]:
-        """An action's instructions in order; two woven passes take turns."""
+    def instructions(self, action: Compute | Overlapped) -> Iterator[tuple[Slot, Instruction]]:
+        """An action's instructions in order; two overlapped passes take turns."""
         match action:
             case Compute():
                 slot = (action.chunk, action.micro)
                 return ((slot, i) for i in self.chunks[action.chunk].actions[action.kind])
-            case Woven():
+            case Overlapped():
                 return _take_turns(self.instructions(action.backward), self.instructions(action.forward))
 
 

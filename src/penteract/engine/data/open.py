@@ -51,7 +51,7 @@ def open_samples(
             raise BadInput("EMPTY", "the data holds no text", found=_names(data), fix="builtin needs no file")
         parts = split(tokens, data.validation_fraction, tokenizer.end_of_document)
         train = WindowSamples(parts[0], packing, seed)
-        # Its order is the same for every seed: evaluating the first few samples judges every run on the same text.
+        # Its order is the same for every seed: evaluating the first few samples measures every run on the same text.
         validation = WindowSamples(parts[1], packing, 0, one_order=True)
         needed = [("train", train)]
     if data.validation_fraction > 0:

@@ -98,7 +98,7 @@ def split(tokens: Tokens, fraction: float, end_of_document: int) -> tuple[Tokens
 
     The cut is moved to the nearest end of a document when one is within half the size of validation (and SEARCH), so
     that no document is on both sides; a corpus of few long documents is cut inside one.  The cut depends neither on
-    the seed nor on the sequence length: two runs are judged on the same text.
+    the seed nor on the sequence length: two runs are measured on the same text.
     """
     if not 0 <= fraction < 1:
         raise BadInput("VALIDATION", "validation_fraction is a share of the data", found=fraction, allowed="0 <= f < 1",

@@ -15,10 +15,10 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.engine import chance, moments
-from penteract.engine.chance import Place
+from penteract.engine import moments, stochastic_rounding
 from penteract.engine.optimizer import Factors
 from penteract.engine.state import Flat
+from penteract.engine.stochastic_rounding import Place
 from penteract.spec.movers import Average
 from penteract.spec.precision import BLOCK
 from penteract.spec.run import Optimizer
@@ -30,11 +30,11 @@ _ROWS = tl.constexpr(TILE // BLOCK)
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 _FAR = tl.constexpr(2**30)  # elements: more than a tile's, and a sum of two is an int32
 _COLUMNS = tl.constexpr(_FIXED)
-_STRIDE = tl.constexpr(chance.STRIDE)
-_EPOCH = tl.constexpr(chance.EPOCH)
-_LOW = tl.constexpr(2**chance.LOW - 1)
+_STRIDE = tl.constexpr(stochastic_rounding.STRIDE)
+_EPOCH = tl.constexpr(stochastic_rounding.EPOCH)
+_LOW = tl.constexpr(2**stochastic_rounding.LOW - 1)
 (_SHIFT0, _MIX0), (_SHIFT1, _MIX1), (_SHIFT2, _) = (
-    (tl.constexpr(shift), tl.constexpr(factor % 2**64)) for shift, factor in chance.MIXES
+    (tl.constexpr(shift), tl.constexpr(factor % 2**64)) for shift, factor in stochastic_rounding.MIXES
 )
 
 
@@ -192,7 +192,8 @@ def _upper(bits):
 
 @triton.jit
 def _chances(places, step, tile, inner, PLACES: tl.constexpr, GAPS: tl.constexpr):
-    """`chance.chances` of a tile, int32. Few places have elements in it: those are found by comparing all."""
+    """`stochastic_rounding.chances` of a tile, int32. Few places have elements in it: those are found by comparing
+    all."""
     which = tl.arange(0, PLACES)
     begins = tl.load(places + which)
     ends = begins + tl.load(places + PLACES + which)

@@ -77,7 +77,7 @@ def line_of(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Line:
                     post = _post(action, rank, placement, numbers, messages)
                     does += [post] if post.messages else []
                 case _:
-                    raise Bug("SCHEDULE", "no layout names a schedule of woven passes", found=str(action))
+                    raise Bug("SCHEDULE", "no layout names a schedule of overlapped passes", found=str(action))
         todo.append(tuple(does))
         computes.append(tuple(own))
     ways = {way: i for i, way in enumerate(dict.fromkeys((m.where[0], m.source, m.target) for m in messages))}

@@ -8,7 +8,7 @@ import socket
 import sys
 from pathlib import Path
 
-from penteract.engine import cores
+from penteract.engine import cpu_affinity as cores
 from penteract.engine.doctor.machine import Host, Limits
 from penteract.engine.doctor.probe import cgroup
 from penteract.units import KIB, Bytes

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from penteract.schedule.actions import Compute, ComputeList, Woven
+from penteract.schedule.actions import Compute, ComputeList, Overlapped
 from penteract.schedule.schedule import Schedule
 
 
-def woven(pp: int, vpp: int, micros: int) -> list[ComputeList]:
+def overlapped(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     """F0, B0|F1, B1|F2, ..., B_last on a single pipeline rank; two activations are alive at most.
 
     The pairing is that of DualPipe (DeepSeek-V3, 2412.19437 §3.2.1) without its pipeline.
     """
-    pairs = [Woven(Compute("Bwd", m), Compute("Fwd", m + 1)) for m in range(micros - 1)]
+    pairs = [Overlapped(Compute("Bwd", m), Compute("Fwd", m + 1)) for m in range(micros - 1)]
     return [[Compute("Fwd", 0), *pairs, Compute("Bwd", micros - 1)]]
 
 
-WOVEN = Schedule(name="woven", compute=woven, most_pp=1, woven=True)
+OVERLAPPED = Schedule(name="overlapped", compute=overlapped, most_pp=1, overlapped=True)

@@ -7,7 +7,7 @@ from itertools import combinations, product
 import pytest
 
 from penteract.estimate.pieces import ENDS, Kind, Recorder
-from penteract.ops.fates import Fates, groups
+from penteract.ops.liveness import Fates, groups
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec, MoESpec
 from penteract.spec.precision import RECIPES

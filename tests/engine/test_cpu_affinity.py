@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from penteract.engine import cores
+from penteract.engine import cpu_affinity as cores
 from penteract.engine.launch import rank_environment
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penteract.engine import wire
-from penteract.engine.chance import Place, chances, round_into
+from penteract.engine.stochastic_rounding import Place, chances, round_into
 from penteract.ops.params import Param, Shard
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh

@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from penteract.engine.chance import Place
 from penteract.engine.kernels.update import TILE, Update
 from penteract.engine.optimizer import AdamW
 from penteract.engine.state import Buffers, Flat
+from penteract.engine.stochastic_rounding import Place
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket
 from penteract.spec.layout import Layout

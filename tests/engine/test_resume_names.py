@@ -10,7 +10,7 @@ import torch
 
 from penteract.engine import checkpoint
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.going_on import check_going_on, other_precision, promised
+from penteract.engine.resume import check_going_on, other_precision, promised
 from penteract.errors import BadInput
 from penteract.spec.layout import Layout
 from penteract.spec.presets import TINY, TINY_MOE
