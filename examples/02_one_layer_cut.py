@@ -1,7 +1,7 @@
 """The same layer cut by tp=2 and by cp=2: what changes on its tape, and what every rank then pays. No torch.
 
-The block's source does not change. A seam over one rank says nothing; over two it says its collectives, and every shape
-between two seams follows.
+The block's source does not change. A redistribution over one rank says nothing; over two it says its collectives, and
+every shape between two redistributions follows.
 
     python examples/02_one_layer_cut.py
 """
@@ -34,38 +34,40 @@ def record(layout: Layout) -> Tape:
     return do.tape
 
 
-Said = tuple[list[Op], Op]  # the seams crossed on the way to a word, and the word
+Said = tuple[list[Op], Op]  # the redistributions crossed on the way to a word, and the word
 
 
 def by_word(tape: Tape) -> list[Said]:
-    """The tape in groups that end with a word: cuts put seams between words and nothing else."""
+    """The tape in groups that end with a word: cuts put redistributions between words and nothing else."""
     groups: list[Said] = []
-    seams: list[Op] = []
+    redistributions: list[Op] = []
     for op in tape.ops:
         if op.program is not None:
-            seams.append(op)
+            redistributions.append(op)
         elif op.site.word != "fork":
-            groups.append((seams, op))
-            seams = []
+            groups.append((redistributions, op))
+            redistributions = []
     return groups
 
 
-def crossing(seam: Op) -> str:
-    """What a seam puts on the wire: there / back."""
-    assert seam.program is not None
+def crossing(redistribution: Op) -> str:
+    """What a redistribution puts on the wire: there / back."""
+    assert redistribution.program is not None
     there, back = (
         "+".join(c.site.word for c in calls if c.phase == "start")
-        for calls in (seam.program.forward, seam.program.backward)
+        for calls in (redistribution.program.forward, redistribution.program.backward)
     )
     return f"{there} / {back}"
 
 
 def show(tapes: dict[str, Tape]) -> None:
-    """The tapes side by side: a row for each word with its input, and one for each seam before it."""
+    """The tapes side by side: a row for each word with its input, and one for each redistribution before it."""
     rows = [("", list(tapes))]
     for said in zip(*(by_word(t) for t in tapes.values()), strict=True):
-        for i in range(max(len(seams) for seams, _ in said)):
-            rows.append(("", [crossing(seams[i]) if i < len(seams) else "" for seams, _ in said]))
+        for i in range(max(len(redistributions) for redistributions, _ in said)):
+            rows.append(
+                ("", [crossing(redistributions[i]) if i < len(redistributions) else "" for redistributions, _ in said])
+            )
         rows.append((said[0][1].site.word, [str(list(op.site.ins[0].shape)) for _, op in said]))
     for word, cells in rows:
         print((f"{word:10}" + "".join(f"{cell:32}" for cell in cells)).rstrip())
@@ -93,7 +95,9 @@ def main() -> None:
             print(f"  {name:6} rank {r}  {took}  wire: {sent}")
 
     words = {name: Counter(op.site.word for op in t.ops if op.program is None) for name, t in tapes.items()}
-    assert words["whole"] == words["tp=2"] == words["cp=2"], "a cut adds seams and changes shapes, never words"
+    assert words["whole"] == words["tp=2"] == words["cp=2"], (
+        "a cut adds redistributions and changes shapes, never words"
+    )
     (whole,), tp, cp = ledgers.values()
     assert not whole.wires
     shares = {sum(p.total_flops for p in ranks) for ranks in ledgers.values()}

@@ -129,7 +129,7 @@ def gather_doubled(s: Subject) -> None:
 
 
 def scatter_dropped(s: Subject) -> None:
-    """Under context by gathering, the only such collective is a seam's backward."""
+    """Under context by gathering, the only such collective is a redistribution's backward."""
 
     def own(real: Any, comm: Distributed, x: torch.Tensor, y: torch.Tensor) -> Flight:
         y.copy_(x[: len(y)])

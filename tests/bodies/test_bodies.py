@@ -14,7 +14,7 @@ from penteract.engine.bodies.body import TorchBody
 from penteract.engine.bodies.reference import REFERENCE
 from penteract.ops.bodies import OPS, Body
 
-# Said inside seams, whose backward is a program of its own, or of integers alone.
+# Said inside redistributions, whose backward is a program of its own, or of integers alone.
 FORWARD_ONLY = {
     "merge_attention", "row_max", "exp_sum", "negative_log_likelihood", "cross_entropy_gradient", "logits_gradient",
     "regroup", "pack_heads", "unpack_heads",

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md is held against the code: floors, seams, words."""
+"""ARCHITECTURE.md is held against the code: floors, redistributions, words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from penteract.model.decoder import stage
 from penteract.ops.bodies import OPS
-from penteract.ops.do import Do, Seam
+from penteract.ops.do import Do, Redistribution
 from penteract.ops.tape import Call, Op
 from penteract.spec.layout import CP_METHODS, Layout
 from penteract.spec.mesh import Mesh
@@ -54,18 +54,20 @@ def table(heading: str) -> list[Row]:
 
 
 class Listening(Do):
-    """Records as ever, and remembers every seam that was crossed over more than one rank."""
+    """Records as ever, and remembers every redistribution that was crossed over more than one rank."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh)
-        self.crossed: list[tuple[Seam, Op, str]] = []  # the seam, its op on the tape, and the file that crosses it
+        self.crossed: list[
+            tuple[Redistribution, Op, str]
+        ] = []  # the redistribution, its op on the tape, and the file that crosses it
 
-    def seam(self, seam: Seam, *ins: Any) -> Any:
+    def redistribute(self, redistribution: Redistribution, *ins: Any) -> Any:
         before = len(self.tape.ops)
-        out = super().seam(seam, *ins)
+        out = super().redistribute(redistribution, *ins)
         if len(self.tape.ops) > before:
             where = Path(sys._getframe(1).f_code.co_filename).relative_to(SOURCE).as_posix()
-            self.crossed.append((seam, self.tape.ops[before], where))
+            self.crossed.append((redistribution, self.tape.ops[before], where))
         return out
 
 
@@ -79,11 +81,11 @@ def modules(*packages: str) -> Iterator[tuple[str, ModuleType]]:
 
 
 def defined() -> dict[int, str]:
-    """Seams that stand in a module of `parallel` or `model`: id -> file."""
+    """Redistributions that stand in a module of `parallel` or `model`: id -> file."""
     found: dict[int, str] = {}
     for file, module in modules("parallel", "model"):
         for value in vars(module).values():
-            if isinstance(value, Seam):
+            if isinstance(value, Redistribution):
                 found.setdefault(id(value), file)
     return found
 
@@ -95,7 +97,8 @@ def issued(calls: tuple[Call, ...]) -> str:
 
 
 def recorded() -> tuple[dict[Row, set[str]], set[int]]:
-    """(file, seam, forward, backward) -> the files that cross it, over models and layouts; and the seams themselves."""
+    """(file, redistribution, forward, backward) -> the files that cross it, over models and layouts; and the
+    redistributions themselves."""
     home, rows, seen = defined(), dict[Row, set[str]](), set[int]()
     for m in (DENSE, MOE, LATENT):
         for layout in LAYOUTS:
@@ -104,22 +107,27 @@ def recorded() -> tuple[dict[Row, set[str]], set[int]]:
             for number in range(layout.stages):
                 do = Listening(Mesh(layout))
                 stage(do, m, number, 64)
-                for seam, op, where in do.crossed:
+                for redistribution, op, where in do.crossed:
                     assert op.program is not None
-                    made = seam.forward.__module__.removeprefix("penteract.").replace(".", "/") + ".py"
-                    row = (home.get(id(seam), made), seam.name, issued(op.program.forward), issued(op.program.backward))
+                    made = redistribution.forward.__module__.removeprefix("penteract.").replace(".", "/") + ".py"
+                    row = (
+                        home.get(id(redistribution), made),
+                        redistribution.name,
+                        issued(op.program.forward),
+                        issued(op.program.backward),
+                    )
                     if row[2:] == (NOTHING, NOTHING):
                         continue  # over one rank: words alone
                     rows.setdefault(row, set()).add(where)
-                    seen.add(id(seam))
+                    seen.add(id(redistribution))
     return rows, seen
 
 
-def test_seams() -> None:
+def test_redistributions() -> None:
     """Every row is what some recorded program does, and every recorded program has its row."""
     rows, seen = recorded()
-    assert set(defined()) <= seen, "a seam that no model crosses"
-    listed = {row[:4]: set(row[4].split(", ")) for row in table("Seams")}
+    assert set(defined()) <= seen, "a redistribution that no model crosses"
+    listed = {row[:4]: set(row[4].split(", ")) for row in table("Redistributions")}
     assert listed == rows
 
 

@@ -49,7 +49,7 @@ def test_equals_the_walk_where_weights_are_gathered_as_codes(case: Case, deeper:
         Composer(model, case.sequence_length, p, movers).rank(case.layout, 0) for p in (case.precision, plain)
     )
     assert coded.resident["ring"] < whole.resident["ring"]
-    assert coded.seams["all_reduce", "sequence"] <= whole.seams["all_reduce", "sequence"]
+    assert coded.redistributions["all_reduce", "sequence"] <= whole.redistributions["all_reduce", "sequence"]
     if case.precision.compute == "bf16":
         prices = Quoter(model, cluster("8xH100"), case.sequence_length, case.precision, movers)
         ranks = (prices.composer.rank(case.layout, r) for r in range(case.layout.pp))
@@ -69,7 +69,7 @@ def check(model: ModelSpec, lay: Layout, sequence_length: int, precision: Policy
         assert summed.host == walked.host
         assert summed.flops == +walked.flops
         assert walked.routed <= summed.routed
-        assert _on_wires(summed.seams, mesh, program.rank) == +walked.seams
+        assert _on_wires(summed.redistributions, mesh, program.rank) == +walked.redistributions
 
 
 def _on_wires(wires: dict[tuple[str, str], int], mesh: Mesh, rank: int) -> Counter[tuple[str, tuple[int, ...]]]:

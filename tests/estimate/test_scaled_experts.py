@@ -58,5 +58,5 @@ def test_experts_that_are_cut_agree_on_their_scales() -> None:
     layout, wires = Layout(tp=2, expert_tp=2), dict[bool, int]()
     for experts in (False, True):
         some = prices("rowwise", experts=experts)
-        wires[experts] = some.composer.rank(layout, 0).seams["all_reduce", "tp"]
+        wires[experts] = some.composer.rank(layout, 0).redistributions["all_reduce", "tp"]
     assert wires[True] - wires[False] == LAYERS * 4 * 3 * (TOKENS * K + X * D)

@@ -1,4 +1,4 @@
-"""A dimension of degree one is not there: its seams record nothing and put nothing on a wire."""
+"""A dimension of degree one is not there: its redistributions record nothing and put nothing on a wire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from layouts import Case, run_case
 from penteract.estimate.price import price
 from penteract.model.decoder import record
-from penteract.ops.do import Do, Seam, Value
+from penteract.ops.do import Do, Redistribution, Value
 from penteract.ops.spec import Role
 from penteract.ops.tape import Call
 from penteract.parallel import context, expert, tensor
@@ -44,7 +44,7 @@ def _value(do: Do, shape: tuple[int, ...] = (4, 2, 8), role: Role = "compute") -
     return do.input(f"{role} {shape}", shape, role)
 
 
-IDENTITIES: list[tuple[str, Seam, Callable[[Do], list[Value]]]] = [
+IDENTITIES: list[tuple[str, Redistribution, Callable[[Do], list[Value]]]] = [
     ("enter", tensor.enter, lambda do: [_value(do)]),
     ("leave", tensor.leave, lambda do: [_value(do)]),
     ("gather", context.gather, lambda do: [_value(do)]),
@@ -56,11 +56,13 @@ IDENTITIES: list[tuple[str, Seam, Callable[[Do], list[Value]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("seam", "ins"), [i[1:] for i in IDENTITIES], ids=[i[0] for i in IDENTITIES])
-def test_a_seam_at_degree_one_is_its_input(seam: Seam, ins: Callable[[Do], list[Value]]) -> None:
+@pytest.mark.parametrize(("redistribution", "ins"), [i[1:] for i in IDENTITIES], ids=[i[0] for i in IDENTITIES])
+def test_a_redistribution_at_degree_one_is_its_input(
+    redistribution: Redistribution, ins: Callable[[Do], list[Value]]
+) -> None:
     do = Do(Mesh(Layout()))
     values = ins(do)
-    assert do.seam(seam, *values) is values[0]
+    assert do.redistribute(redistribution, *values) is values[0]
     assert do.tape.ops == []
 
 

@@ -196,6 +196,6 @@ def same_price(model: ModelSpec, layout: Layout, policy: Policy) -> None:
         assert summed.flops == +walked.flops
         check_sums(why(model, layout, length(model), policy, program.rank), program)
         wires = Counter[tuple[str, tuple[int, ...]]]()
-        for (kind, axis), n in summed.seams.items():
+        for (kind, axis), n in summed.redistributions.items():
             wires[kind, mesh.group(axis, program.rank)] += n
-        assert +wires == +walked.seams
+        assert +wires == +walked.redistributions

@@ -13,7 +13,7 @@ from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
 from penteract.errors import Bug
-from penteract.ops.do import Do, Seam, Steps, Value, Values
+from penteract.ops.do import Do, Redistribution, Steps, Value, Values
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import ModelSpec
@@ -65,4 +65,4 @@ def test_what_others_hold_is_not_written_over() -> None:
     do = Do(Mesh(Layout()))
     ins = [do.receive((4, 1, 8)), do.input("a", (4, 1), "stat"), do.input("b", (4, 1)), do.input("c", (), "stat")]
     with pytest.raises(Bug, match="writes over"):
-        do.seam(Seam("careless", forward, lambda steps, kept: ()), *ins)
+        do.redistribute(Redistribution("careless", forward, lambda steps, kept: ()), *ins)

@@ -44,7 +44,7 @@ class RankPrice:
     routed: Bytes
     workspace: Bytes
     flops: Counter[str]
-    seams: Counter[tuple[str, str]]  # collective, axis
+    redistributions: Counter[tuple[str, str]]  # collective, axis
     host: Bytes  # beside the device
 
     @property
@@ -107,11 +107,11 @@ class Composer:
         data = fed(inputs, layout.gradient_accumulation_steps, self.widths) + sum(s.remembered for s in stages)
         pools = self.pools(stages)
         [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))
-        flops, seams = self.work(layout, pp_rank)
+        flops, redistributions = self.work(layout, pp_rank)
         return RankPrice(
             resident=owned(((b, 1) for b in made), self.policy) | ringed(*rings) | {"data": data},
             arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
-            flops=flops + Counter(update=self._update(made, layout, pp_rank)), seams=seams,
+            flops=flops + Counter(update=self._update(made, layout, pp_rank)), redistributions=redistributions,
             host=host + sum(away(b, self.policy) for b in made),
         )  # fmt: skip
 

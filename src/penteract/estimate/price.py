@@ -35,7 +35,7 @@ Wire = tuple[str, tuple[int, ...]]  # collective, the ranks of its group
 class Price:
     """What a step takes on one rank. All of it is exact: counted from the program.
 
-    `wires`     bytes on every wire; `seams`: those of them that the network's own collectives put there
+    `wires`     bytes on every wire; `redistributions`: those of them that the network's own collectives put there
     `resident`  bytes by kind that stay from step to step; `peak` is the most alive at once beside them
     `kept`      bytes alive after each action, in the order of the walk
     `host`      pinned on the host, of activations and of what the optimizer keeps; `copied`: bytes to and from it
@@ -44,7 +44,7 @@ class Price:
     """
 
     wires: Counter[Wire] = field(default_factory=Counter[Wire])
-    seams: Counter[Wire] = field(default_factory=Counter[Wire])
+    redistributions: Counter[Wire] = field(default_factory=Counter[Wire])
     flops: Counter[str] = field(default_factory=Counter[str])
     resident: dict[str, Bytes] = field(default_factory=dict[str, Bytes])
     kept: list[tuple[str, Bytes]] = field(default_factory=list[tuple[str, Bytes]])
@@ -99,7 +99,7 @@ class Pricing(Silent):
         if call.phase == "start":
             wire = counted(site.word, site.ins[0], site.outs[0])
             group, amount = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank), self._bytes(wire, slot)
-            self.price.seams[site.word, group] += amount
+            self.price.redistributions[site.word, group] += amount
             self._wire(site.word, group, amount)
             return
         ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
@@ -107,7 +107,7 @@ class Pricing(Silent):
         self.price.flops[call.phase] += body.flops(call.phase, ins, site.weights, site.attrs)
         axis, n = body.agreed(call.phase, ins, site.weights, site.attrs)
         if n and self.p.mesh.size(axis) > 1:
-            self.price.seams["all_reduce", self.p.mesh.group(axis, self.p.rank)] += n * FLOAT
+            self.price.redistributions["all_reduce", self.p.mesh.group(axis, self.p.rank)] += n * FLOAT
             self._reduce_over(axis, n * FLOAT)
         self._note(body.workspace(call.phase, ins, site.weights, site.attrs, self.p.widths), site)
 

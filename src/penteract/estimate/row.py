@@ -39,7 +39,7 @@ class Row:
     """`value` is `count · flight · each`, in bytes or FLOPs; `formula` is that of `each`, and `numbers` its numbers.
 
     `count`   how many layers or lines say the same; `flight`: micro-batches at once, of what is kept
-    `detail`  a shape, a phase, a seam and its axis, or what is kept for
+    `detail`  a shape, a phase, a redistribution and its axis, or what is kept for
     `names`   those in the formula
     `ranks`   the group, of what goes over wires
     """

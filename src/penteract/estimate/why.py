@@ -108,7 +108,7 @@ class _Telling(Silent):
     numbers: Mapping[str, int]
     found: Counter[tuple[_Said, Expression]] = field(default_factory=Counter[tuple[_Said, Expression]])
     sizes: dict[tuple[int, int], Bytes] = field(default_factory=dict[tuple[int, int], Bytes])  # of registers, by chunk
-    seams: dict[Site, str] = field(default_factory=dict[Site, str])
+    redistributions: dict[Site, str] = field(default_factory=dict[Site, str])
     seen: set[tuple[Site, str]] = field(default_factory=set[tuple[Site, str]])
 
     @property
@@ -127,7 +127,9 @@ class _Telling(Silent):
     def begin(self) -> None:
         for chunk in self.p.chunks:
             programs = ((op.site.word, op.program) for op in chunk.tape.ops if op.program is not None)
-            self.seams |= {c.site: name for name, program in programs for c in (*program.forward, *program.backward)}
+            self.redistributions |= {
+                c.site: name for name, program in programs for c in (*program.forward, *program.backward)
+            }
 
     def agree(self, agreement: Agreement) -> None:
         pricing = self.ask()
@@ -148,7 +150,9 @@ class _Telling(Silent):
             said = _Said("flops", site.word, phase.replace("_", " ") + again, site.line)
             self.tell(said, amount * self.micros, times)
         for (kind, ranks), amount in pricing.price.wires.items():
-            asked = "scales" if call.phase != "start" else f"{self.seams.get(site, '')} over {site.attrs['axis']}"
+            asked = (
+                "scales" if call.phase != "start" else f"{self.redistributions.get(site, '')} over {site.attrs['axis']}"
+            )
             over = f"{asked}{again}"
             self.tell(_Said("wires", kind, over, site.line, ranks), amount * self.micros, times)
 
@@ -239,7 +243,7 @@ class _Telling(Silent):
         for (c, r), flight in sorted(flights.items()):
             chunk = self.p.chunks[c]
             made = next((i.call.site for i in chunk.actions["Fwd"] if r in i.call.outs), None)
-            what = "received" if made is None else self.seams.get(made, made.word)
+            what = "received" if made is None else self.redistributions.get(made, made.word)
             said = _Said("kept", f"{what} {_shape(chunk.specs[r])}", self._kept_for(c, r),
                          made.line if made else self._touched(c, r), flight=flight)  # fmt: skip
             self.tell(said, self.sizes[c, r], self.small.times(c, made.layer) if made else 1)
@@ -292,7 +296,7 @@ class _Telling(Silent):
         for name, instructions in self.p.chunks[chunk].actions.items():
             for call in (i.call for i in instructions if name != "Fwd" and register in i.call.ins):
                 again = call.phase in ("forward", "start", "finish")
-                word = self.seams.get(call.site, call.site.word)
+                word = self.redistributions.get(call.site, call.site.word)
                 readers[f"{word} again" if again else f"{word}'s {call.phase.replace('_', ' ')}"] = None
         return "for " + ", ".join(readers) if readers else "to be sent"
 

@@ -1,4 +1,4 @@
-"""One layer. Knows where seams are, not what they do."""
+"""One layer. Knows where redistributions are, not what they do."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
         groups=spec.groups, top_groups=spec.top_groups, group_score=spec.group_score,
     )  # fmt: skip
     if spec.balance == "loss":
-        share = do.say("balance_loss", scores, do.seam(_over_sequence, choices), sequence_length=sequence_length,
+        share = do.say("balance_loss", scores, do.redistribute(_over_sequence, choices),
+        sequence_length=sequence_length,
                        top_k=spec.top_k, experts=spec.experts, score=spec.score)[0]  # fmt: skip
         do.loss(share, "balance")
     elif spec.balance == "bias":
@@ -43,16 +44,16 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
     split = do.layout.expert_tp > 1
     if split:
         tokens, weights, experts = (
-            do.seam(tensor.enter, tokens),
-            do.seam(tensor.enter, weights),
-            do.seam(_indices, experts),
+            do.redistribute(tensor.enter, tokens),
+            do.redistribute(tensor.enter, weights),
+            do.redistribute(_indices, experts),
         )
     order, copies = do.say("sort_by_expert", experts, experts=spec.experts)
     sizes = expert.split_sizes(do, copies)
-    h = do.seam(expert.send, do.say("dispatch", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
-    y = do.seam(expert.back, _experts(do, m, spec, name, h, sizes), sizes, order)  # [s·B·k, D]
+    h = do.redistribute(expert.send, do.say("dispatch", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
+    y = do.redistribute(expert.back, _experts(do, m, spec, name, h, sizes), sizes, order)  # [s·B·k, D]
     out = do.say("combine", y, weights, order, top_k=spec.top_k)[0]
-    return do.seam(tensor.leave, out) if split else out
+    return do.redistribute(tensor.leave, out) if split else out
 
 
 def _experts(do: Do, m: ModelSpec, spec: MoESpec, name: str, h: Value, sizes: Value) -> Value:

@@ -21,7 +21,7 @@ from penteract.ops import collectives
 from penteract.ops.bodies import OPS
 from penteract.ops.params import Param
 from penteract.ops.spec import Dim, Role, Spec
-from penteract.ops.tape import Call, Op, SeamProgram, Site, Tape
+from penteract.ops.tape import Call, Op, RedistributionProgram, Site, Tape
 from penteract.spec.fp8 import Fp8
 from penteract.spec.mesh import Mesh
 from penteract.spec.modules import Linears
@@ -45,7 +45,7 @@ Values = tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
+class Redistribution:
     """A border between regions: two conjugate programs.
 
     forward(steps, *ins) -> (outs, kept); backward(steps, kept, *gradients of outs) -> gradients of the ins that flow.
@@ -60,8 +60,8 @@ class Seam:
     ends: bool = False
 
 
-def lone(name: str, axis: str, there: str, back: str = "") -> Seam:
-    """The simplest seam: collective `there` in forward, its conjugate `back` in backward, nothing kept.
+def lone(name: str, axis: str, there: str, back: str = "") -> Redistribution:
+    """The simplest redistribution: collective `there` in forward, its conjugate `back` in backward, nothing kept.
 
     Without `back` no gradient crosses.
     """
@@ -72,7 +72,7 @@ def lone(name: str, axis: str, there: str, back: str = "") -> Seam:
     def backward(steps: Steps, kept: Values, *gradients: Value) -> Values:
         return tuple(steps.collective(back, axis, g) for g in gradients) if back else ()
 
-    return Seam(name, forward, backward)
+    return Redistribution(name, forward, backward)
 
 
 def _line() -> str:
@@ -109,7 +109,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Steps:
-    """The vocabulary inside a seam: collectives and phases of words, without gradients of their own."""
+    """The vocabulary inside a redistribution: collectives and phases of words, without gradients of their own."""
 
     tape: Tape
     mesh: Mesh
@@ -137,7 +137,7 @@ class Steps:
         """A word's forward: its results, then its extras. What it overwrites was made in these very steps."""
         for x in (ins[i] for i in OPS[word].declaration.overwrites):
             if not any(x.id in call.outs for call in reversed(self.calls)):
-                raise Bug("OVERWRITE", f"{word} writes over what is not its seam's own ({_line()})")
+                raise Bug("OVERWRITE", f"{word} writes over what is not its redistribution's own ({_line()})")
         site = self._site(word, ins, params, attrs)
         made = tuple(self.value(s) for s in site.outs)
         self.calls.append(Call(site, "forward", _ids(ins), _ids(made)))
@@ -220,25 +220,28 @@ class Do:
         self.layer = -1
         return x
 
-    def seam(self, seam: Seam, *ins: Value) -> Any:
+    def redistribute(self, redistribution: Redistribution, *ins: Value) -> Any:
         """Cross a border. At degree one it is nothing."""
         tape = self.tape
         steps = Steps(tape, self.mesh, self.layer)
-        unsaid = self.trains and seam.ends
-        outs, kept = ((), ins) if unsaid else seam.forward(steps, *ins)
+        unsaid = self.trains and redistribution.ends
+        outs, kept = ((), ins) if unsaid else redistribution.forward(steps, *ins)
         if not steps.calls and not unsaid:
             return outs[0] if len(outs) == 1 else outs
         gradients = tuple(steps.value(o.spec) for o in outs)
         back = Steps(tape, self.mesh, self.layer)
-        results = seam.backward(back, kept, *gradients)
-        program = SeamProgram(tuple(steps.calls), tuple(back.calls), _ids(kept), _ids(gradients), _ids(results))
+        results = redistribution.backward(back, kept, *gradients)
+        program = RedistributionProgram(
+            tuple(steps.calls), tuple(back.calls), _ids(kept), _ids(gradients), _ids(results)
+        )
         line = _line()
         for v in ins:
-            self._consume(v, seam.name, line)
-        for p in seam.params:
+            self._consume(v, redistribution.name, line)
+        for p in redistribution.params:
             self.params[p.name] = p
-        site = Site(seam.name, tuple(v.spec for v in ins), tuple(o.spec for o in outs),
-                    tuple(p.name for p in seam.params), tuple(p.local_shape(self.mesh) for p in seam.params),
+        site = Site(redistribution.name, tuple(v.spec for v in ins), tuple(o.spec for o in outs),
+                    tuple(p.name for p in redistribution.params),
+                    tuple(p.local_shape(self.mesh) for p in redistribution.params),
                     layer=self.layer, line=line)  # fmt: skip
         flows = any(v.flows for v in ins)
         for o in outs:

@@ -59,8 +59,10 @@ class _Lowering:
     recomputed: dict[int, int] = field(default_factory=dict)
     tails: dict[int, list[Call]] = field(
         default_factory=dict
-    )  # of a recomputed seam under way: from its first finish on
-    waiting: dict[Op, list[_WeightGradient]] = field(default_factory=dict)  # for a seam's collective to overlap with
+    )  # of a recomputed redistribution under way: from its first finish on
+    waiting: dict[Op, list[_WeightGradient]] = field(
+        default_factory=dict
+    )  # for a redistribution's collective to overlap with
     deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
     anchors: dict[int, int] = field(default_factory=dict[int, int])  # registers, and the layer whose input each is
     sums: dict[Site, Site] = field(default_factory=dict[Site, Site])
@@ -157,7 +159,7 @@ class _Lowering:
             if op.site.word == "fork":
                 self._fork(op)
             elif op.program is not None:
-                self._seam(op)
+                self._redistribution(op)
             else:
                 self._word(op)
         return self._take()
@@ -178,7 +180,7 @@ class _Lowering:
             self.emit(site, "forward", both, (total,))
         self.gradient[op.ins[0]] = total
 
-    def _seam(self, op: Op) -> None:
+    def _redistribution(self, op: Op) -> None:
         assert op.program is not None
         gradients = [self.gradient.pop(o, None) for o in op.outs]
         if op.outs and all(g is None for g in gradients):
@@ -228,15 +230,19 @@ class _Lowering:
             self.prefetch(_named(op, k))
 
     def _place(self, job: _WeightGradient) -> None:
-        """Now, beside the collective of the seam that the input came through, or when the schedule says."""
+        """Now, beside the collective of the redistribution that the input came through, or when the schedule says."""
         if not OPS[job.op.site.word].declaration.deferrable:
             self._weight_gradient(job)
         elif self.split:
             self.deferred.append(job)
         else:
-            seam = self.producer.get(self.root(job.op.ins[0]))
-            if seam is not None and seam.program is not None and any(c.phase == "start" for c in seam.program.backward):
-                self.waiting.setdefault(seam, []).append(job)
+            redistribution = self.producer.get(self.root(job.op.ins[0]))
+            if (
+                redistribution is not None
+                and redistribution.program is not None
+                and any(c.phase == "start" for c in redistribution.program.backward)
+            ):
+                self.waiting.setdefault(redistribution, []).append(job)
             else:
                 self._weight_gradient(job)
 

@@ -45,8 +45,8 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SeamProgram:
-    """A seam as recorded: two conjugate lists of calls, and what the second needs of the first."""
+class RedistributionProgram:
+    """A redistribution as recorded: two conjugate lists of calls, and what the second needs of the first."""
 
     forward: tuple[Call, ...]
     backward: tuple[Call, ...]
@@ -57,17 +57,17 @@ class SeamProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """A node of the tape: a word with stated gradients, a seam (`program`), or a fork."""
+    """A node of the tape: a word with stated gradients, a redistribution (`program`), or a fork."""
 
     site: Site
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     extras: tuple[int, ...] = ()
-    program: SeamProgram | None = None
+    program: RedistributionProgram | None = None
 
     @property
     def ends(self) -> bool:
-        """Whether it is a seam without results: in training all of it is said in backward."""
+        """Whether it is a redistribution without results: in training all of it is said in backward."""
         return self.program is not None and not self.outs
 
 

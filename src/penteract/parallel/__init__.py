@@ -1,1 +1,1 @@
-"""The five dimensions, one file each: who holds which part, and the seams where ranks talk."""
+"""The five dimensions, one file each: who holds which part, and the redistributions where ranks talk."""

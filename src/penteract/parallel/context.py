@@ -1,7 +1,7 @@
 """Context parallelism.
 
 Split      tokens, through the whole network: rank i of n holds chunks i and 2n-1-i of 2n (zigzag: causal work is even).
-Seams      all_gather forward all-gather K and V          backward reduce-scatter their gradients
+Traffic    all_gather forward all-gather K and V          backward reduce-scatter their gradients
                       (of latent attention: what they unfold from)
            ring       forward K and V go round, each step's partial attention merged by its log-sum-exp
                       backward the same round, with the gradients of K and V travelling along
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penteract.ops.do import Do, Seam, Steps, Value, Values, lone
+from penteract.ops.do import Do, Redistribution, Steps, Value, Values, lone
 
 
 def token_indices(sequence_length: int, ranks: int, rank: int) -> list[int]:
@@ -42,21 +42,21 @@ def _to_tokens(steps: Steps, x: Value) -> Value:
     return x if n == 1 else steps.forward("unpack_heads", steps.collective("all_to_all", "cp", x), pieces=n)[0]
 
 
-def _turned(name: str, there: Callable[[Steps, Value], Value], back: Callable[[Steps, Value], Value]) -> Seam:
+def _turned(name: str, there: Callable[[Steps, Value], Value], back: Callable[[Steps, Value], Value]) -> Redistribution:
     def forward(steps: Steps, x: Value) -> tuple[Values, Values]:
         return (there(steps, x),), ()
 
     def backward(steps: Steps, kept: Values, g: Value) -> Values:
         return (back(steps, g),)
 
-    return Seam(name, forward, backward)
+    return Redistribution(name, forward, backward)
 
 
 to_heads = _turned("to_heads", _to_heads, _to_tokens)
 to_tokens = _turned("to_tokens", _to_tokens, _to_heads)
 
 
-def ring(**shape: Any) -> Seam:
+def ring(**shape: Any) -> Redistribution:
     """Attention whose keys and values travel. At step i this rank sees those of the rank i places before it."""
 
     def forward(
@@ -91,13 +91,13 @@ def ring(**shape: Any) -> Seam:
         home = [steps.start("shift", "cp", t) for t in travelling]
         return (gq, *(t.finish() for t in home))
 
-    return Seam("ring", forward, backward)
+    return Redistribution("ring", forward, backward)
 
 
 def sources(do: Do, *values: Value) -> Values:
     """What keys and values are made of, each [S@cp, B, ..]: of all tokens, [S, B, ..], where keys and values would be
     gathered. They unfold after that, as what they unfold from is smaller."""
-    return tuple(do.seam(gather, x) if do.layout.cp_method == "all_gather" else x for x in values)
+    return tuple(do.redistribute(gather, x) if do.layout.cp_method == "all_gather" else x for x in values)
 
 
 def attend(do: Do, q: Value, k: Value, v: Value, sequence_length: int, **shape: Any) -> Value:
@@ -113,19 +113,19 @@ def attend(do: Do, q: Value, k: Value, v: Value, sequence_length: int, **shape: 
     every = do.input("index:all", (sequence_length,))
     match do.layout.cp_method:
         case "all_gather":
-            k, v = (t if t.shape[0] == sequence_length else do.seam(gather, t) for t in (k, v))
+            k, v = (t if t.shape[0] == sequence_length else do.redistribute(gather, t) for t in (k, v))
             return do.say("attention", q, k, v, index, start, every, **shape)[0]
         case "ring":
             keys = [index, *(do.input(f"index:{i} before", (own,)) for i in range(1, cp))]
-            return do.seam(ring(**shape), q, k, v, index, start, *keys)
+            return do.redistribute(ring(**shape), q, k, v, index, start, *keys)
         case "ulysses":
             kv_heads = _size(k) // shape["head_size"]
             if kv_heads % cp:  # fewer KV heads than ranks: neighbours get copies
                 k = do.repeat_heads(k, cp // kv_heads, shape["head_size"])
                 v = do.repeat_heads(v, cp // kv_heads, shape["value_size"])
-            q, k, v = (do.seam(to_heads, t) for t in (q, k, v))
+            q, k, v = (do.redistribute(to_heads, t) for t in (q, k, v))
             all_start = do.input("start:all", (sequence_length, batch))
-            return do.seam(to_tokens, do.say("attention", q, k, v, every, all_start, every, **shape)[0])
+            return do.redistribute(to_tokens, do.say("attention", q, k, v, every, all_start, every, **shape)[0])
 
 
 def _size(x: Value) -> int:

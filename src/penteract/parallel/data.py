@@ -2,8 +2,8 @@
 
 Split      sequences; every rank of a group holds the same parameters. ZeRO cuts what they keep of them: stage 1 what
            the optimizer keeps, stage 2 gradients too, stage 3 parameters too; HSDP cuts within groups of ranks.
-Seams      bucket   a flat buffer of gradients is summed over its holders as soon as its last writer has run, while
-           backward goes on. No seam of the network reduces gradients.
+Traffic    bucket   a flat buffer of gradients is summed over its holders as soon as its last writer has run, while
+           backward goes on. No redistribution of the network reduces gradients.
            shard    under ZeRO the sum is a reduce-scatter: each of the ranks that share the bucket gets its own equal
            part, keeps optimizer state for that part alone, moves it, and an all-gather makes the parameters whole.
            unit     from stage 2 on a bucket is of one unit (the embedding, a layer, the head): its gradients are

@@ -1,7 +1,7 @@
 """Expert parallelism.
 
 Split      experts; it folds over dp·cp, whose ranks hold other tokens.
-Seams      counts   forward all-to-all of how many copies go where (no gradient)
+Traffic    counts   forward all-to-all of how many copies go where (no gradient)
            send     forward all-to-all of token copies to their experts   backward all-to-all back
            back     forward all-to-all of results to their tokens          backward all-to-all again
 Costs      the residual stream top_k times over, there and back; sizes are data, nothing is dropped.
@@ -11,7 +11,7 @@ Papers     Lepikhin 2020 (2006.16668); DeepSeek-V3 2024 (2412.19437) §2.1.2
 
 from __future__ import annotations
 
-from penteract.ops.do import Do, Seam, Steps, Value, Values, lone
+from penteract.ops.do import Do, Redistribution, Steps, Value, Values, lone
 from penteract.ops.spec import Dim, Received
 
 counts = lone("counts", "ep", "all_to_all")  # [X] -> [X]: this rank's experts, by sender
@@ -27,7 +27,7 @@ def _cross(steps: Steps, x: Value, splits: Value, rows: Dim, direction: str) -> 
     return steps.forward("regroup", y, splits, inverse=False)[0] if direction == "send" else y
 
 
-def _seam(name: str, direction: str, reverse: str) -> Seam:
+def _redistribution(name: str, direction: str, reverse: str) -> Redistribution:
     def rows(steps: Steps, sent: Dim, way: str) -> Dim:
         return Received(steps.layer) if way == "send" else sent
 
@@ -38,13 +38,13 @@ def _seam(name: str, direction: str, reverse: str) -> Seam:
         splits, sent = kept
         return (_cross(steps, g, splits, rows(steps, sent.shape[0], reverse), reverse),)
 
-    return Seam(name, forward, backward)
+    return Redistribution(name, forward, backward)
 
 
-send = _seam("send", "send", "back")
-back = _seam("back", "back", "send")
+send = _redistribution("send", "send", "back")
+back = _redistribution("back", "back", "send")
 
 
 def split_sizes(do: Do, copies: Value) -> Value:
     """copies [X] of this rank for each expert -> the host's sizes: what goes to and comes from every rank."""
-    return do.say("split_sizes", copies, do.seam(counts, copies), ranks=do.mesh.size("ep"))[0]
+    return do.say("split_sizes", copies, do.redistribute(counts, copies), ranks=do.mesh.size("ep"))[0]

@@ -2,7 +2,7 @@
 
 Split      of a bucket whose elements are cut, the matrices are dealt: the largest first, to whoever has the least so
            far. What a tensor rank holds of a matrix is a slice, and its peers hold the others.
-Seams      none: an update gathers the bucket, its ranks' matrices one by one over tp, and sums what each has made of
+Traffic    none: an update gathers the bucket, its ranks' matrices one by one over tp, and sums what each has made of
            its own, zeros elsewhere.
 Costs      twice the bucket in the dtype of products, and each matrix once over tp; every tensor rank computes alike.
 Helps      where a matrix is much work; over more ranks than a bucket has matrices, some have none.

@@ -1,7 +1,7 @@
 """Pipeline parallelism.
 
 Split      layers, into pp·vpp stages; which rank has a stage, the schedule's placement says.
-Seams      the stage border: forward send the residual stream, backward send its gradient. When, is the schedule's.
+Traffic    the stage border: forward send the residual stream, backward send its gradient. When, is the schedule's.
 Costs      little traffic, idle time at both ends of a step, and activations of as many micro-batches as are in flight.
 Helps      across slow links and for models that fit nowhere; hurts when micro-batches are few.
 Papers     Narayanan 2021 (2104.04473) §2.2; Qi 2023 (2401.10241)

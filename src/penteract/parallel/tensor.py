@@ -1,7 +1,7 @@
 """Tensor and sequence parallelism.
 
 Split      heads, ffn columns and vocabulary (weights); tokens (activations between regions).
-Seams      enter   forward all-gather tokens       backward reduce-scatter the gradient
+Traffic    enter   forward all-gather tokens       backward reduce-scatter the gradient
            leave   forward reduce-scatter partials  backward all-gather the gradient
            cross_entropy   two small all-reduces: the rows' maximum, then their sums   backward nothing on the wire
            linear_cross_entropy   enter, linear and cross_entropy of some tokens at a time; in training all of it in
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penteract.ops.do import Do, Seam, Steps, Value, Values, lone
+from penteract.ops.do import Do, Redistribution, Steps, Value, Values, lone
 from penteract.ops.params import Param
 
 enter = lone("enter", "tp", "all_gather", "reduce_scatter")  # [S@cp·tp, ..] -> [S@cp, ..]
@@ -42,7 +42,7 @@ def _probabilities(steps: Steps, logits: Value, targets: Value, **attrs: Any) ->
     return steps.forward("negative_log_likelihood", sums, largest, targets, **attrs)
 
 
-def cross_entropy(z: float) -> Seam:
+def cross_entropy(z: float) -> Redistribution:
     """The loss of logits, [], and with z that of z-loss, []. Both have the same scale: one gradient is that of both."""
 
     def forward(steps: Steps, logits: Value, targets: Value) -> tuple[Values, Values]:
@@ -52,7 +52,7 @@ def cross_entropy(z: float) -> Seam:
     def backward(steps: Steps, kept: Values, g: Value, *same: Value) -> Values:
         return steps.forward("cross_entropy_gradient", *kept, g, axis="tp", z=z)
 
-    return Seam("cross_entropy", forward, backward)
+    return Redistribution("cross_entropy", forward, backward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class Chunks:
     tokens: int
     z: float
 
-    def seam(self) -> Seam:
-        return Seam("linear_cross_entropy", self._evaluate, self._train, params=(self.w,), ends=True)
+    def redistribution(self) -> Redistribution:
+        return Redistribution("linear_cross_entropy", self._evaluate, self._train, params=(self.w,), ends=True)
 
     def _evaluate(self, steps: Steps, h: Value, targets: Value) -> tuple[Values, Values]:
         whole = steps.collective("all_gather", "tp", h)
@@ -142,10 +142,10 @@ def linear_cross_entropy(do: Do, h: Value, w: Param, targets: Value, term: str, 
     z > 0: of each target z times its squared log-sum-exp too, the term "z_loss".
     """
     if do.layout.loss == "chunked":
-        do.seam(Chunks(w, term, do.layout.loss_chunk, z).seam(), h, targets)
+        do.redistribute(Chunks(w, term, do.layout.loss_chunk, z).redistribution(), h, targets)
         return
-    logits = do.linear(do.seam(enter, h), w)
-    losses = do.seam(cross_entropy(z), logits, targets)
+    logits = do.linear(do.redistribute(enter, h), w)
+    losses = do.redistribute(cross_entropy(z), logits, targets)
     loss, *squares = losses if z else (losses,)
     do.loss(loss, term, copies="tp")
     for each in squares:

@@ -32,7 +32,7 @@ from penteract.spec.precision import Policy, policy
 from penteract.step.agreements import losses, means
 from penteract.step.events import At, Events, events
 
-SEAMS = (
+REDISTRIBUTIONS = (
     "enter",
     "leave",
     "gather",
@@ -177,7 +177,7 @@ def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
 
 def check_words(layout: Layout) -> None:
     """Words to recompute and to offload exist."""
-    words = {*OPS, "*", *SEAMS}
+    words = {*OPS, "*", *REDISTRIBUTIONS}
     for key, known, named in (
         ("memory.recompute", words, layout.recompute),
         ("memory.recompute_else", words, layout.recompute_else),

@@ -281,8 +281,8 @@ class RepeatHeads(Body):
 
 
 class PackHeads(Body):
-    """x [s, B, n·w] -> [n·s, B, w]: `pieces` of columns, n, as rows one below the other. It is said in a seam, either
-    way, so no gradient goes through it."""
+    """x [s, B, n·w] -> [n·s, B, w]: `pieces` of columns, n, as rows one below the other. It is said in a
+    redistribution, either way, so no gradient goes through it."""
 
     differentiable = ()
 
