@@ -127,7 +127,7 @@ def launched(asked: argparse.Namespace, rank: Rank, layout: Layout) -> dict[str,
             def asked(*about: Any) -> Any:
                 begun = time.perf_counter()
                 out = real(*about)
-                key = f"call {about[1].phase} {about[1].site.word}" if question == "call" else question
+                key = f"call {about[1].phase} {about[1].site.op_name}" if question == "call" else question
                 took[key].append(1e6 * (time.perf_counter() - begun))
                 return out
 

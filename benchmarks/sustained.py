@@ -1,4 +1,4 @@
-"""What one GPU reaches when it is hot: products, fused attention and pointwise words among products that keep it so.
+"""What one GPU reaches when it is hot: products, fused attention and pointwise ops among products that keep it so.
 
     python benchmarks/sustained.py --date 2026-11-21 > benchmarks/results/sustained_h200.json
 

@@ -66,7 +66,7 @@ def run(chunk: Chunk, action: str, registers: dict[int, torch.Tensor], w: Tensor
     env = Env(Mesh(Layout(micro_batch_size=B)), 0, torch.float64)
     for instruction in chunk.actions[action]:
         site, phase = instruction.call.site, instruction.call.phase
-        body, ins = REFERENCE[site.word], [registers[r] for r in instruction.call.ins]
+        body, ins = REFERENCE[site.op_name], [registers[r] for r in instruction.call.ins]
         if phase == "weight_gradient":
             body.weight_gradient(env, site, ins, [into[n] for n in site.params], False)
         else:
@@ -130,7 +130,7 @@ def main() -> None:
     print(f"  bytes left after backward {left:,}: the gradient for the layer before")
     print("the first lines of the tape, and where they are written:")
     for op in do.tape.ops[:8]:
-        print(f"  {op.site.word:10} {' '.join(str(list(s.shape)) for s in op.site.ins):28} {op.site.line}")
+        print(f"  {op.site.op_name:10} {' '.join(str(list(s.shape)) for s in op.site.ins):28} {op.site.line}")
 
     assert apart < 1e-12 and max(worst, through) < 1e-11
     assert kept == priced, "the price is the run's own bytes, to the byte"

@@ -44,7 +44,7 @@ def by_word(tape: Tape) -> list[Said]:
     for op in tape.ops:
         if op.program is not None:
             redistributions.append(op)
-        elif op.site.word != "fork":
+        elif op.site.op_name != "fork":
             groups.append((redistributions, op))
             redistributions = []
     return groups
@@ -54,7 +54,7 @@ def crossing(redistribution: Op) -> str:
     """What a redistribution puts on the wire: there / back."""
     assert redistribution.program is not None
     there, back = (
-        "+".join(c.site.word for c in calls if c.phase == "start")
+        "+".join(c.site.op_name for c in calls if c.phase == "start")
         for calls in (redistribution.program.forward, redistribution.program.backward)
     )
     return f"{there} / {back}"
@@ -68,7 +68,7 @@ def show(tapes: dict[str, Tape]) -> None:
             rows.append(
                 ("", [crossing(redistributions[i]) if i < len(redistributions) else "" for redistributions, _ in said])
             )
-        rows.append((said[0][1].site.word, [str(list(op.site.ins[0].shape)) for _, op in said]))
+        rows.append((said[0][1].site.op_name, [str(list(op.site.ins[0].shape)) for _, op in said]))
     for word, cells in rows:
         print((f"{word:10}" + "".join(f"{cell:32}" for cell in cells)).rstrip())
 
@@ -94,7 +94,7 @@ def main() -> None:
             took = f"parameters {held:5.1f}  most alive {p.peak / 2**20:6.1f}  work {work:6.1f}"
             print(f"  {name:6} rank {r}  {took}  wire: {sent}")
 
-    words = {name: Counter(op.site.word for op in t.ops if op.program is None) for name, t in tapes.items()}
+    words = {name: Counter(op.site.op_name for op in t.ops if op.program is None) for name, t in tapes.items()}
     assert words["whole"] == words["tp=2"] == words["cp=2"], (
         "a cut adds redistributions and changes shapes, never words"
     )

@@ -41,7 +41,7 @@ ROWS = 2  # that every expert of a rank gets from each rank
 class Seen(NamedTuple):
     """One thing that a rank does.
 
-    body       a phase of a word's body, with the line that said the word
+    body       a phase of an op's body, with the line that said the op
     start      a collective on `ranks`; its `bytes` as a ledger has them
     send, recv a message to or from `ranks[0]`, on the line of `name`; of a batch, all have the same number
     copy       to or from the host, of `name`
@@ -252,23 +252,23 @@ class _Moving:
 
 
 def _bodies(notes: _Notes) -> dict[str, TorchBody]:
-    """Those of every word: they say what is asked, and do nothing but what the host or the wire must see of them."""
+    """Those of every op: they say what is asked, and do nothing but what the host or the wire must see of them."""
 
-    def body(word: str, phase: str) -> Any:
+    def body(op_name: str, phase: str) -> Any:
         def said(env: Env, site: Site, ins: Any, weights: Any, last: Any, *more: Any) -> None:
-            notes.add("body", word, phase=phase, line=site.line)
-            if word == "split_sizes":
+            notes.add("body", op_name, phase=phase, line=site.line)
+            if op_name == "split_sizes":
                 last[0] = _sizes(site)
             elif site.attrs.get("fp8"):  # its body agrees with other ranks on scales
-                real = getattr(REFERENCE[word], phase)
+                real = getattr(REFERENCE[op_name], phase)
                 real(env, site, ins, weights, last, *more)
 
         return said
 
     phases = ("forward", "input_gradient", "weight_gradient")
     return {
-        word: TorchBody(*[body(word, phase) if getattr(made, phase) else None for phase in phases])
-        for word, made in REFERENCE.items()
+        op_name: TorchBody(*[body(op_name, phase) if getattr(made, phase) else None for phase in phases])
+        for op_name, made in REFERENCE.items()
     }
 
 

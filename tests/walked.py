@@ -74,7 +74,7 @@ class Walked(Silent):
         elif call.phase == "start":
             self.flights[slot, call.outs[0]] = self._started(slot, call)
         else:
-            self.add("body", site.word, phase=call.phase, line=site.line)
+            self.add("body", site.op_name, phase=call.phase, line=site.line)
             ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
             axis, n = body_of(site, self.p.layout).agreed(call.phase, ins, site.weights, site.attrs)
             if n:
@@ -82,12 +82,12 @@ class Walked(Silent):
 
     def _started(self, slot: Slot, call: Call) -> int:
         site = call.site
-        if site.word in COPIES:
-            return self.start("copy", site.word, bytes=self._bytes(site.ins[0], slot))
+        if site.op_name in COPIES:
+            return self.start("copy", site.op_name, bytes=self._bytes(site.ins[0], slot))
         group = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank)
-        amount = self._bytes(counted(site.word, site.ins[0], site.outs[0]), slot)
-        if site.word != "shift":
-            return self.start("start", site.word, ranks=group, bytes=amount)
+        amount = self._bytes(counted(site.op_name, site.ins[0], site.outs[0]), slot)
+        if site.op_name != "shift":
+            return self.start("start", site.op_name, ranks=group, bytes=amount)
         me = group.index(self.p.rank)
         number = self.start("send", ranks=(group[(me + 1) % len(group)],), bytes=amount)
         self.add("recv", ranks=(group[me - 1],), bytes=amount, number=number)

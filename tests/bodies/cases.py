@@ -1,4 +1,4 @@
-"""The table: what each word is tried on. Sizes are small, uneven, and different from one another."""
+"""The table: what each op is tried on. Sizes are small, uneven, and different from one another."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class In:
 
 @dataclass(frozen=True)
 class Case:
-    """One word on one set of shapes, said by rank `rank` of a layout with `tp` tensor ranks."""
+    """One op on one set of shapes, said by rank `rank` of a layout with `tp` tensor ranks."""
 
-    word: str
+    op_name: str
     what: str
     ins: tuple[In, ...]
     weights: tuple[tuple[int, ...], ...] = ()
@@ -38,7 +38,7 @@ class Case:
     beside: tuple[In, ...] = ()  # what the formula knows of other ranks
 
     def __str__(self) -> str:
-        return f"{self.word}: {self.what}"
+        return f"{self.op_name}: {self.what}"
 
 
 def x(*shape: int) -> In:
@@ -184,16 +184,18 @@ def _loss() -> list[Case]:
         Case("logits", "all columns together", (x(3, 2, 5),), ((7, 5),), {"columns": 8}),
         Case("logits", "three columns at a time", (x(3, 2, 5),), ((7, 5),), {"columns": 3}),
     ]
-    for word, beside in (("exp_sum", ()), ("cross_entropy_gradient", (stat(),)), ("logits_gradient", (stat(),))):
+    for op_name, beside in (("exp_sum", ()), ("cross_entropy_gradient", (stat(),)), ("logits_gradient", (stat(),))):
         for what, tp, rank in (("whole", 1, 0), ("first shard", 2, 0), ("second shard", 2, 1)):
-            row = stat(4, 2) if word == "exp_sum" else large
+            row = stat(4, 2) if op_name == "exp_sum" else large
             ins = (x(4, 2, 10 // tp), row, targets, *beside)
-            out.append(Case(word, what, ins, (), {"axis": "tp"}, tp, rank))
-            out.append(Case(word, f"{what}, three tokens at a time", ins, (), {"axis": "tp", "at_once": 3}, tp, rank))
+            out.append(Case(op_name, what, ins, (), {"axis": "tp"}, tp, rank))
+            out.append(
+                Case(op_name, f"{what}, three tokens at a time", ins, (), {"axis": "tp", "at_once": 3}, tp, rank)
+            )
             if beside:
-                out.append(Case(word, f"{what}, with z-loss", ins, (), {"axis": "tp", "z": 0.3}, tp, rank))
+                out.append(Case(op_name, f"{what}, with z-loss", ins, (), {"axis": "tp", "z": 0.3}, tp, rank))
                 about = {"axis": "tp", "z": 0.3, "at_once": 5}
-                out.append(Case(word, f"{what}, with z-loss, five tokens at a time", ins, (), about, tp, rank))
+                out.append(Case(op_name, f"{what}, with z-loss, five tokens at a time", ins, (), about, tp, rank))
     ignored = given([[-1, -1]])
     out.append(Case("exp_sum", "all ignored", (x(1, 2, 4), stat(1, 2), ignored), (), {"axis": "tp"}))
     return out

@@ -1,4 +1,4 @@
-"""Every word once more, as a formula in float64 that autograd can follow: no word's body or helper is used here."""
+"""Every op once more, as a formula in float64 that autograd can follow: no op's body or helper is used here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensors = list[Any]
 
 @dataclass
 class Truth:
-    """What a word should do.
+    """What an op should do.
 
     outs       results, then extras; None: not looked at
     objective  what the gradients are of; None: the sum of out · its gradient
@@ -38,7 +38,7 @@ class Room:
     """What a formula knows beside its tensors."""
 
     attrs: Mapping[str, Any]
-    index: int  # this rank's place along the word's axis
+    index: int  # this rank's place along the op's axis
     beside: Tensors  # what other ranks hold
     scale: torch.Tensor
     bias: torch.Tensor

@@ -28,16 +28,16 @@ def test_a_body_does_what_it_declares(case: Case, precision: str):
 
 
 def test_every_word_is_tried():
-    assert {c.word for c in CASES} == set(OPS) == set(REFERENCE) == set(FORMULAS)
+    assert {c.op_name for c in CASES} == set(OPS) == set(REFERENCE) == set(FORMULAS)
     assert len({str(c) for c in CASES}) == len(CASES)
 
 
-@pytest.mark.parametrize("word", OPS)
-def test_a_body_has_the_phases_that_its_declaration_asks_for(word: str):
-    body, torch_body = OPS[word].declaration, REFERENCE[word]
-    asked = bool(body.differentiable) and not body.passes_gradient and word not in FORWARD_ONLY
+@pytest.mark.parametrize("op_name", OPS)
+def test_a_body_has_the_phases_that_its_declaration_asks_for(op_name: str):
+    body, torch_body = OPS[op_name].declaration, REFERENCE[op_name]
+    asked = bool(body.differentiable) and not body.passes_gradient and op_name not in FORWARD_ONLY
     assert (torch_body.input_gradient is not None) == asked
-    assert (torch_body.weight_gradient is not None) == any(c.weights for c in CASES if c.word == word)
+    assert (torch_body.weight_gradient is not None) == any(c.weights for c in CASES if c.op_name == op_name)
     assert torch_body.weight_gradient is not None or not body.weight_keeps
 
 
@@ -48,35 +48,37 @@ def _patched(body: Body, **members: Any) -> Body:
     return type("Patched", (type(body),), members)()
 
 
-def _first(word: str) -> Case:
-    return next(c for c in CASES if c.word == word)
+def _first(op_name: str) -> Case:
+    return next(c for c in CASES if c.op_name == op_name)
 
 
-@pytest.mark.parametrize("word", OPS)
-def test_workspace_eight_bytes_too_large_is_seen(word: str):
-    body = _patched(OPS[word].declaration, workspace=lambda self, *about: OPS[word].declaration.workspace(*about) + 8)
-    assert any("workspace" in d for d in check(_first(word), "fp64", body))
+@pytest.mark.parametrize("op_name", OPS)
+def test_workspace_eight_bytes_too_large_is_seen(op_name: str):
+    body = _patched(
+        OPS[op_name].declaration, workspace=lambda self, *about: OPS[op_name].declaration.workspace(*about) + 8
+    )
+    assert any("workspace" in d for d in check(_first(op_name), "fp64", body))
 
 
-@pytest.mark.parametrize("word", ["linear", "expert_linear", "attention", "router"])
-def test_doubled_flops_are_seen(word: str):
-    body = _patched(OPS[word].declaration, flops=lambda self, *about: 2 * OPS[word].declaration.flops(*about))
-    assert any("FLOPs" in d for d in check(_first(word), "fp64", body))
+@pytest.mark.parametrize("op_name", ["linear", "expert_linear", "attention", "router"])
+def test_doubled_flops_are_seen(op_name: str):
+    body = _patched(OPS[op_name].declaration, flops=lambda self, *about: 2 * OPS[op_name].declaration.flops(*about))
+    assert any("FLOPs" in d for d in check(_first(op_name), "fp64", body))
 
 
 KEPT = [(w, m, n) for w, op in OPS.items() for m in ("input_keeps", "weight_keeps") for n in getattr(op.declaration, m)]
 
 
-@pytest.mark.parametrize(("word", "member", "name"), KEPT)
-def test_a_kept_name_dropped_is_seen(word: str, member: str, name: str):
-    left = tuple(n for n in getattr(OPS[word].declaration, member) if n != name)
-    assert check(_first(word), "fp64", _patched(OPS[word].declaration, **{member: left}))
+@pytest.mark.parametrize(("op_name", "member", "name"), KEPT)
+def test_a_kept_name_dropped_is_seen(op_name: str, member: str, name: str):
+    left = tuple(n for n in getattr(OPS[op_name].declaration, member) if n != name)
+    assert check(_first(op_name), "fp64", _patched(OPS[op_name].declaration, **{member: left}))
 
 
-@pytest.mark.parametrize("word", [w for w, op in OPS.items() if op.declaration.input_keeps])
-def test_a_name_kept_for_nothing_is_seen(word: str):
-    body = OPS[word].declaration
-    assert check(_first(word), "fp64", _patched(body, input_keeps=(*body.input_keeps, "in0")))
+@pytest.mark.parametrize("op_name", [w for w, op in OPS.items() if op.declaration.input_keeps])
+def test_a_name_kept_for_nothing_is_seen(op_name: str):
+    body = OPS[op_name].declaration
+    assert check(_first(op_name), "fp64", _patched(body, input_keeps=(*body.input_keeps, "in0")))
 
 
 def test_a_body_that_keeps_for_itself_is_seen():

@@ -53,7 +53,7 @@ def test_the_reference_runs_anywhere():
 
 
 @pytest.mark.parametrize(
-    ("layout", "about", "words"),
+    ("layout", "about", "op_names"),
     [
         (_kernel("flash"), {"device": torch.device("cpu")}, ("found cpu", "allowed cuda", "reference")),
         (_kernel("flash"), {"precision": "fp32"}, ("found fp32", "--precision.dtype bf16")),
@@ -72,11 +72,11 @@ def test_the_reference_runs_anywhere():
         (TRITON, {"precision": "fp64"}, ("found updates in fp64", "fix: --kernels.elementwise reference")),
     ],
 )  # fmt: skip
-def test_what_they_cannot_do_is_refused(layout: Layout, about: dict[str, Any], words: tuple[str, ...]):
+def test_what_they_cannot_do_is_refused(layout: Layout, about: dict[str, Any], op_names: tuple[str, ...]):
     line = _refused(layout, **about)
     assert "\n" not in line
     assert line.startswith("error[KERNEL]: ")
-    assert [w for w in words if w not in line] == []
+    assert [w for w in op_names if w not in line] == []
 
 
 def test_kernels_in_triton_want_triton(monkeypatch: pytest.MonkeyPatch):

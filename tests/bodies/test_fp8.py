@@ -260,13 +260,13 @@ def test_workspace_is_what_is_declared(kind: str, precision: str, chunk: int, mo
 @pytest.mark.parametrize("kind", KINDS)
 def test_work_and_what_is_kept_are_those_of_the_word(kind: str) -> None:
     trial = Trial(ALL[kind])
-    body, word, ins = body_of(trial.site, Layout()), Linear(), [(*T, D)]
-    assert (body.input_keeps, body.weight_keeps) == (word.input_keeps, word.weight_keeps)
+    body, op_name, ins = body_of(trial.site, Layout()), Linear(), [(*T, D)]
+    assert (body.input_keeps, body.weight_keeps) == (op_name.input_keeps, op_name.weight_keeps)
     for phase, call in trial.phases().items():
         with FlopCounterMode(display=False) as flops:
             call()
         about = (phase, ins, trial.site.weights, trial.site.attrs)
-        assert flops.get_total_flops() == body.flops(*about) == word.flops(*about)
+        assert flops.get_total_flops() == body.flops(*about) == op_name.flops(*about)
 
 
 @pytest.mark.parametrize("kind", DECLARED)

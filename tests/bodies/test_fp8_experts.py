@@ -183,14 +183,14 @@ def test_workspace_is_what_is_declared(
 @pytest.mark.parametrize("kind", ["rowwise", "blockwise"])
 def test_work_and_what_is_kept_are_those_of_the_word(kind: str) -> None:
     trial = Trial(RECIPE[kind], UNEVEN)
-    body, word = body_of(trial.site, Layout()), ExpertLinear()
-    assert (body.input_keeps, body.weight_keeps) == (word.input_keeps, word.weight_keeps)
+    body, op_name = body_of(trial.site, Layout()), ExpertLinear()
+    assert (body.input_keeps, body.weight_keeps) == (op_name.input_keeps, op_name.weight_keeps)
     assert [body.of_codes(phase) for phase in PHASES] == [True, True, False]
     for phase, call in trial.phases().items():
         with FlopCounterMode(display=False) as flops:
             call()
         about = (phase, trial.ins, trial.site.weights, trial.site.attrs)
-        assert flops.get_total_flops() == body.flops(*about) == word.flops(*about)
+        assert flops.get_total_flops() == body.flops(*about) == op_name.flops(*about)
 
 
 @pytest.mark.parametrize("kind", ["rowwise", "blockwise"])
@@ -272,10 +272,10 @@ def test_a_gpu_gets_what_its_products_take(monkeypatch: pytest.MonkeyPatch, kind
     w, splits = torch.randn(len(rows), narrow, wide, generator=generator), Splits([], [], [list(rows)])
     site = Site("expert_linear", (), (), ("w",), (tuple(w.shape),), {"fp8": fp8, "cut": None})
     env = Env(Mesh(Layout()), 0, torch.float32)
-    for where, words in bodies_of.items():
+    for where, op_names in bodies_of.items():
         y, dx = torch.full_like(g, torch.nan), torch.full_like(x, torch.nan)
-        words["expert_linear"].forward(env, site, [x, splits], [w], [y])
-        words["expert_linear"].input_gradient(env, site, [splits, g], [w], [dx])  # type: ignore[misc]
+        op_names["expert_linear"].forward(env, site, [x, splits], [w], [y])
+        op_names["expert_linear"].input_gradient(env, site, [splits, g], [w], [dx])  # type: ignore[misc]
         made[where] = [y, dx]
     assert len(calls) <= 2 * (sum(n > 0 for n in rows) + 1)  # one for each expert, and in each phase one for the end
     for gpu, cpu in zip(*made.values(), strict=True):

@@ -78,9 +78,9 @@ ENTRY = Implementation("slow", lambda site, layout: Slow(), {"cpu": f"{__name__}
 
 
 @contextmanager
-def registered(word: str, entry: Implementation) -> Iterator[None]:
-    op = OPS[word]
-    with patch.dict(OPS, {word: op._replace(implementations=(entry, *op.implementations))}):
+def registered(op_name: str, entry: Implementation) -> Iterator[None]:
+    op = OPS[op_name]
+    with patch.dict(OPS, {op_name: op._replace(implementations=(entry, *op.implementations))}):
         yield
 
 
@@ -162,29 +162,29 @@ CHOSEN = [
     ("expert_linear", {"fp8": FP8}, Layout(), "fp8"),
     ("expert_linear", {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton"),
 ]
-EVERY = [(word, one) for word, op in OPS.items() for one in op.implementations]
+EVERY = [(op_name, one) for op_name, op in OPS.items() for one in op.implementations]
 
 
-@pytest.mark.parametrize(("word", "attrs", "layout", "name"), CHOSEN)
-def test_what_a_layout_chooses_is_the_op(word: str, attrs: dict[str, Any], layout: Layout, name: str) -> None:
-    one, body = implementation(Site(word, (), (), attrs=attrs), layout)
+@pytest.mark.parametrize(("op_name", "attrs", "layout", "name"), CHOSEN)
+def test_what_a_layout_chooses_is_the_op(op_name: str, attrs: dict[str, Any], layout: Layout, name: str) -> None:
+    one, body = implementation(Site(op_name, (), (), attrs=attrs), layout)
     assert one.name == name
     for member in OF_AN_OP:
-        assert getattr(type(body), member) is getattr(type(OPS[word].declaration), member), member
+        assert getattr(type(body), member) is getattr(type(OPS[op_name].declaration), member), member
 
 
 def test_every_entry_is_chosen_by_some_layout() -> None:
-    assert {(word, one.name) for word, one in EVERY if one.name != "reference"} <= {(w, n) for w, *_, n in CHOSEN}
+    assert {(op_name, one.name) for op_name, one in EVERY if one.name != "reference"} <= {(w, n) for w, *_, n in CHOSEN}
     assert {n for n in vars(Body) if not n.startswith("_")} == {*OF_AN_OP, *OF_AN_IMPLEMENTATION}
 
 
-@pytest.mark.parametrize(("word", "one"), EVERY, ids=lambda x: getattr(x, "name", x))
-def test_what_runs_is_where_its_entry_says(word: str, one: Implementation) -> None:
+@pytest.mark.parametrize(("op_name", "one"), EVERY, ids=lambda x: getattr(x, "name", x))
+def test_what_runs_is_where_its_entry_says(op_name: str, one: Implementation) -> None:
     for device in one.kernels:
-        made = kernel(word, one, device)
+        made = kernel(op_name, one, device)
         assert isinstance(made, TorchBody)
         for phase in ("input_gradient", "weight_gradient"):
-            assert (getattr(made, phase) is None) == (getattr(REFERENCE[word], phase) is None)
+            assert (getattr(made, phase) is None) == (getattr(REFERENCE[op_name], phase) is None)
 
 
 def test_what_a_device_cannot_run_is_refused() -> None:

@@ -116,7 +116,7 @@ class Watched(Trial):
 
 
 def differences(case: Case, precision: str, body: Body) -> Iterator[str]:
-    trial = Watched(case, precision, OPS[case.word].declaration, REFERENCE[case.word])
+    trial = Watched(case, precision, OPS[case.op_name].declaration, REFERENCE[case.op_name])
     trial.run()
     for phase, calls in trial.calls.items():
         about = (phase, [i.shape for i in case.ins], case.weights, case.attrs)
@@ -137,17 +137,17 @@ def differences(case: Case, precision: str, body: Body) -> Iterator[str]:
                 yield f"{phase}: declared {said}, seen {found}"
 
 
-OF_KERNELS = [case for case in CASES if case.word not in AS_A_WHOLE]
+OF_KERNELS = [case for case in CASES if case.op_name not in AS_A_WHOLE]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16_pure", "fp32", "fp64"])
 @pytest.mark.parametrize("case", OF_KERNELS, ids=str)
 def test_kernels_move_what_is_declared(case: Case, precision: str) -> None:
-    assert list(differences(case, precision, OPS[case.word].declaration)) == []
+    assert list(differences(case, precision, OPS[case.op_name].declaration)) == []
 
 
 def test_every_op_declares_its_kernels_or_is_one() -> None:
-    own = {word for word, op in OPS.items() if type(op.declaration).traffic is not Body.traffic}
+    own = {op_name for op_name, op in OPS.items() if type(op.declaration).traffic is not Body.traffic}
     assert own == set(OPS) - AS_A_WHOLE
 
 
@@ -160,7 +160,7 @@ def test_a_byte_an_element_or_a_kernel_too_many_is_seen(change: Kernel) -> None:
         def traffic(self, *about: Any) -> Any:
             return (*super().traffic(*about), change)
 
-    assert list(differences(next(c for c in CASES if c.word == "rms_norm"), "bf16", More()))
+    assert list(differences(next(c for c in CASES if c.op_name == "rms_norm"), "bf16", More()))
 
 
 # ---- what a call costs -------------------------------------------------------------------------------------------

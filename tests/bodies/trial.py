@@ -30,8 +30,8 @@ TOLERANCE = {"fp64": PARITY, "fp32": 1e-5, "bf16": 4e-2, "bf16_pure": 4e-2, "fp1
 
 
 def check(case: Case, precision: str, body: Body | None = None, torch_body: TorchBody | None = None) -> list[str]:
-    """All differences between what is declared or known of a word and what its body does."""
-    trial = Trial(case, precision, body or OPS[case.word].declaration, torch_body or REFERENCE[case.word])
+    """All differences between what is declared or known of an op and what its body does."""
+    trial = Trial(case, precision, body or OPS[case.op_name].declaration, torch_body or REFERENCE[case.op_name])
     trial.run()
     return trial.differences
 
@@ -50,7 +50,7 @@ class Trial:
         specs = tuple(Spec(i.shape, i.role) for i in case.ins)
         outs, extras = self.body.results(specs, case.weights, case.attrs)
         names = tuple(f"w{i}" for i in range(len(case.weights)))
-        self.site = Site(case.word, specs, (*outs, *extras), names, case.weights, case.attrs)
+        self.site = Site(case.op_name, specs, (*outs, *extras), names, case.weights, case.attrs)
         self.results = len(outs)
         experts = case.attrs.get("experts", 5)
         self.env = Env(
@@ -99,7 +99,7 @@ class Trial:
         index = self.env.index(case.attrs["axis"]) if case.attrs.get("axis") else 0
         room = Room(case.attrs, index, beside, self.env.scale["term"].double(), self.env.biases["steer"].double(),
                     gradients)  # fmt: skip
-        truth = FORMULAS[case.word](room, ins, weights)
+        truth = FORMULAS[case.op_name](room, ins, weights)
         if truth.objective is None:
             outs = zip(self.body.gradients(case.attrs), gradients, strict=True)
             truth.objective = sum(((truth.outs[i] * g).sum() for i, g in outs if leaves), torch.zeros(()))

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md is held against the code: floors, redistributions, words."""
+"""ARCHITECTURE.md is held against the code: floors, redistributions, ops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from penteract.model.decoder import stage
 from penteract.ops.bodies import OPS
 from penteract.ops.do import Do, Redistribution
-from penteract.ops.tape import Call, Op
+from penteract.ops.tape import Call, OpCall
 from penteract.spec.layout import CP_METHODS, Layout
 from penteract.spec.mesh import Mesh
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
@@ -59,7 +59,7 @@ class Listening(Do):
     def __init__(self, mesh: Mesh) -> None:
         super().__init__(mesh)
         self.crossed: list[
-            tuple[Redistribution, Op, str]
+            tuple[Redistribution, OpCall, str]
         ] = []  # the redistribution, its op on the tape, and the file that crosses it
 
     def redistribute(self, redistribution: Redistribution, *ins: Any) -> Any:
@@ -92,7 +92,7 @@ def defined() -> dict[int, str]:
 
 def issued(calls: tuple[Call, ...]) -> str:
     """The collectives that calls put on the wire, each once, in order."""
-    kinds = [f"{c.site.word} {c.site.attrs['axis']}" for c in calls if c.phase == "start"]
+    kinds = [f"{c.site.op_name} {c.site.attrs['axis']}" for c in calls if c.phase == "start"]
     return ", ".join(dict.fromkeys(kinds)) or NOTHING
 
 
@@ -117,7 +117,7 @@ def recorded() -> tuple[dict[Row, set[str]], set[int]]:
                         issued(op.program.backward),
                     )
                     if row[2:] == (NOTHING, NOTHING):
-                        continue  # over one rank: words alone
+                        continue  # over one rank: ops alone
                     rows.setdefault(row, set()).add(where)
                     seen.add(id(redistribution))
     return rows, seen
@@ -135,8 +135,8 @@ def test_words() -> None:
     def kept(names: tuple[str, ...], waits: bool = False) -> str:
         return ", ".join([*names, *(["waits"] if waits else [])]) or NOTHING
 
-    listed = [(word, for_input, for_weight) for word, _, for_input, for_weight in table("Words")]
-    bodies = [(word, op.declaration) for word, op in OPS.items()]
+    listed = [(op_name, for_input, for_weight) for op_name, _, for_input, for_weight in table("Ops")]
+    bodies = [(op_name, op.declaration) for op_name, op in OPS.items()]
     assert listed == [(w, kept(b.input_keeps), kept(b.weight_keeps, b.deferrable)) for w, b in bodies]
 
 
@@ -147,9 +147,9 @@ def test_words_have_their_bodies_in_the_file_of_the_same_name() -> None:
             if name.isupper() and type(table) is dict and Path(file).stem not in ("registry", "traffic"):
                 declared.setdefault(Path(file).stem, set()).update(table)
     ran = dict[str, set[str]]()
-    for word, op in OPS.items():
+    for op_name, op in OPS.items():
         (module,) = {name.partition(":")[0] for name in op.implementations[-1].kernels.values()}
-        ran.setdefault(module.rpartition(".")[2], set()).add(word)
+        ran.setdefault(module.rpartition(".")[2], set()).add(op_name)
     assert declared == ran
 
 

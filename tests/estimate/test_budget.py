@@ -1,4 +1,4 @@
-"""The recomputation for a budget is the cheapest there is: held to every subset of words, lowered and priced."""
+"""The recomputation for a budget is the cheapest there is: held to every subset of ops, lowered and priced."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _again(chunk: Any, widths: Any, layout: Layout) -> float:
     said = {id(c.site) for instructions in [chunk.actions["Fwd"]] for c in (i.call for i in instructions)}
     for name, instructions in chunk.actions.items():
         for call in (i.call for i in instructions if name != "Fwd"):
-            if id(call.site) not in said or call.phase != "forward" or call.site.word in NONE:
+            if id(call.site) not in said or call.phase != "forward" or call.site.op_name in NONE:
                 continue
             site = call.site
             ins = [tuple(s.shape) for s in site.ins]
@@ -70,11 +70,11 @@ def _again(chunk: Any, widths: Any, layout: Layout) -> float:
 
 @cache
 def every_subset(layout: Layout) -> tuple[tuple[float, int, int], ...]:
-    """(cost, activations, all bytes) of each uniform subset of words, by lowering and walking it."""
+    """(cost, activations, all bytes) of each uniform subset of ops, by lowering and walking it."""
     found = []
     for n in range(len(WORDS) + 1):
-        for words in combinations(WORDS, n):
-            lay = replace(layout, recompute=(*NONE, *words))
+        for op_names in combinations(WORDS, n):
+            lay = replace(layout, recompute=(*NONE, *op_names))
             prices = [price(compile_step(MODEL, lay, 256, rank=r, precision="bf16")) for r in Mesh(lay).group("pp", 0)]
             fullest = max(prices, key=lambda p: p.allocated)
             found.append((again(lay), fullest.arena + fullest.routed, fullest.allocated))
@@ -115,7 +115,7 @@ def test_no_pair_of_sets_is_cheaper(fraction: float) -> None:
 
 
 FEW = ("rms_norm", "linear", "attention", "swiglu")
-SETS = [words for n in range(len(FEW) + 1) for words in combinations(FEW, n)]
+SETS = [op_names for n in range(len(FEW) + 1) for op_names in combinations(FEW, n)]
 PAIRS = [(lean, rest) for lean in SETS for rest in SETS]
 
 
@@ -124,10 +124,10 @@ def shared(lean: tuple[str, ...], rest: tuple[str, ...], first: int) -> Layout:
 
 
 @cache
-def uniform(words: tuple[str, ...]) -> tuple[float, float]:
+def uniform(op_names: tuple[str, ...]) -> tuple[float, float]:
     """Seconds of what three layers and the ends make again, and of what three layers do."""
-    whole = again(replace(LAYOUTS[0], recompute=(*NONE, *words)))
-    return whole, (whole - again(shared(words, (), 2))) * MODEL.layers
+    whole = again(replace(LAYOUTS[0], recompute=(*NONE, *op_names)))
+    return whole, (whole - again(shared(op_names, (), 2))) * MODEL.layers
 
 
 def mixed(lean: tuple[str, ...], rest: tuple[str, ...], first: int) -> float:
@@ -169,10 +169,10 @@ def test_a_bound_lies_below_the_price(layout: Layout) -> None:
         *zip(sets, sets[7:], strict=False),
     ]:
         for first in range(1, solver.depth):
-            lay = solver._shared(lean, rest, first) if lean is not rest else replace(layout, recompute=lean.words)
+            lay = solver._shared(lean, rest, first) if lean is not rest else replace(layout, recompute=lean.op_names)
             price = some.quote(lay).allocated
             ranks = tuple(replace(rank, room=rank.room + price) for rank in solver.ranks)
-            assert replace(solver, ranks=ranks).may_fit(lean, rest, first), (lean.words, rest.words, first)
+            assert replace(solver, ranks=ranks).may_fit(lean, rest, first), (lean.op_names, rest.op_names, first)
 
 
 @pytest.mark.parametrize("fraction", [0.9])
@@ -189,5 +189,5 @@ def test_no_pair_of_sets_of_experts_is_cheaper(fraction: float) -> None:
     for cost, a, b, n in sorted([*every, *alone], key=lambda item: item[0]):
         if cost >= chosen.cost * (1 - 1e-9):
             break
-        lay = replace(Layout(), recompute=a.words) if a is b else solver._shared(a, b, n)
-        assert some.quote(lay).allocated > limit, (a.words, b.words, n)
+        lay = replace(Layout(), recompute=a.op_names) if a is b else solver._shared(a, b, n)
+        assert some.quote(lay).allocated > limit, (a.op_names, b.op_names, n)

@@ -114,7 +114,7 @@ class Told:
 
 
 def seen_from_outside(case: Case, rank: int, rates: Rates) -> Iterator[Event]:
-    """What a run does, in the same words."""
+    """What a run does, in the same ops."""
     p = case.compile(rank)
     seen, _ = observation(p)
     axes = {axis: p.mesh.group(axis, rank) for axis in ("cp", "pp")}

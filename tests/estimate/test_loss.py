@@ -48,7 +48,7 @@ def transient(layout: Layout, tokens: int) -> int:
     found = places(chunk, widths)
     calls = [i.call for some in chunk.actions.values() for i in some if i.call.phase not in ("start", "finish")]
     beside = [
-        OPS[c.site.word].declaration.workspace(
+        OPS[c.site.op_name].declaration.workspace(
             c.phase, [s.shape for s in c.site.ins], c.site.weights, c.site.attrs, widths
         )  # type: ignore[misc]
         for c in calls

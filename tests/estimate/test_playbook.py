@@ -39,11 +39,11 @@ def of_a_layer(kind: Kind, m: ModelSpec, layout: Layout = ONE) -> int:
     return told(replace(m, layers=m.layers + 1), layout).total(kind) - told(m, layout).total(kind)
 
 
-def wires(w: Why, *words: str) -> Counter[str]:
-    """Bytes by collective, of the rows whose detail has all `words`."""
+def wires(w: Why, *op_names: str) -> Counter[str]:
+    """Bytes by collective, of the rows whose detail has all `op_names`."""
     found = Counter[str]()
     for row in w.rows:
-        if row.kind == "wires" and all(word in row.detail for word in words):
+        if row.kind == "wires" and all(op_name in row.detail for op_name in op_names):
             found[row.what] += row.value
     return found
 

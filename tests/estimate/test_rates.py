@@ -274,8 +274,8 @@ def test_a_curve_smooths_what_was_disturbed_and_goes_on_straight() -> None:
 def test_devices_at_work_share_what_a_node_copies() -> None:
     """Of eight that were measured, and of one: none is faster than one alone, and all together no faster than eight."""
     memory = dict(KNOWN.memory)
-    for word, way in (("to_host", "d2h"), ("from_host", "h2d")):
-        rates = {n: 1e-9 / Rates.of(cluster(f"{n}xH200"), "bf16").copy(word, 1) for n in (1, 2, 4, 8)}
+    for op_name, way in (("to_host", "d2h"), ("from_host", "h2d")):
+        rates = {n: 1e-9 / Rates.of(cluster(f"{n}xH200"), "bf16").copy(op_name, 1) for n in (1, 2, 4, 8)}
         assert rates[1] == pytest.approx(memory[f"{way}_one"]) and rates[8] == pytest.approx(memory[f"{way}_all"])
         for n, rate in rates.items():
             assert rate <= memory[f"{way}_one"] * (1 + 1e-9) and n * rate <= 8 * memory[f"{way}_all"] * (1 + 1e-9)

@@ -44,9 +44,9 @@ class Asked:
         return layout.global_batch_size
 
     @tracked
-    def words(self, layout: Layout) -> object:
+    def op_names(self, layout: Layout) -> object:
         """A method reads its own fields."""
-        self.made.append("words")
+        self.made.append("op_names")
         return layout.edit(0)
 
     @tracked
@@ -95,12 +95,12 @@ def test_what_is_changed_is_not_read_and_what_follows_from_it_follows() -> None:
 
 def test_methods_and_meshes_read_what_they_need() -> None:
     asked = Asked()
-    assert asked.words(LAYOUT) == LAYOUT.edit(0)
-    asked.words(replace(LAYOUT, recompute_else=("*",)))  # said of no layer
-    asked.words(replace(LAYOUT, dp=2))
-    assert asked.made == ["words"]
+    assert asked.op_names(LAYOUT) == LAYOUT.edit(0)
+    asked.op_names(replace(LAYOUT, recompute_else=("*",)))  # said of no layer
+    asked.op_names(replace(LAYOUT, dp=2))
+    assert asked.made == ["op_names"]
     every_second = replace(LAYOUT, recompute=("*",), recompute_every=2)
-    assert asked.words(every_second) == every_second.edit(0)
+    assert asked.op_names(every_second) == every_second.edit(0)
     assert asked.group(LAYOUT) == (0, 1) == asked.group(replace(LAYOUT, dp=16, pp=8, cp=2))
     assert asked.group(replace(LAYOUT, tp=4)) == (0, 1, 2, 3)
     assert asked.made.count("group") == 2

@@ -29,5 +29,10 @@ def test_is_what_is_recorded_with_the_size(case: Case, size: int) -> None:
         assert found.inputs == {name: told.tape.specs[v] for name, v in told.tape.inputs.items()}
         assert found.exit == (None if told.tape.exit is None else told.tape.specs[told.tape.exit])
         for one, other in zip(found.sites, sites, strict=True):
-            assert (one.word, one.ins, one.outs, one.weights) == (other.word, other.ins, other.outs, other.weights)
+            assert (one.op_name, one.ins, one.outs, one.weights) == (
+                other.op_name,
+                other.ins,
+                other.outs,
+                other.weights,
+            )
             assert (one.params, one.attrs, one.layer) == (other.params, other.attrs, other.layer)

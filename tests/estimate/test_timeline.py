@@ -1,4 +1,4 @@
-"""The timeline of a step is the step that is timed: as long, in its streams' order, in a run's words; and its trace has
+"""The timeline of a step is the step that is timed: as long, in its streams' order, in a run's ops; and its trace has
 the price's memory."""
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_has_the_names_of_a_run(question: tuple[Quoter, Layout]) -> None:
 
 def without_line_of_copy(name: str) -> str:
     """A layer's input is of the layer before, which prices of pieces do not know."""
-    return name.partition(" (")[0] if any(word in name for word in COPIES) else name
+    return name.partition(" (")[0] if any(op_name in name for op_name in COPIES) else name
 
 
 def names_of_a_run(steps: StepClock, layout: Layout, stage: int) -> list[str]:

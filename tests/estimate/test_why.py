@@ -216,7 +216,7 @@ def test_the_whole_is_what_a_plan_sums_up(layout: Layout) -> None:
 
 
 def test_a_line_is_the_program_s_own() -> None:
-    """The line that a row names holds the word that it is about."""
+    """The line that a row names holds the op that it is about."""
     root = Path(penteract.__file__).parent
     for row in why(DENSE, Layout(), 64).rows:
         file, _, number = row.line.partition(":")

@@ -24,9 +24,9 @@ class Question:
     @property
     def command(self) -> str:
         """What to type for the same answer."""
-        words = f"penteract plan {self.model} --gpus {self.gpus} --seq {self.seq} --batch {self.batch}"
-        words += f" --layout {self.layout}" if self.layout else ""
-        return words + (f" --fix {self.fix}" if self.fix else "")
+        op_names = f"penteract plan {self.model} --gpus {self.gpus} --seq {self.seq} --batch {self.batch}"
+        op_names += f" --layout {self.layout}" if self.layout else ""
+        return op_names + (f" --fix {self.fix}" if self.fix else "")
 
     def ask(self) -> Plan:
         """The answer: the layout, or the five best."""

@@ -1,7 +1,7 @@
 """Every number that a plan publishes is in a file of this folder, so that a change of it shows as a diff.
 
 layouts/ has one layout a file: memory by kind and by pipeline rank, the step and its parts, rates. plans/ has the five
-best of a question, and how many layouts were refused for which reason. Bytes, counts and words must be equal; seconds
+best of a question, and how many layouts were refused for which reason. Bytes, counts and ops must be equal; seconds
 and rates to a relative 1e-6.
 
 A change that is meant is written with `python tests/golden/write.py`, which prints it; the commit that has a changed
@@ -31,7 +31,7 @@ def test_every_file_has_its_question() -> None:
 
 
 def test_what_counts_as_a_change() -> None:
-    """Seconds may move by a millionth, bytes and words not at all, and nothing may come or go."""
+    """Seconds may move by a millionth, bytes and ops not at all, and nothing may come or go."""
     stored = {"seconds": 1.234567, "bytes": 10**9, "parts": [1.0, 2.0], "why": "a, 25 %"}
     near = {"seconds": 1.2345675, "bytes": 10**9, "parts": [1.0000009, 2.0], "why": "a, 25 %"}
     assert settled(stored, near) == stored

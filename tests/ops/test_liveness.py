@@ -1,4 +1,4 @@
-"""What a set of words keeps and makes again is the union of what its groups do, whichever set it is."""
+"""What a set of ops keeps and makes again is the union of what its groups do, whichever set it is."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ def test_groups_of_words_know_nothing_of_each_other(layout: Layout) -> None:
     assert len(tables) > 4
     told = {}
     for row in product(*tables):
-        words = frozenset(NONE).union(*(some for some, _ in row))
-        told[words] = tuple(
+        op_names = frozenset(NONE).union(*(some for some, _ in row))
+        told[op_names] = tuple(
             (frozenset().union(*(f[t].kept for _, f in row)), frozenset().union(*(f[t].again for _, f in row)))
             for t in range(len(tapes))
         )
-    known = {op.site.word for tape in tapes for op in tape.producer.values()} - {*NONE}
-    for words, fates in told.items():
+    known = {op.site.op_name for tape in tapes for op in tape.producer.values()} - {*NONE}
+    for op_names, fates in told.items():
         for tape, (kept, again) in zip(tapes, fates, strict=True):
-            alone = tape(words)
+            alone = tape(op_names)
             assert kept == alone.kept
-            assert again == {op for op in alone.again if op.site.word not in NONE}
+            assert again == {op for op in alone.again if op.site.op_name not in NONE}
     distinct = {tuple(tape(frozenset({*NONE, *some})) for tape in tapes)
                 for n in (1, 2, 3, len(known)) for some in combinations(sorted(known), n)}  # fmt: skip
-    assert distinct <= {tuple(tape(words) for tape in tapes) for words in told}, "a set that differs is not among them"
+    assert distinct <= {tuple(tape(op_names) for tape in tapes) for op_names in told}, (
+        "a set that differs is not among them"
+    )

@@ -29,9 +29,9 @@ def chunk(edit: Edit, every: int = 1, *, split: bool = False, tp: int = 2) -> Ch
     return lower(record(MODEL, Mesh(Layout(tp=tp)), 0, 16).tape, Edit(edit.recompute), edits, split=split)
 
 
-def said(calls: Sequence[Instruction], word: str, phase: str) -> list[int]:
+def said(calls: Sequence[Instruction], op_name: str, phase: str) -> list[int]:
     """The layers of these calls, in order."""
-    return [i.call.site.layer for i in calls if (i.call.site.word, i.call.phase) == (word, phase)]
+    return [i.call.site.layer for i in calls if (i.call.site.op_name, i.call.phase) == (op_name, phase)]
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=str)
@@ -39,7 +39,7 @@ def said(calls: Sequence[Instruction], word: str, phase: str) -> list[int]:
 @pytest.mark.parametrize("split", [False, True])
 def test_what_leaves_comes_back_and_is_on_the_device_only_when_it_must_be(edit: Edit, every: int, split: bool) -> None:
     made = chunk(edit, every, split=split)
-    left = [i.call for i in made.actions["Fwd"] if (i.call.site.word, i.call.phase) == ("to_host", "start")]
+    left = [i.call for i in made.actions["Fwd"] if (i.call.site.op_name, i.call.phase) == ("to_host", "start")]
     assert left
     assert {c.site.layer for c in left} == set(range(0, MODEL.layers, every))
     gone, there = {c.ins[0] for c in left}, {c.outs[0] for c in left}
@@ -72,17 +72,17 @@ def test_at_most_two_layers_are_on_their_way(edit: Edit, every: int) -> None:
 
 def test_a_layer_comes_back_while_the_one_before_it_runs() -> None:
     calls = chunk(EDITS[0]).actions["Bwd"]
-    order = [(i.call.site.word, i.call.phase, i.call.site.layer) for i in calls]
+    order = [(i.call.site.op_name, i.call.phase, i.call.site.layer) for i in calls]
     for layer in range(MODEL.layers - 1):
         start, finish = (order.index(("from_host", phase, layer)) for phase in ("start", "finish"))
-        between = {at for word, _, at in order[start:finish] if word not in COPIES}
+        between = {at for op_name, _, at in order[start:finish] if op_name not in COPIES}
         assert layer + 1 in between and layer - 1 not in between
     assert order[0] == ("from_host", "start", MODEL.layers - 1)
 
 
 def test_a_layer_s_input_leaves_while_the_layer_runs() -> None:
     calls = chunk(EDITS[0]).actions["Fwd"]
-    order = [(i.call.site.word, i.call.phase, i.call.site.layer) for i in calls]
+    order = [(i.call.site.op_name, i.call.phase, i.call.site.layer) for i in calls]
     for layer in range(MODEL.layers):
         start, finish = (order.index(("to_host", phase, layer)) for phase in ("start", "finish"))
         assert {at for _, _, at in order[start:finish]} == {layer}

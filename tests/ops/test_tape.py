@@ -17,8 +17,8 @@ from penteract.step.program import compile_step
 MODEL = ModelSpec(layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=64, vocab_size=64)
 
 
-def words(chunk: Chunk, action: str, phase: str) -> list[str]:
-    return [i.call.site.word for i in chunk.actions[action] if i.call.phase == phase]
+def op_names(chunk: Chunk, action: str, phase: str) -> list[str]:
+    return [i.call.site.op_name for i in chunk.actions[action] if i.call.phase == phase]
 
 
 def test_a_value_has_one_consumer() -> None:
@@ -37,22 +37,22 @@ def test_every_site_knows_the_line_that_said_it() -> None:
 def test_recomputing_by_name_adds_that_word_to_the_backward_alone() -> None:
     tape = record(MODEL, Mesh(Layout()), 0, 16).tape
     plain, recomputed = lower(tape), lower(tape, Edit(("swiglu",)))
-    assert words(plain, "Bwd", "forward").count("swiglu") == 0
-    assert words(recomputed, "Bwd", "forward").count("swiglu") == MODEL.layers
-    assert words(recomputed, "Fwd", "forward") == words(plain, "Fwd", "forward")
+    assert op_names(plain, "Bwd", "forward").count("swiglu") == 0
+    assert op_names(recomputed, "Bwd", "forward").count("swiglu") == MODEL.layers
+    assert op_names(recomputed, "Fwd", "forward") == op_names(plain, "Fwd", "forward")
 
 
 def test_weight_gradients_are_the_same_set_wherever_they_run() -> None:
     tape = record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape
     fused, split = lower(tape, Edit(("enter",))), lower(tape, Edit(("enter",)), split=True)
-    late = words(split, "Wgt", "weight_gradient")
+    late = op_names(split, "Wgt", "weight_gradient")
     assert late and set(late) == {"linear", "embedding"}
-    assert sorted(words(fused, "Bwd", "weight_gradient")) == sorted(words(split, "Inp", "weight_gradient") + late)
+    assert sorted(op_names(fused, "Bwd", "weight_gradient")) == sorted(op_names(split, "Inp", "weight_gradient") + late)
 
 
 def test_weight_gradients_run_beside_the_collective_of_their_input() -> None:
     calls = [i.call for i in lower(record(MODEL, Mesh(Layout(tp=2)), 0, 16).tape, Edit(("enter",))).actions["Bwd"]]
-    said = [(c.site.word, c.phase) for c in calls]
+    said = [(c.site.op_name, c.phase) for c in calls]
     at = said.index(("reduce_scatter", "start"))
     between = said[at : said.index(("reduce_scatter", "finish"))]
     assert ("linear", "weight_gradient") in between

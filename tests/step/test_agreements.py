@@ -41,7 +41,7 @@ DENSE = replace(ROUTED, moe=None)
 
 
 class Asked(Silent):
-    """Questions that are no call's, as they come, and calls as one word."""
+    """Questions that are no call's, as they come, and calls as one op."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

@@ -16,7 +16,7 @@ class CapturedStep:
     into `run.counts`: a captured step draws no batch ahead, and is told of none.
 
     Capture after an eager step or two, so that libraries have made what they need. Host values are not for graphs:
-    raises Bug for a program whose words look at the host (routed sizes).
+    raises Bug for a program whose ops look at the host (routed sizes).
     """
 
     run: Run
@@ -24,7 +24,7 @@ class CapturedStep:
 
     def capture(self) -> None:
         """Record the walk. Nothing runs."""
-        looks = [op.site for c in self.run.p.chunks for op in c.tape.ops if op.site.word == "split_sizes"]
+        looks = [op.site for c in self.run.p.chunks for op in c.tape.ops if op.site.op_name == "split_sizes"]
         if looks:
             raise Bug("CAPTURE", "a step that looks at routed counts cannot be captured", where=str(looks[0]))
         self.run.settle_parameters()

@@ -1,4 +1,4 @@
-"""The reading that runs: registers are tensors, words are bodies, buckets are summed while backward goes on."""
+"""The reading that runs: registers are tensors, ops are bodies, buckets are summed while backward goes on."""
 
 from __future__ import annotations
 
@@ -136,13 +136,13 @@ class Run:
         elif phase == "finish":
             self.comm.finish(self.flights.pop((slot, call.ins[-1])))
         elif phase == "weight_gradient":
-            body = self.bodies[site.word].weight_gradient
+            body = self.bodies[site.op_name].weight_gradient
             assert body is not None
             add = site.params[0] in self.written
             body(self.env, site, self._read(slot, call.ins), [self.state.gradients[n] for n in site.params], add)
             self.written.update(site.params)
         else:
-            body = self.bodies[site.word]
+            body = self.bodies[site.op_name]
             f = body.forward if phase == "forward" else body.input_gradient
             assert f is not None
             ins, outs = self._read(slot, call.ins), self._make(slot, call.outs)
@@ -306,12 +306,12 @@ class Run:
     def _start(self, slot: Slot, call: Call) -> None:
         site = call.site
         x, *beside = self._read(slot, call.ins)
-        if site.word in COPIES:
+        if site.op_name in COPIES:
             (y,) = self._make(slot, call.outs)
             self.registers[slot, call.outs[0]], self.flights[slot, call.outs[0]] = y, self.device.copy(x, y)
             return
         ranks = self._ranks(str(site.attrs["axis"]))
-        if site.word == "all_to_all_v":
+        if site.op_name == "all_to_all_v":
             splits = beside[0]
             send, receive = splits.sent, splits.received
             if site.attrs["direction"] == "back":
@@ -321,7 +321,7 @@ class Run:
             flight = self.comm.start_uneven(ranks, x, y, send, receive)
         else:
             (y,) = self._make(slot, call.outs)
-            flight = self.comm.start(site.word, ranks, x, y, site.attrs)
+            flight = self.comm.start(site.op_name, ranks, x, y, site.attrs)
         self.registers[slot, call.outs[0]] = y
         self.flights[slot, call.outs[0]] = flight
 

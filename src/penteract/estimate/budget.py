@@ -1,9 +1,9 @@
 """The recomputation that costs least within a memory.
 
-What a set of words keeps and what it makes again are read off the tape (`choices.py`); its cost is the seconds of what
+What a set of ops keeps and what it makes again are read off the tape (`choices.py`); its cost is the seconds of what
 it makes again, a sum. Whether it fits is said by the layout's own price, never by an estimate.
 
-It is exact in this sense. *One set for all layers*: of all sets of words, no cheaper one fits. *Two sets*, the first n
+It is exact in this sense. *One set for all layers*: of all sets of ops, no cheaper one fits. *Two sets*, the first n
 layers of each stage with one and the rest with the other: of all n, and all pairs of sets that none betters in both
 what they keep and what they cost, no cheaper one fits. (A set that another betters has no price here: it would be of
 use only if its scratch were smaller.) Where more than `MANY` sets differ, one set is looked for among those too.
@@ -48,12 +48,12 @@ class Chosen:
     def text(self) -> str:
         """What was chosen, what it spares, and what it costs."""
         lay, less = self.layout, self.plain.allocated - self.quote.allocated
-        words = " ".join(w for w in lay.recompute if w not in NONE) or "nothing"
+        op_names = " ".join(w for w in lay.recompute if w not in NONE) or "nothing"
         where = "every layer" if lay.uniform else f"the first {lay.recompute_first} layers of a stage"
         others = " ".join(w for w in lay.recompute_else if w not in NONE) or "nothing"
         rest = "" if lay.uniform else f", {others} in the rest"
         spared = f"{show_bytes(less)} less a GPU" if less >= 0 else f"{show_bytes(-less)} more a GPU"
-        return f"recomputes {words} in {where}{rest}: {spared}, {self.cost * 1e3:.3g} ms more a micro-batch"
+        return f"recomputes {op_names} in {where}{rest}: {spared}, {self.cost * 1e3:.3g} ms more a micro-batch"
 
 
 def within(quoter: Quoter, layout: Layout, budget: Budget) -> Chosen:
@@ -83,7 +83,7 @@ _Scratch = tuple[Bytes, Bytes]  # of planned places, and of what is routed
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """A pipeline rank. `chunks`: the pieces of each, by their place in the stage (-1: an end, which has the words of
+    """A pipeline rank. `chunks`: the pieces of each, by their place in the stage (-1: an end, which has the ops of
     the first layers) and that of their kind in `Choice`; `base`: bytes of each that no choice drops.
 
     spread  of each kind, its first place and its last
@@ -117,7 +117,7 @@ class _Solver:
         by_rank = composer.deal(lay).by_rank
         kinds = tuple(dict.fromkeys(k for chains in by_rank for chain in chains for k, _ in chain))
         told = Choices.of(quoter, kinds, lay)
-        none = next(c for c in told.every if c.words == NONE)
+        none = next(c for c in told.every if c.op_names == NONE)
         back = "Inp" if lay.split_backward else "Bwd"
         members = tuple((c, ("Fwd", back)) for c in range(lay.vpp))
         flights = most_in_flight(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, members)
@@ -167,22 +167,22 @@ class _Solver:
 
     def _scratch(self, choice: Choice) -> tuple[_Scratch, ...]:
         """Of a piece of each kind."""
-        if choice.words not in self.scratches:
-            layout = _uniform(self.layout, choice.words)
+        if choice.op_names not in self.scratches:
+            layout = _uniform(self.layout, choice.op_names)
             pieces = [self.quoter.composer.holding(layout, kind) for kind in self.kinds]
-            self.scratches[choice.words] = tuple(
+            self.scratches[choice.op_names] = tuple(
                 [(max(p.scratch.values(), default=0), max(p.routed_scratch.values(), default=0)) for p in pieces]
             )
-        return self.scratches[choice.words]
+        return self.scratches[choice.op_names]
 
     def _sums(self, choice: Choice) -> _Sums:
         """What the ends and the first layers keep and make again, for each number of layers, of each rank and chunk."""
-        if choice.words not in self.summed:
-            self.summed[choice.words] = tuple(
+        if choice.op_names not in self.summed:
+            self.summed[choice.op_names] = tuple(
                 tuple([(_summed(chunk, choice.kept), _summed(chunk, choice.cost)) for chunk in rank.chunks])
                 for rank in self.ranks
             )
-        return self.summed[choice.words]
+        return self.summed[choice.op_names]
 
     def fits(self, layout: Layout) -> bool:
         """By its price."""
@@ -190,16 +190,16 @@ class _Solver:
 
     def leanest(self) -> Bytes:
         """The least, in all, that one set for all layers reaches, of those that none betters."""
-        return min([self.quoter.quote(_uniform(self.layout, c.words)).allocated for c in self.choices.frontier])
+        return min([self.quoter.quote(_uniform(self.layout, c.op_names)).allocated for c in self.choices.frontier])
 
     # ---- searches ------------------------------------------------------------------------------------------------
 
     def uniform(self) -> _Found | None:
         """One set for all layers: the first that fits, from the cheapest up."""
         depth = self.depth
-        some = [(self.cost(c, c, depth), len(c.words), c) for c in self.choices.every]
+        some = [(self.cost(c, c, depth), len(c.op_names), c) for c in self.choices.every]
         for cost, _, choice in sorted(some):
-            layout = _uniform(self.layout, choice.words)
+            layout = _uniform(self.layout, choice.op_names)
             if self.may_fit(choice, choice, depth) and self.fits(layout):
                 return cost, layout
         return None
@@ -214,20 +214,20 @@ class _Solver:
         waiting = list(self._pairs(some, best[0] if best else inf))
         heapify(waiting)
         while waiting:
-            cost, words, at, lean, rest = heappop(waiting)
+            cost, op_names, at, lean, rest = heappop(waiting)
             if best is not None and cost >= best[0]:
                 break
             order = self._order(lean, rest)
             if self.may_fit(lean, rest, order[at]) and self.fits(layout := self._shared(lean, rest, order[at])):
                 return cost, layout
             if at + 1 < len(order):
-                heappush(waiting, (self.cost(lean, rest, order[at + 1]), words, at + 1, lean, rest))
+                heappush(waiting, (self.cost(lean, rest, order[at + 1]), op_names, at + 1, lean, rest))
         return best
 
     def _pairs(
         self, some: Sequence[Choice], cost: Seconds
     ) -> Iterator[tuple[Seconds, tuple[int, int], int, Choice, Choice]]:
-        """(cost, words and number, place in their order, lean, rest) of the first number of layers with which each pair
+        """(cost, ops and number, place in their order, lean, rest) of the first number of layers with which each pair
         may fit and costs less than `cost`."""
         number, steady = 0, sum(kind not in ENDS for kind in self.kinds) == 1
         others = self._in_layers(some)
@@ -239,7 +239,7 @@ class _Solver:
                 at = self._first(lean, rest, order, steady=steady)
                 if at is not None and (bound := self.cost(lean, rest, order[at])) < cost:
                     number += 1
-                    yield bound, (len(lean.words) + len(rest.words), number), at, lean, rest
+                    yield bound, (len(lean.op_names) + len(rest.op_names), number), at, lean, rest
 
     def _first(self, lean: Choice, rest: Choice, order: range, *, steady: bool) -> int | None:
         """The first place of `order` that may fit. `steady`: one kind of layer, so that what is kept rises or falls
@@ -257,10 +257,10 @@ class _Solver:
         return high
 
     def _in_layers(self, some: Sequence[Choice]) -> list[Choice]:
-        """Of those that differ at the ends alone, which have the other set's words, that with fewest words."""
+        """Of those that differ at the ends alone, which have the other set's ops, that with fewest ops."""
         places = [k for k, kind in enumerate(self.kinds) if kind not in ENDS]
         found = dict[tuple[object, ...], Choice]()
-        for c in sorted(some, key=lambda c: len(c.words)):
+        for c in sorted(some, key=lambda c: len(c.op_names)):
             found.setdefault(tuple([(c.kept[k], c.cost[k]) for k in places]), c)
         return list(found.values())
 
@@ -287,7 +287,7 @@ class _Solver:
 
     def _shared(self, lean: Choice, rest: Choice, first: int) -> Layout:
         return replace(
-            self.layout, recompute=lean.words, recompute_every=1, recompute_first=first, recompute_else=rest.words
+            self.layout, recompute=lean.op_names, recompute_every=1, recompute_first=first, recompute_else=rest.op_names
         )
 
 
@@ -329,5 +329,5 @@ def _joined(lean: Sequence[_Amount], rest: Sequence[_Amount], first: int) -> _Am
     return lean[n] + rest[-1] - rest[n]
 
 
-def _uniform(layout: Layout, words: tuple[str, ...]) -> Layout:
-    return replace(layout, recompute=words, recompute_every=1, recompute_first=0, recompute_else=NONE)
+def _uniform(layout: Layout, op_names: tuple[str, ...]) -> Layout:
+    return replace(layout, recompute=op_names, recompute_every=1, recompute_first=0, recompute_else=NONE)

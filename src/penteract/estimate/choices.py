@@ -1,4 +1,4 @@
-"""What each set of words to recompute keeps and costs, by kind of piece: sums over groups of words
+"""What each set of ops to recompute keeps and costs, by kind of piece: sums over groups of ops
 (`ops/liveness.py`)."""
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MANY = 2**15  # sets
 
 
 class Choice(NamedTuple):
-    """A set of words: what each kind of piece keeps of what could be dropped, and the seconds of what it recomputes."""
+    """A set of ops: what each kind of piece keeps of what could be dropped, and the seconds of what it recomputes."""
 
-    words: tuple[str, ...]
+    op_names: tuple[str, ...]
     kept: tuple[Bytes, ...]
     cost: tuple[Seconds, ...]
 
@@ -33,13 +33,13 @@ class Choice(NamedTuple):
         """Of two sets that know nothing of each other."""
         kept = tuple([a + b for a, b in zip(self.kept, other.kept, strict=True)])
         return Choice(
-            self.words + other.words, kept, tuple([a + b for a, b in zip(self.cost, other.cost, strict=True)])
+            self.op_names + other.op_names, kept, tuple([a + b for a, b in zip(self.cost, other.cost, strict=True)])
         )
 
     @property
     def sorted(self) -> Choice:
-        """With its words as a layout says them."""
-        return self._replace(words=tuple(dict.fromkeys((*NONE, *sorted(self.words)))))
+        """With its ops as a layout says them."""
+        return self._replace(op_names=tuple(dict.fromkeys((*NONE, *sorted(self.op_names)))))
 
 
 class Choices(NamedTuple):
@@ -56,8 +56,8 @@ class Choices(NamedTuple):
         measures = [_measure(quoter, kind, tape, plain) for kind, tape in zip(kinds, tapes, strict=True)]
         tables = [
             [
-                Choice(tuple(words), *zip(*map(_told, measures, fates), strict=True))  # type: ignore[arg-type]
-                for words, fates in table
+                Choice(tuple(op_names), *zip(*map(_told, measures, fates), strict=True))  # type: ignore[arg-type]
+                for op_names, fates in table
             ]
             for table in groups([Fates.of(tape) for tape in tapes], NONE)
         ]
@@ -72,15 +72,15 @@ class Choices(NamedTuple):
 
 
 def frontier(choices: Iterable[Choice]) -> list[Choice]:
-    """Those that none betters in both what they keep and cost, of equal ones that with fewest words."""
+    """Those that none betters in both what they keep and cost, of equal ones that with fewest ops."""
     alike = defaultdict[tuple[object, ...], list[Choice]](list)
-    some = sorted(choices, key=lambda c: (sum(c.cost), sum(c.kept), len(c.words), c.words))
+    some = sorted(choices, key=lambda c: (sum(c.cost), sum(c.kept), len(c.op_names), c.op_names))
     n = len(some[0].kept)
     main = max(range(n), key=lambda k: len({(c.kept[k], c.cost[k]) for c in some}))
     for c in some:  # where all but one kind are the same, in order of its cost a lower least is a better one
         alike[tuple([(c.kept[k], c.cost[k]) for k in range(n) if k != main])].append(c)
     left = [c for same in alike.values() for c in _descending(same, main)]
-    left.sort(key=lambda c: (sum(c.cost), sum(c.kept), len(c.words), c.words))
+    left.sort(key=lambda c: (sum(c.cost), sum(c.kept), len(c.op_names), c.op_names))
     found = list[Choice]()
     for c in left:
         if not any(_no_worse(other, c) for other in found):
@@ -105,7 +105,7 @@ def _turn(a: Choice, b: Choice, c: Choice) -> float:
 
 def _descending(some: Sequence[Choice], kind: int) -> Iterable[Choice]:
     least: float = inf
-    for c in sorted(some, key=lambda c: (c.cost[kind], c.kept[kind], len(c.words), c.words)):
+    for c in sorted(some, key=lambda c: (c.cost[kind], c.kept[kind], len(c.op_names), c.op_names)):
         if c.kept[kind] < least:
             least = c.kept[kind]
             yield c
@@ -146,4 +146,4 @@ def _told(measure: _Measure, fate: Fate) -> tuple[Bytes, Seconds]:
     """What is kept, and the seconds of what is made again; those of what is always recomputed are no cost of a
     choice."""
     size, seconds = measure
-    return sum(map(size, fate.kept)), sum([seconds(id(op)) for op in fate.again if op.site.word not in NONE])
+    return sum(map(size, fate.kept)), sum([seconds(id(op)) for op in fate.again if op.site.op_name not in NONE])

@@ -16,7 +16,7 @@ PARTS = ("compute", "attention", "pointwise", "tensor", "context", "expert", "la
          "host")  # fmt: skip
 _REASONS: Mapping[str, str] = {
     "compute": "matrix products below the peak", "attention": "attention below the peak",
-    "pointwise": "pointwise words: device memory", "tensor": "waiting for tensor ranks",
+    "pointwise": "pointwise ops: device memory", "tensor": "waiting for tensor ranks",
     "context": "waiting for context ranks", "expert": "waiting for expert ranks", "launch": "launching kernels",
     "pipeline": "the pipeline's bubble and sends", "data": "summing gradients", "update": "the optimizer",
     "host": "waiting for copies to and from the host",
@@ -44,7 +44,7 @@ class Forward:
         load = Balanced.of(composer.model, lone, composer.sequence_length)
         for kind, n in composer.stage_chains(lone)[0]:
             for op in composer.recorder.tape(lone, kind).ops:
-                known = OPS.get(op.site.word)
+                known = OPS.get(op.site.op_name)
                 if op.program is None and known is not None:
                     body = known.declaration
                     flops = n * body.flops("forward", shapes(op.site, load), op.site.weights, op.site.attrs)

@@ -225,7 +225,7 @@ def _routers(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) ->
     return tuple(
         str(op.site.attrs["name"])
         for chunk, times in zip(chunks, alike, strict=True)
-        for op in chunk.tape.ops if op.site.word == "tally"
+        for op in chunk.tape.ops if op.site.op_name == "tally"
         for _ in range(times.get(op.site.layer, 1))
     )  # fmt: skip
 

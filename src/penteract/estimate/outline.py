@@ -1,4 +1,4 @@
-"""What lowering makes of a tape, whatever its sizes: tapes that say the same words of the same values share it.
+"""What lowering makes of a tape, whatever its sizes: tapes that say the same ops of the same values share it.
 
 Most layouts differ in sizes alone, so a search lowers few tapes of the many that it records.
 """
@@ -13,7 +13,7 @@ from penteract.ops.bodies import OPS
 from penteract.ops.lower import Chunk, lower, sum_of
 from penteract.ops.offload import Copy, as_copy, copy_of
 from penteract.ops.spec import Spec
-from penteract.ops.tape import Call, Op, Phase, Site, Tape
+from penteract.ops.tape import Call, OpCall, Phase, Site, Tape
 from penteract.spec.layout import Edit
 from penteract.step.places import Life, lives
 
@@ -27,9 +27,9 @@ def saying(tape: Tape) -> Saying:
     return (*values, *map(_said, tape.ops))
 
 
-def _said(op: Op) -> Saying:
-    site, known, program = op.site, OPS.get(op.site.word), op.program
-    own = (site.word, site.layer, bool(site.params), op.ins, op.outs, op.extras)
+def _said(op: OpCall) -> Saying:
+    site, known, program = op.site, OPS.get(op.site.op_name), op.program
+    own = (site.op_name, site.layer, bool(site.params), op.ins, op.outs, op.extras)
     if program is None:
         return (*own, known.declaration.gradients(site.attrs) if known else ())
     calls = [(c.site.layer, c.phase, c.ins, c.outs) for c in (*program.forward, *program.backward)]
@@ -43,7 +43,7 @@ def sites_of(tape: Tape, sums: Mapping[Site, Site] | None = None) -> list[Site]:
 
 def _sites(tape: Tape, sums: Mapping[Site, Site] | None) -> Iterator[Site]:
     for op in tape.ops:
-        if op.site.word == "fork":
+        if op.site.op_name == "fork":
             yield sums.get(op.site, op.site) if sums is not None else sum_of(op.site)
         elif op.program is None:
             yield op.site
@@ -57,7 +57,7 @@ def results(site: Site, phase: Phase) -> Sequence[Spec]:
         return site.outs
     if phase != "input_gradient":
         return ()
-    body = OPS[site.word].declaration
+    body = OPS[site.op_name].declaration
     return [*(site.ins[i] for i in body.differentiable), *body.carry(site.ins, site.attrs)]
 
 
@@ -76,7 +76,7 @@ class Outline:
     calls: Mapping[str, tuple[Doing, ...]]
     made: Mapping[int, tuple[int, int]]
     lives: Mapping[int, Life]
-    copies: tuple[tuple[Copy, int, int], ...]  # word, the value that is copied, its layer: sites beyond the tape's
+    copies: tuple[tuple[Copy, int, int], ...]  # op, the value that is copied, its layer: sites beyond the tape's
 
     @staticmethod
     def of(tape: Tape, edit: Edit, *, split: bool) -> Outline:
@@ -90,13 +90,13 @@ class Outline:
         calls = {name: tuple([doing(i.call) for i in told]) for name, told in chunk.actions.items()}
         made = {r: (job, k) for some in calls.values() for job, _, outs in some for k, r in enumerate(outs)}
         copies: tuple[tuple[Copy, int, int], ...] = tuple(
-            [(as_copy(site.word), v, site.layer) for site, v in chunk.copies.items()]
+            [(as_copy(site.op_name), v, site.layer) for site, v in chunk.copies.items()]
         )
         return Outline(chunk, tuple(jobs), calls, made, lives(chunk), copies)
 
     def copied(self, shapes: Sized) -> Iterator[Site]:
         """The sites of copies, for a tape that says this."""
-        return (copy_of(word, shapes.specs[value], layer, "") for word, value, layer in self.copies)
+        return (copy_of(op_name, shapes.specs[value], layer, "") for op_name, value, layer in self.copies)
 
     def specs(self, shapes: Sized, sites: Sequence[Site]) -> dict[int, Spec]:
         """Of every register that lives, for a tape that says this. `sites`: those of `shapes`, then those of copies."""

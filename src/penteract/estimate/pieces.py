@@ -113,7 +113,7 @@ class _Recorded:
     tape: Tape
     uses: Uses
     saying: Saying
-    words: set[str]
+    op_names: set[str]
     sites: list[Site]
 
 
@@ -175,8 +175,8 @@ class Recorder:
     def _outline(self, recorded: _Recorded, layout: Layout, kind: Kind) -> Outline:
         split, (recompute, offload) = layout.split_backward, layout.edit(kind.place)
         edit = Edit(
-            tuple([word for word in recompute if word in recorded.words]),
-            tuple([word for word in offload if word in recorded.words or word == ANCHORS]),
+            tuple([op_name for op_name in recompute if op_name in recorded.op_names]),
+            tuple([op_name for op_name in offload if op_name in recorded.op_names or op_name == ANCHORS]),
         )
         key = (recorded.saying, edit, split)
         if key not in self.outlines:
@@ -262,11 +262,11 @@ class Recorder:
         for job, _, _ in chain.from_iterable(piece.outline.calls.values()):
             place, phase = piece.outline.jobs[job]
             site = piece.sites[place]
-            if phase == "start" and site.word in COPIES:
+            if phase == "start" and site.op_name in COPIES:
                 continue
             if phase == "start":
-                spec = counted(site.word, site.ins[0], site.outs[0])
-                wires[site.word, str(site.attrs["axis"])] += bytes_of(spec, self.widths, load)
+                spec = counted(site.op_name, site.ins[0], site.outs[0])
+                wires[site.op_name, str(site.attrs["axis"])] += bytes_of(spec, self.widths, load)
             elif phase != "finish":
                 body = body_of(site, layout)
                 about = (phase, shapes(site, load), site.weights, site.attrs)
@@ -279,14 +279,14 @@ class Recorder:
 
 def _recording(do: Do) -> _Recorded:
     sites = sites_of(do.tape)
-    words = {op.site.word for op in do.tape.ops}
+    op_names = {op.site.op_name for op in do.tape.ops}
     if any(op.site.layer >= 0 for op in do.tape.ops):  # where there is no layer, none is recomputed as a whole
-        words.add("*")
+        op_names.add("*")
     waiting = frozenset(
-        n for site in sites if site.params and OPS[site.word].declaration.deferrable for n in site.params
+        n for site in sites if site.params and OPS[site.op_name].declaration.deferrable for n in site.params
     )
     coded = frozenset(site.params[0] for site in sites if is_coded(site))
-    return _Recorded(do.tape, Uses(tuple(do.params.values()), waiting, coded), saying(do.tape), words, sites)
+    return _Recorded(do.tape, Uses(tuple(do.params.values()), waiting, coded), saying(do.tape), op_names, sites)
 
 
 def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:

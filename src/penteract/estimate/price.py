@@ -93,14 +93,14 @@ class Pricing(Silent):
             return
         for r in call.outs:
             self._hold(slot, r, self._bytes(specs[r], slot))
-        if site.word in COPIES:
-            self.price.copied[site.word] += self._bytes(site.ins[0]._replace(pinned=False), slot)
+        if site.op_name in COPIES:
+            self.price.copied[site.op_name] += self._bytes(site.ins[0]._replace(pinned=False), slot)
             return
         if call.phase == "start":
-            wire = counted(site.word, site.ins[0], site.outs[0])
+            wire = counted(site.op_name, site.ins[0], site.outs[0])
             group, amount = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank), self._bytes(wire, slot)
-            self.price.redistributions[site.word, group] += amount
-            self._wire(site.word, group, amount)
+            self.price.redistributions[site.op_name, group] += amount
+            self._wire(site.op_name, group, amount)
             return
         ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
         body = body_of(site, self.p.layout)

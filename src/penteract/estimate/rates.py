@@ -142,9 +142,9 @@ class Rates:
         of two ranks, and a "shift" where as much comes back."""
         return self.wires.collective(kind, span, amount)
 
-    def copy(self, word: str, amount: Bytes) -> Seconds:
+    def copy(self, op_name: str, amount: Bytes) -> Seconds:
         """`to_host` or `from_host`, all devices at work on a node at once."""
-        return amount * self.copying[word]
+        return amount * self.copying[op_name]
 
     def launched(self, name: str) -> Seconds:
         """Of the host for a part of a step, by its name in a timeline (`step/names.py`)."""

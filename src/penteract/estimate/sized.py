@@ -40,7 +40,7 @@ def sized(tape: Tape, sites: Iterable[Site], size: int) -> Sized:
         inputs={name: specs[v] for name, v in tape.inputs.items()},
         exit=None if tape.exit is None else specs[tape.exit],
         sites=[
-            Site(s.word, tuple(map(at_size, s.ins)), tuple(map(at_size, s.outs)), s.params, s.weights,
+            Site(s.op_name, tuple(map(at_size, s.ins)), tuple(map(at_size, s.outs)), s.params, s.weights,
                  _attributes(s.attrs, size), s.layer, s.line)
             for s in sites
         ],

@@ -126,7 +126,7 @@ class _Telling(Silent):
 
     def begin(self) -> None:
         for chunk in self.p.chunks:
-            programs = ((op.site.word, op.program) for op in chunk.tape.ops if op.program is not None)
+            programs = ((op.site.op_name, op.program) for op in chunk.tape.ops if op.program is not None)
             self.redistributions |= {
                 c.site: name for name, program in programs for c in (*program.forward, *program.backward)
             }
@@ -147,7 +147,7 @@ class _Telling(Silent):
         self.seen.add((site, call.phase))
         times = self.small.times(slot[0], site.layer)
         for phase, amount in pricing.price.flops.items():
-            said = _Said("flops", site.word, phase.replace("_", " ") + again, site.line)
+            said = _Said("flops", site.op_name, phase.replace("_", " ") + again, site.line)
             self.tell(said, amount * self.micros, times)
         for (kind, ranks), amount in pricing.price.wires.items():
             asked = (
@@ -243,7 +243,7 @@ class _Telling(Silent):
         for (c, r), flight in sorted(flights.items()):
             chunk = self.p.chunks[c]
             made = next((i.call.site for i in chunk.actions["Fwd"] if r in i.call.outs), None)
-            what = "received" if made is None else self.redistributions.get(made, made.word)
+            what = "received" if made is None else self.redistributions.get(made, made.op_name)
             said = _Said("kept", f"{what} {_shape(chunk.specs[r])}", self._kept_for(c, r),
                          made.line if made else self._touched(c, r), flight=flight)  # fmt: skip
             self.tell(said, self.sizes[c, r], self.small.times(c, made.layer) if made else 1)
@@ -296,8 +296,8 @@ class _Telling(Silent):
         for name, instructions in self.p.chunks[chunk].actions.items():
             for call in (i.call for i in instructions if name != "Fwd" and register in i.call.ins):
                 again = call.phase in ("forward", "start", "finish")
-                word = self.redistributions.get(call.site, call.site.word)
-                readers[f"{word} again" if again else f"{word}'s {call.phase.replace('_', ' ')}"] = None
+                op_name = self.redistributions.get(call.site, call.site.op_name)
+                readers[f"{op_name} again" if again else f"{op_name}'s {call.phase.replace('_', ' ')}"] = None
         return "for " + ", ".join(readers) if readers else "to be sent"
 
 

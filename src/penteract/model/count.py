@@ -47,7 +47,7 @@ def parameters(m: ModelSpec) -> Counts:
 def count(do: Do, m: ModelSpec, alike: Counter[int]) -> Counts:
     """Count what `do` recorded for one token and one rank. Layer i stands for `alike[i]` layers; others for themselves.
 
-    A word's first parameter is its matrix, where it has one.
+    An op's first parameter is its matrix, where it has one.
     """
     times: dict[str, int] = {}
     products: Counter[str] = Counter()  # parameter -> multiply-adds of one token with it
@@ -55,7 +55,7 @@ def count(do: Do, m: ModelSpec, alike: Counter[int]) -> Counts:
     for site in (op.site for op in do.tape.ops if op.site.params):
         times |= dict.fromkeys(site.params, alike[site.layer] or 1)
         products[site.params[0]] += _multiply_adds(site, m)
-        if site.word == "embedding":
+        if site.op_name == "embedding":
             tables.add(site.params[0])
     sizes = {name: prod(do.params[name].shape) for name in times}
     visited = {name: min(n, products[name] or n) for name, n in sizes.items()}
@@ -68,7 +68,7 @@ def count(do: Do, m: ModelSpec, alike: Counter[int]) -> Counts:
 
 
 def _multiply_adds(site: Site, m: ModelSpec) -> int:
-    """Of one token in a word's forward; among the experts it is as many copies as it visits experts."""
+    """Of one token in an op's forward; among the experts it is as many copies as it visits experts."""
     copies = m.moe.top_k if m.moe else 1
     ins = [tuple(size(dim, lambda _: copies) for dim in spec.shape) for spec in site.ins]
-    return OPS[site.word].declaration.flops("forward", ins, site.weights, site.attrs) // 2
+    return OPS[site.op_name].declaration.flops("forward", ins, site.weights, site.attrs) // 2

@@ -75,7 +75,7 @@ def hf_names(m: ModelSpec, family: str, vocabulary: int | None = None) -> Mappin
         parts = _parts(m, family, q.name, q.shape, vocabulary)
         found[q.name] = Ours(q.name, q.shape, parts, FAMILIES[family].copies(m).get(q.name, ()))
     for op in said.tape.ops:
-        if op.site.word == "tally" and m.moe is not None:
+        if op.site.op_name == "tally" and m.moe is not None:
             name, shape = f"{op.site.attrs['name']}/bias", (m.moe.experts,)
             found[name] = Ours(name, shape, _parts(m, family, name, shape, None), exact=True)
     return found
@@ -93,9 +93,9 @@ def by_theirs(ours: Mapping[str, Ours], *, copies: bool = False) -> Mapping[str,
 
 def _parts(m: ModelSpec, family: str, name: str, shape: Dims, vocabulary: int | None) -> tuple[Part, ...]:
     """A parameter's parts: one; of experts, one for each."""
-    words = name.split(".")
-    layer = int(words[1]) if words[0] == "layers" else -1
-    stem = ".".join(words[2:] if layer >= 0 else words)
+    parts = name.split(".")
+    layer = int(parts[1]) if parts[0] == "layers" else -1
+    stem = ".".join(parts[2:] if layer >= 0 else parts)
     place = FAMILIES[family].places(m).get(stem)
     if place is None:
         raise Bug("NAMES", f"{family} has no name for a parameter", where=name)

@@ -21,12 +21,12 @@ _SHOWN = 3  # names in a message
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Of parameters: those of each layer, and all others. `words`: which one multiplies by those of layers that may be
-    in FP8."""
+    """Of parameters: those of each layer, and all others. `op_names`: which one multiplies by those of layers that may
+    be in FP8."""
 
     layers: tuple[tuple[str, ...], ...]
     others: tuple[str, ...]
-    words: Mapping[str, str]
+    op_names: Mapping[str, str]
 
     def of(self, what: Part, policy: Policy) -> Iterator[str]:
         """Those that have such a part."""
@@ -36,7 +36,7 @@ class _Names:
     def in_codes(self, policy: Policy) -> frozenset[str]:
         """Those that are in FP8 where nothing is said of them."""
         experts = policy.fp8 is not None and policy.fp8.experts
-        return frozenset(name for name, word in self.words.items() if word == "linear" or experts)
+        return frozenset(name for name, op_name in self.op_names.items() if op_name == "linear" or experts)
 
 
 @cache
@@ -45,18 +45,18 @@ def _names(m: ModelSpec) -> _Names:
     first = {m.has_experts(layer): layer for layer in reversed(range(m.layers))}
     do = Do(Mesh(Layout()))
     part(do, m, sorted(first.values()), 1, first=True, last=True)
-    sites = [op.site for op in do.tape.ops if op.site.word in ("linear", "expert_linear") and op.site.layer >= 0]
-    said = {site.params[0]: site.word for site in sites}
+    sites = [op.site for op in do.tape.ops if op.site.op_name in ("linear", "expert_linear") and op.site.layer >= 0]
+    said = {site.params[0]: site.op_name for site in sites}
     own = {layer: [n for n in do.params if n.startswith(f"layers.{layer}.")] for layer in first.values()}
     layers = list[tuple[str, ...]]()
-    words = {n: word for n, word in said.items() if not any(n in some for some in own.values())}
+    op_names = {n: op_name for n, op_name in said.items() if not any(n in some for some in own.values())}
     for layer in range(m.layers):
         recorded = first[m.has_experts(layer)]
         named = {n: n.replace(f"layers.{recorded}.", f"layers.{layer}.", 1) for n in own[recorded]}
         layers.append(tuple(named.values()))
-        words |= {here: said[there] for there, here in named.items() if there in said}
+        op_names |= {here: said[there] for there, here in named.items() if there in said}
     others = tuple(n for n in do.params if not any(n in some for some in own.values()))
-    return _Names(tuple(layers), others, words)
+    return _Names(tuple(layers), others, op_names)
 
 
 @cache
@@ -90,8 +90,8 @@ def _unmatched(pattern: Pattern, found: list[str]) -> BadInput:
 
 def anonymous(name: str) -> str:
     """`layers.*.norm1.weight` for that of any layer."""
-    words = name.split(".")
-    return ".".join([words[0], "*", *words[2:]]) if words[0] == "layers" else name
+    parts = name.split(".")
+    return ".".join([parts[0], "*", *parts[2:]]) if parts[0] == "layers" else name
 
 
 @cache

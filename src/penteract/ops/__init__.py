@@ -1,1 +1,1 @@
-"""The words a program may use, and what each costs. No torch."""
+"""The ops a program may use, and what each costs. No torch."""

@@ -1,4 +1,4 @@
-"""`do`: the vocabulary in which the network, the dimensions and the step are written. Saying a word records it.
+"""`do`: the vocabulary in which the network, the dimensions and the step are written. Saying an op records it.
 
 Legend of dims, for the whole project: B micro-batch, S sequence, D hidden, H heads, K KV heads, C head size, F ffn,
 X experts, V vocabulary, R received token copies; sharding as `@axis`, so [S@cp·tp, B, D] is a residual stream whose
@@ -21,7 +21,7 @@ from penteract.ops import collectives
 from penteract.ops.bodies import OPS
 from penteract.ops.params import Param
 from penteract.ops.spec import Dim, Role, Spec
-from penteract.ops.tape import Call, Op, RedistributionProgram, Site, Tape
+from penteract.ops.tape import Call, OpCall, RedistributionProgram, Site, Tape
 from penteract.spec.fp8 import Fp8
 from penteract.spec.mesh import Mesh
 from penteract.spec.modules import Linears
@@ -49,7 +49,7 @@ class Redistribution:
     """A border between regions: two conjugate programs.
 
     forward(steps, *ins) -> (outs, kept); backward(steps, kept, *gradients of outs) -> gradients of the ins that flow.
-    `params`: those that its words use. `ends`: it is an end of the network, without outs, that keeps what it is given:
+    `params`: those that its ops use. `ends`: it is an end of the network, without outs, that keeps what it is given:
     in training nothing waits for its forward, so `backward` says all.
     """
 
@@ -109,7 +109,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Steps:
-    """The vocabulary inside a redistribution: collectives and phases of words, without gradients of their own."""
+    """The vocabulary inside a redistribution: collectives and phases of ops, without gradients of their own."""
 
     tape: Tape
     mesh: Mesh
@@ -133,37 +133,37 @@ class Steps:
     def collective(self, kind: str, axis: str, x: Value, **attrs: Any) -> Value:
         return self.start(kind, axis, x, **attrs).finish()
 
-    def forward(self, word: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
-        """A word's forward: its results, then its extras. What it overwrites was made in these very steps."""
-        for x in (ins[i] for i in OPS[word].declaration.overwrites):
+    def forward(self, op_name: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
+        """An op's forward: its results, then its extras. What it overwrites was made in these very steps."""
+        for x in (ins[i] for i in OPS[op_name].declaration.overwrites):
             if not any(x.id in call.outs for call in reversed(self.calls)):
-                raise Bug("OVERWRITE", f"{word} writes over what is not its redistribution's own ({_line()})")
-        site = self._site(word, ins, params, attrs)
+                raise Bug("OVERWRITE", f"{op_name} writes over what is not its redistribution's own ({_line()})")
+        site = self._site(op_name, ins, params, attrs)
         made = tuple(self.value(s) for s in site.outs)
         self.calls.append(Call(site, "forward", _ids(ins), _ids(made)))
         return made
 
     def input_gradient(
-        self, word: str, ins: Values, kept: Values, gradients: Values, params: tuple[Param, ...] = (), **attrs: Any
+        self, op_name: str, ins: Values, kept: Values, gradients: Values, params: tuple[Param, ...] = (), **attrs: Any
     ) -> Values:
-        """A word's input gradient, given what it keeps; `ins` only say the shapes it is about."""
-        made = tuple(self.value(ins[i].spec) for i in OPS[word].declaration.differentiable)
-        site = self._site(word, ins, params, attrs)
+        """An op's input gradient, given what it keeps; `ins` only say the shapes it is about."""
+        made = tuple(self.value(ins[i].spec) for i in OPS[op_name].declaration.differentiable)
+        site = self._site(op_name, ins, params, attrs)
         self.calls.append(Call(site, "input_gradient", _ids((*kept, *gradients)), _ids(made)))
         return made
 
     def weight_gradient(
-        self, word: str, ins: Values, kept: Values, gradients: Values, params: tuple[Param, ...], **attrs: Any
+        self, op_name: str, ins: Values, kept: Values, gradients: Values, params: tuple[Param, ...], **attrs: Any
     ) -> None:
-        """A word's weight gradient, added to those of `params`; `ins` only say the shapes it is about."""
-        site = self._site(word, ins, params, attrs)
+        """An op's weight gradient, added to those of `params`; `ins` only say the shapes it is about."""
+        site = self._site(op_name, ins, params, attrs)
         self.calls.append(Call(site, "weight_gradient", _ids((*kept, *gradients)), ()))
 
-    def _site(self, word: str, ins: Values, params: tuple[Param, ...], attrs: dict[str, Any]) -> Site:
+    def _site(self, op_name: str, ins: Values, params: tuple[Param, ...], attrs: dict[str, Any]) -> Site:
         specs, weights = tuple(v.spec for v in ins), tuple(p.local_shape(self.mesh) for p in params)
-        outs, extras = OPS[word].declaration.results(specs, weights, attrs)
+        outs, extras = OPS[op_name].declaration.results(specs, weights, attrs)
         names = tuple(p.name for p in params)
-        return Site(word, specs, (*outs, *extras), names, weights, attrs, self.layer, _line())
+        return Site(op_name, specs, (*outs, *extras), names, weights, attrs, self.layer, _line())
 
 
 def _ids(values: Sequence[Value]) -> tuple[int, ...]:
@@ -247,37 +247,37 @@ class Do:
         for o in outs:
             tape.flows[o.id] = o.flows = flows
         inside = [i for c in program.forward for i in c.outs if i not in _ids(outs)]
-        tape.ops.append(Op(site, _ids(ins), _ids(outs), tuple(inside), program))
+        tape.ops.append(OpCall(site, _ids(ins), _ids(outs), tuple(inside), program))
         return outs[0] if len(outs) == 1 else outs
 
-    def _consume(self, x: Value, word: str, line: str) -> None:
+    def _consume(self, x: Value, op_name: str, line: str) -> None:
         if x.flows and x.consumed_by:
-            raise Bug("FORK", f"a value of {x.consumed_by} is used again by {word} ({line})", fix="say do.fork")
-        x.consumed_by = f"{word} ({line})" if x.flows else ""
+            raise Bug("FORK", f"a value of {x.consumed_by} is used again by {op_name} ({line})", fix="say do.fork")
+        x.consumed_by = f"{op_name} ({line})" if x.flows else ""
 
-    def _record(self, word: str, ins: Values, outs: tuple[Spec, ...], extras: tuple[Spec, ...],
+    def _record(self, op_name: str, ins: Values, outs: tuple[Spec, ...], extras: tuple[Spec, ...],
                 params: tuple[Param, ...], attrs: dict[str, Any]) -> Values:  # fmt: skip
         line = _line()
         for v in ins:
-            self._consume(v, word, line)
+            self._consume(v, op_name, line)
         flows = any(v.flows for v in ins) or bool(params)
         through = [flows and s.role in ("compute", "stat") for s in outs]
         made = tuple(Value(self.tape.new(s, f), s, f) for s, f in zip(outs, through, strict=True))
         beside = tuple(self.tape.new(s, False) for s in extras)
         for p in params:
             self.params[p.name] = p
-        site = Site(word, tuple(v.spec for v in ins), (*outs, *extras), tuple(p.name for p in params),
+        site = Site(op_name, tuple(v.spec for v in ins), (*outs, *extras), tuple(p.name for p in params),
                     tuple(p.local_shape(self.mesh) for p in params), attrs, self.layer, line)  # fmt: skip
-        self.tape.ops.append(Op(site, _ids(ins), _ids(made), beside))
+        self.tape.ops.append(OpCall(site, _ids(ins), _ids(made), beside))
         return made
 
-    def say(self, word: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
-        """Record a word of `ops/bodies`."""
+    def say(self, op_name: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
+        """Record an op of `ops/bodies`."""
         weights = [p.local_shape(self.mesh) for p in params]
-        outs, extras = OPS[word].declaration.results([v.spec for v in ins], weights, attrs)
-        return self._record(word, ins, outs, extras, params, attrs)
+        outs, extras = OPS[op_name].declaration.results([v.spec for v in ins], weights, attrs)
+        return self._record(op_name, ins, outs, extras, params, attrs)
 
-    # ---- words -----------------------------------------------------------------------------------------------
+    # ---- ops -----------------------------------------------------------------------------------------------
 
     def embedding(self, ids: Value, w: Param) -> Value:
         """ids [s, B], w [V@tp, D] -> [s, B, D], partial over the axis that cuts w: other shards' ids give zeros."""

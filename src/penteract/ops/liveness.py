@@ -1,8 +1,8 @@
-"""What becomes of the values of a tape when words are recomputed, without lowering it; and which sets of words differ.
+"""What becomes of the values of a tape when ops are recomputed, without lowering it; and which sets of ops differ.
 
-A value that backward reads is kept, or made again if its word is recomputed; then what that word reads is kept or made
-again in its turn. A word none of whose results is asked for changes nothing. So the sets that differ are those of which
-every word makes something again, and all of them are found by adding, to one of them, a word of what it still keeps.
+A value that backward reads is kept, or made again if its op is recomputed; then what that op reads is kept or made
+again in its turn. An op none of whose results is asked for changes nothing. So the sets that differ are those of which
+every op makes something again, and all of them are found by adding, to one of them, an op of what it still keeps.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penteract.ops.lower import ONCE, lower
-from penteract.ops.tape import Op, Tape
+from penteract.ops.tape import OpCall, Tape
 
-Words = frozenset[str]
+Ops = frozenset[str]
 
 
 class Fate(NamedTuple):
     """Registers that are kept and that recomputing could drop, and the ops that are made again."""
 
     kept: frozenset[int]
-    again: frozenset[Op]
+    again: frozenset[OpCall]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ class Fates:
     """Of a tape. `needs`: what backward reads of the forward; `root`: what the results of forks stand for."""
 
     needs: frozenset[int]
-    producer: dict[int, Op]  # of what recomputing could drop
+    producer: dict[int, OpCall]  # of what recomputing could drop
     root: dict[int, int]
 
     @staticmethod
     def of(tape: Tape) -> Fates:
         root: dict[int, int] = {}
-        producer: dict[int, Op] = {}
+        producer: dict[int, OpCall] = {}
         for op in tape.ops:
-            if op.site.word == "fork":
+            if op.site.op_name == "fork":
                 root |= dict.fromkeys(op.outs, root.get(op.ins[0], op.ins[0]))
-            elif op.site.word not in ONCE:
+            elif op.site.op_name not in ONCE:
                 producer |= dict.fromkeys((*op.outs, *op.extras), op)
         for anchor in tape.anchors:
             producer.pop(root.get(anchor, anchor), None)
@@ -47,12 +47,12 @@ class Fates:
         reads = {r for name, some in actions.items() if name != "Fwd" for i in some for r in i.call.ins}
         return Fates(frozenset(reads & producer.keys()), producer, root)
 
-    def __call__(self, words: Words) -> Fate:
-        kept, again, asked, seen = set[int](), set[Op](), list(self.needs), set(self.needs)
+    def __call__(self, op_names: Ops) -> Fate:
+        kept, again, asked, seen = set[int](), set[OpCall](), list(self.needs), set(self.needs)
         while asked:
             r = asked.pop()
             op = self.producer[r]
-            if op.site.word not in words:
+            if op.site.op_name not in op_names:
                 kept.add(r)
             elif op not in again:
                 again.add(op)
@@ -62,46 +62,48 @@ class Fates:
         return Fate(frozenset(kept), frozenset(again))
 
 
-Table = tuple[tuple[Words, tuple[Fate, ...]], ...]  # sets of words, and what each makes of every tape
+Table = tuple[tuple[Ops, tuple[Fate, ...]], ...]  # sets of ops, and what each makes of every tape
 
 
 def groups(tapes: Sequence[Fates], always: Iterable[str] = ()) -> Iterator[Table]:
-    """Words that know nothing of each other apart: a set of words is one of each table, and what all of it keeps and
+    """Ops that know nothing of each other apart: a set of ops is one of each table, and what all of it keeps and
     makes again is the union of what they do. Those of `always` are in every set.
 
-    A word hangs on another where making it again is all that asks for a result of the other.
+    An op hangs on another where making it again is all that asks for a result of the other.
     """
     first = frozenset(always)
     plain = tuple(told(first) for told in tapes)
-    known: dict[str | Op, set[str | Op]] = {}  # a word that is in every set hangs on what each of its ops reads
+    known: dict[str | OpCall, set[str | OpCall]] = {}  # an op that is in every set hangs on what each of its ops reads
     for told, fate in zip(tapes, plain, strict=True):
         asked = fate.kept | {r for op in fate.again for r in (*op.outs, *op.extras)}
         for op in {*told.producer.values()}:
             read = {told.root.get(v, v) for v in op.ins} & told.producer.keys() - asked
-            together = {o if o.site.word in first else o.site.word for o in (op, *(told.producer[r] for r in read))}
-            for other in [known[word] for word in together if word in known]:
+            together = {
+                o if o.site.op_name in first else o.site.op_name for o in (op, *(told.producer[r] for r in read))
+            }
+            for other in [known[op_name] for op_name in together if op_name in known]:
                 together |= other
             known |= dict.fromkeys(together, together)
     for group in {id(g): g for g in known.values()}.values():
-        table = tuple(_sets(tapes, first, {word for word in group if isinstance(word, str)}))
+        table = tuple(_sets(tapes, first, {op_name for op_name in group if isinstance(op_name, str)}))
         if len(table) > 1:
             yield table
 
 
-def _sets(tapes: Sequence[Fates], always: Words, group: set[str]) -> Iterator[tuple[Words, tuple[Fate, ...]]]:
-    """Every set of a group's words that differs from all others."""
+def _sets(tapes: Sequence[Fates], always: Ops, group: set[str]) -> Iterator[tuple[Ops, tuple[Fate, ...]]]:
+    """Every set of a group's ops that differs from all others."""
     seen, waiting = {frozenset[str]()}, [frozenset[str]()]
     while waiting:
-        words = waiting.pop()
-        fates = tuple(_within(told, told(always | words), group) for told in tapes)
-        yield words, fates
-        for more in {told.producer[r].site.word for told, fate in zip(tapes, fates, strict=True) for r in fate.kept}:
-            if (larger := words | {more}) not in seen:
+        op_names = waiting.pop()
+        fates = tuple(_within(told, told(always | op_names), group) for told in tapes)
+        yield op_names, fates
+        for more in {told.producer[r].site.op_name for told, fate in zip(tapes, fates, strict=True) for r in fate.kept}:
+            if (larger := op_names | {more}) not in seen:
                 seen.add(larger)
                 waiting.append(larger)
 
 
 def _within(told: Fates, fate: Fate, group: set[str]) -> Fate:
-    """What of it is of these words."""
-    kept = frozenset(r for r in fate.kept if told.producer[r].site.word in group)
-    return Fate(kept, frozenset(op for op in fate.again if op.site.word in group))
+    """What of it is of these ops."""
+    kept = frozenset(r for r in fate.kept if told.producer[r].site.op_name in group)
+    return Fate(kept, frozenset(op for op in fate.again if op.site.op_name in group))

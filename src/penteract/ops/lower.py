@@ -14,7 +14,7 @@ from penteract.ops.bodies import OPS
 from penteract.ops.frees import Instruction, place_frees
 from penteract.ops.offload import Offload
 from penteract.ops.spec import Spec
-from penteract.ops.tape import Call, Op, Phase, Site, Tape
+from penteract.ops.tape import Call, OpCall, Phase, Site, Tape
 from penteract.spec.layout import PLAIN, Edit
 
 # Said once whatever is recomputed: they count, or look at the host.
@@ -41,26 +41,26 @@ class Chunk:
 
 @dataclass(slots=True)
 class _WeightGradient:
-    op: Op
+    op: OpCall
     sources: tuple[int, ...]  # carry or gradients
 
 
 @dataclass(slots=True)
 class _Lowering:
     tape: Tape
-    recompute: Callable[[int], Collection[str]]  # the words of a layer; of -1, of what is no layer
+    recompute: Callable[[int], Collection[str]]  # the ops of a layer; of -1, of what is no layer
     split: bool
     training: bool
     specs: list[Spec] = field(init=False)
     out: list[Call] = field(default_factory=list)
     alias: dict[int, int] = field(default_factory=dict)
-    producer: dict[int, Op] = field(default_factory=dict)
+    producer: dict[int, OpCall] = field(default_factory=dict)
     gradient: dict[int, int] = field(default_factory=dict)
     recomputed: dict[int, int] = field(default_factory=dict)
     tails: dict[int, list[Call]] = field(
         default_factory=dict
     )  # of a recomputed redistribution under way: from its first finish on
-    waiting: dict[Op, list[_WeightGradient]] = field(
+    waiting: dict[OpCall, list[_WeightGradient]] = field(
         default_factory=dict
     )  # for a redistribution's collective to overlap with
     deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
@@ -92,7 +92,7 @@ class _Lowering:
 
     def forward(self) -> list[Call]:
         for op in self.tape.ops:
-            if op.site.word == "fork":
+            if op.site.op_name == "fork":
                 self.alias |= dict.fromkeys(op.outs, op.ins[0])
                 continue
             for r in (*op.outs, *op.extras):
@@ -102,7 +102,7 @@ class _Lowering:
         self.anchors = {self.root(v): layer for v, layer in self.tape.anchors.items()}
         return self._take()
 
-    def _forward_calls(self, op: Op) -> list[Call]:
+    def _forward_calls(self, op: OpCall) -> list[Call]:
         if op.program is None:
             return [Call(op.site, "forward", tuple(map(self.root, op.ins)), (*op.outs, *op.extras))]
         return [Call(c.site, c.phase, tuple(map(self.root, c.ins)), c.outs) for c in op.program.forward]
@@ -116,10 +116,10 @@ class _Lowering:
     def dropped(self, r: int) -> bool:
         """Whether register r is not kept but made again."""
         op = self.producer.get(r)
-        if op is None or r in self.anchors or op.site.word in ONCE:
+        if op is None or r in self.anchors or op.site.op_name in ONCE:
             return False
-        words = self.recompute(op.site.layer)
-        return op.site.word in words or ("*" in words and op.site.layer >= 0)
+        op_names = self.recompute(op.site.layer)
+        return op.site.op_name in op_names or ("*" in op_names and op.site.layer >= 0)
 
     def require(self, v: int) -> int:
         """The register that holds v now, recomputing it if it was dropped."""
@@ -156,7 +156,7 @@ class _Lowering:
 
     def backward(self) -> list[Call]:
         for op in reversed(self.tape.ops):
-            if op.site.word == "fork":
+            if op.site.op_name == "fork":
                 self._fork(op)
             elif op.program is not None:
                 self._redistribution(op)
@@ -169,7 +169,7 @@ class _Lowering:
             self._weight_gradient(job)
         return self._take()
 
-    def _fork(self, op: Op) -> None:
+    def _fork(self, op: OpCall) -> None:
         gradients = [self.gradient.pop(o) for o in op.outs if o in self.gradient]
         if not gradients:
             return
@@ -180,7 +180,7 @@ class _Lowering:
             self.emit(site, "forward", both, (total,))
         self.gradient[op.ins[0]] = total
 
-    def _redistribution(self, op: Op) -> None:
+    def _redistribution(self, op: OpCall) -> None:
         assert op.program is not None
         gradients = [self.gradient.pop(o, None) for o in op.outs]
         if op.outs and all(g is None for g in gradients):
@@ -200,12 +200,12 @@ class _Lowering:
         for i, g in zip(through, op.program.gradients_out, strict=True):
             self.gradient[i] = names.get(g, g)
 
-    def _word(self, op: Op) -> None:
-        body, attrs = OPS[op.site.word].declaration, op.site.attrs
+    def _word(self, op: OpCall) -> None:
+        body, attrs = OPS[op.site.op_name].declaration, op.site.attrs
         gradients = [self.gradient.pop(op.outs[i], None) for i in body.gradients(attrs)]
         for o in op.outs:
             self.gradient.pop(o, None)
-        if all(g is None for g in gradients) and op.site.word != "loss":
+        if all(g is None for g in gradients) and op.site.op_name != "loss":
             return
         known = tuple(g for g in gradients if g is not None)
         if len(known) < len(gradients):
@@ -225,13 +225,13 @@ class _Lowering:
         if op.site.params:
             self._place(_WeightGradient(op, sources))
 
-    def _prefetch_weights(self, op: Op) -> None:
-        for k in OPS[op.site.word].declaration.weight_keeps:
+    def _prefetch_weights(self, op: OpCall) -> None:
+        for k in OPS[op.site.op_name].declaration.weight_keeps:
             self.prefetch(_named(op, k))
 
     def _place(self, job: _WeightGradient) -> None:
         """Now, beside the collective of the redistribution that the input came through, or when the schedule says."""
-        if not OPS[job.op.site.word].declaration.deferrable:
+        if not OPS[job.op.site.op_name].declaration.deferrable:
             self._weight_gradient(job)
         elif self.split:
             self.deferred.append(job)
@@ -247,7 +247,7 @@ class _Lowering:
                 self._weight_gradient(job)
 
     def _weight_gradient(self, job: _WeightGradient) -> None:
-        body = OPS[job.op.site.word].declaration
+        body = OPS[job.op.site.op_name].declaration
         kept = tuple(self.require(_named(job.op, k)) for k in body.weight_keeps)
         self.emit(job.op.site, "weight_gradient", (*kept, *job.sources), ())
 
@@ -258,7 +258,7 @@ def sum_of(fork: Site) -> Site:
     return Site("add", (spec, spec), (spec,), layer=fork.layer, line=fork.line)
 
 
-def _named(op: Op, name: str) -> int:
+def _named(op: OpCall, name: str) -> int:
     """`in0`, `out1`, `extra0` of an op."""
     kind, index = name[:-1], int(name[-1])
     return {"in": op.ins, "out": op.outs, "extra": op.extras}[kind][index]
@@ -270,7 +270,7 @@ def lower(
 ) -> Chunk:  # fmt: skip
     """A tape with its edits applied: those of `edits` in its layers, `edit` in what it does not name.
 
-    Of words to recompute, results are dropped and made again; "*" is every word of a layer. Of words to offload, what
+    Of ops to recompute, results are dropped and made again; "*" is every op of a layer. Of ops to offload, what
     is kept is kept on the host (`offload.py`).
     `split`: weight gradients that may wait get an action of their own (`Wgt`). `training=False`: forward alone.
     """

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Literal
 
 from penteract.ops.spec import Spec
-from penteract.ops.tape import Call, Op, Site, Tape
+from penteract.ops.tape import Call, OpCall, Site, Tape
 
 ANCHORS = "anchors"  # what full recomputation keeps: the inputs of layers
 Copy = Literal["to_host", "from_host"]
@@ -26,15 +26,15 @@ COPIES: tuple[Copy, ...] = ("to_host", "from_host")
 class Offload:
     """Puts copies into lists of calls by action, `Fwd` first.
 
-    words     of a layer: whose results leave, `ANCHORS`, or "*" for all that it keeps
+    ops     of a layer: whose results leave, `ANCHORS`, or "*" for all that it keeps
     specs     of all registers: those on the host are added to them
     turns     register -> which turn of the ring it has in its action
     copies    the site of a copy -> the value of the tape that it copies
     """
 
     tape: Tape
-    words: Callable[[int], Collection[str]]
-    producer: Mapping[int, Op]
+    op_names: Callable[[int], Collection[str]]
+    producer: Mapping[int, OpCall]
     anchors: Mapping[int, int]  # register -> the layer whose input it is
     specs: list[Spec]
     turns: dict[int, int] = field(default_factory=dict[int, int])
@@ -65,13 +65,13 @@ class Offload:
         return {r: min(layers) for r, layers in users.items() if len(layers) == 1 and self._chosen(r, min(layers))}
 
     def _chosen(self, r: int, layer: int) -> bool:
-        words, spec = self.words(layer), self.specs[r]
-        if layer < 0 or not words or spec.role == "host" or not all(isinstance(d, int) for d in spec.shape):
+        op_names, spec = self.op_names(layer), self.specs[r]
+        if layer < 0 or not op_names or spec.role == "host" or not all(isinstance(d, int) for d in spec.shape):
             return False  # sizes that routing decides have no place on the host
         if r in self.anchors:
-            return self.anchors[r] == layer and not {ANCHORS, "*"}.isdisjoint(words)
+            return self.anchors[r] == layer and not {ANCHORS, "*"}.isdisjoint(op_names)
         op = self.producer.get(r)
-        return op is not None and op.site.layer == layer and not {op.site.word, "*"}.isdisjoint(words)
+        return op is not None and op.site.layer == layer and not {op.site.op_name, "*"}.isdisjoint(op_names)
 
     # ---- away ----------------------------------------------------------------------------------------------------
 
@@ -120,9 +120,9 @@ class Offload:
             before[i].append(finish)
         return _woven(calls, before, {}, names)
 
-    def _copy(self, word: Copy, layer: int, value: int, x: int, y: int) -> tuple[Call, Call]:
+    def _copy(self, op_name: Copy, layer: int, value: int, x: int, y: int) -> tuple[Call, Call]:
         """Start and finish of a copy of `value`, from register x to register y."""
-        site = copy_of(word, self.specs[value], layer, self._line(value))
+        site = copy_of(op_name, self.specs[value], layer, self._line(value))
         self.copies[site] = value
         return Call(site, "start", (x,), (y,)), Call(site, "finish", (x, y), ())
 
@@ -131,16 +131,16 @@ class Offload:
         return op.site.line if op is not None else ""
 
 
-def as_copy(word: str) -> Copy:
-    """The word of a copy."""
-    return "to_host" if word == "to_host" else "from_host"
+def as_copy(op_name: str) -> Copy:
+    """The op of a copy."""
+    return "to_host" if op_name == "to_host" else "from_host"
 
 
-def copy_of(word: Copy, spec: Spec, layer: int, line: str) -> Site:
+def copy_of(op_name: Copy, spec: Spec, layer: int, line: str) -> Site:
     """The site of a copy of a value with this spec."""
     there = spec._replace(pinned=True)
-    ins, outs = ((spec,), (there,)) if word == "to_host" else ((there,), (spec,))
-    return Site(word, ins, outs, layer=layer, line=line)
+    ins, outs = ((spec,), (there,)) if op_name == "to_host" else ((there,), (spec,))
+    return Site(op_name, ins, outs, layer=layer, line=line)
 
 
 def _extent(calls: Sequence[Call]) -> tuple[dict[int, int], dict[int, int]]:

@@ -13,9 +13,9 @@ Phase = Literal["forward", "input_gradient", "weight_gradient", "start", "finish
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """One saying of a word: what it is about in every phase, and the line of the program that said it."""
+    """One saying of an op: what it is about in every phase, and the line of the program that said it."""
 
-    word: str
+    op_name: str
     ins: tuple[Spec, ...]
     outs: tuple[Spec, ...]  # results, then extras (what the body keeps beside them)
     params: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class Site:
     line: str = ""
 
     def __str__(self) -> str:
-        return f"{self.word} ({self.line})"
+        return f"{self.op_name} ({self.line})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,8 +56,8 @@ class RedistributionProgram:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Op:
-    """A node of the tape: a word with stated gradients, a redistribution (`program`), or a fork."""
+class OpCall:
+    """A node of the tape: an op with stated gradients, a redistribution (`program`), or a fork."""
 
     site: Site
     ins: tuple[int, ...]
@@ -76,7 +76,7 @@ class Tape:
     """What one chunk of layers says, once. `specs[i]` is value i's shape and role."""
 
     specs: list[Spec] = field(default_factory=list)
-    ops: list[Op] = field(default_factory=list)
+    ops: list[OpCall] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)  # data by name: resident, never freed
     flows: list[bool] = field(default_factory=list)  # does a gradient flow through value i
     # Values that recomputing never drops, and the layer whose input each is; -1: what follows the last.

@@ -7,7 +7,7 @@ Traffic    enter   forward all-gather tokens       backward reduce-scatter the g
            linear_cross_entropy   enter, linear and cross_entropy of some tokens at a time; in training all of it in
                    backward, since a term's scale is known before the step: no logits are kept, none made twice
            What `enter` gathered is not kept: recomputing "enter" gathers it again for the weight gradients, under the
-           input gradients. Drop "enter" from the recomputed words to hold it instead.
+           input gradients. Drop "enter" from the recomputed ops to hold it instead.
 Costs      four passes of the residual stream a block and direction, inside the node or not at all.
 Helps      when a layer is too large or too slow for one device; hurts when the pieces become small.
 Papers     Chowdhery 2022 (2204.02311) §5 (z-loss); Shoeybi 2019 (1909.08053) §3; Korthikanti 2022 (2205.05198) §4.2

@@ -98,7 +98,7 @@ def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
                 known[own] = enough, higher
 
 
-# How state is cut, and all but that and the words that are recomputed: what layouts have in common that are compared.
+# How state is cut, and all but that and the ops that are recomputed: what layouts have in common that are compared.
 _NAMES = tuple(f.name for f in fields(Layout))
 _SHARING = ("zero", "whole_gradients", "keep_gathered")
 _sharing = attrgetter(*_SHARING)

@@ -27,7 +27,7 @@ NEEDLESS = "it fits with less of its state cut"
 
 
 def plain(recompute: tuple[str, ...]) -> tuple[str, ...]:
-    """The least that is never slower than to recompute these words: `NONE` where they are more than it, or else
+    """The least that is never slower than to recompute these ops: `NONE` where they are more than it, or else
     they."""
     return NONE if "*" in recompute or {*NONE} <= {*recompute} else recompute
 

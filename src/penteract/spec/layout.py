@@ -21,7 +21,7 @@ CP_METHODS: tuple[CpMethod, ...] = ("all_gather", "ring", "ulysses")
 
 
 class Edit(NamedTuple):
-    """What becomes of a layer's results from its forward to its backward: the words whose are made again, and those
+    """What becomes of a layer's results from its forward to its backward: the ops whose are made again, and those
     whose are kept on the host."""
 
     recompute: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Layout:
     """One way to split a training step over `world` ranks.
 
     dp·tp·pp·cp = world; `ep` folds over dp·cp. `vpp` is the number of chunks a pipeline rank holds.
-    `recompute` names the words whose results are dropped after forward and computed again in backward: in every
+    `recompute` names the ops whose results are dropped after forward and computed again in backward: in every
     `recompute_every`-th layer of a stage, the first of them always, or in the first `recompute_first` layers (0: in
     all); `recompute_else` are those of the other layers.
     `offload` names what is kept on the host instead, in every `offload_every`-th layer of a stage: "anchors" are the
@@ -72,7 +72,7 @@ class Layout:
     offload: tuple[str, ...] = ()
     offload_every: int = 1
     offload_optimizer: bool = False
-    attention: AttentionBody = "reference"  # which body of the word: plain torch, or a fused kernel of a GPU
+    attention: AttentionBody = "reference"  # which body of the op: plain torch, or a fused kernel of a GPU
     loss: LossBody = "reference"  # chunked: logits of some tokens at a time, all of it in backward
     loss_chunk: int = 0  # those tokens; 0: as many as a moderate block of logits has
     elementwise: Elementwise = "reference"  # what makes codes of FP8 and moves parameters: plain torch, or GPU kernels

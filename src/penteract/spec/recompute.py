@@ -1,4 +1,4 @@
-"""What people call a recomputation, as the words that a layout recomputes."""
+"""What people call a recomputation, as the ops that a layout recomputes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penteract.units import Bytes
 NONE: tuple[str, ...] = ("enter",)
 WHOLE: Mapping[str, tuple[str, ...]] = {"none": NONE, "full": ("*",)}
 
-# Names of the field for a few words together (Megatron-LM's recompute_modules).
+# Names of the field for a few ops together (Megatron-LM's recompute_modules).
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "core_attn": ("repeat_heads", "attention", "merge_attention"),
     "layernorm": ("rms_norm", "layer_norm"),
@@ -31,12 +31,12 @@ class Budget:
 
 
 def words_of(recompute: str | Iterable[str]) -> tuple[str, ...]:
-    """The words whose results are not kept: of "none", "full", or of words and groups of them, each once."""
+    """The ops whose results are not kept: of "none", "full", or of ops and groups of them, each once."""
     if isinstance(recompute, str):
         recompute = WHOLE.get(recompute, (recompute,))
-    return tuple(dict.fromkeys(word for name in recompute for word in GROUPS.get(name, (name,))))
+    return tuple(dict.fromkeys(op_name for name in recompute for op_name in GROUPS.get(name, (name,))))
 
 
 def name_of(recompute: tuple[str, ...]) -> str | tuple[str, ...]:
-    """As a run file says it: "none", "full", or words."""
-    return next((name for name, words in WHOLE.items() if words == recompute), recompute)
+    """As a run file says it: "none", "full", or ops."""
+    return next((name for name, op_names in WHOLE.items() if op_names == recompute), recompute)

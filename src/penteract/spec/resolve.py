@@ -140,9 +140,10 @@ def _budget(settings: Settings) -> Budget | None:
     given = {k: settings[k] for k in _BUDGETS if settings[k].value}
     chosen = settings["memory.chosen"]
     if asked.value != "budget" and chosen.value != "none":
-        words = chosen.value if isinstance(chosen.value, str) else ",".join(chosen.value)
-        raise BadInput("BUDGET", "a choice that no budget made", where=f"memory.chosen ({chosen.origin})", found=words,
-                       allowed='of memory.recompute "budget" alone', fix=f"--memory.recompute {words}")  # fmt: skip
+        op_names = chosen.value if isinstance(chosen.value, str) else ",".join(chosen.value)
+        raise BadInput("BUDGET", "a choice that no budget made", where=f"memory.chosen ({chosen.origin})",
+        found=op_names,
+                       allowed='of memory.recompute "budget" alone', fix=f"--memory.recompute {op_names}")  # fmt: skip
     if asked.value == "budget" and len(given) == 1:
         return Budget(settings["memory.budget"].value, int(settings["memory.budget_gib"].value * 2**30))
     if asked.value != "budget" and not given:

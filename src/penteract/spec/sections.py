@@ -59,7 +59,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
-    """Which body of a word computes it."""
+    """Which body of an op computes it."""
 
     attention: AttentionBody = "reference"
     loss: LossBody = "chunked"

@@ -17,7 +17,7 @@ from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.offload import ANCHORS
 from penteract.ops.params import Homes, Param
 from penteract.ops.spec import Widths
-from penteract.ops.tape import Op, Site
+from penteract.ops.tape import OpCall, Site
 from penteract.parallel.data import Bucket, Unit, buckets
 from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Overlapped
@@ -88,7 +88,7 @@ class Program:
     @property
     def balanced(self) -> tuple[str, ...]:
         """Routers of this rank whose choice a bias steers."""
-        said = (op.site for c in self.chunks for op in c.tape.ops if op.site.word == "tally")
+        said = (op.site for c in self.chunks for op in c.tape.ops if op.site.op_name == "tally")
         return tuple(str(s.attrs["name"]) for s in said)
 
     @property
@@ -176,17 +176,17 @@ def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
 
 
 def check_words(layout: Layout) -> None:
-    """Words to recompute and to offload exist."""
-    words = {*OPS, "*", *REDISTRIBUTIONS}
+    """Ops to recompute and to offload exist."""
+    op_names = {*OPS, "*", *REDISTRIBUTIONS}
     for key, known, named in (
-        ("memory.recompute", words, layout.recompute),
-        ("memory.recompute_else", words, layout.recompute_else),
-        ("memory.offload", words | {ANCHORS}, layout.offload),
+        ("memory.recompute", op_names, layout.recompute),
+        ("memory.recompute_else", op_names, layout.recompute_else),
+        ("memory.offload", op_names | {ANCHORS}, layout.offload),
     ):
-        for word in named:
-            if word not in known:
-                near = get_close_matches(word, sorted(known), 3)
-                raise BadInput("WORD", "no word of the program has this name", where=key, found=word[:60],
+        for op_name in named:
+            if op_name not in known:
+                near = get_close_matches(op_name, sorted(known), 3)
+                raise BadInput("OP", "no op of the program has this name", where=key, found=op_name[:60],
                                allowed=", ".join(near or sorted(known - {"*"})),
                                fix=f"--{key} {near[0] if near else 'none'}")  # fmt: skip
 
@@ -197,7 +197,7 @@ def units_of(said: Sequence[Do], m: ModelSpec) -> tuple[Unit, ...]:
     for do in said:
         for ops in _runs(do.tape.ops, m.layers):
             plain = (op.site for op in ops if op.program is None and op.site.params)
-            late = {n for site in plain if OPS[site.word].declaration.deferrable for n in site.params}
+            late = {n for site in plain if OPS[site.op_name].declaration.deferrable for n in site.params}
             names = [n for n in dict.fromkeys(n for op in ops for n in op.site.params) if n not in seen]
             seen.update(names)
             coded = frozenset(op.site.params[0] for op in ops if is_coded(op.site))
@@ -205,7 +205,7 @@ def units_of(said: Sequence[Do], m: ModelSpec) -> tuple[Unit, ...]:
     return tuple(out)
 
 
-def _runs(ops: Sequence[Op], layers: int) -> Iterator[list[Op]]:
+def _runs(ops: Sequence[OpCall], layers: int) -> Iterator[list[OpCall]]:
     """Ops before the first layer, of each layer, and after the last; what is predicted ahead is after it."""
     inside = [0 <= op.site.layer < layers for op in ops]
     first, last = inside.index(True), len(inside) - inside[::-1].index(True)

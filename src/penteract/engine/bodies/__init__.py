@@ -1,1 +1,1 @@
-"""The bodies: what each word does to tensors. `reference` is plain torch, the truth that other bodies are held to."""
+"""The bodies: what each op does to tensors. `reference` is plain torch, the truth that other bodies are held to."""

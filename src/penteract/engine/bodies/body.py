@@ -50,7 +50,7 @@ WeightGradient = Callable[[Env, Site, Tensors, Tensors, bool], None]  # env, sit
 
 @dataclass(frozen=True, slots=True)
 class TorchBody:
-    """One word on torch: results are written into `outs`, weight gradients written or added `into` views of buckets."""
+    """One op on torch: results are written into `outs`, weight gradients written or added `into` views of buckets."""
 
     forward: Forward
     input_gradient: InputGradient | None = None

@@ -1,4 +1,4 @@
-"""Reference bodies of the dense words: embedding, linear, norms, rope, activations."""
+"""Reference bodies of the dense ops: embedding, linear, norms, rope, activations."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ def bodies(p: Program, device: torch.device) -> dict[str, TorchBody]:
     chosen = dict[str, dict[Site, TorchBody]]()
     for site in _sites(p):
         one, _ = implementation(site, p.layout)
-        chosen.setdefault(site.word, {})[site] = kernel(site.word, one, device.type)
+        chosen.setdefault(site.op_name, {})[site] = kernel(site.op_name, one, device.type)
     made = dict[str, TorchBody]()
-    for word, found in chosen.items():
+    for op_name, found in chosen.items():
         one, *others = dict.fromkeys(found.values())
-        made[word] = _selecting(found.__getitem__, one) if others else one
+        made[op_name] = _selecting(found.__getitem__, one) if others else one
     return made
 
 
@@ -35,13 +35,13 @@ def bodies_by_call(layout: Layout, device: torch.device) -> dict[str, TorchBody]
     selects, and a kernel's module is imported when a call first asks for it."""
 
     def at(site: Site) -> TorchBody:
-        return kernel(site.word, implementation(site, layout)[0], device.type)
+        return kernel(site.op_name, implementation(site, layout)[0], device.type)
 
     made = dict[str, TorchBody]()
-    for word, op in OPS.items():
+    for op_name, op in OPS.items():
         *others, reference = op.implementations
-        plain = kernel(word, reference, device.type)
-        made[word] = _selecting(at, plain) if others else plain
+        plain = kernel(op_name, reference, device.type)
+        made[op_name] = _selecting(at, plain) if others else plain
     return made
 
 
@@ -50,7 +50,7 @@ def check_devices(p: Program, device: torch.device) -> None:
     for site in _sites(p):
         one, _ = implementation(site, p.layout)
         if device.type not in one.kernels:
-            raise BadInput("KERNEL", f"'{one.name}' of {site.word} does not run here", where=site.line,
+            raise BadInput("KERNEL", f"'{one.name}' of {site.op_name} does not run here", where=site.line,
                            found=device.type, allowed=", ".join(one.kernels),
                            fix=f"--precision.device {next(iter(one.kernels), 'auto')}, or a layout that does not ask "
                            "for it")  # fmt: skip
@@ -62,9 +62,9 @@ def _sites(p: Program) -> Iterator[Site]:
     yield from dict.fromkeys(call.site for call in calls if call.phase not in ("start", "finish"))
 
 
-def kernel(word: str, one: Implementation, device: str) -> TorchBody:
+def kernel(op_name: str, one: Implementation, device: str) -> TorchBody:
     """What runs an implementation of an op, on a device that has it."""
-    return _found(one.kernels[device])[word]
+    return _found(one.kernels[device])[op_name]
 
 
 @cache

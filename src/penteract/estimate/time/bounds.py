@@ -187,8 +187,8 @@ class Bounds:
             b = packer.bucket(layout, pack, stage)
             update, measure = update + n * costs.update(b), measure + n * costs.squares(b)
             if b.offloaded:
-                for i, word in enumerate(COPIES):
-                    copies[i] += n * costs.rates.copy(word, away(b, costs.policy))
+                for i, op_name in enumerate(COPIES):
+                    copies[i] += n * costs.rates.copy(op_name, away(b, costs.policy))
             if b.cut_gradients:
                 beside += n * costs.landed(b)
             if b.shards > 1:

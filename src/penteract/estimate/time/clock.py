@@ -8,7 +8,7 @@ far and for its stream; what waits is not slowed otherwise. Times are integer pi
 op       (RUN, took, part, name) | (START, stream, took, key, name) | (WAIT, key, part, name) | (LOOK, name)
          | (BESIDE, waited, before, stream, took, key, name): on the side stream, `before` is computed there first
 segment  what one unit (embedding, a layer, the head) does in one action, with the bucket events around its calls
-key      (word, unit, number) of what is under way. Those of "g" gathers, "r" sums, "c" copies and "u" gathers after
+key      (op, unit, number) of what is under way. Those of "g" gathers, "r" sums, "c" copies and "u" gathers after
          the update count units from the segment's own, so that equal layers are one segment
 """
 

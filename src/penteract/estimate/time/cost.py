@@ -71,10 +71,10 @@ class Device:
 
     def collective(self, site: Site) -> Seconds:
         """One that the tape starts."""
-        if site.word in COPIES:
-            return self.rates.copy(site.word, self.bytes_of(site.ins[0]._replace(pinned=False)))
-        axis, spec = str(site.attrs["axis"]), counted(site.word, site.ins[0], site.outs[0])
-        return self.rates.collective(site.word, self.span(axis), self.bytes_of(spec))
+        if site.op_name in COPIES:
+            return self.rates.copy(site.op_name, self.bytes_of(site.ins[0]._replace(pinned=False)))
+        axis, spec = str(site.attrs["axis"]), counted(site.op_name, site.ins[0], site.outs[0])
+        return self.rates.collective(site.op_name, self.span(axis), self.bytes_of(spec))
 
     def call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
         """As the implementation that computes it has it."""
@@ -101,7 +101,7 @@ def seconds_alone(piece: Piece, device: Device) -> dict[int, Seconds]:
         site = piece.sites[place]
         if phase == "forward":
             found[place] = device.call(site, phase, piece.specs, (*ins, *outs))[1]
-        elif phase == "start" and site.word not in COPIES:
+        elif phase == "start" and site.op_name not in COPIES:
             found[place] = device.collective(site)
     return found
 

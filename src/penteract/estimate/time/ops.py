@@ -81,7 +81,7 @@ def piece_ops(piece: Piece, device: Device, axes: Axes) -> Mapping[str, ActionOp
 
 
 def _is_copy(piece: Piece, place: int, phase: Phase) -> bool:
-    return piece.sites[place].word in COPIES
+    return piece.sites[place].op_name in COPIES
 
 
 def _without_copies(every: Sequence[tuple[Op, ...]], copies: Sequence[bool], action: str) -> ActionOps:
@@ -113,11 +113,11 @@ def _call(
         return ((WAIT, ("c", 0, ins[-1]), _part(site), name),)
     if phase == "start":
         copies = {COPIES[0]: OUT, COPIES[1]: IN}
-        stream = copies[site.word] if site.word in COPIES else axes[AXES.index(str(site.attrs["axis"]))]
+        stream = copies[site.op_name] if site.op_name in COPIES else axes[AXES.index(str(site.attrs["axis"]))]
         return ((START, stream, ps(device.collective(site)), ("c", 0, outs[0]), name),)
     part, seconds, asked = device.call(site, phase, piece.specs, (*ins, *outs))
     run: Op = (RUN, ps(seconds), PART[part], name)
-    if site.word == "split_sizes":
+    if site.op_name == "split_sizes":
         return (run, (LOOK, name))
     if asked is not None:
         axis, took = asked
@@ -129,7 +129,7 @@ def _call(
 
 
 def _part(site: Site) -> int:
-    return HOST if site.word in COPIES else PART[DIMENSION[str(site.attrs["axis"])]]
+    return HOST if site.op_name in COPIES else PART[DIMENSION[str(site.attrs["axis"])]]
 
 
 @dataclass(slots=True)
@@ -283,12 +283,12 @@ class Passing:
         yield from self._copies("from_host", *item, keys)
         self.coming.append(keys)
 
-    def _copies(self, word: Copy, bucket: int, n: int, keys: list[Key]) -> Iterator[Op]:
+    def _copies(self, op_name: Copy, bucket: int, n: int, keys: list[Key]) -> Iterator[Op]:
         b, policy, rates = self.ops.buckets[bucket], self.ops.costs.policy, self.ops.costs.rates
         for amount in kept_apart(n, policy.keeping(b.moments), b.mover):
             keys.append(("h", 0, self.count))
             self.count += 1
-            yield START, OUT if word == "to_host" else IN, ps(rates.copy(word, amount)), keys[-1], word
+            yield START, OUT if op_name == "to_host" else IN, ps(rates.copy(op_name, amount)), keys[-1], op_name
 
 
 def _waits(keys: Sequence[Key]) -> Iterator[Op]:

@@ -227,5 +227,5 @@ class Stage:
 def _renamed(op: Op, away: int) -> Op:
     """An op of another unit, `away` from this one."""
     place = 1 if op[0] == WAIT else 3
-    word, unit, number = op[place]
-    return (*op[:place], (word, unit + away, number), *op[place + 1 :])
+    op_name, unit, number = op[place]
+    return (*op[:place], (op_name, unit + away, number), *op[place + 1 :])

@@ -234,15 +234,15 @@ def _place(stream: str) -> int:
 
 
 def kind(e: Event) -> str:
-    """What an event is of, in one word: the category by which a viewer filters and colours."""
+    """What an event is of, in one op: the category by which a viewer filters and colours."""
     if e.stream == "host":
         return "launch"
     if e.stream != "compute":
         return "copy" if e.stream.startswith("copies") else "wire"
-    word = e.name.split(" ", 1)[0]
-    if word in COMPUTED:
-        return word
-    return "bucket" if word not in _WAITS or e.name == names.LARGEST else "wait"
+    op_name = e.name.split(" ", 1)[0]
+    if op_name in COMPUTED:
+        return op_name
+    return "bucket" if op_name not in _WAITS or e.name == names.LARGEST else "wait"
 
 
 # Collectives on the stream of compute are waits for them.

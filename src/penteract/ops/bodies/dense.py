@@ -1,4 +1,4 @@
-"""Declarations of the dense words: embedding, linear, norms, rope, activations."""
+"""Declarations of the dense ops: embedding, linear, norms, rope, activations."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Op(NamedTuple):
 
 def implementation(site: Site, layout: Layout) -> tuple[Implementation, Body]:
     """What computes an op where it is said, under a layout, and its declaration there."""
-    for one in OPS[site.word].implementations:
+    for one in OPS[site.op_name].implementations:
         if (body := one.serves(site, layout)) is not None:
             return one, body
     raise Bug("KERNEL", f"nothing computes {site}")
@@ -66,9 +66,9 @@ def _ops(bodies: Mapping[str, Body], reference: str) -> dict[str, Op]:
     """The ops of one file, each with its reference implementation: plain torch, on any device."""
     table = f"{_RUNS}.bodies.{reference}"
     made = dict[str, Op]()
-    for word, body in bodies.items():
+    for op_name, body in bodies.items():
         plain = Implementation("reference", lambda site, layout, body=body: body, {"cpu": table, "cuda": table})
-        made[word] = Op(body, (*_KERNELS.get(word, ()), plain))
+        made[op_name] = Op(body, (*_KERNELS.get(op_name, ()), plain))
     return made
 
 
