@@ -15,7 +15,7 @@ from penteract import Layout, ModelSpec
 from penteract.estimate.price import Price, price
 from penteract.model.block import block
 from penteract.ops.do import Do
-from penteract.ops.tape import Op, Tape
+from penteract.ops.tape import OpCall, Tape
 from penteract.spec.mesh import Mesh
 from penteract.step.program import compile_step
 
@@ -34,13 +34,13 @@ def record(layout: Layout) -> Tape:
     return do.tape
 
 
-Said = tuple[list[Op], Op]  # the redistributions crossed on the way to a word, and the word
+Said = tuple[list[OpCall], OpCall]  # the redistributions crossed on the way to an op, and the op
 
 
 def by_word(tape: Tape) -> list[Said]:
-    """The tape in groups that end with a word: cuts put redistributions between words and nothing else."""
+    """The tape in groups that end with an op: cuts put redistributions between ops and nothing else."""
     groups: list[Said] = []
-    redistributions: list[Op] = []
+    redistributions: list[OpCall] = []
     for op in tape.ops:
         if op.program is not None:
             redistributions.append(op)
@@ -50,7 +50,7 @@ def by_word(tape: Tape) -> list[Said]:
     return groups
 
 
-def crossing(redistribution: Op) -> str:
+def crossing(redistribution: OpCall) -> str:
     """What a redistribution puts on the wire: there / back."""
     assert redistribution.program is not None
     there, back = (
@@ -61,7 +61,7 @@ def crossing(redistribution: Op) -> str:
 
 
 def show(tapes: dict[str, Tape]) -> None:
-    """The tapes side by side: a row for each word with its input, and one for each redistribution before it."""
+    """The tapes side by side: a row for each op with its input, and one for each redistribution before it."""
     rows = [("", list(tapes))]
     for said in zip(*(by_word(t) for t in tapes.values()), strict=True):
         for i in range(max(len(redistributions) for redistributions, _ in said)):
@@ -69,8 +69,8 @@ def show(tapes: dict[str, Tape]) -> None:
                 ("", [crossing(redistributions[i]) if i < len(redistributions) else "" for redistributions, _ in said])
             )
         rows.append((said[0][1].site.op_name, [str(list(op.site.ins[0].shape)) for _, op in said]))
-    for word, cells in rows:
-        print((f"{word:10}" + "".join(f"{cell:32}" for cell in cells)).rstrip())
+    for op_name, cells in rows:
+        print((f"{op_name:10}" + "".join(f"{cell:32}" for cell in cells)).rstrip())
 
 
 def ledger(layout: Layout) -> list[Price]:
@@ -94,9 +94,9 @@ def main() -> None:
             took = f"parameters {held:5.1f}  most alive {p.peak / 2**20:6.1f}  work {work:6.1f}"
             print(f"  {name:6} rank {r}  {took}  wire: {sent}")
 
-    words = {name: Counter(op.site.op_name for op in t.ops if op.program is None) for name, t in tapes.items()}
-    assert words["whole"] == words["tp=2"] == words["cp=2"], (
-        "a cut adds redistributions and changes shapes, never words"
+    op_names = {name: Counter(op.site.op_name for op in t.ops if op.program is None) for name, t in tapes.items()}
+    assert op_names["whole"] == op_names["tp=2"] == op_names["cp=2"], (
+        "a cut adds redistributions and changes shapes, never ops"
     )
     (whole,), tp, cp = ledgers.values()
     assert not whole.wires

@@ -50,7 +50,7 @@ def main() -> None:
     shrinking = list(kept.values())
     assert shrinking == sorted(shrinking, reverse=True) and len(set(shrinking)) == len(shrinking), "each keeps less"
     assert work["enter"] == 0 and wire["enter"] > 0, "recomputing a gather costs traffic, which hides under backward"
-    assert work["enter, swiglu, norms"] == 0, "only matrix products count as work: these words have none"
+    assert work["enter, swiglu, norms"] == 0, "only matrix products count as work: these ops have none"
     assert work["+ attention"] > 0
     assert "torch" not in sys.modules
 
