@@ -24,9 +24,9 @@ import torch
 from memory_options import drawn_on_device
 from provenance import hexadecimal, provenance
 
-from penteract.engine.bodies.registry import bodies
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.feed import constants, micro_batch, target_counts
+from penteract.engine.kernels.registry import kernels
 from penteract.engine.memory import Arena
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
@@ -47,7 +47,7 @@ def prepare(p: Program, device: torch.device) -> Run:
     """A run of one sequence, weights by the seed."""
     state = allocate(p, device)
     (drawn_on_device if device.type == "cuda" else initialise)(p, state, 0)
-    run = Run(p, state, Nccl(0), bodies(p, device), Arena(plan_arena(p), p.precision, device))
+    run = Run(p, state, Nccl(0), kernels(p, device), Arena(plan_arena(p), p.precision, device))
     drawn = [sample(0, p.sequence_length, p.model.vocab_size)]
     run.batches = [constants(p, device) | micro_batch(p, drawn, device)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))

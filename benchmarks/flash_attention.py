@@ -1,10 +1,10 @@
-"""One GPU: fused attention against the reference body. Values, gradients, workspace, speed, then whole steps.
+"""One GPU: fused attention against the reference kernel. Values, gradients, workspace, speed, then whole steps.
 
     python benchmarks/flash_attention.py --out FOLDER [--commit HASH] [--only calls,speed,llama-3.2-1b,...]
 
 Writes FOLDER/flash_attention.json after every section; a section that fails leaves its traceback there.
 
-Held: each result of a kernel is within `TOLERANCE` of the reference body in fp32 on the same bf16 inputs, by the norm of
+Held: each result of a kernel is within `TOLERANCE` of the reference kernel in fp32 on the same bf16 inputs, by the norm of
 the difference over the norm. bf16 rounds by 2^-9 at most, results and shares alike, so a few parts in a thousand are
 rounding; a wrong mask, head or scale is off by tenths. Log-sum-exps are fp32 and must be much closer.
 """
@@ -28,20 +28,20 @@ sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests")]
 
 import torch
 
-from bodies.fused import LARGE, NAMES, Case, Trial
-from penteract.engine.bodies import flash as flash_body
-from penteract.engine.bodies.kernels import check_documents, check_kernels
-from penteract.engine.bodies.registry import bodies, bodies_by_call
+from op_kernels.fused import LARGE, NAMES, Case, Trial
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.graph import CapturedStep
+from penteract.engine.kernels import flash as flash_kernels
+from penteract.engine.kernels.checks import check_documents, check_kernels
+from penteract.engine.kernels.registry import kernels, kernels_by_call
 from penteract.engine.memory import Arena
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, fill
 from penteract.estimate.price import price
-from penteract.ops.bodies import body_of
+from penteract.ops.declarations import declaration_of
 from penteract.spec.layout import Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import RECIPES
@@ -73,25 +73,25 @@ def off(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> dict[str, float]
 
 def workspace(trial: Trial, phase: str, kernel: str) -> dict[str, Any]:
     """Bytes asked of the allocator at the worst moment of a second call, and what is declared."""
-    body = bodies_by_call(Layout(attention=kernel), DEVICE)["attention"]  # type: ignore[arg-type]
+    kernel = kernels_by_call(Layout(attention=kernel), DEVICE)["attention"]  # type: ignore[arg-type]
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     kinds = {"measured": "requested_bytes.all", "measured_in_blocks": "allocated_bytes.all"}
     before = torch.cuda.memory_stats()
-    PHASES[phase](trial, body)
+    PHASES[phase](trial, kernel)
     torch.cuda.synchronize()
     after = torch.cuda.memory_stats()
     seen: dict[str, Any] = {n: after[f"{kind}.peak"] - before[f"{kind}.current"] for n, kind in kinds.items()}
     shapes = [s.shape for s in trial.site.ins]
-    declared = body_of(trial.site, trial.case.plan)
+    declared = declaration_of(trial.site, trial.case.plan)
     seen["declared"] = declared.workspace(phase, shapes, (), trial.site.attrs, RECIPES["bf16"].widths)  # type: ignore[arg-type]
     return seen | {"measured_less_declared": seen["measured"] - seen["declared"]}
 
 
 def one_call(case: Case) -> dict[str, Any]:
-    """Errors of the kernel, and of the reference body in bf16 beside them, against the reference body in fp32."""
-    plain, kernel = bodies_by_call(Layout(), DEVICE)["attention"], bodies_by_call(case.plan, DEVICE)["attention"]
+    """Errors of the kernel, and of the reference kernel in bf16 beside them, against the reference kernel in fp32."""
+    plain, kernel = kernels_by_call(Layout(), DEVICE)["attention"], kernels_by_call(case.plan, DEVICE)["attention"]
     wanted = Trial(case, "fp32", "bf16", "cuda").run(plain)
     noise = off(Trial(case, "bf16", "bf16", "cuda").run(plain), wanted)
     trial = Trial(case, "bf16", "bf16", "cuda")
@@ -128,11 +128,11 @@ def milliseconds(f: Callable[[], None], times: int = 20) -> float:
 
 def timed(case: Case, times: int = 20) -> dict[str, Any]:
     """Causal TFLOP/s count half of all scores, as of one document, whether it is or not."""
-    trial, body = Trial(case, "bf16", "bf16", "cuda"), bodies_by_call(case.plan, DEVICE)["attention"]
+    trial, kernel = Trial(case, "bf16", "bf16", "cuda"), kernels_by_call(case.plan, DEVICE)["attention"]
     flops = 4 * case.tokens**2 * case.heads[0] * case.size * case.batch / 2
     out: dict[str, Any] = {"case": str(case)}
     for phase, f in PHASES.items():
-        took = milliseconds(lambda f=f: f(trial, body), times)
+        took = milliseconds(lambda f=f: f(trial, kernel), times)
         work = flops * (1 if phase == "forward" else 2.5)
         out[phase] = {"ms": took, "tflops_causal": work / took / 1e9}
     out["workspace"] = {phase: workspace(trial, phase, case.kernel) for phase in PHASES}
@@ -146,14 +146,14 @@ def speed() -> dict[str, Any]:
              replace(whole, kernel="cudnn", batch=2), replace(whole, heads=(32, 8), size=64)]  # fmt: skip
     rows = [tried(timed, case) for case in cases]
     rows.append(tried(timed, replace(whole, kernel="reference"), 5))
-    usual, most = flash_body.most_documents, dict[str, Any]()
+    usual, most = flash_kernels.most_documents, dict[str, Any]()
     for count in (1, 16, 128, 512):
-        flash_body.most_documents = lambda tokens, count=count: count
+        flash_kernels.most_documents = lambda tokens, count=count: count
         try:
             row = tried(timed, whole)
             most[str(count)] = {phase: row[phase] for phase in PHASES} if "forward" in row else row
         finally:
-            flash_body.most_documents = usual
+            flash_kernels.most_documents = usual
     return {"rows": rows, "by_most_documents": most}
 
 
@@ -178,7 +178,7 @@ class Steps:
         fill(state, ((q, self._drawn(i)) for i, q in enumerate(p.params)))
         memory = Arena(plan_arena(p), p.precision, DEVICE)
         optimizer = AdamW(Optimizer(learning_rate=3e-4), DEVICE)
-        self.run = Counting(p, state, Nccl(0), bodies(p, DEVICE), memory, optimizer)
+        self.run = Counting(p, state, Nccl(0), kernels(p, DEVICE), memory, optimizer)
         train, _ = open_samples(
             Data(pack_documents=self.packed), open_tokenizer("bytes"), p.sequence_length, p.layout.global_batch_size
         )
@@ -218,7 +218,7 @@ class Steps:
 
 
 class Counting(Run):
-    """A run that counts its calls of bodies."""
+    """A run that counts its calls of kernels."""
 
     bodies_called = 0
 
@@ -322,7 +322,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     asked.out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
-        "case": "fused attention against the reference body, one GPU", "commit": commit_of(asked.commit),
+        "case": "fused attention against the reference kernel, one GPU", "commit": commit_of(asked.commit),
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(), "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip

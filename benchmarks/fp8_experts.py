@@ -24,12 +24,12 @@ from fp8_linear import TOLERANCE
 from measuring import seconds, told
 from provenance import hexadecimal
 
-from penteract.engine.bodies.body import Env, TorchBody
-from penteract.engine.bodies.experts import EXPERTS, Splits
-from penteract.engine.bodies.fp8 import emulated, real
-from penteract.engine.bodies.fp8_experts import FOUR, in_fours, scaled_experts
-from penteract.engine.bodies.quantise import TORCH
-from penteract.engine.kernels.quantise import TRITON
+from penteract.engine.kernels.experts import EXPERTS, Splits
+from penteract.engine.kernels.fp8 import emulated, real
+from penteract.engine.kernels.fp8_experts import FOUR, in_fours, scaled_experts
+from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.quantise import TORCH
+from penteract.engine.kernels.triton.quantise import TRITON
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 from penteract.spec.fp8 import Fp8, usual
@@ -43,7 +43,7 @@ LARGE = ([2048] * 8, (14336, 4096))
 
 
 class Experts:
-    """Tensors in bf16, and a body to run on them."""
+    """Tensors in bf16, and a kernel to run on them."""
 
     def __init__(self, rows: list[int], shape: tuple[int, int], fp8: Fp8 | None) -> None:
         out, width = shape
@@ -59,9 +59,9 @@ class Experts:
         self.env = Env(Mesh(Layout()), 0, torch.float32)
         self.made = {"forward": torch.empty_like(self.g), "input_gradient": torch.empty_like(self.x)}
 
-    def run(self, body: TorchBody, phase: str) -> None:
+    def run(self, kernel: TorchKernel, phase: str) -> None:
         ins = [self.x, self.splits] if phase == "forward" else [self.splits, self.g]
-        getattr(body, phase)(self.env, self.site, ins, [self.w], [self.made[phase]])
+        getattr(kernel, phase)(self.env, self.site, ins, [self.w], [self.made[phase]])
 
 
 def correct(fp8: Fp8) -> list[dict[str, Any]]:
@@ -77,9 +77,9 @@ def correct(fp8: Fp8) -> list[dict[str, Any]]:
 
 
 def speed(fp8: Fp8 | None) -> dict[str, float]:
-    body = scaled_experts(in_fours(real), TRITON, multiple=FOUR) if fp8 else EXPERTS["expert_linear"]
+    kernel = scaled_experts(in_fours(real), TRITON, multiple=FOUR) if fp8 else EXPERTS["expert_linear"]
     experts = Experts(*LARGE, fp8)
-    return {phase: seconds(lambda phase=phase: experts.run(body, phase)) for phase in PHASES}
+    return {phase: seconds(lambda phase=phase: experts.run(kernel, phase)) for phase in PHASES}
 
 
 def main() -> None:

@@ -28,12 +28,12 @@ import torch
 from measuring import seconds, told
 from provenance import hexadecimal
 
-from penteract.engine.bodies import fp8 as body
-from penteract.engine.bodies.body import Env
-from penteract.engine.bodies.dense import DENSE
-from penteract.engine.bodies.quantise import TORCH, Look, Operand, Quantiser, scale_count
-from penteract.engine.kernels.quantise import TRITON
-from penteract.ops.bodies import body_of
+from penteract.engine.kernels import fp8 as kernel
+from penteract.engine.kernels.dense import DENSE
+from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.quantise import TORCH, Look, Operand, Quantiser, scale_count
+from penteract.engine.kernels.triton.quantise import TRITON
+from penteract.ops.declarations import declaration_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 from penteract.spec.fp8 import KINDS, Fp8, usual
@@ -50,7 +50,7 @@ PHASES = ("forward", "input_gradient", "weight_gradient")
 
 
 class Linear:
-    """One linear's tensors in bf16, with features of unlike sizes, and a body to run its phases with."""
+    """One linear's tensors in bf16, with features of unlike sizes, and a kernel to run its phases with."""
 
     def __init__(self, tokens: int, out: int, width: int, fp8: Fp8 | None, device: torch.device = DEVICE) -> None:
         generator = torch.Generator().manual_seed(out + width)
@@ -85,8 +85,8 @@ def correct(fp8: Fp8) -> list[dict[str, Any]]:
     for name, (out, width) in (SMALL | {"gate, up": LINEARS["gate, up"]}).items():
         tokens = 1024
         real, twin = (Linear(tokens, out, width, fp8) for _ in range(2))
-        emulated = twin.phases(body.scaled(body.emulated))
-        for phase, run in real.phases(body.scaled(body.real, TRITON)).items():
+        emulated = twin.phases(kernel.scaled(kernel.emulated))
+        for phase, run in real.phases(kernel.scaled(kernel.real, TRITON)).items():
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -99,7 +99,7 @@ def correct(fp8: Fp8) -> list[dict[str, Any]]:
             error = ((got - want).abs().max() / want.abs().max()).item()
             rows.append({
                 "linear": name, "phase": phase, "error": error, "held": error < TOLERANCE[phase],
-                "declared": body_of(real.site, KERNELS).workspace(*about), "allocated": allocated,
+                "declared": declaration_of(real.site, KERNELS).workspace(*about), "allocated": allocated,
             })  # fmt: skip
         rows += codes(fp8, name, real)
         del real, twin, emulated, run
@@ -134,15 +134,17 @@ def speed(fp8: Fp8 | None, tokens: int, how: Quantiser = TRITON) -> list[dict[st
 
         def product(*about: Any, kept: list[tuple[Any, ...]] = kept) -> None:
             kept[:] = [about]
-            body.real(*about)
+            kernel.real(*about)
 
-        for phase, run in linear.phases(body.scaled(product, how) if fp8 else DENSE["linear"]).items():
+        for phase, run in linear.phases(kernel.scaled(product, how) if fp8 else DENSE["linear"]).items():
             row: dict[str, Any] = {"linear": name, "phase": phase, "seconds": seconds(run)}
             if fp8:
-                row["product_seconds"] = seconds(partial(body.real, *kept[0]))
+                row["product_seconds"] = seconds(partial(kernel.real, *kept[0]))
                 row["quantising_seconds"] = row["seconds"] - row["product_seconds"]
                 shapes = ([(tokens, 1, width)], linear.site.weights)
-                row["declared_bytes"] = body_of(linear.site, KERNELS).passes(phase, *shapes, RECIPES["bf16"].widths)
+                row["declared_bytes"] = declaration_of(linear.site, KERNELS).passes(
+                    phase, *shapes, RECIPES["bf16"].widths
+                )
             row["product_tflops"] = flops / row.get("product_seconds", row["seconds"]) * 1e-12
             rows.append(row)
         kept.clear()

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-from penteract.ops.bodies import OPS, Body, Implementation
+from penteract.ops.declarations import OPS, Implementation, OpDeclaration
 from penteract.spec.hardware import Cluster, reference
 
 
-def _fused(body: Body) -> Implementation:
+def _fused(kernel: OpDeclaration) -> Implementation:
     """As the op declares it, but for its kernels: one, that reads and writes each register once."""
-    made: Body = type("OneKernel", (type(body),), {"traffic": Body.traffic})()
+    made: OpDeclaration = type("OneKernel", (type(kernel),), {"traffic": OpDeclaration.traffic})()
     return Implementation("fused", lambda site, layout: made, {})
 
 
@@ -29,6 +29,6 @@ def theirs(nodes: Cluster) -> Cluster:
 @contextmanager
 def fused() -> Iterator[None]:
     """Whatever is planned meanwhile computes these ops so."""
-    ops = {word: op for word, op in OPS.items() if type(op.declaration).traffic is not Body.traffic}
+    ops = {word: op for word, op in OPS.items() if type(op.declaration).traffic is not OpDeclaration.traffic}
     with patch.dict(OPS, {word: op._replace(implementations=(_fused(op.declaration),)) for word, op in ops.items()}):
         yield

@@ -24,11 +24,11 @@ sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests")]
 import torch
 
 import oracle
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.graph import CapturedStep
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Fresh
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
@@ -141,7 +141,7 @@ def one_model(name: str, steps: int, sequence_length: int, device: torch.device)
     layout = Layout(micro_batch_size=1, gradient_accumulation_steps=2)
     p = compile_step(m, layout, sequence_length, precision="bf16")
     priced = price(p)
-    out: dict[str, Any] = {"case": "one step, reference bodies, eager and as one CUDA graph", "model": name,
+    out: dict[str, Any] = {"case": "one step, reference kernels, eager and as one CUDA graph", "model": name,
                            "layout": asdict(layout), "sequence_length": sequence_length, "precision": "bf16, fp32 master and gradients",
                            "matmul_flops": priced.total_flops, "floor_ms_at_670_tflops": priced.total_flops / 670e9,
                            "predicted": {"allocated_gib": gib(priced.live), "peak_at": priced.peak_at}}  # fmt: skip

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 import oracle
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Arena
 from penteract.engine.rank import Rank, join
 from penteract.engine.run import Run

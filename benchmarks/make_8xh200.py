@@ -6,7 +6,7 @@
 
 The first file holds medians of bursts on eight GPUs at once: products, attention, copies, collectives. The second is
 what `benchmarks/sustained.py` wrote: the rates that one GPU keeps up while power bounds its clock, as it does in a
-training step. The third holds whole steps of one GPU: how long the host needs for each call of a body; the fourth, for each kind of
+training step. The third holds whole steps of one GPU: how long the host needs for each call of a kernel; the fourth, for each kind of
 call and for what happens to buckets; the fifth, pointwise kernels whose tensors do not lie alike. Compute is taken from the second; the bursts are written down beside it, for comparison.
 """
 
@@ -114,7 +114,7 @@ def host(rows: Mapping[str, float], small: Mapping[str, Any], profiles: list[Map
     each = statistics.median(
         row["ms_per_call"] for row in small.values() if isinstance(row, dict) and "ms_per_call" in row
     )
-    yield "\n# Microseconds of the host for one call of a body in an eager step; for one op alone: the mean of a pointwise"
+    yield "\n# Microseconds of the host for one call of a kernel in an eager step; for one op alone: the mean of a pointwise"
     yield "# one and a product.\n[launch]"
     yield f'basis = "measured"\nmicroseconds = {1e3 * each:.1f}\nop = {sum(rows.values()) / len(rows):.2f}'
     yield "\n# The same of those that were measured one by one: medians, of several layouts the lowest.\n[launch.of]"

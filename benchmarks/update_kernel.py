@@ -5,7 +5,7 @@
 Writes FOLDER/update_kernel.json after every policy; one that fails leaves its traceback there and the rest goes on. On a
 CPU (`--device cpu --elements 5000`) the kernel runs in Triton's interpreter: to try the script, not to time it.
 
-Held: from the same state, both bodies leave the same but for roundings. In fp32, by `TOLERANCE` of what is summed; of
+Held: from the same state, both kernels leave the same but for roundings. In fp32, by `TOLERANCE` of what is summed; of
 what is rounded to fewer bits, a share of elements below `SHARE`, at a border, is another: a neighbour, unless terms
 cancel and leave less than that tolerance.
 """
@@ -80,11 +80,11 @@ def draw(flat: Flat, scale: float) -> None:
     g.mul_(scale)
 
 
-class Bodies:
+class Kernels:
     """One policy's shard, and AdamW by torch and by the kernel."""
 
     def __init__(self, n: int, policy: Policy, device: torch.device) -> None:
-        from penteract.engine.kernels.update import Update
+        from penteract.engine.kernels.triton.update import Update
 
         self.flat, scaling = shard(n, policy, device), None
         if policy.loss_scale:
@@ -97,14 +97,14 @@ class Bodies:
             adamw.rate.fill_(SPEC.learning_rate)
 
     def runs(self) -> dict[str, Callable[[], None]]:
-        bodies = {"torch": self.torch, "kernel": self.kernel}
+        kernels = {"torch": self.torch, "kernel": self.kernel}
         return {
             name: lambda adamw=adamw: adamw.update(self.flat, adamw.factors(self.norm))
-            for name, adamw in bodies.items()
+            for name, adamw in kernels.items()
         }
 
 
-def correct(made: Bodies) -> list[dict[str, Any]]:
+def correct(made: Kernels) -> list[dict[str, Any]]:
     """The second step by both, from what the first left."""
     draw(made.flat, made.scale)
     made.torch.update(made.flat, made.torch.factors(made.norm))
@@ -137,7 +137,7 @@ def correct(made: Bodies) -> list[dict[str, Any]]:
     return rows
 
 
-def overflow(made: Bodies) -> dict[str, Any]:
+def overflow(made: Kernels) -> dict[str, Any]:
     """A norm that is not finite: the kernel leaves all as it was."""
     flat = made.flat
     kept = [flat.parameter, flat.master, *flat.averages.values(), *flat.scales.values()]
@@ -155,13 +155,13 @@ def wide(flat: Flat) -> dict[str, torch.Tensor]:
     }
 
 
-def speed(made: Bodies, policy: Policy) -> list[dict[str, Any]]:
+def speed(made: Kernels, policy: Policy) -> list[dict[str, Any]]:
     """Seconds of a step, the bytes that it must read and write, and what is allocated meanwhile."""
     n = len(made.flat.master)
     size = touched(n, policy) - n * policy.widths["gradient"]  # which is read for its norm too
     rows: list[dict[str, Any]] = []
     for name, run in made.runs().items():
-        row: dict[str, Any] = {"body": name, "bytes": size, "allocated": allocated(run, made.norm.device)}
+        row: dict[str, Any] = {"kernel": name, "bytes": size, "allocated": allocated(run, made.norm.device)}
         row["seconds"] = seconds(run, made.norm.device.type)
         row["bytes_a_second"] = size / row["seconds"]
         rows.append(row)
@@ -183,7 +183,7 @@ def allocated(run: Callable[[], None], device: torch.device) -> int:
 
 
 def measured(elements: int, policy: Policy, device: torch.device) -> dict[str, Any]:
-    made = Bodies(elements, policy, device)
+    made = Kernels(elements, policy, device)
     return {"correct": correct(made), "speed": speed(made, policy)}
 
 
@@ -221,7 +221,7 @@ def _line(name: str, about: dict[str, Any]) -> str:
         parts.append(f"{sum(not row['held'] for row in about['correct'])} of {len(about['correct'])} not held")
     for row in about.get("speed", ()):
         parts.append(
-            f"{row['body']} {row['seconds'] * 1e3:.2f} ms, {row['bytes_a_second'] * 1e-12:.2f} TB/s,"
+            f"{row['kernel']} {row['seconds'] * 1e3:.2f} ms, {row['bytes_a_second'] * 1e-12:.2f} TB/s,"
             f" {row['allocated'] / 2**20:.1f} MiB allocated"
         )
     return " · ".join([*parts, *(["failed"] if "failed" in about else [])])

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from penteract import Layout, ModelSpec
-from penteract.engine.bodies.body import Env
-from penteract.engine.bodies.reference import REFERENCE
+from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.model.block import block
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
@@ -62,16 +62,16 @@ def plain(x: torch.Tensor, w: Tensors) -> torch.Tensor:
 
 
 def run(chunk: Chunk, action: str, registers: dict[int, torch.Tensor], w: Tensors, into: Tensors) -> int:
-    """Walk one action with torch bodies. Returns the bytes of the registers that are alive after it."""
+    """Walk one action with torch kernels. Returns the bytes of the registers that are alive after it."""
     env = Env(Mesh(Layout(micro_batch_size=B)), 0, torch.float64)
     for instruction in chunk.actions[action]:
         site, phase = instruction.call.site, instruction.call.phase
-        body, ins = REFERENCE[site.op_name], [registers[r] for r in instruction.call.ins]
+        kernel, ins = REFERENCE[site.op_name], [registers[r] for r in instruction.call.ins]
         if phase == "weight_gradient":
-            body.weight_gradient(env, site, ins, [into[n] for n in site.params], False)
+            kernel.weight_gradient(env, site, ins, [into[n] for n in site.params], False)
         else:
             outs = [torch.empty(chunk.specs[r].shape, dtype=torch.float64) for r in instruction.call.outs]
-            getattr(body, phase)(env, site, ins, [w[n] for n in site.params], outs)
+            getattr(kernel, phase)(env, site, ins, [w[n] for n in site.params], outs)
             registers |= zip(instruction.call.outs, outs, strict=True)
         for r in instruction.frees:
             del registers[r]

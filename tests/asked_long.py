@@ -1,7 +1,7 @@
 """2,000 layouts, shuffled, asked of one quoter after each other: bit for bit what fresh ones answer. Run by
 `make test-all`, which leaves the result in benchmarks/results/asked_2000.json.
 
-Both bodies of the loss, every schedule, every stage of ZeRO and all else that a layout says, of four models; half of
+Both kernels of the loss, every schedule, every stage of ZeRO and all else that a layout says, of four models; half of
 the layouts differ from another in few fields. Then the quoter of a whole search is asked the same.
 """
 

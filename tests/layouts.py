@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 import oracle
 from observe import Watched, Wires
-from penteract.engine.bodies.body import TorchBody
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups, Round, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
+from penteract.engine.kernels.kernel import TorchKernel
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Arena, Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import Piece, allocate, initialise
@@ -97,11 +97,11 @@ class Verdict:
 
 @dataclass
 class Subject:
-    """What a mutation may change before the step: the program that runs, its bodies, or (by a patch) any rule."""
+    """What a mutation may change before the step: the program that runs, its kernels, or (by a patch) any rule."""
 
     priced: Program
     program: Program
-    bodies: dict[str, TorchBody]
+    kernels: dict[str, TorchKernel]
     patches: ExitStack
 
 
@@ -170,7 +170,7 @@ def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = No
 
 def _step(subject: Subject, groups: Groups, load: Mapping[tuple[int, int], int] | None = None) -> tuple[Run, Verdict]:
     """Walk the step under observation; what is observed against its price. `load`: what an earlier walk received."""
-    run = _prepare(subject.program, groups, subject.bodies)
+    run = _prepare(subject.program, groups, subject.kernels)
     wires, watched, prices = Wires(run.p.rank), Watched(), _Prices(subject.priced, run, load or {})
     alive: list[int] = []
     before = [flat.own_parameter.clone() for flat in run.state.flats]
@@ -187,7 +187,7 @@ def _step(subject: Subject, groups: Groups, load: Mapping[tuple[int, int], int] 
     return run, verdict
 
 
-def _prepare(p: Program, groups: Groups, bodies: dict[str, TorchBody]) -> Run:
+def _prepare(p: Program, groups: Groups, kernels: dict[str, TorchKernel]) -> Run:
     state = allocate(p, CPU)
     initialise(p, state, 0)
     steer(state.biases)
@@ -197,7 +197,7 @@ def _prepare(p: Program, groups: Groups, bodies: dict[str, TorchBody]) -> Run:
         *(f.own_gradient for f in state.flats if f.bucket.cut_gradients),
     ):
         t.fill_(float("nan"))  # whatever the first writer does not write shows
-    run = Run(p, state, Gloo(p.rank, groups), bodies, Fresh(p.precision, CPU))
+    run = Run(p, state, Gloo(p.rank, groups), kernels, Fresh(p.precision, CPU))
     fixed = constants(p, CPU)
     mine = [[sample(i, p.sequence_length, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
     run.batches = [fixed | micro_batch(p, samples, CPU) for samples in mine]

@@ -18,7 +18,7 @@ from penteract.engine.run import Run
 from penteract.engine.state import Flat
 from penteract.estimate import price as price_module
 from penteract.estimate.load import Balanced
-from penteract.ops.bodies import OPS
+from penteract.ops.declarations import OPS
 from penteract.ops.lower import Instruction
 from penteract.ops.params import holders
 from penteract.parallel import data
@@ -215,52 +215,52 @@ def replicas_not_summed(s: Subject) -> None:
     s.patches.enter_context(patch.object(Run, "replicate", lambda self, bucket: None))
 
 
-# ---- bodies and registers ----------------------------------------------------------------------------------------
+# ---- kernels and registers ----------------------------------------------------------------------------------------
 
 
 def weight_gradient_doubled(s: Subject) -> None:
-    real = s.bodies["linear"].weight_gradient
+    real = s.kernels["linear"].weight_gradient
     assert real is not None
 
     def doubled(env: Any, site: Any, ins: Any, into: Any, add: bool) -> None:
         real(env, site, [ins[0], 2 * ins[1]], into, add)
 
-    s.bodies["linear"] = replace(s.bodies["linear"], weight_gradient=doubled)
+    s.kernels["linear"] = replace(s.kernels["linear"], weight_gradient=doubled)
 
 
 def last_micro_batch_wins(s: Subject) -> None:
-    real = s.bodies["rms_norm"].weight_gradient
+    real = s.kernels["rms_norm"].weight_gradient
     assert real is not None
 
     def written(env: Any, site: Any, ins: Any, into: Any, add: bool) -> None:
         real(env, site, ins, into, False)
 
-    s.bodies["rms_norm"] = replace(s.bodies["rms_norm"], weight_gradient=written)
+    s.kernels["rms_norm"] = replace(s.kernels["rms_norm"], weight_gradient=written)
 
 
 def gradient_never_written(s: Subject) -> None:
-    s.bodies["rms_norm"] = replace(s.bodies["rms_norm"], weight_gradient=lambda *_: None)
+    s.kernels["rms_norm"] = replace(s.kernels["rms_norm"], weight_gradient=lambda *_: None)
 
 
 def product_made_twice(s: Subject) -> None:
-    real = s.bodies["linear"].forward
+    real = s.kernels["linear"].forward
 
     def twice(*arguments: Any) -> None:
         real(*arguments)
         real(*arguments)
 
-    s.bodies["linear"] = replace(s.bodies["linear"], forward=twice)
+    s.kernels["linear"] = replace(s.kernels["linear"], forward=twice)
 
 
 def rows_not_regrouped(s: Subject) -> None:
     def as_they_came(env: Any, site: Any, ins: Any, weights: Any, outs: Any) -> None:
         outs[0].copy_(ins[0])
 
-    s.bodies["regroup"] = replace(s.bodies["regroup"], forward=as_they_came)
+    s.kernels["regroup"] = replace(s.kernels["regroup"], forward=as_they_came)
 
 
 def choices_not_tallied(s: Subject) -> None:
-    s.bodies["tally"] = replace(s.bodies["tally"], forward=lambda *_: None)
+    s.kernels["tally"] = replace(s.kernels["tally"], forward=lambda *_: None)
 
 
 def register_never_freed(s: Subject) -> None:
@@ -319,7 +319,7 @@ def embedding_kept_at_home(s: Subject) -> None:
 
 def rotated_key_of_one_head(s: Subject) -> None:
     """The gradient of the key that heads share is the first head's alone."""
-    real = s.bodies["unfold_heads"].input_gradient
+    real = s.kernels["unfold_heads"].input_gradient
     assert real is not None
 
     def first(env: Any, site: Any, ins: Any, weights: Any, outs: Any) -> None:
@@ -327,4 +327,4 @@ def rotated_key_of_one_head(s: Subject) -> None:
         plain = int(site.attrs["plain_size"])
         outs[1].copy_(ins[0][..., plain : plain + outs[1].shape[-1]])
 
-    s.bodies["unfold_heads"] = replace(s.bodies["unfold_heads"], input_gradient=first)
+    s.kernels["unfold_heads"] = replace(s.kernels["unfold_heads"], input_gradient=first)

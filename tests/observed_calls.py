@@ -1,6 +1,6 @@
 """What one rank of a real run does, in order, written down from outside: in one process, without peers.
 
-Nothing here knows a rule of a step. The run is given bodies that compute nothing but say which they are, and a fake
+Nothing here knows a rule of a step. The run is given kernels that compute nothing but say which they are, and a fake
 `Comm` and `Device` that tell what is put on a wire, copied, or waited for. What it does beside calls is seen at the
 functions that do it.
 
@@ -20,10 +20,10 @@ import torch
 from layouts import CPU, Case
 from penteract.engine import device
 from penteract.engine import run as run_module
-from penteract.engine.bodies.body import Env, TorchBody
-from penteract.engine.bodies.experts import Splits
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.fake import Fake
+from penteract.engine.kernels.experts import Splits
+from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Fresh
 from penteract.engine.muon import Muon
 from penteract.engine.optimizer import AdamW
@@ -41,7 +41,7 @@ ROWS = 2  # that every expert of a rank gets from each rank
 class Seen(NamedTuple):
     """One thing that a rank does.
 
-    body       a phase of an op's body, with the line that said the op
+    kernel       a phase of an op's kernel, with the line that said the op
     start      a collective on `ranks`; its `bytes` as a ledger has them
     send, recv a message to or from `ranks[0]`, on the line of `name`; of a batch, all have the same number
     copy       to or from the host, of `name`
@@ -135,7 +135,7 @@ class _Notes:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """All functions by which a run does something beside its bodies."""
+        """All functions by which a run does something beside its kernels."""
         with ExitStack() as stack:
             for name, function in _works(self).items():
                 stack.enter_context(patch.object(run_module, name, function))
@@ -248,18 +248,18 @@ class _Moving:
         self.real.end(*said)
 
 
-# ---- bodies and registers ----------------------------------------------------------------------------------------
+# ---- kernels and registers ----------------------------------------------------------------------------------------
 
 
-def _bodies(notes: _Notes) -> dict[str, TorchBody]:
+def _bodies(notes: _Notes) -> dict[str, TorchKernel]:
     """Those of every op: they say what is asked, and do nothing but what the host or the wire must see of them."""
 
-    def body(op_name: str, phase: str) -> Any:
+    def kernel(op_name: str, phase: str) -> Any:
         def said(env: Env, site: Site, ins: Any, weights: Any, last: Any, *more: Any) -> None:
-            notes.add("body", op_name, phase=phase, line=site.line)
+            notes.add("kernel", op_name, phase=phase, line=site.line)
             if op_name == "split_sizes":
                 last[0] = _sizes(site)
-            elif site.attrs.get("fp8"):  # its body agrees with other ranks on scales
+            elif site.attrs.get("fp8"):  # its kernel agrees with other ranks on scales
                 real = getattr(REFERENCE[op_name], phase)
                 real(env, site, ins, weights, last, *more)
 
@@ -267,7 +267,7 @@ def _bodies(notes: _Notes) -> dict[str, TorchBody]:
 
     phases = ("forward", "input_gradient", "weight_gradient")
     return {
-        op_name: TorchBody(*[body(op_name, phase) if getattr(made, phase) else None for phase in phases])
+        op_name: TorchKernel(*[kernel(op_name, phase) if getattr(made, phase) else None for phase in phases])
         for op_name, made in REFERENCE.items()
     }
 
@@ -284,7 +284,7 @@ class _Zeros(Fresh):
 
 
 class _Nothing(dict[str, torch.Tensor]):
-    """Data: bodies do not read it."""
+    """Data: kernels do not read it."""
 
     def __missing__(self, name: str) -> torch.Tensor:
         return torch.zeros(0)

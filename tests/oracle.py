@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from bodies.formulas import turns
+from op_kernels.formulas import turns
 from penteract.spec.model import ModelSpec
 
 Params = dict[str, torch.Tensor]

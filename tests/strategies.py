@@ -14,7 +14,7 @@ from layouts import Case
 from penteract.schedule.registry import ScheduleName
 from penteract.spec import case as spec_case
 from penteract.spec.fp8 import Fp8
-from penteract.spec.layout import CP_METHODS, LOSS_BODIES, ZERO_STAGES, CpMethod, Layout
+from penteract.spec.layout import CP_METHODS, LOSS_KERNELS, ZERO_STAGES, CpMethod, Layout
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.spec.precision import RECIPES
 from penteract.spec.rules import breaches
@@ -81,7 +81,7 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         **draw(recomputes()),
         bucket_bytes=draw(st.sampled_from(BUCKETS)),
         **draw(shards(dp * cp, ep)),
-        loss=draw(st.sampled_from(LOSS_BODIES)),
+        loss=draw(st.sampled_from(LOSS_KERNELS)),
         loss_chunk=draw(st.sampled_from([0, 5, 2, 16])),
     )  # fmt: skip
     tokens = 2 * cp * tp

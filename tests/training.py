@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from layouts import CPU, Case
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Fresh
 from penteract.engine.muon import Muon
 from penteract.engine.optimizer import AdamW

@@ -11,9 +11,9 @@ from math import prod
 
 from observed_calls import Seen
 from penteract.estimate.load import Load, Recorded
-from penteract.ops.bodies import body_of
-from penteract.ops.bodies.body import FLOAT
 from penteract.ops.collectives import counted
+from penteract.ops.declarations import declaration_of
+from penteract.ops.declarations.declaration import FLOAT
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, size
 from penteract.ops.tape import Call
@@ -74,9 +74,9 @@ class Walked(Silent):
         elif call.phase == "start":
             self.flights[slot, call.outs[0]] = self._started(slot, call)
         else:
-            self.add("body", site.op_name, phase=call.phase, line=site.line)
+            self.add("kernel", site.op_name, phase=call.phase, line=site.line)
             ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
-            axis, n = body_of(site, self.p.layout).agreed(call.phase, ins, site.weights, site.attrs)
+            axis, n = declaration_of(site, self.p.layout).agreed(call.phase, ins, site.weights, site.attrs)
             if n:
                 self.at_once("all_reduce", self.p.mesh.group(axis, self.p.rank), n * FLOAT)
 

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from penteract.model.decoder import stage
-from penteract.ops.bodies import OPS
+from penteract.ops.declarations import OPS
 from penteract.ops.do import Do, Redistribution
 from penteract.ops.tape import Call, OpCall
 from penteract.spec.layout import CP_METHODS, Layout
@@ -136,13 +136,13 @@ def test_words() -> None:
         return ", ".join([*names, *(["waits"] if waits else [])]) or NOTHING
 
     listed = [(op_name, for_input, for_weight) for op_name, _, for_input, for_weight in table("Ops")]
-    bodies = [(op_name, op.declaration) for op_name, op in OPS.items()]
-    assert listed == [(w, kept(b.input_keeps), kept(b.weight_keeps, b.deferrable)) for w, b in bodies]
+    declarations = [(op_name, op.declaration) for op_name, op in OPS.items()]
+    assert listed == [(w, kept(b.input_keeps), kept(b.weight_keeps, b.deferrable)) for w, b in declarations]
 
 
 def test_words_have_their_bodies_in_the_file_of_the_same_name() -> None:
     declared = dict[str, set[str]]()
-    for file, module in modules("ops/bodies"):
+    for file, module in modules("ops/declarations"):
         for name, table in vars(module).items():
             if name.isupper() and type(table) is dict and Path(file).stem not in ("registry", "traffic"):
                 declared.setdefault(Path(file).stem, set()).update(table)

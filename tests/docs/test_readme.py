@@ -22,7 +22,7 @@ from penteract.estimate.quote import Quoter
 from penteract.plan.plan import SLOWER_FP8
 from penteract.spec import catalog
 from penteract.spec.hardware import cluster
-from penteract.spec.layout import AttentionBody, Layout
+from penteract.spec.layout import AttentionKernel, Layout
 from penteract.spec.resolve import resolve
 from penteract.spec.write import template
 
@@ -180,7 +180,7 @@ def test_times_are_as_far_from_the_record_as_it_says() -> None:
     """Whole steps of one GPU with fused attention, as measured, over the planner's times."""
     told = re.search(r"on one H200, they took (\d\.\d) to (\d\.\d) times as long", PAGE)
     record = json.loads((ROOT / "benchmarks" / "results" / "flash_attention.json").read_text())
-    kernels: tuple[tuple[AttentionBody, str], ...] = (("flash", "flash"), ("cudnn", "cudnn, whole sequences"))
+    kernels: tuple[tuple[AttentionKernel, str], ...] = (("flash", "flash"), ("cudnn", "cudnn, whole sequences"))
     ratios: list[float] = []
     for name in ("llama-3.2-1b", "llama-3.1-8b"):
         row = record[name]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bodies.fp8 import rounded
+from op_kernels.fp8 import rounded
 from penteract.engine.codes import Codes, Part
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.storages import Storages
-from penteract.ops.bodies import fp8 as declared
+from penteract.ops.declarations import fp8 as declared
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 from penteract.spec.fp8 import Fp8

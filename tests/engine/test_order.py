@@ -67,7 +67,7 @@ DENSE = ModelSpec(**SIZES)
 def test_a_step_by_hand() -> None:
     """Two data ranks with ZeRO-1, one bucket of each kind: what is around the calls of a step."""
     case = Case(DENSE, Layout(dp=2, zero=1))
-    seen = [s for s in check(case, 0) if s.what != "body"]
+    seen = [s for s in check(case, 0) if s.what != "kernel"]
     whole, norms = (b.size * 8 for b in case.compile(0).buckets)
     start = Seen("start", ranks=(0, 1))
     scatter, gather = (start._replace(name=name) for name in ("reduce_scatter", "all_gather"))

@@ -34,5 +34,5 @@ def test_a_devices_type_is_asked_for_where_it_is_said() -> None:
     engine = Path(device.__file__).parent
     asking = re.compile(r"\b(device|at|pick_device\(.*\))\.type\b")
     found = {str(file.relative_to(engine)) for file in engine.rglob("*.py") if asking.search(file.read_text())}
-    named = set(re.findall(r"bodies/\w+\.py", device.device_of.__doc__ or ""))
+    named = set(re.findall(r"kernels/\w+\.py", device.device_of.__doc__ or ""))
     assert found == {"device.py", "doctor/probe/torch.py", *named}

@@ -12,7 +12,7 @@ from penteract.estimate.quote import Quoter
 from penteract.schedule.registry import SCHEDULES
 from penteract.spec.case import Case
 from penteract.spec.hardware import cluster
-from penteract.spec.layout import ATTENTION_BODIES, CP_METHODS, ELEMENTWISE, LOSS_BODIES, Layout
+from penteract.spec.layout import ATTENTION_KERNELS, CP_METHODS, ELEMENTWISE, LOSS_KERNELS, Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.modules import Pattern
 from penteract.spec.movers import PLAIN, Mover, Movers
@@ -98,7 +98,7 @@ def _fields(random: Random, model: ModelSpec) -> dict[str, Any]:
         "recompute_every": random.choice((1, 1, 1, 2)), "recompute_first": random.choice((0, 0, 0, 1)),
         "offload": random.choice(OFFLOADS), "offload_every": random.choice((1, 2)),
         "offload_optimizer": random.random() < 0.3,
-        "attention": random.choice(ATTENTION_BODIES), "loss": random.choice(LOSS_BODIES),
+        "attention": random.choice(ATTENTION_KERNELS), "loss": random.choice(LOSS_KERNELS),
         "loss_chunk": random.choice((0, 0, 32, 48)), "elementwise": random.choice(ELEMENTWISE),
         "bucket_bytes": random.choice((25 * 2**20, 2**16, 0)),
     }  # fmt: skip

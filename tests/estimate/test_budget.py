@@ -15,7 +15,7 @@ from penteract.errors import BadInput
 from penteract.estimate.budget import _Solver, within
 from penteract.estimate.price import price
 from penteract.estimate.quote import Quoter
-from penteract.ops.bodies import body_of
+from penteract.ops.declarations import declaration_of
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import Layout
 from penteract.spec.mesh import Mesh
@@ -53,10 +53,10 @@ def _again(chunk: Any, widths: Any, layout: Layout) -> float:
                 continue
             site = call.site
             ins = [tuple(s.shape) for s in site.ins]
-            body = body_of(site, layout)
-            beside = 2 * body.workspace("forward", ins, site.weights, site.attrs, widths)
-            products = body.products("forward", ins, site.weights, site.attrs)
-            kernels = body.traffic("forward", ins, site.weights, site.attrs, widths)
+            declaration = declaration_of(site, layout)
+            beside = 2 * declaration.workspace("forward", ins, site.weights, site.attrs, widths)
+            products = declaration.products("forward", ins, site.weights, site.attrs)
+            kernels = declaration.traffic("forward", ins, site.weights, site.attrs, widths)
             if products:
                 total += sum(map(rates.product, products)) + (rates.moved(beside) if beside else 0.0)
             elif kernels is not None:

@@ -69,9 +69,9 @@ class Told:
             self._tell(clock.ops[segment], unit)
 
     def _action(self, action: int) -> None:
-        for body, times, step in self.stage.clock.runs[action]:
+        for declaration, times, step in self.stage.clock.runs[action]:
             for turn in range(times):
-                for segment, unit, needs in body:
+                for segment, unit, needs in declaration:
                     self.flights |= {("p", 0, i): self.flights.pop(("u", b, 0), -1) for i, b in enumerate(needs)}
                     self._tell(self.stage.clock.ops[segment], unit + turn * step)
 
@@ -121,7 +121,7 @@ def seen_from_outside(case: Case, rank: int, rates: Rates) -> Iterator[Event]:
     numbers = set[int]()
     for s in _codes_of_a_bucket_once(seen):
         match s.what:
-            case "body":
+            case "declaration":
                 yield "compute", f"{s.phase} {s.name} ({s.line})"
             case "start":
                 took = ps(rates.collective(s.name, Span.of(s.ranks, 8), s.bytes))

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from observe import Watched
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.feed import constants, micro_batch, target_counts
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
 from penteract.estimate.price import price
-from penteract.ops.bodies import OPS
+from penteract.ops.declarations import OPS
 from penteract.ops.do import Do
 from penteract.ops.lower import lower
 from penteract.ops.params import Param, Shard
@@ -39,7 +39,7 @@ WIDE = ModelSpec(layers=1, hidden_size=8, heads=2, kv_heads=2, head_size=4, ffn_
 
 def transient(layout: Layout, tokens: int) -> int:
     """Bytes that the loss takes in bf16 where its registers have fixed places: what it is given and its gradient, all
-    that is in flight, and what a body allocates at most."""
+    that is in flight, and what a declaration allocates at most."""
     do, widths = Do(Mesh(layout)), RECIPES["bf16"].widths
     h, targets = do.receive((tokens, 1, LARGE.hidden_size)), do.input("targets", (tokens, 1))
     w = Param("head.weight", (LARGE.vocab_size, LARGE.hidden_size), (Shard(0, "tp"),))

@@ -14,7 +14,7 @@ from penteract.errors import BadInput
 from penteract.estimate.curve import Curve
 from penteract.estimate.gemm import fit, terms
 from penteract.estimate.rates import Rates, Span
-from penteract.ops.bodies.body import Product
+from penteract.ops.declarations.declaration import Product
 from penteract.spec.hardware import DTYPES, Cluster, cluster, fabric, gpu, reference
 
 NODE = cluster("8xH200")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penteract.estimate.quote import Quoter
-from penteract.ops.bodies.body import Product
+from penteract.ops.declarations.declaration import Product
 from penteract.spec.fp8 import usual
 from penteract.spec.hardware import cluster
 from penteract.spec.layout import Elementwise, Layout

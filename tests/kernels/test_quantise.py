@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from bodies.test_fp8 import unseen
-from penteract.engine.bodies.body import Env
-from penteract.engine.bodies.experts import Splits
-from penteract.engine.bodies.fp8 import emulated, scaled
-from penteract.engine.bodies.fp8_experts import scaled_experts
-from penteract.engine.bodies.quantise import TORCH, Look, Operand, Quantiser, scale_count
+from op_kernels.test_fp8 import unseen
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.quantise import TRITON
+from penteract.engine.kernels.experts import Splits
+from penteract.engine.kernels.fp8 import emulated, scaled
+from penteract.engine.kernels.fp8_experts import scaled_experts
+from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.quantise import TORCH, Look, Operand, Quantiser, scale_count
+from penteract.engine.kernels.triton.quantise import TRITON
 from penteract.engine.storages import Storages
-from penteract.ops.bodies import body_of
-from penteract.ops.bodies.body import FLOAT
-from penteract.ops.bodies.fp8 import coding_workspace
+from penteract.ops.declarations import declaration_of
+from penteract.ops.declarations.declaration import FLOAT
+from penteract.ops.declarations.fp8 import coding_workspace
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 from penteract.spec.fp8 import KINDS, LARGEST, Fp8, usual
@@ -109,11 +109,11 @@ def _linear(fp8: Fp8, how: Quantiser, kernels: Any) -> list[torch.Tensor]:
     site = Site("linear", (Spec((t, 1, d)),), (Spec((t, 1, f)),), ("w",), ((f, d),), {"fp8": fp8, "cut": None})
     env = Env(Mesh(Layout()), 0, torch.float32)
     env.past, env.seen = ({"w": torch.zeros(3)} for _ in range(2))
-    body, declared = scaled(emulated, how), body_of(site, Layout(elementwise=kernels))
+    kernel, declared = scaled(emulated, how), declaration_of(site, Layout(elementwise=kernels))
     bare = scaled(_no_product, how)
     outs = [torch.empty_like(g), torch.empty_like(x), torch.empty(f, d)]
     about = ([(t, 1, d)], site.weights, site.attrs, RECIPES["bf16"].widths)
-    for one in (bare, body):
+    for one in (bare, kernel):
         runs = {
             "forward": lambda one=one: one.forward(env, site, [x], [w], [outs[0]]),
             "input_gradient": lambda one=one: one.input_gradient(env, site, [g], [w], [outs[1]]),  # type: ignore[misc]
@@ -158,7 +158,7 @@ def _experts(fp8: Fp8, how: Quantiser, kernels: Any) -> list[torch.Tensor]:
     specs = (Spec((t, d)), Spec((), "host")), (Spec((t, f)),)
     site = Site("expert_linear", *specs, ("w",), (tuple(w.shape),), {"fp8": fp8, "cut": None})
     env, outs = Env(Mesh(Layout()), 0, torch.float32), [torch.empty_like(g), torch.empty_like(x)]
-    declared, about = body_of(site, Layout(elementwise=kernels)), ([(t, d), ()], site.weights, site.attrs)
+    declared, about = declaration_of(site, Layout(elementwise=kernels)), ([(t, d), ()], site.weights, site.attrs)
     one = scaled_experts(unseen, how._replace(quantised=_let_go(how)))
     assert one.input_gradient is not None
     for phase, run, ins in (("forward", one.forward, [x, splits]), ("input_gradient", one.input_gradient, [splits, g])):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penteract.engine import moments, trainer
-from penteract.engine.kernels.update import TILE, Update
+from penteract.engine.kernels.triton.update import TILE, Update
 from penteract.engine.optimizer import AdamW
 from penteract.engine.state import Flat, State, allocate, initialise
 from penteract.engine.storages import Storages
@@ -104,7 +104,7 @@ def test_three_steps_by_the_kernel_are_those_by_torch(name: str) -> None:
 
 
 def _close(adamw: AdamW, ours: Flat, theirs: Flat, before: dict[str, torch.Tensor], norm: torch.Tensor) -> None:
-    """In fp32 an average is a sum of two products: two roundings each, one of the sum, so both bodies are within
+    """In fp32 an average is a sum of two products: two roundings each, one of the sum, so both kernels are within
     2·EPS of what is summed. The step is a quotient of them: four roundings more. What is then rounded to fewer bits is
     the same but where that lies at a border; there it is a neighbour, unless terms cancel and leave less."""
     f = adamw.factors(norm)
@@ -153,11 +153,11 @@ def test_averages_that_forget_fast_are_those_by_torch() -> None:
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 1.0])
-@pytest.mark.parametrize("body", [0, 1], ids=["torch", "kernel"])
+@pytest.mark.parametrize("kernel", [0, 1], ids=["torch", "kernel"])
 @pytest.mark.parametrize("name", ["fp16, moments in 8 bits", "bf16_pure"])
-def test_a_norm_that_is_not_finite_leaves_every_bit(name: str, body: int, clip_norm: float) -> None:
+def test_a_norm_that_is_not_finite_leaves_every_bit(name: str, kernel: int, clip_norm: float) -> None:
     ours = state(EVERY[name])
-    adamw = movers(ours, replace(SPEC, clip_norm=clip_norm))[body]
+    adamw = movers(ours, replace(SPEC, clip_norm=clip_norm))[kernel]
     draw(ours, 1)
     for flat in ours.flats:
         adamw.update(flat, adamw.factors(torch.tensor(FINITE, device=DEVICE)))

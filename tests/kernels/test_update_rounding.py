@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from penteract.engine.kernels.update import TILE, Update
+from penteract.engine.kernels.triton.update import TILE, Update
 from penteract.engine.optimizer import AdamW
 from penteract.engine.state import Buffers, Flat
 from penteract.engine.stochastic_rounding import Place
@@ -33,7 +33,7 @@ CUTS = {
 
 
 def pure(places: tuple[Place, ...], n: int) -> Flat:
-    """Parameters without master that only decay: a product and nothing else, the same bits in both bodies."""
+    """Parameters without master that only decay: a product and nothing else, the same bits in both kernels."""
     generator = torch.Generator().manual_seed(n)
     own = torch.randn(n, generator=generator).bfloat16().to(DEVICE)
     bucket = Bucket((), (), n, (0,), True, False, (0,), (0,), moments="bf16")
@@ -43,10 +43,10 @@ def pure(places: tuple[Place, ...], n: int) -> Flat:
     )  # fmt: skip
 
 
-def decayed(body: int, flat: Flat, step: int = 7, parts: int = 0) -> torch.Tensor:
+def decayed(kernel: int, flat: Flat, step: int = 7, parts: int = 0) -> torch.Tensor:
     """bf16 as bits. `parts`: as so many slices."""
     spec = Optimizer(weight_decay=3.0)
-    adamw = (AdamW(spec, DEVICE, 5), AdamW(spec, DEVICE, 5, kernel=Update(spec, 5)))[body]
+    adamw = (AdamW(spec, DEVICE, 5), AdamW(spec, DEVICE, 5, kernel=Update(spec, 5)))[kernel]
     adamw.rate.fill_(1e-2)
     adamw.step.fill_(step)
     moved = deepcopy(flat)

@@ -72,7 +72,7 @@ def test_every_register_is_freed_once_after_its_last_use(recompute: tuple[str, .
 
 
 def test_an_unknown_word_to_recompute_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"WORD.*swiglu"):
+    with pytest.raises(BadInput, match=r"OP.*swiglu"):
         compile_step(MODEL, Layout(recompute=("swigluu",)), 16)
 
 

@@ -12,9 +12,9 @@ import torch
 
 from layouts import CPU, Case, _prepare
 from observe import Watched
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Arena
 from penteract.estimate.price import price
 from penteract.spec.layout import Layout

@@ -16,8 +16,8 @@ import torch
 from estimate.test_why import check_sums
 from layouts import Case, Subject, _prepare, _step, made_once
 from penteract.engine import run as run_module
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
 from penteract.estimate.composed import Composer

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from layouts import Case, Subject, _prepare, _step
 from parity.test_fp8 import DENSE, EXPERTS, LATENT, length
 from penteract.engine import checkpoint
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.run import Run
 from penteract.engine.saved import after_load, load_state, state_slices
 from penteract.engine.storages import bytes_of

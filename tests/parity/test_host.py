@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from layouts import CPU, Case, _prepare
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.device import Cpu
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from layouts import CPU, Case, run_case
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.feed import constants, micro_batch, target_counts
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from layouts import CPU, Case, Subject, _prepare, _step, made_once
-from penteract.engine.bodies.body import Env, Tensors
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
+from penteract.engine.kernels.kernel import Env, Tensors
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
@@ -126,7 +126,7 @@ def overflowed(rank: int, groups: Groups, case: Case, step: int, what: str) -> l
                 continue
             here = n == step and rank == case.layout.world - 1
             bad = {"linear": replace(REFERENCE["linear"], weight_gradient=_infinite)}
-            run.bodies = REFERENCE | (bad if here and what == "gradient" else {})
+            run.kernels = REFERENCE | (bad if here and what == "gradient" else {})
             run.on_action = _lose(run) if here and what == "loss" else None
             run.counts.copy_(counts)
             walk(p, run, counted=False)

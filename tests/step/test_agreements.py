@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layouts import CPU, Case
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.distributed import Gloo
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import allocate

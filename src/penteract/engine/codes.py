@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from penteract.engine.bodies.quantise import TORCH, Quantiser, make_scales
 from penteract.engine.dtypes import FORMATS
-from penteract.ops.bodies.body import FLOAT
-from penteract.ops.bodies.fp8 import ALIGNED, coding_workspace
+from penteract.engine.kernels.quantise import TORCH, Quantiser, make_scales
+from penteract.ops.declarations.declaration import FLOAT
+from penteract.ops.declarations.fp8 import ALIGNED, coding_workspace
 from penteract.parallel.data import Bucket
 from penteract.spec.fp8 import Fp8
 

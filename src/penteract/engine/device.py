@@ -178,8 +178,8 @@ class Fake(Cpu):
 
 
 def device_of(at: torch.device) -> Device:
-    """That on which such tensors lie. What else hangs on a device's type is which kernels it has: `bodies/registry.py`
-    finds them by it, and `bodies/kernels.py` refuses what a layout asks for and it lacks."""
+    """That on which such tensors lie. What else hangs on a device's type is which kernels it has: `kernels/registry.py`
+    finds them by it, and `kernels/checks.py` refuses what a layout asks for and it lacks."""
     return Cuda(at) if at.type == "cuda" else Cpu()
 
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import torch
 
-from penteract.engine.bodies.kernels import check_documents
 from penteract.engine.data import Sample, Samples
 from penteract.engine.device import device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import Batch, constants, micro_batch, samples_of, target_counts
+from penteract.engine.kernels.checks import check_documents
 from penteract.step.program import Program
 
 

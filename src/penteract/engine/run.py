@@ -1,4 +1,4 @@
-"""The reading that runs: registers are tensors, ops are bodies, buckets are summed while backward goes on."""
+"""The reading that runs: registers are tensors, ops are kernels, buckets are summed while backward goes on."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from penteract.engine.bodies.body import Env, TorchBody
 from penteract.engine.comm.comm import Comm, Flight
 from penteract.engine.device import Device, device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import Batch
+from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.memory import Allocator, Arena
 from penteract.engine.optimizer import AdamW, Factors
 from penteract.engine.state import State
@@ -39,7 +39,7 @@ class Run:
     p: Program
     state: State
     comm: Comm
-    bodies: Mapping[str, TorchBody]
+    kernels: Mapping[str, TorchKernel]
     memory: Allocator
     optimizer: AdamW | None = None
     on_action: Callable[[str], None] | None = None
@@ -136,14 +136,14 @@ class Run:
         elif phase == "finish":
             self.comm.finish(self.flights.pop((slot, call.ins[-1])))
         elif phase == "weight_gradient":
-            body = self.bodies[site.op_name].weight_gradient
-            assert body is not None
+            kernel = self.kernels[site.op_name].weight_gradient
+            assert kernel is not None
             add = site.params[0] in self.written
-            body(self.env, site, self._read(slot, call.ins), [self.state.gradients[n] for n in site.params], add)
+            kernel(self.env, site, self._read(slot, call.ins), [self.state.gradients[n] for n in site.params], add)
             self.written.update(site.params)
         else:
-            body = self.bodies[site.op_name]
-            f = body.forward if phase == "forward" else body.input_gradient
+            kernel = self.kernels[site.op_name]
+            f = kernel.forward if phase == "forward" else kernel.input_gradient
             assert f is not None
             ins, outs = self._read(slot, call.ins), self._make(slot, call.outs)
             f(self.env, site, ins, [self.state.parameters[n] for n in site.params], outs)
@@ -327,7 +327,7 @@ class Run:
 
 
 def _largest(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:
-    """Over an axis, asked for by a body. No method: what a run holds must not hold the run, or it is freed late."""
+    """Over an axis, asked for by a kernel. No method: what a run holds must not hold the run, or it is freed late."""
     comm.finish(comm.largest(p.mesh.group(axis, p.rank), x))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from penteract.engine.bodies.body import Env, TorchBody
-from penteract.engine.bodies.registry import bodies
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import constants, micro_batch
+from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.registry import kernels
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.trainer import Trainer, sampling_layout
@@ -29,7 +29,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
         movers=spec.optimizer.movers, training=False,
     )  # fmt: skip
     ear = _Ear(p)
-    run = Run(p, trainer.state, trainer.run.comm, ear.bodies(rank.device), Fresh(p.precision, rank.device))
+    run = Run(p, trainer.state, trainer.run.comm, ear.kernels(rank.device), Fresh(p.precision, rank.device))
     fixed = constants(p, rank.device)
     trainer.run.settle_parameters()
     generator = torch.Generator().manual_seed(seed)
@@ -57,9 +57,9 @@ class _Ear:
         own = token_indices(self.p.sequence_length, self.p.layout.cp, self._me["cp"])
         self.row, self.heard = own.index(at) if at in own else -1, None
 
-    def bodies(self, device: torch.device) -> dict[str, TorchBody]:
-        """The layout's bodies, with this ear at the logits."""
-        all_of_them = bodies(self.p, device)
+    def kernels(self, device: torch.device) -> dict[str, TorchKernel]:
+        """The layout's kernels, with this ear at the logits."""
+        all_of_them = kernels(self.p, device)
 
         def row_max(env: Env, site: Site, ins: list[Any], weights: list[Any], outs: list[Any]) -> None:
             count = ins[0].shape[0]
@@ -68,7 +68,7 @@ class _Ear:
             self.row -= count
             all_of_them["row_max"].forward(env, site, ins, weights, outs)
 
-        return all_of_them | {"row_max": TorchBody(row_max)}
+        return all_of_them | {"row_max": TorchKernel(row_max)}
 
     def logits(self, run: Run) -> torch.Tensor:
         """The token's logits [V], put together from the ranks that hold them."""

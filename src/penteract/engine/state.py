@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 
 from penteract.engine import moments
-from penteract.engine.bodies.quantise import quantiser
 from penteract.engine.codes import Codes, Part
 from penteract.engine.device import device_of
 from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.history import History
+from penteract.engine.kernels.quantise import quantiser
 from penteract.engine.scaling import LossScale
 from penteract.engine.stochastic_rounding import Place
 from penteract.ops.params import Param

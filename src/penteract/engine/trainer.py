@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from penteract.engine.bodies.kernels import check_kernels
-from penteract.engine.bodies.registry import bodies
 from penteract.engine.comm.comm import Comm
 from penteract.engine.data import Samples
 from penteract.engine.device import device_of
 from penteract.engine.feeder import Feeder, places
+from penteract.engine.kernels.checks import check_kernels
+from penteract.engine.kernels.registry import kernels
 from penteract.engine.memory import Arena
 from penteract.engine.muon import Muon
 from penteract.engine.optimizer import AdamW, Move
@@ -77,7 +77,7 @@ class Trainer:
             initialise(program, state, spec.train.seed)
         memory = Arena(plan_arena(program), precision, rank.device)
         optimizer = _optimizer(spec, rank, state, comm)
-        run = Run(program, state, comm, bodies(program, rank.device), memory, optimizer)
+        run = Run(program, state, comm, kernels(program, rank.device), memory, optimizer)
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
             movers=spec.optimizer.movers, training=False,
@@ -85,7 +85,7 @@ class Trainer:
         beside = Arena(
             plan_arena(forward, training=False), precision, rank.device, memory.block
         )  # idle when this one is not
-        validation_run = Run(forward, state, comm, bodies(forward, rank.device), beside)
+        validation_run = Run(forward, state, comm, kernels(forward, rank.device), beside)
         run.batches = validation_run.batches = places(program, rank.device)
         return Trainer(
             spec, rank, program, state, run, validation_run, Feeder(program, run.batches), Feeder(forward, run.batches)
@@ -154,7 +154,7 @@ def _kernel(spec: RunSpec) -> Move | None:
     others."""
     if spec.layout.elementwise == "reference":
         return None
-    from penteract.engine.kernels.update import Update
+    from penteract.engine.kernels.triton.update import Update
 
     return Update(spec.optimizer, spec.train.seed)
 

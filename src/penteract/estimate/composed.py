@@ -37,7 +37,8 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, slots=True)
 class RankPrice:
-    """What a pipeline rank holds. As `Price`: resident bytes, the arena, what is routed, one body's workspace."""
+    """What a pipeline rank holds. As `Price`: resident bytes, the arena, what is routed, one declaration's
+    workspace."""
 
     resident: Mapping[str, Bytes]
     arena: Bytes

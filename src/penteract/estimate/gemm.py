@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from penteract.ops.bodies.body import Product
+from penteract.ops.declarations.declaration import Product
 from penteract.spec.hardware import Gpu, Shape
 from penteract.units import Seconds
 

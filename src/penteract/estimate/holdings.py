@@ -1,4 +1,4 @@
-"""What one pass of a micro-batch through a piece holds on a rank: kept, scratch, and what a body allocates."""
+"""What one pass of a micro-batch through a piece holds on a rank: kept, scratch, and what a declaration allocates."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from penteract.estimate.load import Balanced, Load
 from penteract.estimate.pieces import Piece, bytes_of, shapes
 from penteract.estimate.reads import Memos, tracked
-from penteract.ops.bodies import body_of
-from penteract.ops.bodies.fp8 import remembered
+from penteract.ops.declarations import declaration_of
+from penteract.ops.declarations.fp8 import remembered
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.spec.layout import Layout
@@ -18,7 +18,7 @@ from penteract.spec.model import ModelSpec
 from penteract.step.places import Life, Span, aligned, lay_out
 from penteract.units import Bytes
 
-_RUNS: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")  # in a body; others are collectives
+_RUNS: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")  # in a declaration; others are collectives
 Crossings = tuple[tuple[tuple[int, int], tuple[int, int], Bytes], ...]
 
 
@@ -31,7 +31,7 @@ class Holding:
     `stream`    bytes of a register at a border
     `crossing`  scratch by action that crosses between layers inside of the piece: (from, to, bytes)
     `scratch`   of one layer, by action
-    `workspace` the largest of a body
+    `workspace` the largest of a declaration
     `routed`    bytes kept whose size is routed, by span; `routed_scratch`: the most at once beside them, by action
     `ring`      bytes on their way to or from the host, by action; `host`: bytes kept there, by span
     """
@@ -103,13 +103,13 @@ class Holder:
         )  # fmt: skip
 
     def _largest(self, piece: Piece, layout: Layout, load: Load) -> Bytes:
-        """The largest workspace of a body."""
+        """The largest workspace of a declaration."""
         sites, jobs = piece.shapes.sites, [job for job in piece.outline.jobs if job[1] in _RUNS]
         return max([self._workspace(layout, sites[place], phase, load) for place, phase in jobs], default=0)
 
     @tracked
     def _workspace(self, layout: Layout, site: Site, phase: Phase, load: Load) -> Bytes:
-        return body_of(site, layout).workspace(phase, shapes(site, load), site.weights, site.attrs, self.widths)
+        return declaration_of(site, layout).workspace(phase, shapes(site, load), site.weights, site.attrs, self.widths)
 
 
 def _most_at_once(registers: Iterable[tuple[Life, Bytes]]) -> dict[str, Bytes]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penteract.estimate.composed import Composer
 from penteract.estimate.load import Balanced
 from penteract.estimate.pieces import shapes
-from penteract.ops.bodies import OPS
+from penteract.ops.declarations import OPS
 from penteract.spec.layout import Layout
 from penteract.units import Flops, Seconds
 
@@ -46,9 +46,9 @@ class Forward:
             for op in composer.recorder.tape(lone, kind).ops:
                 known = OPS.get(op.site.op_name)
                 if op.program is None and known is not None:
-                    body = known.declaration
-                    flops = n * body.flops("forward", shapes(op.site, load), op.site.weights, op.site.attrs)
-                    forward, scores = forward + flops, scores + flops * (body.part == "attention")
+                    declaration = known.declaration
+                    flops = n * declaration.flops("forward", shapes(op.site, load), op.site.weights, op.site.attrs)
+                    forward, scores = forward + flops, scores + flops * (declaration.part == "attention")
         return Forward(forward, scores)
 
     def step(self, tokens: int, sequence_length: int) -> StepFlops:

@@ -12,7 +12,7 @@ from math import prod
 
 from penteract.model.decoder import homes, part, shared
 from penteract.model.modules import anonymous, first_like
-from penteract.ops.bodies.fp8 import is_coded, remembered
+from penteract.ops.declarations.fp8 import is_coded, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
 from penteract.ops.params import Homes, Param, holders

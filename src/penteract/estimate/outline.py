@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from penteract.estimate.sized import Sized
-from penteract.ops.bodies import OPS
+from penteract.ops.declarations import OPS
 from penteract.ops.lower import Chunk, lower, sum_of
 from penteract.ops.offload import Copy, as_copy, copy_of
 from penteract.ops.spec import Spec
@@ -57,8 +57,8 @@ def results(site: Site, phase: Phase) -> Sequence[Spec]:
         return site.outs
     if phase != "input_gradient":
         return ()
-    body = OPS[site.op_name].declaration
-    return [*(site.ins[i] for i in body.differentiable), *body.carry(site.ins, site.attrs)]
+    declaration = OPS[site.op_name].declaration
+    return [*(site.ins[i] for i in declaration.differentiable), *declaration.carry(site.ins, site.attrs)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

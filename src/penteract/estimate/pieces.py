@@ -21,10 +21,10 @@ from penteract.estimate.reads import Memos, changed, tracked
 from penteract.estimate.sized import OPEN, Sized, sized
 from penteract.model.decoder import part
 from penteract.model.modules import first_like
-from penteract.ops.bodies import OPS, body_of
-from penteract.ops.bodies.body import FLOAT
-from penteract.ops.bodies.fp8 import is_coded
 from penteract.ops.collectives import counted
+from penteract.ops.declarations import OPS, declaration_of
+from penteract.ops.declarations.declaration import FLOAT
+from penteract.ops.declarations.fp8 import is_coded
 from penteract.ops.do import Do
 from penteract.ops.offload import ANCHORS, COPIES
 from penteract.ops.params import Param
@@ -268,10 +268,10 @@ class Recorder:
                 spec = counted(site.op_name, site.ins[0], site.outs[0])
                 wires[site.op_name, str(site.attrs["axis"])] += bytes_of(spec, self.widths, load)
             elif phase != "finish":
-                body = body_of(site, layout)
+                declaration = declaration_of(site, layout)
                 about = (phase, shapes(site, load), site.weights, site.attrs)
-                flops[phase] += body.flops(*about)
-                axis, n = body.agreed(*about)
+                flops[phase] += declaration.flops(*about)
+                axis, n = declaration.agreed(*about)
                 if n and mesh.size(axis) > 1:
                     wires["all_reduce", axis] += n * FLOAT
         return +flops, +wires

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from math import prod
 
 from penteract.estimate.load import Balanced, Load
-from penteract.ops.bodies import body_of
-from penteract.ops.bodies.body import FLOAT
-from penteract.ops.bodies.fp8 import coding_workspace, remembered
 from penteract.ops.collectives import counted
+from penteract.ops.declarations import declaration_of
+from penteract.ops.declarations.declaration import FLOAT
+from penteract.ops.declarations.fp8 import coding_workspace, remembered
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
@@ -40,7 +40,8 @@ class Price:
     `kept`      bytes alive after each action, in the order of the walk
     `host`      pinned on the host, of activations and of what the optimizer keeps; `copied`: bytes to and from it
     `routed`    the most that registers of routed size take, outside the arena; modelled where the load is
-    `arena`     the block in which registers get fixed places; `workspace` what one body allocates beside it at most
+    `arena`     the block in which registers get fixed places; `workspace` what one declaration allocates beside it at
+                most
     """
 
     wires: Counter[Wire] = field(default_factory=Counter[Wire])
@@ -103,13 +104,13 @@ class Pricing(Silent):
             self._wire(site.op_name, group, amount)
             return
         ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
-        body = body_of(site, self.p.layout)
-        self.price.flops[call.phase] += body.flops(call.phase, ins, site.weights, site.attrs)
-        axis, n = body.agreed(call.phase, ins, site.weights, site.attrs)
+        declaration = declaration_of(site, self.p.layout)
+        self.price.flops[call.phase] += declaration.flops(call.phase, ins, site.weights, site.attrs)
+        axis, n = declaration.agreed(call.phase, ins, site.weights, site.attrs)
         if n and self.p.mesh.size(axis) > 1:
             self.price.redistributions["all_reduce", self.p.mesh.group(axis, self.p.rank)] += n * FLOAT
             self._reduce_over(axis, n * FLOAT)
-        self._note(body.workspace(call.phase, ins, site.weights, site.attrs, self.p.widths), site)
+        self._note(declaration.workspace(call.phase, ins, site.weights, site.attrs, self.p.widths), site)
 
     def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
         for r in registers:

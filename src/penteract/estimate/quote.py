@@ -12,7 +12,7 @@ from penteract.estimate.memory import Least, Memory
 from penteract.estimate.rates import Rates
 from penteract.estimate.time.bounds import Bounds
 from penteract.estimate.time.step import StepClock
-from penteract.ops.bodies.fp8 import check_sizes
+from penteract.ops.declarations.fp8 import check_sizes
 from penteract.spec.fp8 import check_gather
 from penteract.spec.hardware import Cluster
 from penteract.spec.layout import Layout
@@ -26,7 +26,7 @@ from penteract.units import Bytes, Flops, Seconds
 class Quote:
     """Memory by kind of the fullest pipeline rank, in bytes, and a lower bound of the step's time.
 
-    memory    parameters, gradients, optimizer, activations (kept and scratch), other (data, what a body
+    memory    parameters, gradients, optimizer, activations (kept and scratch), other (data, what a declaration
               allocates, what ZeRO 2 and 3 have whole for a while)
     by_stage  all kinds together, of each pipeline rank
     host      bytes on the host, of the rank that keeps most there

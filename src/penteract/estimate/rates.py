@@ -12,7 +12,7 @@ from penteract.errors import BadInput
 from penteract.estimate.curve import Curve
 from penteract.estimate.gemm import Gemm
 from penteract.estimate.wires import Span, Wires
-from penteract.ops.bodies.body import Product
+from penteract.ops.declarations.declaration import Product
 from penteract.spec.hardware import Cluster, Curves, Gpu, fabric, reference
 from penteract.spec.precision import BYTES
 from penteract.units import Bytes, Flops, Seconds
@@ -195,6 +195,6 @@ def _basis(cluster: Cluster, known: Curves, precision: str) -> dict[str, str]:
         "send": wires,
         "update": f"{told}; fused AdamW",
         "copy": f"{told}; pinned memory, all devices of a node at once",
-        "launch": f"{known.launch_basis}: a body called in an eager step, {known.about}",
+        "launch": f"{known.launch_basis}: a declaration called in an eager step, {known.about}",
         "beside": f"{told}; products of 8192³ beside gathers and scatters, mean of both",
     }

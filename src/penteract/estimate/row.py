@@ -96,11 +96,13 @@ class Why:
         """With the rest of what a rank's price says of the two, so that rows cover all that it allocates.
 
         scratch    of activations, what is not kept: what one action holds, and places that stay empty between lives
-        workspace  of other, what is no data: the most that one body, or the update, allocates beside its registers
+        workspace  of other, what is no data: the most that one declaration, or the update, allocates beside its
+                   registers
         """
         scratch, workspace = activations - self.total("kept"), other - self.total("data")
         rest = (
-            _rest("scratch", "of one action, and gaps", scratch), _rest("workspace", "of the largest body", workspace)
+            _rest("scratch", "of one action, and gaps", scratch), _rest("workspace", "of the largest declaration",
+            workspace)
         )  # fmt: skip
         return replace(self, rows=(*self.rows, *(row for row in rest if row.each)))
 

@@ -15,7 +15,7 @@ from penteract.estimate.load import Balanced, Load
 from penteract.estimate.miniature import Miniature, miniature
 from penteract.estimate.price import Pricing, away, fed, held
 from penteract.estimate.row import KINDS, Kind, Row, Why
-from penteract.ops.bodies.fp8 import is_coded, remembered
+from penteract.ops.declarations.fp8 import is_coded, remembered
 from penteract.ops.expression import Expression
 from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from penteract.model.decoder import part
-from penteract.ops.bodies import OPS
+from penteract.ops.declarations import OPS
 from penteract.ops.do import Do
 from penteract.ops.spec import size
 from penteract.ops.tape import Site

@@ -18,7 +18,7 @@ from typing import Any
 
 from penteract.errors import Bug
 from penteract.ops import collectives
-from penteract.ops.bodies import OPS
+from penteract.ops.declarations import OPS
 from penteract.ops.params import Param
 from penteract.ops.spec import Dim, Role, Spec
 from penteract.ops.tape import Call, OpCall, RedistributionProgram, Site, Tape
@@ -272,7 +272,7 @@ class Do:
         return made
 
     def say(self, op_name: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
-        """Record an op of `ops/bodies`."""
+        """Record an op of `ops/declarations`."""
         weights = [p.local_shape(self.mesh) for p in params]
         outs, extras = OPS[op_name].declaration.results([v.spec for v in ins], weights, attrs)
         return self._record(op_name, ins, outs, extras, params, attrs)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penteract.errors import Bug
-from penteract.ops.bodies import OPS
+from penteract.ops.declarations import OPS
 from penteract.ops.frees import Instruction, place_frees
 from penteract.ops.offload import Offload
 from penteract.ops.spec import Spec
@@ -201,8 +201,8 @@ class _Lowering:
             self.gradient[i] = names.get(g, g)
 
     def _word(self, op: OpCall) -> None:
-        body, attrs = OPS[op.site.op_name].declaration, op.site.attrs
-        gradients = [self.gradient.pop(op.outs[i], None) for i in body.gradients(attrs)]
+        declaration, attrs = OPS[op.site.op_name].declaration, op.site.attrs
+        gradients = [self.gradient.pop(op.outs[i], None) for i in declaration.gradients(attrs)]
         for o in op.outs:
             self.gradient.pop(o, None)
         if all(g is None for g in gradients) and op.site.op_name != "loss":
@@ -213,14 +213,14 @@ class _Lowering:
         if op.site.params and not self.split:
             self._prefetch_weights(op)
         sources = known
-        if body.passes_gradient:
-            self.gradient |= {op.ins[i]: known[0] for i in body.differentiable}
-        elif any(self.tape.flows[op.ins[i]] for i in body.differentiable):
-            carry = tuple(self.new(s) for s in body.carry(op.site.ins, attrs))
-            made = tuple(self.new(op.site.ins[i]) for i in body.differentiable)
-            kept = tuple(self.require(_named(op, k)) for k in body.input_keeps)
+        if declaration.passes_gradient:
+            self.gradient |= {op.ins[i]: known[0] for i in declaration.differentiable}
+        elif any(self.tape.flows[op.ins[i]] for i in declaration.differentiable):
+            carry = tuple(self.new(s) for s in declaration.carry(op.site.ins, attrs))
+            made = tuple(self.new(op.site.ins[i]) for i in declaration.differentiable)
+            kept = tuple(self.require(_named(op, k)) for k in declaration.input_keeps)
             self.emit(op.site, "input_gradient", (*kept, *known), (*made, *carry))
-            self.gradient |= {op.ins[i]: g for i, g in zip(body.differentiable, made, strict=True)}
+            self.gradient |= {op.ins[i]: g for i, g in zip(declaration.differentiable, made, strict=True)}
             sources = carry or known
         if op.site.params:
             self._place(_WeightGradient(op, sources))
@@ -247,8 +247,8 @@ class _Lowering:
                 self._weight_gradient(job)
 
     def _weight_gradient(self, job: _WeightGradient) -> None:
-        body = OPS[job.op.site.op_name].declaration
-        kept = tuple(self.require(_named(job.op, k)) for k in body.weight_keeps)
+        declaration = OPS[job.op.site.op_name].declaration
+        kept = tuple(self.require(_named(job.op, k)) for k in declaration.weight_keeps)
         self.emit(job.op.site, "weight_gradient", (*kept, *job.sources), ())
 
 

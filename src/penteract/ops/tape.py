@@ -17,7 +17,7 @@ class Site:
 
     op_name: str
     ins: tuple[Spec, ...]
-    outs: tuple[Spec, ...]  # results, then extras (what the body keeps beside them)
+    outs: tuple[Spec, ...]  # results, then extras (what the declaration keeps beside them)
     params: tuple[str, ...] = ()
     weights: tuple[tuple[int, ...], ...] = ()  # local shapes of the params
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -12,12 +12,12 @@ from penteract.schedule.registry import SCHEDULES
 from penteract.spec.hardware import Cluster
 from penteract.spec.kernels import fastest_attention, fastest_elementwise
 from penteract.spec.layout import (
-    ATTENTION_BODIES,
+    ATTENTION_KERNELS,
     CP_METHODS,
     ELEMENTWISE,
-    LOSS_BODIES,
+    LOSS_KERNELS,
     ZERO_STAGES,
-    AttentionBody,
+    AttentionKernel,
     CpMethod,
     Elementwise,
     Layout,
@@ -42,8 +42,8 @@ _LONG = {"micro_batch_size": "mbs"}
 _WORDS: Mapping[str, Collection[str]] = {
     "schedule": SCHEDULES,
     "cp_method": CP_METHODS,
-    "attention": ATTENTION_BODIES,
-    "loss": LOSS_BODIES,
+    "attention": ATTENTION_KERNELS,
+    "loss": LOSS_KERNELS,
     "elementwise": ELEMENTWISE,
 }
 _CHOICES = ("whole_gradients", "keep_gathered", "offload_optimizer")  # true or false
@@ -96,7 +96,7 @@ class Ask:
         """The question in one precision, for each of them."""
         return tuple(replace(self, precision=p, also=()) for p in (self.precision, *self.also))
 
-    def attention(self, cp: int, method: CpMethod) -> AttentionBody:
+    def attention(self, cp: int, method: CpMethod) -> AttentionKernel:
         """The fastest kernel that such layouts may have, on GPUs."""
         return "reference" if self.cluster.gpu is None else fastest_attention(self.model, cp, method, self.precision)
 

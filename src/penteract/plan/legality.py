@@ -62,7 +62,7 @@ class Legality:
         return self._first(self.global_batch_size, **axes)
 
     def kernel(self, cp: int, method: Any, attention: Any) -> str:
-        """Of the body of attention."""
+        """Of the kernel of attention."""
         axes: dict[str, Any] = {"cp": cp, "cp_method": method, "attention": attention}
         key = ("kernel", *axes.items())
         if key not in self._seen:

@@ -17,11 +17,11 @@ from penteract.schedule.registry import SCHEDULES, ScheduleName
 from penteract.spec.layout import (
     CP_METHODS,
     ZERO_STAGES,
-    AttentionBody,
+    AttentionKernel,
     CpMethod,
     Elementwise,
     Layout,
-    LossBody,
+    LossKernel,
 )
 from penteract.step.program import check_words
 
@@ -36,8 +36,8 @@ class Memory(NamedTuple):
     whole_gradients: bool
     keep_gathered: bool
     recompute: tuple[str, ...]
-    attention: AttentionBody
-    loss: LossBody
+    attention: AttentionKernel
+    loss: LossKernel
     loss_chunk: int
     elementwise: Elementwise
     bucket_bytes: int
@@ -155,15 +155,15 @@ class Space:
         recomputes = [
             edits_of({"recompute": name})["recompute"] for name in self._values("recompute", tuple(RECOMPUTE))
         ]
-        bodies = product(
+        kernels = product(
             self._values("attention", (self.ask.attention(cp, method),)),
             self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)),
             self._values("elementwise", (self.ask.elementwise,)),
             self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [
-            Memory(*sharing, recompute, *body)
-            for sharing, recompute, body in product(sharings, recomputes, list(bodies))
+            Memory(*sharing, recompute, *kernel)
+            for sharing, recompute, kernel in product(sharings, recomputes, list(kernels))
         ]
 
     def _node(self, rows: int, tp: int) -> tuple[int, ...]:

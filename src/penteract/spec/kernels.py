@@ -1,4 +1,4 @@
-"""Which bodies a layout may have: what the kernels of GPUs can do, by arithmetic."""
+"""Which kernels a layout may have: what the kernels of GPUs can do, by arithmetic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from penteract.errors import BadInput
-from penteract.spec.layout import AttentionBody, CpMethod, Elementwise, Layout
+from penteract.spec.layout import AttentionKernel, CpMethod, Elementwise, Layout
 from penteract.spec.model import ModelSpec
 from penteract.spec.precision import Policy
 
@@ -35,7 +35,7 @@ class Limits:
 
 
 # Fastest first.
-ATTENTION: Mapping[AttentionBody, Limits] = {
+ATTENTION: Mapping[AttentionKernel, Limits] = {
     "cudnn": Limits(context=("ulysses",), widest=128, window=False),
     "flash": Limits(context=("all_gather", "ulysses"), widest=256, window=True, documents=most_documents),
 }
@@ -59,7 +59,7 @@ def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str
         yield "attention", f"the kernel '{kernel}' has no window, and this model's is {model.sliding_window}"
 
 
-def takes_documents(kernel: AttentionBody) -> bool:
+def takes_documents(kernel: AttentionKernel) -> bool:
     """Whether documents may share a sequence."""
     return kernel not in ATTENTION or ATTENTION[kernel].documents is not None
 
@@ -76,7 +76,7 @@ def fastest_elementwise(p: Policy) -> Elementwise:
     return "triton" if p.stat == "fp32" else "reference"
 
 
-def fastest_attention(model: ModelSpec, cp: int, method: CpMethod, p: Policy) -> AttentionBody:
+def fastest_attention(model: ModelSpec, cp: int, method: CpMethod, p: Policy) -> AttentionKernel:
     """The fastest that these may have on a GPU."""
     for kernel, can in ATTENTION.items():
         if p.compute in can.computes and not any(

@@ -9,13 +9,13 @@ from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.schedule.schedule import Placement
 
 CpMethod = Literal["all_gather", "ring", "ulysses"]
-AttentionBody = Literal["reference", "flash", "cudnn"]
-LossBody = Literal["reference", "chunked"]
+AttentionKernel = Literal["reference", "flash", "cudnn"]
+LossKernel = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
 
 ZERO_STAGES = (0, 1, 2, 3)
-ATTENTION_BODIES: tuple[AttentionBody, ...] = ("reference", "flash", "cudnn")
-LOSS_BODIES: tuple[LossBody, ...] = ("reference", "chunked")
+ATTENTION_KERNELS: tuple[AttentionKernel, ...] = ("reference", "flash", "cudnn")
+LOSS_KERNELS: tuple[LossKernel, ...] = ("reference", "chunked")
 ELEMENTWISE: tuple[Elementwise, ...] = ("reference", "triton")
 CP_METHODS: tuple[CpMethod, ...] = ("all_gather", "ring", "ulysses")
 
@@ -72,8 +72,8 @@ class Layout:
     offload: tuple[str, ...] = ()
     offload_every: int = 1
     offload_optimizer: bool = False
-    attention: AttentionBody = "reference"  # which body of the op: plain torch, or a fused kernel of a GPU
-    loss: LossBody = "reference"  # chunked: logits of some tokens at a time, all of it in backward
+    attention: AttentionKernel = "reference"  # which kernel of the op: plain torch, or a fused kernel of a GPU
+    loss: LossKernel = "reference"  # chunked: logits of some tokens at a time, all of it in backward
     loss_chunk: int = 0  # those tokens; 0: as many as a moderate block of logits has
     elementwise: Elementwise = "reference"  # what makes codes of FP8 and moves parameters: plain torch, or GPU kernels
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter

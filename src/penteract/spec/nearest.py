@@ -9,7 +9,7 @@ from typing import Any
 
 from penteract.schedule.registry import SCHEDULES, schedule_of
 from penteract.spec.case import AXES, OF_A_PART, Case
-from penteract.spec.layout import ATTENTION_BODIES, CP_METHODS, ZERO_STAGES, Layout
+from penteract.spec.layout import ATTENTION_KERNELS, CP_METHODS, ZERO_STAGES, Layout
 from penteract.spec.rules import breaches
 from penteract.spec.settle import Settle
 
@@ -103,7 +103,7 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
     if axis == "shard_group":
         return (n for n in (*_divisors(lay.dp * lay.cp, found), 0) if n != found)
     if axis == "attention":
-        return iter([v for v in reversed(ATTENTION_BODIES) if v != found])  # the fastest first
+        return iter([v for v in reversed(ATTENTION_KERNELS) if v != found])  # the fastest first
     if axis == "dp" and case.world is not None:
         return iter([max(1, case.world // max(1, lay.tp * lay.pp * lay.cp))])
     if axis == "sequence_length":

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from penteract.schedule.registry import SCHEDULES, breach, schedule_of
 from penteract.spec.case import Case
 from penteract.spec.kernels import kernel_breaches
-from penteract.spec.layout import CP_METHODS, ELEMENTWISE, LOSS_BODIES, ZERO_STAGES
+from penteract.spec.layout import CP_METHODS, ELEMENTWISE, LOSS_KERNELS, ZERO_STAGES
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 
 Breach = tuple[str, str]  # (axis, what is wrong)
@@ -19,8 +19,8 @@ _KNOWN: Mapping[str, tuple[Collection[object], str]] = {
     "zero": (ZERO_STAGES, "stage of ZeRO here"),
     "schedule": (SCHEDULES, "schedule"),
     "cp_method": (CP_METHODS, "context method"),
-    "loss": (LOSS_BODIES, "body of the loss"),
-    "elementwise": (ELEMENTWISE, "body of what is done element by element"),
+    "loss": (LOSS_KERNELS, "kernel of the loss"),
+    "elementwise": (ELEMENTWISE, "kernel of what is done element by element"),
 }
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NewType
 
 from penteract.schedule.registry import ScheduleName
-from penteract.spec.layout import AttentionBody, CpMethod, Elementwise, LossBody
+from penteract.spec.layout import AttentionKernel, CpMethod, Elementwise, LossKernel
 
 Count = NewType("Count", int)  # read from 4096, "1M" (10^6) or "1Mi" (2^20)
 
@@ -59,10 +59,10 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
-    """Which body of an op computes it."""
+    """Which kernel of an op computes it."""
 
-    attention: AttentionBody = "reference"
-    loss: LossBody = "chunked"
+    attention: AttentionKernel = "reference"
+    loss: LossKernel = "chunked"
     loss_chunk: int = 0
     elementwise: Elementwise = "reference"
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from penteract.ops.bodies.body import FLOAT
-from penteract.ops.bodies.fp8 import remembered
+from penteract.ops.declarations.declaration import FLOAT
+from penteract.ops.declarations.fp8 import remembered
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket

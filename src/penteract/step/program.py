@@ -10,8 +10,8 @@ from itertools import groupby
 from penteract.errors import BadInput
 from penteract.model.decoder import homes, record, shared
 from penteract.model.modules import check_modules
-from penteract.ops.bodies import OPS
-from penteract.ops.bodies.fp8 import check_sizes, is_coded, remembered
+from penteract.ops.declarations import OPS
+from penteract.ops.declarations.fp8 import check_sizes, is_coded, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.offload import ANCHORS

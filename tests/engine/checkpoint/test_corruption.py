@@ -49,12 +49,12 @@ def test_every_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
 def test_a_flip_in_any_element_of_a_tensor_is_found(tmp_path: Path, bit: int) -> None:
     at = save_whole(tmp_path, 1, TENSORS)
     path = at / "rank-00000.safetensors"
-    body = path.stat().st_size - sum(t.nbytes for t in TENSORS.values())
+    kernel = path.stat().st_size - sum(t.nbytes for t in TENSORS.values())
     for element in range(35):
-        flipped(path, (body + 4 * element) * 8 + bit)
+        flipped(path, (kernel + 4 * element) * 8 + bit)
         with pytest.raises(CorruptData, match=r"rank-00000\.safetensors · found w: its bytes"):
             load_whole(at, TENSORS)
-        flipped(path, (body + 4 * element) * 8 + bit)
+        flipped(path, (kernel + 4 * element) * 8 + bit)
     verify(at)
 
 

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from engine.checkpoint.shards import load_whole, noise
 from penteract.engine import checkpoint
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.checkpoint.manifest import read
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups, Round, needed
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.saved import KINDS, after_load, state_slices

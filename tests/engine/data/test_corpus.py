@@ -79,7 +79,7 @@ def test_bytes_that_are_no_text_are_found_where_they_are(tmp_path: Path, at: int
         (b'{"text": "cut', CorruptData, "not a line of JSON"),
         (b'{"text": "\xff"}', CorruptData, "not UTF-8"),
         (rb'{"text": "\ud800"}', CorruptData, "surrogate"),
-        (b'{"body": "x"}', BadInput, 'no field "text".*found body'),
+        (b'{"kernel": "x"}', BadInput, 'no field "text".*found kernel'),
         (b'{"text": 3}', BadInput, 'no field "text"'),
         (b'["x"]', BadInput, "found list"),
     ],

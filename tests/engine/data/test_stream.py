@@ -95,12 +95,12 @@ def test_datasets_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (split, streaming) == ("train", True)
         if name == "none":
             raise FileNotFoundError(f"no dataset {name}")
-        return [{"text": f"{name} {config}"}, {"body": 1}]
+        return [{"text": f"{name} {config}"}, {"kernel": 1}]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     texts = iter(hugging_face_texts(StreamedCorpus("a", "c"))())
     assert next(texts) == "a c"
-    with pytest.raises(CorruptData, match="row 1 · found body"):
+    with pytest.raises(CorruptData, match="row 1 · found kernel"):
         next(texts)
     assert next(iter(hugging_face_texts(StreamedCorpus("a", ""))())) == "a None"
     with pytest.raises(BadInput, match="could not open the dataset · hf:none · found no dataset none"):

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from penteract.engine.bodies.body import Env, TorchBody
-from penteract.engine.bodies.reference import REFERENCE
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.feed import constants, micro_batch
+from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import allocate
@@ -43,8 +43,8 @@ def logits(
         seen.append(ins[0])
         REFERENCE["row_max"].forward(env, site, ins, weights, outs)
 
-    bodies = REFERENCE | {"row_max": TorchBody(row_max)}
-    run = Run(p, state, Gloo(rank, groups), bodies, Fresh(precision, CPU))
+    kernels = REFERENCE | {"row_max": TorchKernel(row_max)}
+    run = Run(p, state, Gloo(rank, groups), kernels, Fresh(precision, CPU))
     nothing = torch.zeros(len(tokens), dtype=torch.int64)
     sample = SimpleNamespace(
         tokens=torch.tensor(tokens), targets=nothing - 1, start=nothing, positions=torch.arange(len(tokens))

@@ -1,1 +1,1 @@
-"""Kernels of GPUs, in Triton: nothing imports them but a layout that asks for them (`kernels.elementwise`)."""
+"""The kernels: what each op does to tensors. `reference` is plain torch, the truth that other kernels are held to."""

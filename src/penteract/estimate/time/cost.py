@@ -15,9 +15,9 @@ from penteract.estimate.load import Load
 from penteract.estimate.pieces import Piece, bytes_of, shapes
 from penteract.estimate.rates import Rates, Span
 from penteract.estimate.reads import Memo
-from penteract.ops.bodies import body_of
-from penteract.ops.bodies.body import FLOAT, CallShapes, Product
 from penteract.ops.collectives import counted
+from penteract.ops.declarations import declaration_of
+from penteract.ops.declarations.declaration import FLOAT, CallShapes, Product
 from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
@@ -85,9 +85,14 @@ class Device:
         self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...], layout: Layout
     ) -> Cost:  # fmt: skip
         """As the layout shows it. Few sites look at it: those whose op has more than one implementation."""
-        call, body = CallShapes(phase, shapes(site, self.load), site.weights, site.attrs), body_of(site, layout)
-        axis, n = body.agreed(phase, call.ins, site.weights, site.attrs)
-        part, seconds = body.cost(self.rates, call, self.widths, lambda: [self.bytes_of(specs[r]) for r in registers])
+        call, declaration = (
+            CallShapes(phase, shapes(site, self.load), site.weights, site.attrs),
+            declaration_of(site, layout),
+        )
+        axis, n = declaration.agreed(phase, call.ins, site.weights, site.attrs)
+        part, seconds = declaration.cost(
+            self.rates, call, self.widths, lambda: [self.bytes_of(specs[r]) for r in registers]
+        )
         if not n or Mesh(layout).size(axis) == 1:
             return part, seconds, None
         return part, seconds, (axis, self.rates.collective("all_reduce", self._span(axis, layout), n * FLOAT))

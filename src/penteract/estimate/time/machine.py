@@ -12,7 +12,7 @@ from penteract.estimate.time.clock import COMPUTE, FAR, LONG, RELATIVE, Flights,
 from penteract.parallel.data import NONE
 
 Step = tuple[int, int, tuple[int, ...]]  # a segment, its unit, the buckets whose gather after the update it waits for
-Run = tuple[tuple[Step, ...], int, int]  # a body, how often, and how many units on each time
+Run = tuple[tuple[Step, ...], int, int]  # a declaration, how often, and how many units on each time
 Runs = tuple[Run, ...]
 MESSAGE: Key = ("m", 0, 0)  # from another stage
 
@@ -176,24 +176,24 @@ class Clock:
             m.spent.append(spent)
             return
         runs = self.runs[action]
-        plain = self.jumps and self.remembers and not any(step[2] for body, _, _ in runs for step in body)
+        plain = self.jumps and self.remembers and not any(step[2] for declaration, _, _ in runs for step in declaration)
         at, held, first = m.now, m.held, len(m.spent)
         trail: list[Trace] = []
-        for body, times, step in runs:
-            self._run(m, body, times, step, trail)
+        for declaration, times, step in runs:
+            self._run(m, declaration, times, step, trail)
         if plain and m.held == held:
             done, state, calls, latest, least, parts = _joined(trail, m, at, m.spent[first:])
             self.whole[key] = done, state, calls, latest, least, (parts, 1), m.unit
 
-    def _run(self, m: Machine, body: tuple[Step, ...], times: int, step: int, trail: list[Trace]) -> None:
-        turn, first = 0, body[0][1]
+    def _run(self, m: Machine, declaration: tuple[Step, ...], times: int, step: int, trail: list[Trace]) -> None:
+        turn, first = 0, declaration[0][1]
         while turn < times:
             before, at, host, held = self._seen_from(m.state, first + turn * step - m.unit), m.now, m.host, m.held
             begun = len(trail)
-            for segment, unit, needs in body:
+            for segment, unit, needs in declaration:
                 self.advance(m, segment, unit + turn * step, needs, trail)
             turn += 1
-            if not self.jumps or turn == times or body[0][2]:
+            if not self.jumps or turn == times or declaration[0][2]:
                 continue
             if self._seen_from(m.state, first + turn * step - m.unit) is before and (
                 m.host - m.now == host - at

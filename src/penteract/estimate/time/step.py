@@ -24,7 +24,7 @@ from penteract.estimate.time.machine import Clock, Log
 from penteract.estimate.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, piece_ops
 from penteract.estimate.time.ranks import Ranks, Unsettled
 from penteract.estimate.time.stage import Stage
-from penteract.ops.bodies.fp8 import is_coded, remembered
+from penteract.ops.declarations.fp8 import is_coded, remembered
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, bucket_of

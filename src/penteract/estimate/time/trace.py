@@ -32,7 +32,7 @@ class Alive(Pricing):
     """The reading that prices, with what lives at each call that computes, in their order.
 
     arena, outside  registers while it runs: with a place in the arena, and those whose size is data; `after`: then
-    workspace       what its body allocates
+    workspace       what its declaration allocates
     high            the most of `outside` between two calls: it is told with the second
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penteract.spec.hf_config.families import body, top_k
+from penteract.spec.hf_config.families import kernel, top_k
 from penteract.spec.hf_config.fields import Fields
 from penteract.spec.hf_config.rope import rope
 from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
@@ -30,7 +30,7 @@ def _sizes(f: Fields) -> dict[str, Any]:
     if f.get("num_key_value_heads", "model.kv_heads", heads) != heads:
         raise f.wrong("num_key_value_heads", f"{heads}, as keys and values unfold for every head")
     return {
-        **body(f),
+        **kernel(f),
         "heads": heads,
         "kv_heads": heads,
         "head_size": latent.plain_size + latent.rope_size,

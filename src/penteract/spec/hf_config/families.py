@@ -12,10 +12,10 @@ from penteract.spec.model import ModelSpec, MoESpec
 
 def sizes(f: Fields, *, head_size: int | None = None, theta: float = 10_000.0) -> dict[str, Any]:
     """The fields that all of these families have. `head_size`: where the file is silent; None: the width over heads."""
-    return {**body(f), **heads(f, head_size), **rope(f, theta=theta)}
+    return {**kernel(f), **heads(f, head_size), **rope(f, theta=theta)}
 
 
-def body(f: Fields) -> dict[str, Any]:
+def kernel(f: Fields) -> dict[str, Any]:
     """All but the heads and their positions."""
     f.choice("hidden_act", "another activation", ("silu", "swish"), "silu")
     return {

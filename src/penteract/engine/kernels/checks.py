@@ -1,0 +1,126 @@
+"""What the kernels of a layout cannot do on a device: refused, never replaced."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+import torch
+
+from penteract.engine.feed import Sample
+from penteract.engine.kernels.registry import check_devices
+from penteract.errors import BadInput, CorruptData
+from penteract.ops.declarations.flash import piece
+from penteract.spec import case as spec_case
+from penteract.spec.kernels import ATTENTION, check_elementwise, kernel_breaches, takes_documents
+from penteract.spec.nearest import allowed_values
+from penteract.spec.precision import Policy
+from penteract.spec.settle import Settle
+from penteract.step.program import Program
+
+log = logging.getLogger(__name__)
+KEY = spec_case.AXES["attention"]
+PLAIN = f"--{KEY} reference"
+
+
+def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
+    """Refuse a program that its kernels cannot run. `packed`: documents share sequences."""
+    _check_fp8(p.precision, device, first=p.rank == 0)
+    _check_elementwise(p, device)
+    _check_attention(p, device, packed=packed)
+    check_devices(p, device)
+
+
+def _check_attention(p: Program, device: torch.device, *, packed: bool) -> None:
+    kernel = p.layout.attention
+    if (can := ATTENTION.get(kernel)) is None:
+        return
+    if device.type != can.device:
+        raise _refusal(kernel, "is a GPU's", device.type, can.device)
+    if p.precision.compute not in can.computes:
+        able = ", ".join(can.computes)
+        raise _refusal(kernel, "computes in 16 bits", p.precision.compute, able, f"--precision.dtype bf16, or {PLAIN}")
+    case = spec_case.Case(model=p.model, layout=p.layout, sequence_length=p.sequence_length)
+    for axis, what in kernel_breaches(p.model, p.layout):
+        able = allowed_values(case, axis, Settle())
+        fix = dict.fromkeys([*(f"--{spec_case.AXES[axis]} {value}" for value in able[:1]), PLAIN])
+        raise BadInput("KERNEL", what, where=spec_case.AXES[axis], found=case.get(axis), allowed=", ".join(able),
+                       fix=", or ".join(fix))  # fmt: skip
+    if packed and not takes_documents(kernel):
+        other = next(iter([f", or --{KEY} {name}" for name in ATTENTION if takes_documents(name)]), "")
+        raise _refusal(kernel, "takes whole sequences", "documents that share them", "data.pack_documents false",
+                       f"--data.pack_documents false{other}")  # fmt: skip
+
+
+def _check_elementwise(p: Program, device: torch.device) -> None:
+    key = spec_case.AXES["elementwise"]
+    if p.layout.elementwise == "reference":
+        return
+    if device.type != "cuda":
+        found, allowed = device.type, "cuda"
+    elif find_spec("triton") is None:
+        found, allowed = "a python without triton", "triton"
+    else:
+        check_elementwise(p.layout.elementwise, p.precision, where=key, fix=f"--{key} reference")
+        return
+    raise BadInput("KERNEL", "what is done element by element has kernels for GPUs, in Triton", where=key, found=found,
+                   allowed=allowed, fix=f"--{key} reference")  # fmt: skip
+
+
+def _check_fp8(policy: Policy, device: torch.device, *, first: bool) -> None:
+    """GPUs multiply codes in units of their own; on a CPU they are emulated, and it is said."""
+    fp8 = policy.fp8
+    if fp8 is None:
+        return
+    if device.type != "cuda":
+        if first:
+            log.warning("FP8 is emulated on this device: its codes and scales are those of a GPU, its speed is not")
+        return
+    least = (9, 0) if fp8.kind in ("rowwise", "blockwise") else (8, 9)
+    version = torch.cuda.get_device_capability(device)
+    if version < least or (fp8.kind == "blockwise" and version[0] != 9):
+        raise BadInput("FP8", f"this GPU has no units for {fp8.kind} FP8", where="precision.dtype",
+                       found=f"{torch.cuda.get_device_name(device)}, compute capability {version[0]}.{version[1]}",
+                       allowed="9.0" if fp8.kind == "blockwise" else f"{least[0]}.{least[1]} or more",
+                       fix="--precision.dtype bf16" + (", or fp8_tensorwise" if version >= (8, 9) else ""))  # fmt: skip
+    if fp8.kind == "blockwise" and tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2])) < (12, 9):
+        raise BadInput("FP8", "this torch has no products of FP8 blocks", where="precision.dtype",
+                       found=f"CUDA {torch.version.cuda}", allowed="12.9 or more",
+                       fix="--precision.dtype fp8_tensorwise")  # fmt: skip
+    if fp8.kind == "blockwise" and (fp8.block != 128 or "e5m2" in (fp8.operand, fp8.gradient)):
+        raise BadInput("FP8", "kernels take blocks of 128 in e4m3", where="precision.fp8_block",
+                       found=f"{fp8.block}, {fp8.operand} and {fp8.gradient}", allowed="128, e4m3",
+                       fix="--precision.fp8_block 128 --precision.fp8_gradient e4m3")  # fmt: skip
+    if policy.compute != "bf16":
+        raise BadInput("FP8", "on a GPU, what is not in FP8 is bf16", where="precision.dtype", found=policy.name,
+                       allowed="a recipe of FP8", fix=f"--precision.dtype fp8_{fp8.kind}")  # fmt: skip
+
+
+def check_documents(p: Program, samples: Iterable[Sample]) -> None:
+    """Refuse a sequence with more documents than the kernel is started for: seen on the host, before it is sent."""
+    lay, s = p.layout, p.sequence_length
+    can = ATTENTION.get(lay.attention)
+    if can is None or can.documents is None:
+        return
+    own = s if lay.cp_method == "ulysses" else s // lay.cp
+    n = piece(own, s)
+    most = can.documents(n)
+    for sample in samples:
+        start = torch.as_tensor(sample.start)
+        found = _most(start.unflatten(0, (-1, n)))
+        if found > most:
+            raise CorruptData("DOCUMENTS", f"the attention kernel '{lay.attention}' takes few documents in {n} tokens",
+                              where=KEY, found=found, allowed=f"<= {most}",
+                              fix=f"--data.pack_documents false, or {PLAIN}")  # fmt: skip
+
+
+def _most(start: torch.Tensor) -> int:
+    """start [chunks, n] -> documents of the chunk that has the most."""
+    return 1 + int((start[:, 1:] != start[:, :-1]).sum(1).max())
+
+
+def _refusal(kernel: str, what: str, found: str, allowed: str, fix: str = PLAIN) -> BadInput:
+    return BadInput(
+        "KERNEL", f"the attention kernel '{kernel}' {what}", where=KEY, found=found, allowed=allowed, fix=fix
+    )

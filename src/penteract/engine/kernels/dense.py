@@ -1,0 +1,238 @@
+"""Reference kernels of the dense ops: embedding, linear, norms, rope, activations."""
+
+from __future__ import annotations
+
+import torch
+
+from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put, put_product
+from penteract.engine.kernels.rotary import angles
+from penteract.ops.tape import Site
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+# ---- embedding ---------------------------------------------------------------------------------------------------
+
+
+def _local_ids(env: Env, site: Site, ids: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Row numbers in this rank's shard, and where an id belongs to another shard (None: the table is whole)."""
+    axis = str(site.attrs["axis"])
+    if not axis:
+        return ids.reshape(-1), None
+    local = ids.reshape(-1) - env.index(axis) * rows
+    elsewhere = (local < 0).logical_or_(local >= rows)
+    return local.masked_fill_(elsewhere, 0), elsewhere
+
+
+def embedding(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    local, elsewhere = _local_ids(env, site, ins[0], weights[0].shape[0])
+    out = _rows(outs[0])
+    torch.index_select(weights[0], 0, local, out=out)
+    if elsewhere is not None:
+        out.masked_fill_(elsewhere[:, None], 0)
+
+
+def embedding_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    ids, g = ins
+    local, elsewhere = _local_ids(env, site, ids, into[0].shape[0])
+    g = _rows(g).to(into[0].dtype, copy=elsewhere is not None)
+    if elsewhere is not None:
+        g.masked_fill_(elsewhere[:, None], 0)
+    if not add:
+        into[0].zero_()
+    into[0].index_add_(0, local, g)
+
+
+# ---- linear ------------------------------------------------------------------------------------------------------
+
+
+def linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    out = _rows(outs[0])
+    torch.mm(_rows(ins[0]), weights[0].t(), out=out)
+    if len(weights) == 2:
+        out.add_(weights[1])
+
+
+def linear_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.mm(_rows(ins[0]), weights[0], out=_rows(outs[0]))
+
+
+def linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    x, g = _rows(ins[0]), _rows(ins[1])
+    put_product(into[0], g.t(), x, add)
+    if len(into) == 2:
+        put(into[1], g.sum(0, dtype=into[1].dtype), add)
+
+
+def add_bias(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.add(ins[0], weights[0], out=outs[0])
+
+
+def add_bias_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    put(into[0], _rows(ins[0]).sum(0, dtype=into[0].dtype), add)
+
+
+# ---- norms -------------------------------------------------------------------------------------------------------
+
+
+def _groups(x: torch.Tensor, width: int) -> torch.Tensor:
+    """[.., n·C] -> [.., n, C]: what is normed together."""
+    return x.unflatten(-1, (-1, width))
+
+
+def _put_rms(scale: torch.Tensor, x: torch.Tensor, epsilon: float, *, keepdim: bool = False) -> None:
+    """1 / sqrt(mean of squares + epsilon) of the last dim into `scale`: by the norm, so that no squares lie about."""
+    torch.linalg.vector_norm(x, dim=-1, keepdim=keepdim, dtype=scale.dtype, out=scale)
+    scale.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+
+
+def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x = _groups(ins[0], weights[0].shape[0])
+    y = _groups(outs[0], weights[0].shape[0])
+    scale = outs[1]
+    _put_rms(scale, x, site.attrs["epsilon"])
+    if x.dtype == env.stat:
+        torch.mul(x, scale[..., None], out=y).mul_(weights[0])
+    else:
+        y.copy_((x * scale[..., None]).mul_(weights[0]))
+
+
+def rms_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x, scale, g = ins
+    width = weights[0].shape[0]
+    x, scale = _groups(x, width), scale[..., None]
+    slope = _groups(g, width) * weights[0].to(env.stat)
+    other = slope * x
+    mean = other.mean(-1, keepdim=True).mul_(scale).mul_(scale)
+    torch.mul(x, mean, out=other)
+    _groups(outs[0], width).copy_(slope.sub_(other).mul_(scale))
+
+
+def rms_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    x, scale, g = ins
+    width = into[0].shape[0]
+    put(into[0], (_groups(x, width) * scale[..., None]).mul_(_groups(g, width)).reshape(-1, width).sum(0), add)
+
+
+def layer_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    y, mean, scale = outs
+    torch.mean(ins[0], -1, keepdim=True, dtype=env.stat, out=mean)
+    centred = ins[0] - mean
+    _put_rms(scale, centred, site.attrs["epsilon"], keepdim=True)
+    y.copy_(centred.mul_(scale).mul_(weights[0]).add_(weights[1]))
+
+
+def layer_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x, mean, scale, g = ins
+    slope = g * weights[0].to(env.stat)
+    slope.sub_(slope.mean(-1, keepdim=True))
+    other = (x - mean).mul_(slope)
+    inner = other.mean(-1, keepdim=True).mul_(scale).mul_(scale)
+    torch.sub(x, mean, out=other).mul_(inner)
+    outs[0].copy_(slope.sub_(other).mul_(scale))
+
+
+def layer_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    x, mean, scale, g = ins
+    put(into[0], _rows((x - mean).mul_(scale).mul_(g)).sum(0), add)
+    put(into[1], _rows(g).sum(0, dtype=into[1].dtype), add)
+
+
+# ---- positions ---------------------------------------------------------------------------------------------------
+
+
+def _rotate(env: Env, site: Site, x: torch.Tensor, positions: torch.Tensor, sign: int, out: torch.Tensor) -> None:
+    cos, sin = angles(site, positions, env.stat)  # [s, B, 1, C/2]
+    x, out = (_groups(t, site.attrs["head_size"]) for t in (x, out))
+    if plain := int(site.attrs["plain_size"]):
+        out[..., :plain].copy_(x[..., :plain])
+    a, b = x[..., plain:].chunk(2, -1)
+    ya, yb = out[..., plain:].chunk(2, -1)
+    sin = sin.mul_(sign)
+    ya.copy_((a * cos).addcmul_(b, sin, value=-1))
+    yb.copy_((b * cos).addcmul_(a, sin))
+
+
+def rope(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    _rotate(env, site, ins[0], ins[1], 1, outs[0])
+
+
+def rope_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    _rotate(env, site, ins[1], ins[0], -1, outs[0])
+
+
+# ---- element-wise ------------------------------------------------------------------------------------------------
+
+
+def swiglu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.ops.aten.silu.out(ins[0], out=outs[0]).mul_(ins[1])
+
+
+def swiglu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    gate, up, g = ins
+    torch.ops.aten.silu.out(gate, out=outs[1]).mul_(g)
+    torch.mul(g, up, out=outs[0])
+    torch.ops.aten.silu_backward.grad_input(outs[0], gate, grad_input=outs[0])
+
+
+def gelu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.ops.aten.gelu.out(ins[0], approximate="tanh", out=outs[0])
+
+
+def gelu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.ops.aten.gelu_backward.grad_input(ins[1], ins[0], approximate="tanh", grad_input=outs[0])
+
+
+def add(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.add(ins[0], ins[1], out=outs[0])
+
+
+def split(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    for y, part in zip(outs, ins[0].split([y.shape[-1] for y in outs], -1), strict=True):
+        y.copy_(part)
+
+
+def join(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    torch.cat(ins, -1, out=outs[0])
+
+
+def repeat_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x = _groups(ins[0], site.attrs["head_size"])
+    outs[0].view(*x.shape[:-1], site.attrs["times"], x.shape[-1]).copy_(
+        x[..., None, :].expand(*x.shape[:-1], site.attrs["times"], -1)
+    )
+
+
+def repeat_heads_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    out = _groups(outs[0], site.attrs["head_size"])
+    torch.sum(ins[0].view(*out.shape[:-1], site.attrs["times"], out.shape[-1]), -2, out=out)
+
+
+def pack_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    n = site.attrs["pieces"]
+    outs[0].unflatten(0, (n, -1)).copy_(ins[0].unflatten(2, (n, -1)).movedim(2, 0))
+
+
+def unpack_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    n = site.attrs["pieces"]
+    outs[0].unflatten(2, (n, -1)).copy_(ins[0].unflatten(0, (n, -1)).movedim(0, 2))
+
+
+DENSE = {
+    "embedding": TorchKernel(embedding, None, embedding_weight),
+    "linear": TorchKernel(linear, linear_input, linear_weight),
+    "add_bias": TorchKernel(add_bias, None, add_bias_weight),
+    "rms_norm": TorchKernel(rms_norm, rms_norm_input, rms_norm_weight),
+    "layer_norm": TorchKernel(layer_norm, layer_norm_input, layer_norm_weight),
+    "rope": TorchKernel(rope, rope_input),
+    "swiglu": TorchKernel(swiglu, swiglu_input),
+    "gelu": TorchKernel(gelu, gelu_input),
+    "add": TorchKernel(add),
+    "split": TorchKernel(split, join),  # each is the other's gradient
+    "join": TorchKernel(join, split),
+    "repeat_heads": TorchKernel(repeat_heads, repeat_heads_input),
+    "pack_heads": TorchKernel(pack_heads),
+    "unpack_heads": TorchKernel(unpack_heads),
+}

@@ -1,0 +1,232 @@
+"""Reference kernels of the mixture of experts, with exact sizes: one look at routed counts a layer, nothing dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put_product
+from penteract.ops.tape import Site
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """[.., D] -> [n, D]: a view of what is contiguous, as all registers are."""
+    return x.view(-1, x.shape[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Host sizes of one exchange. `table[sender][expert]`: rows that each local expert gets from each rank."""
+
+    sent: list[int]
+    received: list[int]
+    table: list[list[int]]
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of each local expert."""
+        return [sum(column) for column in zip(*self.table, strict=True)]
+
+
+def split_sizes(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    copies, coming = ins
+    n = int(site.attrs["ranks"])
+    both = torch.cat([copies, coming]).tolist()  # the one look
+    to, of = both[: len(copies)], both[len(copies) :]
+    each = len(to) // n
+    table = [of[i * each : (i + 1) * each] for i in range(n)]
+    outs[0] = Splits([sum(to[i * each : (i + 1) * each]) for i in range(n)], [sum(t) for t in table], table)
+
+
+def router(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    chosen, experts, scores, choices = outs
+    a, x = site.attrs, ins[0]
+    torch.mm(_rows(x).to(env.stat), weights[0].to(env.stat).t(), out=_rows(scores))
+    if a["score"] == "softmax":
+        _softmax_(scores)
+    else:
+        scores.sigmoid_()
+    _choose(a, scores, _ranking(env, a, scores), experts, chosen)
+    choices.zero_().scatter_(1, experts.permute(1, 0, 2).flatten(1), 1, reduce="add")  # by sequence: [B, s·k]
+
+
+def _softmax_(x: torch.Tensor) -> None:
+    x.sub_(x.amax(-1, keepdim=True)).exp_()
+    x.div_(x.sum(-1, keepdim=True))
+
+
+def _ranking(env: Env, attrs: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor:
+    """What experts are chosen by: scores, with the bias that balances; -inf outside of a token's best groups."""
+    ranking = scores + env.biases[attrs["bias"]] if attrs["bias"] else scores
+    if attrs["groups"] == 1:
+        return ranking
+    ranking = ranking if attrs["bias"] else ranking.clone()
+    groups = ranking.unflatten(-1, (attrs["groups"], -1))
+    best = groups.topk(2, -1).values.sum(-1) if attrs["group_score"] == "top2" else groups.amax(-1)
+    chosen = best.topk(attrs["top_groups"], -1).indices
+    others = torch.ones_like(best, dtype=torch.bool).scatter_(-1, chosen, False)
+    groups.masked_fill_(others[..., None], float("-inf"))
+    return ranking
+
+
+def _choose(
+    attrs: Mapping[str, Any], scores: torch.Tensor, ranking: torch.Tensor, experts: torch.Tensor, chosen: torch.Tensor
+) -> None:
+    """The top k of `ranking`, and their weights by the scores that they have."""
+    w = torch.empty(experts.shape, dtype=scores.dtype, device=scores.device)
+    torch.topk(ranking, attrs["top_k"], out=(w, experts))
+    torch.gather(scores, -1, experts, out=w)
+    if attrs["normalize"]:
+        w.div_(w.sum(-1, keepdim=True))
+    chosen.copy_(w.mul_(attrs["scale"]) if attrs["scale"] != 1 else w)
+
+
+def router_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    experts, scores, g, *g_scores = ins
+    slope = outs[1]  # of the scores, then of the logits
+    slope.copy_(g_scores[0]) if g_scores else slope.zero_()
+    scale = site.attrs["scale"]
+    g = _before_normalizing(scores, experts, g) if site.attrs["normalize"] else g.to(env.stat, copy=scale != 1)
+    slope.scatter_add_(-1, experts, g.mul_(scale) if scale != 1 else g)
+    del g
+    if site.attrs["score"] == "softmax":
+        slope.sub_((slope * scores).sum(-1, keepdim=True)).mul_(scores)
+    else:
+        slope.mul_(scores).addcmul_(slope, scores, value=-1)
+    put_product(_rows(outs[0]), _rows(slope), weights[0].to(env.stat), False)
+
+
+def _before_normalizing(scores: torch.Tensor, experts: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """The gradient of the chosen scores, given that of their shares of their sum."""
+    w = scores.gather(-1, experts)
+    total = w.sum(-1, keepdim=True)
+    inner = w.div_(total).mul_(g).sum(-1, keepdim=True)
+    return torch.sub(g, inner, out=w).div_(total)
+
+
+def router_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    x, logits = ins
+    put_product(into[0], _rows(logits).t(), _rows(x).to(env.stat), add)
+
+
+def sort_by_expert(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    flat = ins[0].reshape(-1)
+    torch.sort(flat, stable=True, out=(torch.empty_like(flat), outs[0]))
+    outs[1].zero_().scatter_(0, flat, 1, reduce="add")
+
+
+def dispatch(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x, order = ins
+    torch.index_select(_rows(x), 0, order // site.attrs["top_k"], out=outs[0])
+
+
+def dispatch_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    order, g = ins
+    _rows(outs[0].zero_()).index_add_(0, order // site.attrs["top_k"], g)
+
+
+def combine(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    y, w, order = ins
+    copies = torch.empty_like(y)
+    copies[order] = y
+    copies = copies.view(*w.shape, -1).mul_(w[..., None])
+    torch.sum(copies, -2, out=outs[0])
+
+
+def combine_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    y, w, order, g = ins
+    torch.index_select(_rows(g), 0, order // site.attrs["top_k"], out=outs[0])
+    outs[1].view(-1)[order] = (outs[0] * y).sum(-1)
+    outs[0].mul_(w.reshape(-1)[order][:, None])
+
+
+def each_expert(splits: Splits) -> Iterator[tuple[int, slice]]:
+    at = 0
+    for e, n in enumerate(splits.rows):
+        yield e, slice(at, at + n)
+        at += n
+
+
+def expert_linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x, splits = ins
+    for e, rows in each_expert(splits):
+        if rows.stop > rows.start:
+            torch.mm(x[rows], weights[0][e].t(), out=outs[0][rows])
+
+
+def expert_linear_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    splits, g = ins
+    for e, rows in each_expert(splits):
+        if rows.stop > rows.start:
+            torch.mm(g[rows], weights[0][e], out=outs[0][rows])
+
+
+def expert_linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    x, splits, g = ins
+    for e, rows in each_expert(splits):
+        if rows.stop > rows.start:
+            put_product(into[0][e], g[rows].t(), x[rows], add)
+        elif not add:
+            into[0][e].zero_()
+
+
+def regroup(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    x, splits = ins
+    by_sender = list(torch.split(outs[0] if site.attrs["inverse"] else x, [n for row in splits.table for n in row]))
+    experts = len(splits.table[0])
+    by_expert = [by_sender[r * experts + e] for e in range(experts) for r in range(len(splits.table))]
+    at = 0
+    for piece in by_expert:
+        if site.attrs["inverse"]:
+            piece.copy_(x[at : at + len(piece)])
+        else:
+            outs[0][at : at + len(piece)].copy_(piece)
+        at += len(piece)
+
+
+def _shares(site: Site, scores: torch.Tensor) -> torch.Tensor:
+    """Scores as shares of one: they are already, unless they are sigmoids."""
+    return scores / scores.sum(-1, keepdim=True) if site.attrs["score"] == "sigmoid" else scores
+
+
+def _load(site: Site, choices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """f of each sequence and expert, over the sequence's length: [B, X]."""
+    s, k, x = (int(site.attrs[n]) for n in ("sequence_length", "top_k", "experts"))
+    return choices.to(dtype).mul_(x / (k * s) / s)
+
+
+def balance_loss(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    scores, choices = ins
+    share = _shares(site, scores).sum(0)
+    torch.sum(share.mul_(_load(site, choices, scores.dtype)), (0, 1), out=outs[0])
+
+
+def balance_loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    scores, choices, g = ins
+    f = _load(site, choices, scores.dtype).mul_(g)
+    if site.attrs["score"] == "sigmoid":
+        total = scores.sum(-1, keepdim=True)
+        mean = torch.mul(f, scores, out=outs[0]).sum(-1, keepdim=True).div_(total)
+        torch.sub(f, mean, out=outs[0]).div_(total)
+    else:
+        outs[0].copy_(f.expand_as(outs[0]))
+
+
+def tally(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    env.tallies[str(site.attrs["name"])].add_(ins[0].sum(0))
+
+
+EXPERTS = {
+    "router": TorchKernel(router, router_input, router_weight),
+    "sort_by_expert": TorchKernel(sort_by_expert),
+    "split_sizes": TorchKernel(split_sizes),
+    "dispatch": TorchKernel(dispatch, dispatch_input),
+    "combine": TorchKernel(combine, combine_input),
+    "expert_linear": TorchKernel(expert_linear, expert_linear_input, expert_linear_weight),
+    "regroup": TorchKernel(regroup),
+    "balance_loss": TorchKernel(balance_loss, balance_loss_input),
+    "tally": TorchKernel(tally),
+}

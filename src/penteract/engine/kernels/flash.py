@@ -1,0 +1,116 @@
+"""Fused attention on GPUs: torch's FlashAttention-2 over the documents of a sequence, end to end.
+
+Dao 2023 (2307.08691). One call takes runs of queries and of keys by where each run ends, as lists of static length; a
+run's last query sees its last key, and every query before it one key less. Runs are documents: those of which a piece
+of the sequence has queries, and before them, without queries, all that comes earlier.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.order import Piece, Places
+from penteract.ops.tape import Site
+from penteract.spec.kernels import most_documents
+
+
+def ends(start: torch.Tensor, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where runs end, of queries (from the piece's first token) and of keys (from the sequence's): int32 [runs + 1].
+
+    `start`: [tokens of the piece]. Runs that are not there are empty, at the end.
+    """
+    queries = _query_ends(start, most_documents(piece.tokens))
+    keys = queries + piece.first
+    keys[:1].zero_()
+    keys[1:2].copy_(start[:1])
+    return queries, keys
+
+
+def _query_ends(start: torch.Tensor, most: int) -> torch.Tensor:
+    """[0, 0, first token of the second document, of the third, …, n, n, …], of length most + 2."""
+    out = torch.zeros(most + 2, dtype=torch.int32, device=start.device)
+    number = (start[1:] != start[:-1]).cumsum(0, dtype=torch.int32)  # of each token's document, from the second token
+    wanted = torch.arange(1, most + 1, dtype=torch.int32, device=start.device)
+    torch.searchsorted(number, wanted, out_int32=True, out=out[2:])
+    out[2:].add_(1)
+    return out
+
+
+def _by_head(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[n, H·C] -> [n, H, C], a view."""
+    return x.unflatten(-1, (-1, size))
+
+
+def _about(site: Site, piece: Piece, lists: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What both calls are told: ends of runs, the longest a run can be, no dropout, causal; scale and window."""
+    window = int(site.attrs["window"])
+    named = {"scale": float(site.attrs["scale"])}
+    if window:
+        named |= {"window_size_left": window - 1, "window_size_right": 0}
+    return (*lists, piece.tokens, piece.end, 0.0, True), named
+
+
+def _piece(aten: Any, site: Site, piece: Piece, ins: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [n, H·C], k [S, K·C], v [S, K·C], start [n] -> o [n, H·C], log-sum-exp [H, n]."""
+    *qkv, start = ins
+    size = int(site.attrs["head_size"])
+    about, named = _about(site, piece, ends(start, piece))
+    made = aten._flash_attention_forward(*(_by_head(x, size) for x in qkv), *about, False, **named)
+    return made[0].flatten(1), made[1]
+
+
+def _forward(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    q, k, v, _, start, _ = ins
+    places = Places.of(env, site)
+    q, start = places.queries.restore(q), places.queries.restore(start)
+    k, v = places.keys.restore(k), places.keys.restore(v)
+    for b in range(q.shape[1]):
+        for piece in places.pieces:
+            mine = [q[piece.rows, b], k[:, b], v[:, b], start[piece.rows, b]]
+            made = _piece(aten, site, piece, mine)
+            places.queries.put(made[0], outs[0][piece.rows, b])
+            places.queries.put(made[1], outs[1][b, :, piece.rows], 1)
+            del made  # before the next call makes its own
+
+
+def _piece_input(aten: Any, site: Site, piece: Piece, ins: Tensors) -> tuple[torch.Tensor, ...]:
+    """q, k, v, start, o, log-sum-exp, gradient of o -> gradients of q [n, H·C], k [S, K·C], v. Keys that come after the
+    piece get none: what is there is not defined."""
+    q, k, v, start, o, log_sum, g = ins
+    size = int(site.attrs["head_size"])
+    about, named = _about(site, piece, ends(start, piece))
+    random, unused = (torch.empty(n, dtype=torch.uint64, device=q.device) for n in (2, 0))
+    g, q, k, v, o = (_by_head(x, size) for x in (g, q, k, v, o))
+    made = aten._flash_attention_backward(g, q, k, v, o, log_sum.contiguous(), *about, random, unused, **named)
+    return tuple(x.flatten(1) for x in made)
+
+
+def _input_gradient(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    q, k, v, _, start, _, o, log_sum, g = ins
+    places = Places.of(env, site)
+    q, start, o, g = (places.queries.restore(x) for x in (q, start, o, g))
+    k, v, log_sum = places.keys.restore(k), places.keys.restore(v), places.queries.restore(log_sum, 2)
+    for b in range(q.shape[1]):
+        for i, piece in enumerate(places.pieces):  # the first writes gradients of all keys, others add
+            rows = piece.rows
+            mine = [q[rows, b], k[:, b], v[:, b], start[rows, b], o[rows, b], log_sum[b, :, rows], g[rows, b]]
+            made = _piece_input(aten, site, piece, mine)
+            places.queries.put(made[0], outs[0][rows, b])
+            for y, into in zip(made[1:], outs[1:], strict=True):
+                if i == 0:
+                    places.keys.put(y, into[:, b], end=piece.end)
+                else:
+                    places.keys.add(y, into[:, b], piece.end)
+            del made, y
+
+
+def flash(aten: Any) -> TorchKernel:
+    """The kernel, over the operators of `aten`."""
+    return TorchKernel(partial(_forward, aten), partial(_input_gradient, aten))
+
+
+FLASH = {"attention": flash(torch.ops.aten)}

@@ -1,0 +1,75 @@
+"""The shape of a kernel, and what it may know beside its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from penteract.ops.tape import Site
+from penteract.spec.mesh import Mesh
+
+Tensors = list[Any]  # tensors; a host value where the spec's role is "host"
+
+
+def _alone(axis: str, x: torch.Tensor) -> None:
+    """Of one rank."""
+
+
+@dataclass(slots=True)
+class Env:
+    """Where a kernel runs, and the step's device values: all that may change between steps is a tensor here.
+
+    `agree(axis, x)`: the largest of each number of x over an axis's ranks, in place.
+    """
+
+    mesh: Mesh
+    rank: int
+    stat: torch.dtype
+    scale: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of each loss term
+    loss_scale: torch.Tensor | None = None  # of all of them, where small gradients would be lost
+    losses: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # sums of this step
+    biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of routers, [X]
+    tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # choices of this step, [X]
+    agree: Callable[[str, torch.Tensor], None] = _alone
+    past: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of scaled linears, [3]: the
+    seen: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # largest of x, w, g
+    scales: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of weights that are codes, [1]
+
+    def index(self, axis: str) -> int:
+        """This rank's place along an axis."""
+        return self.mesh.coordinates(self.rank)[axis]
+
+
+Forward = Callable[[Env, Site, Tensors, Tensors, Tensors], None]  # env, site, ins, weights, outs
+InputGradient = Callable[[Env, Site, Tensors, Tensors, Tensors], None]  # env, site, kept + gradients, weights, outs
+WeightGradient = Callable[[Env, Site, Tensors, Tensors, bool], None]  # env, site, kept + gradients, into, add
+
+
+@dataclass(frozen=True, slots=True)
+class TorchKernel:
+    """One op on torch: results are written into `outs`, weight gradients written or added `into` views of buckets."""
+
+    forward: Forward
+    input_gradient: InputGradient | None = None
+    weight_gradient: WeightGradient | None = None
+
+
+def put(into: torch.Tensor, value: torch.Tensor, add: bool) -> None:
+    """Write or add a gradient."""
+    if add:
+        into.add_(value)
+    else:
+        into.copy_(value)
+
+
+def put_product(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor, add: bool) -> None:
+    """Write or add a @ b, straight into the bucket where dtypes allow."""
+    if into.dtype != a.dtype:
+        put(into, a @ b, add)
+    elif add:
+        torch.addmm(into, a, b, out=into)
+    else:
+        torch.mm(a, b, out=into)

@@ -1,0 +1,11 @@
+"""What plain torch computes, on any device: each op by its reference implementation. FP8 is emulated."""
+
+from __future__ import annotations
+
+import torch
+
+from penteract.engine.kernels.kernel import TorchKernel
+from penteract.engine.kernels.registry import kernels_by_call
+from penteract.spec.layout import Layout
+
+REFERENCE: dict[str, TorchKernel] = kernels_by_call(Layout(), torch.device("cpu"))

@@ -1,0 +1,88 @@
+"""What runs, for each op: the registry's choice (`ops/declarations/registry.py`), found by the name that its entry
+has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.errors import BadInput
+from penteract.ops.declarations import OPS, Implementation, implementation
+from penteract.ops.tape import Site
+from penteract.spec.layout import Layout
+from penteract.step.program import Program
+
+
+def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
+    """What computes each op of a program: selected here for each place that says it, so that no step selects."""
+    chosen = dict[str, dict[Site, TorchKernel]]()
+    for site in _sites(p):
+        one, _ = implementation(site, p.layout)
+        chosen.setdefault(site.op_name, {})[site] = kernel(site.op_name, one, device.type)
+    made = dict[str, TorchKernel]()
+    for op_name, found in chosen.items():
+        one, *others = dict.fromkeys(found.values())
+        made[op_name] = _selecting(found.__getitem__, one) if others else one
+    return made
+
+
+def kernels_by_call(layout: Layout, device: torch.device) -> dict[str, TorchKernel]:
+    """The same without a program, for who calls a kernel by itself: where an op has several implementations, each call
+    selects, and a kernel's module is imported when a call first asks for it."""
+
+    def at(site: Site) -> TorchKernel:
+        return kernel(site.op_name, implementation(site, layout)[0], device.type)
+
+    made = dict[str, TorchKernel]()
+    for op_name, op in OPS.items():
+        *others, reference = op.implementations
+        plain = kernel(op_name, reference, device.type)
+        made[op_name] = _selecting(at, plain) if others else plain
+    return made
+
+
+def check_devices(p: Program, device: torch.device) -> None:
+    """Refuse a program with an op whose implementation this device has not: it is refused, never replaced."""
+    for site in _sites(p):
+        one, _ = implementation(site, p.layout)
+        if device.type not in one.kernels:
+            raise BadInput("KERNEL", f"'{one.name}' of {site.op_name} does not run here", where=site.line,
+                           found=device.type, allowed=", ".join(one.kernels),
+                           fix=f"--precision.device {next(iter(one.kernels), 'auto')}, or a layout that does not ask "
+                           "for it")  # fmt: skip
+
+
+def _sites(p: Program) -> Iterator[Site]:
+    """Where a program says what kernels compute; what goes over wires is none of theirs."""
+    calls = (i.call for chunk in p.chunks for some in chunk.actions.values() for i in some)
+    yield from dict.fromkeys(call.site for call in calls if call.phase not in ("start", "finish"))
+
+
+def kernel(op_name: str, one: Implementation, device: str) -> TorchKernel:
+    """What runs an implementation of an op, on a device that has it."""
+    return _found(one.kernels[device])[op_name]
+
+
+@cache
+def _found(name: str) -> dict[str, TorchKernel]:
+    module, _, table = name.partition(":")
+    return getattr(import_module(module), table)
+
+
+def _selecting(at: Callable[[Site], TorchKernel], like: TorchKernel) -> TorchKernel:
+    """One kernel for all places of an op, computed by what is `at` each. Its phases are those of any: all have the same
+    ones."""
+
+    def phase(name: str) -> Callable[..., None]:
+        def run(env: Env, site: Site, *about: Any) -> None:
+            getattr(at(site), name)(env, site, *about)
+
+        return run
+
+    names = ("forward", "input_gradient", "weight_gradient")
+    return TorchKernel(*[phase(name) if getattr(like, name) else None for name in names])  # type: ignore[arg-type]

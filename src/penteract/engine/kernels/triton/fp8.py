@@ -1,0 +1,12 @@
+"""FP8 products whose codes are made by kernels."""
+
+from __future__ import annotations
+
+from penteract.engine.kernels.fp8 import real, scaled
+from penteract.engine.kernels.fp8_experts import FOUR, in_fours, scaled_experts
+from penteract.engine.kernels.triton.quantise import TRITON
+
+FP8 = {
+    "linear": scaled(real, TRITON),
+    "expert_linear": scaled_experts(in_fours(real), TRITON, multiple=FOUR),
+}

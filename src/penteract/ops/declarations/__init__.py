@@ -1,0 +1,8 @@
+"""What each op and its implementations declare, file by file as in engine/kernels. No torch."""
+
+from __future__ import annotations
+
+from penteract.ops.declarations.declaration import OpDeclaration
+from penteract.ops.declarations.registry import OPS, Implementation, Op, declaration_of, implementation
+
+__all__ = ["OPS", "Implementation", "Op", "OpDeclaration", "declaration_of", "implementation"]

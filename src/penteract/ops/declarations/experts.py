@@ -1,0 +1,277 @@
+"""Declarations of the mixture of experts: route, sort, send, weigh, balance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from penteract.ops.declarations.declaration import (
+    BOOL,
+    Attrs,
+    OpDeclaration,
+    Product,
+    Shape,
+    Specs,
+    linear_products,
+    narrow_product,
+    wide_product,
+    widened,
+)
+from penteract.ops.declarations.traffic import Eager, Kernels
+from penteract.ops.spec import Spec, Widths
+
+
+class Router(OpDeclaration):
+    """x [s, B, D], w [X, D] -> weights [s, B, k], experts [s, B, k], scores [s, B, X], choices [B, X].
+
+    Where experts form groups, only those of a token's best are chosen among (DeepSeek-V3 2412.19437 §2.1.2, eq. 13-16).
+    """
+
+    input_keeps = ("out1", "out2")
+    weight_keeps = ("in0",)
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        s, b, _ = ins[0].shape
+        x, k = weights[0][0], attrs["top_k"]
+        return (Spec((s, b, k)), Spec((s, b, k), "index"), Spec((s, b, x), "stat"), Spec((b, x), "index")), ()
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        return (0, 2) if attrs["balance"] == "loss" else (0,)
+
+    def carry(self, ins: Sequence[Spec], attrs: Attrs) -> Specs:
+        return (Spec((*ins[0].shape[:-1], attrs["experts"]), "stat"),)
+
+    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
+        return linear_products(phase, prod(ins[0][:-1]), ins[0][-1], weights[0][0])
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Routing is done in stat: tokens and weights are widened for the products."""
+        (s, b, _), stat = ins[0], widths["stat"]
+        tokens, copies = s * b, s * b * attrs["top_k"]
+        scores = tokens * weights[0][0] * stat
+        product = widened(prod(ins[0]) + prod(weights[0]), widths)
+        row = tokens * stat
+        if phase == "forward":
+            softmax = row if attrs["score"] == "softmax" else 0
+            ranking = scores if attrs["bias"] or attrs["groups"] > 1 else 0
+            choice = copies * stat + (row if attrs["normalize"] else 0)
+            grouping = _grouping(tokens, attrs, widths) if attrs["groups"] > 1 else 0
+            by_sequence = copies * widths["index"] if s > 1 and b > 1 else 0
+            return max(product, softmax, ranking + max(choice, grouping), by_sequence)
+        if phase == "input_gradient":
+            scaled = copies * stat if attrs["scale"] != 1 else widened(copies, widths)
+            chosen = copies * stat + 2 * row if attrs["normalize"] else scaled
+            return max(product, chosen, scores + row if attrs["score"] == "softmax" else 0)
+        return widened(prod(ins[0]), widths) + wide_product(prod(weights[0]), widths)
+
+
+def _grouping(tokens: int, attrs: Attrs, widths: Widths) -> int:
+    """Bytes to find the best groups: their scores, by their best two or their best; the choice; a mask of the rest."""
+    stat, index = widths["stat"], widths["index"]
+    scores, two = attrs["groups"] * stat, 2 * attrs["groups"] * (stat + index)
+    by_two = two - 2 * attrs["groups"] * index + scores
+    best = max(two, by_two) if attrs["group_score"] == "top2" else scores
+    top = attrs["top_groups"]
+    return tokens * max(best, scores + top * (stat + index), scores + top * index + attrs["groups"] * BOOL)
+
+
+class SortByExpert(OpDeclaration):
+    """experts [s, B, k] -> order [s·B·k] (a stable sort of the copies by expert), copies of each expert [X]."""
+
+    differentiable = ()
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((prod(ins[0].shape),), "index"), Spec((attrs["experts"],), "index")), ()  # type: ignore[arg-type]
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return prod(ins[0]) * widths["index"]
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, copies = Eager(widths), prod(ins[0])
+        counted = e.places(copies, "index", "index", "index")
+        return e.sums(("index", 3 * copies)), e.each(attrs["experts"], "index"), counted
+
+
+class SplitSizes(OpDeclaration):
+    """copies sent [X], copies coming [ep·X/ep] -> the host's sizes: the one look a step takes at routed counts."""
+
+    differentiable = ()
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((), "host"),), ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return (prod(ins[0]) + prod(ins[1])) * widths["index"]
+
+
+class Dispatch(OpDeclaration):
+    """x [s, B, D], order [s·B·k] -> copies in expert order [s·B·k, D]."""
+
+    input_keeps = ("in1",)
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((ins[1].shape[0], ins[0].shape[-1])),), ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return prod(ins[1]) * widths["index"]
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, copies, width = Eager(widths), prod(ins[1]), ins[0][-1]
+        n, token = copies * width, e.each(copies, "index", "index")
+        if phase == "forward":
+            return token, e.sums(("index", copies), ("compute", 2 * n))
+        summed = e.places(n, ("index", copies), "compute", "compute", "compute")
+        return e.each(prod(ins[0]), "compute"), token, summed
+
+
+class Regroup(OpDeclaration):
+    """Rows [R, D] by sender, then expert -> by expert, then sender; `inverse` the other way."""
+
+
+class ExpertLinear(OpDeclaration):
+    """One matrix an expert: w [X, F, D]; `in1` is the host's row counts."""
+
+    input_keeps = ("in1",)
+    weight_keeps = ("in0", "in1")
+    deferrable = True
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((ins[0].shape[0], weights[0][1])),), ()
+
+    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
+        """The experts' own counts are data: rows as even as they can be, so that what is multiplied is the same."""
+        (rows, width), (experts, out, _) = ins[0], weights[0]
+        each, more = rows // experts, rows % experts
+        fewer, further = linear_products(phase, each, width, out), linear_products(phase, each + 1, width, out)
+        return (
+            *(p._replace(times=experts - more) for p in fewer),
+            *(p._replace(times=more) for p in further if more),
+        )
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """One expert at a time; those without rows make nothing."""
+        if phase != "weight_gradient" or not prod(ins[0]):
+            return 0
+        return narrow_product(prod(weights[0][1:]), widths)
+
+
+class Combine(OpDeclaration):
+    """copies y [s·B·k, D], weights [s, B, k], order -> [s, B, D], each token the weighted sum of its copies."""
+
+    differentiable = (0, 1)
+    input_keeps = ("in0", "in1", "in2")
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((*ins[1].shape[:-1], ins[0].shape[-1])),), ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        rows, copies = prod(ins[0]), prod(ins[2])
+        if phase == "forward":
+            return rows * widths["compute"]
+        return max((rows + copies) * widths["compute"], copies * widths["index"])
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n, copies = Eager(widths), prod(ins[0]), prod(ins[2])
+        of_copies, of_index = ("compute", copies), ("index", copies)
+        weighed = e.each(n, "compute", of_copies, "compute")
+        if phase == "forward":
+            placed = e.places(n, of_index, "compute", "compute")
+            return placed, weighed, e.sums(("compute", n), ("compute", n // attrs["top_k"]))
+        at_order = e.places(copies, "index", "compute", "compute")
+        return (
+            e.each(copies, "index", "index"), e.sums(of_index, ("compute", 2 * n)),
+            e.each(n, "compute", "compute", "compute"), e.sums(("compute", n), of_copies), at_order, at_order, weighed,
+        )  # fmt: skip
+
+
+class BalanceLoss(OpDeclaration):
+    """scores [s, B, X], choices [B, X] of the whole sequence -> this rank's share of Σ over sequences of f·P, []."""
+
+    input_keeps = ("in0", "in1")
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((), "stat"),), ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Sigmoids are first made shares of one, which needs their sum a token."""
+        scores, tokens, loads = prod(ins[0]), prod(ins[0][:-1]), prod(ins[1])
+        sigmoid = attrs["score"] == "sigmoid"
+        if phase == "forward":
+            return (scores + max(tokens, loads) if sigmoid else 2 * loads) * widths["stat"]
+        return (loads + (2 * tokens if sigmoid else 0)) * widths["stat"]
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        """Scores [tokens, experts], and loads [sequences, experts]."""
+        e, n, tokens, loads = Eager(widths), prod(ins[0]), prod(ins[0][:-1]), prod(ins[1])
+        of_tokens, of_loads = ("stat", tokens), ("stat", loads)
+        load = e.copy(loads, "index", "stat"), e.each(loads, "stat", "stat")
+        row, by_row = e.sums(("stat", n), of_tokens), e.each(n, "stat", of_tokens, "stat")
+        sigmoid = attrs["score"] == "sigmoid"
+        if phase == "forward":
+            shares = (row, by_row) if sigmoid else ()
+            weighed = e.each(loads, "stat", "stat", "stat")
+            return *shares, e.sums(("stat", n), of_loads), *load, weighed, e.sums(of_loads, ("stat", 1))
+        slopes = *load, e.each(loads, "stat", ("stat", 1), "stat")
+        if not sigmoid:
+            return *slopes, e.copy(n, of_loads, "stat")
+        mean = e.each(tokens, "stat", "stat", "stat")
+        less = e.each(n, of_loads, of_tokens, "stat")
+        return *slopes, row, e.each(n, of_loads, "stat", "stat"), row, mean, less, by_row
+
+
+class Tally(OpDeclaration):
+    """choices [B, X] are added to the step's count that moves the balance bias."""
+
+    differentiable = ()
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        return ()
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (), ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return ins[0][-1] * widths["index"]
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n = Eager(widths), ins[0][-1]
+        return e.sums(("index", prod(ins[0])), ("index", n)), e.each(n, "index", "index", "index")
+
+
+EXPERTS: dict[str, OpDeclaration] = {
+    "router": Router(),
+    "sort_by_expert": SortByExpert(),
+    "split_sizes": SplitSizes(),
+    "dispatch": Dispatch(),
+    "regroup": Regroup(),
+    "expert_linear": ExpertLinear(),
+    "combine": Combine(),
+    "balance_loss": BalanceLoss(),
+    "tally": Tally(),
+}

@@ -1,0 +1,43 @@
+"""Declaration of torch's FlashAttention-2 (Dao 2023, 2307.08691), which takes documents that share a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penteract.ops.declarations.declaration import BOOL, FLOAT, Attrs, Shape
+from penteract.ops.declarations.fused import RANDOM, STATE, Fused
+from penteract.ops.spec import Widths
+from penteract.spec.kernels import most_documents
+
+INT = 4  # bytes of where a document ends
+BLOCK = 128  # rows: in the kernel's sums, documents lie so far apart
+
+
+def piece(s: int, t: int) -> int:
+    """Query tokens of one call: of a context rank that sees gathered keys, each of its two chunks."""
+    return s if s == t else s // 2
+
+
+class FlashAttention(Fused):
+    """One call a sequence and piece."""
+
+    flash = True
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        (s, b, width), (t, _, kv_width), size = ins[0], ins[1], attrs["head_size"]
+        heads, n, compute = width // size, piece(s, t), widths["compute"]
+        count = most_documents(n)
+        ends = (count + 2) * INT
+        made = max(2 * ends, ends + (n - 1) * INT + max((n - 1) * BOOL, count * INT))
+        restored = self.restored(phase, ins, attrs, widths) + self.dealt * s * b * widths["index"]  # starts too
+        out, log_sum = n * heads * attrs["value_size"] * compute, n * heads * FLOAT
+        if phase == "forward":
+            return restored + max(made, 2 * ends + out + log_sum + RANDOM)
+        apart = n + BLOCK * (count + 1)
+        sums = apart * heads * (-size % 32 + size + 1) * FLOAT  # of dq, and of o times its gradient
+        results = (n * width + t * (kv_width + ins[2][2])) * compute
+        shared = t * (width + heads * attrs["value_size"]) * compute if kv_width < width else 0  # by query head
+        part = (log_sum if n < s else 0) + (2 * out if b > 1 else 0)  # of several sequences, o and its gradient too
+        return restored + max(made, 2 * ends + part + STATE + results + sums + shared)

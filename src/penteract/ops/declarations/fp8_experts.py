@@ -1,0 +1,91 @@
+"""Declaration of experts' matrices whose products are of FP8 codes: forward, and the gradient of what they are given.
+
+Both sum over features, so a token's scales come from its own features and a weight's from its expert alone: results do
+not hang on which tokens meet on a rank. The weights' gradients sum over those tokens, and are not in FP8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import fsum, prod
+
+from penteract.ops.declarations.declaration import FLOAT, Attrs, CallShapes, Rates, Registers, Shape
+from penteract.ops.declarations.experts import ExpertLinear
+from penteract.ops.declarations.fp8 import CODE, aligned, at_a_time, sum_is_cut
+from penteract.ops.spec import Widths
+from penteract.spec.fp8 import Fp8
+from penteract.spec.layout import Elementwise
+from penteract.units import Bytes, Seconds
+
+
+def sizes(phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int, int, int]:
+    """(rows of all experts, experts, n, k) of a phase's products; x [R, D], w [X, F, D], g [R, F]."""
+    experts, f, d = weights[0]
+    return (prod(ins[0][:-1]), experts, *((f, d) if phase == "forward" else (d, f)))
+
+
+class ScaledExperts(ExpertLinear):
+    """`expert_linear` in FP8. The rows of all experts are made codes at once, and each expert's matrix as its turn
+    comes; an expert without rows makes nothing. `elementwise`: what makes the codes."""
+
+    def __init__(self, fp8: Fp8, elementwise: Elementwise = "reference") -> None:
+        self.fp8 = fp8
+        self.elementwise: Elementwise = elementwise
+
+    def of_codes(self, phase: str) -> bool:
+        """Whether the products of a phase are of FP8 codes."""
+        return phase != "weight_gradient"
+
+    def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
+        """How many the rows have, with what fills them up, and how many one expert's matrix has."""
+        rows, _, n, k = sizes(phase, ins, weights)
+        if self.fp8.kind == "rowwise":
+            return aligned(rows), n
+        blocks = k // self.fp8.block
+        return aligned(rows * blocks), n // self.fp8.block * blocks
+
+    def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
+        """Ranks of tp that cut an expert's matrix have the same rows, and of each a part where the sum is cut. All
+        experts are counted, also those without rows: how many there are of these is data."""
+        rows, experts, *_ = sizes(phase, ins, weights)
+        if not rows or not self.of_codes(phase) or self.fp8.kind != "rowwise" or not sum_is_cut(phase, attrs):
+            return "", 0
+        first, each = self.scales(phase, ins, weights)
+        return "tp", first + experts * each
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Bytes:
+        """Scales of everything, codes of all rows, and those of one expert's matrix, beside them what is scaled at the
+        time, or the scales of its rows by themselves."""
+        rows, experts, n, k = sizes(phase, ins, weights)
+        if not rows or not self.of_codes(phase):
+            return super().workspace(phase, ins, weights, attrs, widths)
+        of_rows, each = self.scales(phase, ins, weights)
+        anew = self.elementwise == "triton" and self.fp8.kind == "rowwise"  # beside the largest values, not in place
+        held = (of_rows + experts * each + anew * rows) * FLOAT + rows * k * CODE
+        own = -(-rows // experts) * (1 if self.fp8.kind == "rowwise" else k // self.fp8.block) * FLOAT
+        first = at_a_time(self.fp8, self.elementwise, (rows, k), square=False)
+        second = at_a_time(self.fp8, self.elementwise, (n, k), square=True)
+        return held + max(first, n * k * CODE + anew * n * FLOAT + max(second, own))
+
+    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
+        """As of linears: rows, and the matrices of experts that have any."""
+        rows, experts, n, k = sizes(phase, ins, weights)
+        if not self.of_codes(phase):
+            return 0
+        looks = 1 if self.fp8.kind == "blockwise" and self.elementwise == "triton" else 2
+        return (rows + min(experts, rows) * n) * k * (looks * widths["compute"] + CODE)
+
+    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
+        if not self.of_codes(call.phase):
+            return super().cost(rates, call, widths, registers)
+        passes = self.passes(call.phase, call.ins, call.weights, widths)
+        return self.part, fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)
+
+
+@cache
+def scaled_experts(fp8: Fp8, elementwise: Elementwise = "reference") -> ScaledExperts:
+    """The declaration for a recipe."""
+    return ScaledExperts(fp8, elementwise)

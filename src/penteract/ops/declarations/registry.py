@@ -1,0 +1,105 @@
+"""The registry: what each op declares, and what computes it.
+
+An implementation is one entry here: its name, where it serves (with the workspace and the cost that it has there), and
+what runs, named by the module below the torch line that has it. Price, time and run select by the same function, so
+none of them knows a kernel. A layout says which kernels it wants; what these need of a policy and a device is looked at
+once, where they are asked for (`spec/kernels.py`, `engine/kernels/checks.py`): they are refused then, never replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penteract.errors import Bug
+from penteract.ops.declarations.attention import ATTENTION
+from penteract.ops.declarations.cudnn import CudnnAttention
+from penteract.ops.declarations.declaration import OpDeclaration, Serves
+from penteract.ops.declarations.dense import DENSE
+from penteract.ops.declarations.experts import EXPERTS
+from penteract.ops.declarations.flash import FlashAttention
+from penteract.ops.declarations.fp8 import scaled_linear, with_recipe
+from penteract.ops.declarations.fp8_experts import scaled_experts
+from penteract.ops.declarations.fused import asked_for
+from penteract.ops.declarations.loss import LOSS
+from penteract.ops.tape import Site
+from penteract.spec.layout import Layout
+
+_RUNS = "penteract.engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One way to compute an op. It keeps what the op keeps, so tapes, slots and formulas are the same with any.
+
+    serves   (site, layout) -> its declaration there, a subclass of the op's; None where it is not for this call
+    kernels  device type -> "module:table", a `TorchKernel` for each op; a device that is not here cannot run it
+    """
+
+    name: str
+    serves: Serves
+    kernels: Mapping[str, str]
+
+
+class Op(NamedTuple):
+    """`implementations`: the first that serves a call computes it. The last is the reference, which serves all."""
+
+    declaration: OpDeclaration
+    implementations: tuple[Implementation, ...]
+
+
+def implementation(site: Site, layout: Layout) -> tuple[Implementation, OpDeclaration]:
+    """What computes an op where it is said, under a layout, and its declaration there."""
+    for one in OPS[site.op_name].implementations:
+        if (declaration := one.serves(site, layout)) is not None:
+            return one, declaration
+    raise Bug("KERNEL", f"nothing computes {site}")
+
+
+def declaration_of(site: Site, layout: Layout) -> OpDeclaration:
+    """The declaration of what computes an op where it is said."""
+    return implementation(site, layout)[1]
+
+
+def _ops(declarations: Mapping[str, OpDeclaration], reference: str) -> dict[str, Op]:
+    """The ops of one file, each with its reference implementation: plain torch, on any device."""
+    table = f"{_RUNS}.kernels.{reference}"
+    made = dict[str, Op]()
+    for op_name, declaration in declarations.items():
+        plain = Implementation(
+            "reference", lambda site, layout, declaration=declaration: declaration, {"cpu": table, "cuda": table}
+        )
+        made[op_name] = Op(declaration, (*_KERNELS.get(op_name, ()), plain))
+    return made
+
+
+# FP8 products run in units that GPUs have; elsewhere they are emulated, with the same codes and scales.
+_KERNELS: Mapping[str, tuple[Implementation, ...]] = {
+    "attention": (
+        Implementation("cudnn", asked_for("cudnn", CudnnAttention), {"cuda": f"{_RUNS}.kernels.cudnn:CUDNN"}),
+        Implementation("flash", asked_for("flash", FlashAttention), {"cuda": f"{_RUNS}.kernels.flash:FLASH"}),
+    ),
+    "linear": (
+        Implementation(
+            "fp8", with_recipe(scaled_linear, "reference"),
+            {"cuda": f"{_RUNS}.kernels.fp8:FP8", "cpu": f"{_RUNS}.kernels.fp8:EMULATED"},
+        ),
+        Implementation("fp8_triton", with_recipe(scaled_linear, "triton"), {"cuda": f"{_RUNS}.kernels.triton.fp8:FP8"}),
+    ),
+    "expert_linear": (
+        Implementation(
+            "fp8", with_recipe(scaled_experts, "reference"),
+            {"cuda": f"{_RUNS}.kernels.fp8_experts:FP8", "cpu": f"{_RUNS}.kernels.fp8_experts:EMULATED"},
+        ),
+        Implementation("fp8_triton", with_recipe(scaled_experts, "triton"),
+        {"cuda": f"{_RUNS}.kernels.triton.fp8:FP8"}),
+    ),
+}  # fmt: skip
+
+OPS: dict[str, Op] = (
+    _ops(DENSE, "dense:DENSE")
+    | _ops(ATTENTION, "attention:ATTENTION")
+    | _ops(LOSS, "loss:LOSS")
+    | _ops(EXPERTS, "experts:EXPERTS")
+)

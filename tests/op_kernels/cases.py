@@ -1,0 +1,263 @@
+"""The table: what each op is tried on. Sizes are small, uneven, and different from one another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import torch
+
+from penteract.engine.kernels.experts import Splits
+from penteract.ops.spec import Role
+from penteract.spec.model import RopeScaling
+
+
+@dataclass(frozen=True)
+class In:
+    """One input: drawn from a normal distribution, or given."""
+
+    role: Role
+    shape: tuple[int, ...]
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op on one set of shapes, said by rank `rank` of a layout with `tp` tensor ranks."""
+
+    op_name: str
+    what: str
+    ins: tuple[In, ...]
+    weights: tuple[tuple[int, ...], ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    tp: int = 1
+    rank: int = 0
+    beside: tuple[In, ...] = ()  # what the formula knows of other ranks
+
+    def __str__(self) -> str:
+        return f"{self.op_name}: {self.what}"
+
+
+def x(*shape: int) -> In:
+    return In("compute", shape)
+
+
+def stat(*shape: int) -> In:
+    return In("stat", shape)
+
+
+def given(value: Any, role: Role = "index") -> In:
+    if role == "host":
+        return In(role, (), value)
+    t = torch.as_tensor(value, dtype=torch.int64 if role == "index" else torch.float64)
+    return In(role, tuple(t.shape), t)
+
+
+def draw(high: int, *shape: int, low: int = 0) -> In:
+    return given(torch.randint(low, high, shape, generator=torch.Generator().manual_seed(sum(shape) + high)))
+
+
+def order(n: int) -> In:
+    return given(torch.randperm(n, generator=torch.Generator().manual_seed(n)))
+
+
+def splits(*table: list[int]) -> In:
+    """Rows of each local expert (columns) from each rank (rows)."""
+    return given(Splits([0] * len(table), [sum(row) for row in table], [list(row) for row in table]), "host")
+
+
+def positive(*shape: int) -> In:
+    return given(torch.rand(shape, generator=torch.Generator().manual_seed(len(shape))) + 0.5, "stat")
+
+
+def _dense() -> list[Case]:
+    scaling = RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_positions=32)
+    yarn = RopeScaling(kind="yarn", factor=40.0, original_positions=256, attention_factor=1.2)
+    sudden = replace(yarn, original_positions=5, slow_rotations=0.9, fast_rotations=1.1)
+    linear = RopeScaling(kind="linear", factor=4.0)
+    rope = {"head_size": 8, "plain_size": 0, "theta": 1e4, "scaling": None}
+    return [
+        Case("embedding", "repeated ids, whole table", (given([[1, 1], [4, 1], [0, 4]]),), ((5, 4),), {"axis": ""}),
+        Case("embedding", "one shard of one", (draw(6, 3, 2),), ((6, 4),), {"axis": "tp"}),
+        Case("embedding", "first shard", (draw(12, 5, 2),), ((6, 3),), {"axis": "tp"}, tp=2),
+        Case("embedding", "second shard", (draw(12, 5, 2),), ((6, 3),), {"axis": "tp"}, tp=2, rank=1),
+        Case("embedding", "no id here", (given([[0, 1, 1]]),), ((4, 3),), {"axis": "tp"}, tp=2, rank=1),
+        Case("linear", "matrix", (x(3, 2, 5),), ((7, 5),)),
+        Case("linear", "with bias", (x(3, 2, 5),), ((4, 5), (4,))),
+        Case("linear", "narrow with bias", (x(9, 1),), ((64, 1), (64,))),
+        Case("add_bias", "rows", (x(3, 2, 5),), ((5,),)),
+        Case("rms_norm", "rows", (x(3, 2, 6),), ((6,),), {"epsilon": 1e-5}),
+        Case("rms_norm", "heads", (x(3, 2, 12),), ((4,),), {"epsilon": 1e-2}),
+        Case("rms_norm", "one row", (x(1, 1, 8),), ((8,),), {"epsilon": 1e-5}),
+        Case("layer_norm", "rows", (x(3, 2, 6),), ((6,), (6,)), {"epsilon": 1e-5}),
+        Case("layer_norm", "one row", (x(1, 1, 9),), ((9,), (9,)), {"epsilon": 1e-1}),
+        Case("rope", "many heads", (x(5, 2, 6 * 8), draw(90, 5, 2)), (), rope),
+        Case("rope", "one head", (x(5, 2, 8), draw(90, 5, 2)), (), rope),
+        Case("rope", "one token", (x(1, 1, 8), given([[3]])), (), rope | {"scaling": scaling}),
+        Case("rope", "two features", (x(2, 3, 2), draw(9, 2, 3)), (), rope | {"head_size": 2}),
+        Case("rope", "stretched", (x(5, 2, 2 * 16), draw(900, 5, 2)), (), rope | {"head_size": 16, "scaling": scaling}),
+        Case("rope", "a part of each head", (x(5, 2, 3 * 8), draw(90, 5, 2)), (), rope | {"plain_size": 2}),
+        Case("rope", "a small part", (x(1, 1, 2 * 8), draw(90, 1, 1)), (), rope | {"plain_size": 6}),
+        Case("rope", "yarn", (x(5, 2, 2 * 16), draw(900, 5, 2)), (), rope | {"head_size": 16, "scaling": yarn}),
+        Case("rope", "yarn, one token", (x(1, 1, 16), given([[700]])), (), rope | {"head_size": 16, "scaling": yarn}),
+        Case("rope", "yarn, no ramp", (x(1, 1, 4), given([[70]])), (), rope | {"head_size": 4, "scaling": sudden}),
+        Case("rope", "linear", (x(3, 1, 8), draw(90, 3, 1)), (), rope | {"scaling": linear}),
+        Case("swiglu", "rows", (x(4, 2, 5), x(4, 2, 5))),
+        Case("gelu", "rows", (x(4, 2, 5),)),
+        Case("add", "rows", (x(4, 2, 5), x(4, 2, 5))),
+        Case("split", "uneven", (x(3, 2, 7),), (), {"first": 5}),
+        Case("split", "one token", (x(1, 1, 2),), (), {"first": 1}),
+        Case("join", "uneven", (x(3, 2, 2), x(3, 2, 5))),
+        Case("join", "one token", (x(1, 1, 1), x(1, 1, 1))),
+        Case("repeat_heads", "twice", (x(3, 2, 2 * 4),), (), {"times": 2, "head_size": 4}),
+        Case("repeat_heads", "thrice, one head", (x(3, 1, 4),), (), {"times": 3, "head_size": 4}),
+        Case("pack_heads", "two ranks", (x(3, 2, 2 * 4),), (), {"pieces": 2}),
+        Case("pack_heads", "four ranks, one sequence", (x(2, 1, 4),), (), {"pieces": 4}),
+        Case("unpack_heads", "two ranks", (x(6, 2, 4),), (), {"pieces": 2}),
+        Case("unpack_heads", "four ranks, one sequence", (x(8, 1, 1),), (), {"pieces": 4}),
+    ]
+
+
+def _attend(what: str, s: int, b: int, heads: tuple[int, int], **more: Any) -> Case:
+    """Own tokens at `at`, keys at `keys`, documents that begin at `start` (one row a token)."""
+    c, (h, kv) = 4, heads
+    e = more.get("value", c)  # a value's width
+    at, keys = more.get("at", range(s)), more.get("keys", range(s))
+    start = torch.zeros(s, b, dtype=torch.int64) if "start" not in more else torch.tensor(more["start"])
+    ins = (x(s, b, h * c), x(len(keys), b, kv * c), x(len(keys), b, kv * e), given(at), given(start), given(keys))
+    beside = ()
+    if rest := more.get("rest"):
+        beside = (x(len(rest), b, kv * c), x(len(rest), b, kv * e), given(rest))
+    attrs = {"head_size": c, "value_size": e, "scale": more.get("scale", c**-0.5), "window": more.get("window", 0)}
+    return Case("attention", what, ins, (), attrs, beside=beside)
+
+
+def _attention() -> list[Case]:
+    documents = [[0, 0], [0, 0], [2, 0], [2, 3], [2, 3], [5, 3]]
+    some = given([[[0.3, -math.inf, 1.0], [2.0, 0.1, -math.inf]]], "stat")  # [B, H, s]
+    return [
+        _attend("causal", 5, 2, (2, 2)),
+        _attend("one head", 4, 1, (1, 1)),
+        _attend("grouped", 4, 2, (6, 2)),
+        _attend("one KV head", 3, 2, (4, 1)),
+        _attend("long", 33, 1, (2, 1)),
+        _attend("documents", 6, 2, (2, 2), start=documents),
+        _attend("grouped documents", 6, 2, (4, 2), start=documents),
+        _attend("window", 6, 1, (2, 2), window=3),
+        _attend("window in documents", 6, 2, (4, 2), window=2, start=documents),
+        _attend("one token, more keys", 1, 2, (4, 2), at=[5], keys=range(6)),
+        _attend("zigzag over all keys", 4, 1, (2, 1), at=[0, 1, 6, 7], keys=[0, 1, 6, 7, 2, 3, 4, 5]),
+        _attend("a part: half of the rows see nothing", 4, 2, (4, 2), at=[0, 1, 6, 7], keys=[2, 3, 4, 5],
+                rest=[0, 1, 6, 7]),
+        _attend("a part: nothing is seen", 2, 1, (2, 2), at=[0, 1], keys=[2, 3], rest=[0, 1]),
+        _attend("a part in a window", 4, 1, (2, 1), at=[2, 3, 4, 5], keys=[0, 1], rest=[2, 3, 4, 5], window=3),
+        _attend("narrow values", 5, 2, (2, 2), value=3),
+        _attend("wide values, another scale", 6, 2, (2, 2), value=7, scale=1.3, start=documents),
+        _attend("grouped narrow values", 6, 2, (4, 2), value=2, window=3),
+        _attend("grouped wide values", 4, 1, (6, 2), value=9, scale=0.2),
+        _attend("wide values, one token", 1, 2, (4, 2), value=33, at=[5], keys=range(6)),
+        _attend("a part with wide values", 4, 2, (2, 2), value=6, at=[0, 1, 6, 7], keys=[2, 3, 4, 5],
+                rest=[0, 1, 6, 7]),
+        Case("unfold_heads", "heads", (x(4, 2, 3 * (5 + 4)), x(4, 2, 2)), (), {"plain_size": 5, "value_size": 4}),
+        Case("unfold_heads", "one head", (x(3, 1, 3), x(3, 1, 4)), (), {"plain_size": 1, "value_size": 2}),
+        Case("merge_attention", "two parts", (x(4, 2, 3 * 4), stat(2, 3, 4), x(4, 2, 3 * 4), stat(2, 3, 4))),
+        Case("merge_attention", "rows that a part does not see", (x(3, 1, 2 * 4), stat(1, 2, 3), x(3, 1, 2 * 4), some)),
+    ]  # fmt: skip
+
+
+def _loss() -> list[Case]:
+    targets = given([[0, 5], [-1, 3], [9, -1], [6, 2]])  # of a vocabulary of ten; two ignored
+    large = given(torch.full((4, 2), 6.0), "stat")  # above what a few unit logits sum to
+    out = [
+        Case("row_max", "rows", (x(4, 2, 7),)),
+        Case("negative_log_likelihood", "some ignored", (positive(2, 4, 2), stat(4, 2), targets)),
+        Case("negative_log_likelihood", "one token", (positive(2, 1, 1), stat(1, 1), given([[3]]))),
+        Case("negative_log_likelihood", "with z-loss", (positive(2, 4, 2), stat(4, 2), targets), (), {"z": 0.3}),
+        Case("loss", "alone", (stat(),), (), {"name": "term", "scale": "term", "copies": 1}),
+        Case("loss", "of four copies", (stat(),), (), {"name": "term", "scale": "term", "copies": 4}),
+        Case("rows", "in the middle", (x(7, 2, 3),), (), {"begin": 2, "count": 4}),
+        Case("rows", "of indices, the last", (draw(9, 5, 2),), (), {"begin": 4, "count": 1}),
+        Case("join_rows", "three", (x(3, 2, 5), x(3, 2, 5), x(1, 2, 5))),
+        Case("logits", "all columns together", (x(3, 2, 5),), ((7, 5),), {"columns": 8}),
+        Case("logits", "three columns at a time", (x(3, 2, 5),), ((7, 5),), {"columns": 3}),
+    ]
+    for op_name, beside in (("exp_sum", ()), ("cross_entropy_gradient", (stat(),)), ("logits_gradient", (stat(),))):
+        for what, tp, rank in (("whole", 1, 0), ("first shard", 2, 0), ("second shard", 2, 1)):
+            row = stat(4, 2) if op_name == "exp_sum" else large
+            ins = (x(4, 2, 10 // tp), row, targets, *beside)
+            out.append(Case(op_name, what, ins, (), {"axis": "tp"}, tp, rank))
+            out.append(
+                Case(op_name, f"{what}, three tokens at a time", ins, (), {"axis": "tp", "at_once": 3}, tp, rank)
+            )
+            if beside:
+                out.append(Case(op_name, f"{what}, with z-loss", ins, (), {"axis": "tp", "z": 0.3}, tp, rank))
+                about = {"axis": "tp", "z": 0.3, "at_once": 5}
+                out.append(Case(op_name, f"{what}, with z-loss, five tokens at a time", ins, (), about, tp, rank))
+    ignored = given([[-1, -1]])
+    out.append(Case("exp_sum", "all ignored", (x(1, 2, 4), stat(1, 2), ignored), (), {"axis": "tp"}))
+    return out
+
+
+ALL_EXPERTS: Mapping[str, Any] = {"scale": 1.0, "groups": 1, "top_groups": 1, "group_score": "max"}
+
+
+def _grouped_routers() -> Iterator[Case]:
+    """Many tokens and experts, so that what the choice of groups takes shows beside the products."""
+    for (score, balance), normalize, group_score, (groups, top_groups), k in product(
+        [("softmax", "loss"), ("sigmoid", "bias"), ("softmax", "none")], (True, False), ("max", "top2"),
+        [(3, 1), (4, 4), (6, 5)], (1, 4),
+    ):  # fmt: skip
+        attrs = {"top_k": k, "experts": 12, "score": score, "normalize": normalize, "balance": balance,
+                 "bias": "steer" if balance == "bias" else "", "scale": 2.5 if normalize else 0.5, "groups": groups,
+                 "top_groups": top_groups, "group_score": group_score}  # fmt: skip
+        what = f"{top_groups} of {groups} groups by {group_score}, {score}, top {k}{', normalised' * normalize}"
+        yield Case("router", f"{what}, balance {balance}", (x(5, 2, 3),), ((12, 3),), attrs)
+
+
+def _experts() -> list[Case]:
+    out: list[Case] = []
+    for score in ("softmax", "sigmoid"):
+        for normalize in (True, False):
+            for balance in ("loss", "bias", "none"):
+                attrs = {"top_k": 2, "experts": 5, "score": score, "normalize": normalize, "balance": balance,
+                         "bias": "steer" if balance == "bias" else "", **ALL_EXPERTS}  # fmt: skip
+                what = f"{score}{', normalised' if normalize else ''}, balance {balance}"
+                out.append(Case("router", what, (x(4, 2, 3),), ((5, 3),), attrs))
+        one = {"top_k": 1, "experts": 3, "score": score, "normalize": False, "balance": "none", "bias": "",
+               **ALL_EXPERTS}  # fmt: skip
+        out.append(Case("router", f"{score}, one sequence, top 1", (x(6, 1, 8),), ((3, 8),), one))
+        out.append(
+            Case("router", f"{score}, one token, all", (x(1, 3, 2),), ((2, 2),), one | {"top_k": 2, "experts": 2})
+        )
+        shares = {"sequence_length": 8, "top_k": 2, "experts": 5, "score": score}
+        counts = draw(9, 2, 5)
+        positive_scores = positive(4, 2, 5)
+        out.append(Case("balance_loss", score, (positive_scores, counts), (), shares))
+        out.append(Case("balance_loss", f"{score}, one token", (positive(1, 1, 5), draw(9, 1, 5)), (), shares))
+        out.append(Case("balance_loss", f"{score}, long", (positive(40, 1, 5), draw(9, 1, 5)), (), shares))
+    out += list(_grouped_routers())
+    rows = splits([2, 0, 1], [1, 0, 3])  # two ranks send to three experts; nobody to the second
+    return [
+        *out,
+        Case("sort_by_expert", "one expert unused", (given([[[3, 0], [0, 3]], [[1, 3], [0, 1]]]),), (), {"experts": 5}),
+        Case("sort_by_expert", "all to one", (given([[[2], [2], [2]]]),), (), {"experts": 3}),
+        Case("split_sizes", "two ranks", (given([3, 0, 2, 4]), given([1, 0, 5, 2])), (), {"ranks": 2}),
+        Case("split_sizes", "one rank", (given([3, 0, 2]), given([3, 0, 2])), (), {"ranks": 1}),
+        Case("dispatch", "top 2", (x(3, 2, 4), order(12)), (), {"top_k": 2}),
+        Case("dispatch", "top 1", (x(3, 1, 4), order(3)), (), {"top_k": 1}),
+        Case("regroup", "by expert", (x(7, 3), rows), (), {"inverse": False}),
+        Case("regroup", "by sender", (x(7, 3), rows), (), {"inverse": True}),
+        Case("regroup", "one rank", (x(3, 3), splits([1, 0, 2])), (), {"inverse": False}),
+        Case("expert_linear", "an expert without rows", (x(7, 3), rows), ((3, 4, 3),)),
+        Case("expert_linear", "no rows at all", (x(0, 3), splits([0, 0])), ((2, 4, 3),)),
+        Case("expert_linear", "one expert", (x(5, 6), splits([5])), ((1, 2, 6),)),
+        Case("combine", "top 2", (x(12, 4), x(3, 2, 2), order(12)), (), {"top_k": 2}),
+        Case("combine", "top 1, narrow", (x(5, 1), x(5, 1, 1), order(5)), (), {"top_k": 1}),
+        Case("tally", "two sequences", (draw(9, 2, 5),), (), {"name": "steer"}),
+    ]
+
+
+CASES: list[Case] = [*_dense(), *_attention(), *_loss(), *_experts()]

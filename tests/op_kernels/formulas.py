@@ -1,0 +1,356 @@
+"""Every op once more, as a formula in float64 that autograd can follow: no op's kernel or helper is used here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from penteract.spec.model import RopeScaling
+
+Tensors = list[Any]
+
+
+@dataclass
+class Truth:
+    """What an op should do.
+
+    outs       results, then extras; None: not looked at
+    objective  what the gradients are of; None: the sum of out · its gradient
+    kept       what backward is given in place of what this forward made (a part of a whole)
+    state      the step's sums and counts afterwards
+    overwritten  what is left in an input, by its number
+    """
+
+    outs: Tensors
+    objective: torch.Tensor | None = None
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    overwritten: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a formula knows beside its tensors."""
+
+    attrs: Mapping[str, Any]
+    index: int  # this rank's place along the op's axis
+    beside: Tensors  # what other ranks hold
+    scale: torch.Tensor
+    bias: torch.Tensor
+    gradients: Tensors  # of the outs that have one
+
+
+Formula = Callable[[Room, Tensors, Tensors], Truth]
+
+
+# ---- dense -------------------------------------------------------------------------------------------------------
+
+
+def embedding(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    rows = weights[0].shape[0]
+    every = F.one_hot(ins[0], int(max(ins[0].max() + 1, (room.index + 1) * rows))).double()
+    return Truth([every[..., room.index * rows : (room.index + 1) * rows] @ weights[0]])
+
+
+def linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    y = torch.einsum("...d,fd->...f", ins[0], weights[0])
+    return Truth([y + weights[1] if len(weights) == 2 else y])
+
+
+def add_bias(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([ins[0] + weights[0]])
+
+
+def rms_norm(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    x = ins[0].unflatten(-1, (-1, weights[0].shape[0]))
+    y = F.rms_norm(x, x.shape[-1:], weights[0], room.attrs["epsilon"])
+    return Truth([y.flatten(-2), 1 / (x.pow(2).mean(-1) + room.attrs["epsilon"]).sqrt()])
+
+
+def layer_norm(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    x, epsilon = ins[0], room.attrs["epsilon"]
+    y = F.layer_norm(x, x.shape[-1:], *weights, epsilon)
+    return Truth([y, x.mean(-1, True), 1 / (x.var(-1, correction=0, keepdim=True) + epsilon).sqrt()])
+
+
+def rope(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Each pair of a head's rotated part as a complex number, turned."""
+    x, positions = ins
+    heads, plain = x.unflatten(-1, (-1, room.attrs["head_size"])), room.attrs["plain_size"]
+    size = room.attrs["head_size"] - plain
+    rates = torch.tensor(turns(size, room.attrs["theta"], room.attrs["scaling"]), dtype=torch.float64)
+    angle = positions[..., None, None] * rates
+    a, b = heads[..., plain:].unflatten(-1, (2, size // 2)).unbind(-2)
+    length = room.attrs["scaling"].attention_factor if room.attrs["scaling"] else 1.0
+    z = torch.complex(a, b) * torch.polar(torch.full_like(angle, length), angle)
+    return Truth([torch.cat([heads[..., :plain], z.real, z.imag], -1).flatten(-2)])
+
+
+def turns(size: int, theta: float, scaling: RopeScaling | None) -> list[float]:
+    """How far each pair of `size` features turns with one position. Llama 3.1 stretches by wavelength, YaRN between
+    the two features that turn so often over the old positions: the ends of a ramp over whole features."""
+    found: list[float] = []
+    for i in range(size // 2):
+        f = theta ** (-2 * i / size)
+        if scaling is not None and scaling.kind == "linear":
+            f = f / scaling.factor
+        elif scaling is not None and scaling.kind == "yarn":
+            old, limits = scaling.original_positions, (scaling.fast_rotations, scaling.slow_rotations)
+            low, high = (size * math.log(old / (r * 2 * math.pi)) / (2 * math.log(theta)) for r in limits)
+            low, high = max(math.floor(low), 0), min(math.ceil(high), size - 1)
+            ramp = min(1, max(0, (i - low) / (high - low if high != low else 0.001)))
+            f = f / scaling.factor * ramp + f * (1 - ramp)
+        elif scaling is not None:
+            wavelength, old = 2 * math.pi / f, scaling.original_positions
+            if wavelength > old / scaling.low_frequency_factor:
+                f = f / scaling.factor
+            elif wavelength > old / scaling.high_frequency_factor:
+                low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+                smooth = (old / wavelength - low) / (high - low)
+                f = (1 - smooth) * f / scaling.factor + smooth * f
+        found.append(f)
+    return found
+
+
+def swiglu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([ins[0] / (1 + torch.exp(-ins[0])) * ins[1]])
+
+
+def gelu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    x = ins[0]
+    return Truth([0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))])
+
+
+def add(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([ins[0] + ins[1]])
+
+
+def split(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([ins[0][..., : room.attrs["first"]], ins[0][..., room.attrs["first"] :]])
+
+
+def join(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([torch.cat(ins, -1)])
+
+
+def repeat_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    x = ins[0].unflatten(-1, (-1, room.attrs["head_size"]))
+    return Truth([x.repeat_interleave(room.attrs["times"], -2).flatten(-2)])
+
+
+def pack_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([torch.cat(ins[0].chunk(room.attrs["pieces"], 2), 0)])
+
+
+def unpack_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([torch.cat(ins[0].chunk(room.attrs["pieces"], 0), 2)])
+
+
+# ---- attention ---------------------------------------------------------------------------------------------------
+
+
+def attention(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Row by row over the keys that the row sees. `beside`: other keys and values of the same whole, and their index;
+    the gradients are then of the whole, through this part of it."""
+    q, k, v, index, start, key = ins
+    o, log_sum = _attend(room, q, [(q, k, v, key)], index, start)
+    if not room.beside:
+        return Truth([o, log_sum])
+    k2, v2, key2 = room.beside
+    whole, whole_sum = _attend(room, q, [(q, k, v, key), (q.detach(), k2, v2, key2)], index, start)
+    kept = {"out0": whole.detach(), "extra0": whole_sum.detach()}
+    return Truth([o, log_sum], (whole * room.gradients[0]).sum(), kept)
+
+
+def _attend(
+    room: Room, like: torch.Tensor, parts: list[Tensors], index: torch.Tensor, start: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    size, value_size, window = (room.attrs[n] for n in ("head_size", "value_size", "window"))
+    (s, b, width), kv = like.shape, parts[0][1].shape[-1] // room.attrs["head_size"]
+    heads = width // size
+    rows: list[torch.Tensor] = []
+    sums: list[torch.Tensor] = []
+    for n, h, i in ((n, h, i) for n in range(b) for h in range(heads) for i in range(s)):
+        scores: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        for q, k, v, key in parts:
+            at, first = int(index[i]), int(start[i, n])
+            seen = [j for j, p in enumerate(key.tolist()) if first <= p <= at and not (window and p <= at - window)]
+            g = h // (heads // kv)
+            row = q[i, n].view(heads, size)[h]
+            scores.append(k[seen, n].view(-1, kv, size)[:, g] @ row * room.attrs["scale"])
+            values.append(v[seen, n].view(-1, kv, value_size)[:, g])
+        score, value = torch.cat(scores), torch.cat(values)
+        rows.append(torch.softmax(score, 0) @ value)
+        sums.append(score.exp().sum().log() if len(score) else torch.tensor(-math.inf, dtype=torch.float64))
+    o = torch.stack(rows).view(b, heads, s, value_size).permute(2, 0, 1, 3).flatten(2)
+    return o, torch.stack(sums).view(b, heads, s)
+
+
+def unfold_heads(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Head by head: its key is its plain part and the shared rotated one, its value what is left."""
+    plain, value_size = room.attrs["plain_size"], room.attrs["value_size"]
+    heads = ins[0].split(plain + value_size, -1)
+    keys = [torch.cat([h[..., :plain], ins[1]], -1) for h in heads]
+    return Truth([torch.cat(keys, -1), torch.cat([h[..., plain:] for h in heads], -1)])
+
+
+def merge_attention(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    a, log_a, b, log_b = ins
+    share = torch.softmax(torch.stack([log_a, log_b]), 0).permute(0, 3, 1, 2)[..., None]  # [2, s, B, H, 1]
+    both = torch.stack([a, b]).unflatten(-1, (share.shape[-2], -1))
+    return Truth([(both * share).sum(0).flatten(-2), torch.log(log_a.exp() + log_b.exp())])
+
+
+# ---- loss --------------------------------------------------------------------------------------------------------
+
+
+def row_max(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([ins[0].sort(-1).values[..., -1]])
+
+
+def exp_sum(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    logits, largest, targets = ins
+    columns = logits.shape[-1]
+    hit = F.one_hot(targets.clamp(min=0), (room.index + 2) * columns).double() * (targets >= 0)[..., None]
+    mine = hit[..., room.index * columns : (room.index + 1) * columns]
+    target = (mine * (logits - largest[..., None])).sum(-1)
+    return Truth([torch.stack([(logits.exp().sum(-1) / largest.exp()), target])])
+
+
+def negative_log_likelihood(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    sums, largest, targets = ins
+    each = -torch.log(sums[1].exp() / sums[0])
+    log_sum = torch.log(sums[0] * largest.exp())
+    z = room.attrs.get("z")
+    return Truth([each[targets >= 0].sum(), log_sum, *([z * (log_sum[targets >= 0] ** 2).sum()] if z else [])])
+
+
+def cross_entropy_gradient(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Autograd of the whole vocabulary's loss. Other shards are one more column that makes up the log-sum-exp."""
+    return Truth([_of_logits(room, ins)])
+
+
+def logits_gradient(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([], overwritten={0: _of_logits(room, ins)})
+
+
+def _of_logits(room: Room, ins: Tensors) -> torch.Tensor:
+    logits, log_sum, targets, g = ins
+    logits = logits.detach().requires_grad_()
+    columns = logits.shape[-1]
+    rest = torch.log(log_sum.exp() - logits.detach().exp().sum(-1))
+    local = targets - room.index * columns
+    local = torch.where((local < 0) | (local >= columns), columns, local)
+    local = torch.where(targets < 0, -1, local)
+    with torch.enable_grad():
+        whole = torch.cat([logits, rest[..., None]], -1)
+        total = F.cross_entropy(whole.flatten(0, 1), local.flatten(), ignore_index=-1, reduction="sum")
+        total = total + room.attrs.get("z", 0.0) * whole.exp().sum(-1).log()[targets >= 0].square().sum()
+        return torch.autograd.grad(total * g, logits)[0]
+
+
+def rows(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([ins[0][room.attrs["begin"] :][: room.attrs["count"]]])
+
+
+def join_rows(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([torch.stack([row for x in ins for row in x])])
+
+
+def logits(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([torch.einsum("sbd,vd->sbv", ins[0], weights[0])])
+
+
+def loss(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Every copy adds its part of the sum; the gradient is the sum's."""
+    term = ins[0] * room.scale
+    return Truth([], term, state={"losses": 0.5 + term / room.attrs["copies"]})
+
+
+# ---- experts -----------------------------------------------------------------------------------------------------
+
+
+def router(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    a = room.attrs
+    logits = torch.einsum("sbd,xd->sbx", ins[0], weights[0])
+    scores = logits.exp() / logits.exp().sum(-1, True) if a["score"] == "softmax" else 1 / (1 + (-logits).exp())
+    ranking = scores + room.bias if a["bias"] else scores
+    groups = ranking.unflatten(-1, (a["groups"], -1)).sort(-1, descending=True).values
+    best = groups[..., 0] + (groups[..., 1] if a["group_score"] == "top2" else 0)
+    place = best.argsort(-1, descending=True).argsort(-1)  # of each group
+    open_ = (place < a["top_groups"]).repeat_interleave(logits.shape[-1] // a["groups"], -1)
+    ranking = torch.where(open_, ranking, -math.inf)
+    experts = ranking.sort(-1, descending=True).indices[..., : a["top_k"]]
+    mask = F.one_hot(experts, logits.shape[-1])  # [s, B, k, X]
+    chosen = (mask * scores[..., None, :]).sum(-1)
+    if a["normalize"]:
+        chosen = chosen / chosen.sum(-1, True)
+    return Truth([chosen * a["scale"], experts, scores, mask.sum((0, 2))])
+
+
+def sort_by_expert(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    flat = ins[0].flatten().tolist()
+    order = sorted(range(len(flat)), key=lambda i: flat[i])
+    return Truth([torch.tensor(order), torch.tensor([flat.count(e) for e in range(room.attrs["experts"])])])
+
+
+def split_sizes(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    sent, table = (t.view(room.attrs["ranks"], -1) for t in ins)
+    return Truth([(sent.sum(1).tolist(), table.sum(1).tolist(), table.tolist(), table.sum(0).tolist())])
+
+
+def dispatch(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    tokens = ins[0].flatten(0, 1)
+    return Truth([torch.stack([tokens[i // room.attrs["top_k"]] for i in ins[1].tolist()])])
+
+
+def regroup(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    x, splits = ins
+    names = [(e, r, i) for r, row in enumerate(splits.table) for e, n in enumerate(row) for i in range(n)]
+    place = sorted(range(len(names)), key=lambda i: names[i])  # by expert, then sender
+    if room.attrs["inverse"]:
+        place = [place.index(i) for i in range(len(place))]
+    return Truth([x[place]])
+
+
+def expert_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    x, splits = ins
+    owner = [e for e in range(weights[0].shape[0]) for row in splits.table for _ in range(row[e])]
+    return Truth([torch.einsum("rd,rfd->rf", x, weights[0][owner])])
+
+
+def combine(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    y, w, order = ins
+    back = [order.tolist().index(i) for i in range(len(order))]
+    return Truth([torch.einsum("sbkd,sbk->sbd", y[back].view(*w.shape, -1), w)])
+
+
+def balance_loss(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Σ over sequences and experts of f·P, P as this rank's tokens make it up."""
+    scores, choices = ins
+    a = room.attrs
+    frequency = choices * a["experts"] / (a["top_k"] * a["sequence_length"])
+    share = scores if a["score"] == "softmax" else scores / scores.sum(-1, True)
+    return Truth([(frequency * share.sum(0) / a["sequence_length"]).sum()])
+
+
+def tally(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([], state={"tallies": 7 + ins[0].sum(0)})
+
+
+FORMULAS: dict[str, Formula] = {
+    f.__name__: f
+    for f in (
+        embedding, linear, add_bias, rms_norm, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
+        pack_heads, unpack_heads,
+        attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
+        rows, join_rows, logits, logits_gradient,
+        loss, router, sort_by_expert, split_sizes, dispatch, regroup, expert_linear, combine, balance_loss, tally,
+    )
+}  # fmt: skip

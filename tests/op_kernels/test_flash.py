@@ -1,0 +1,86 @@
+"""Fused attention without a GPU: its operators replaced by their arithmetic, it must be the reference kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from op_kernels.aten import Aten
+from op_kernels.fused import NAMES, SMALL, Case, Trial
+from penteract.engine.kernels.cudnn import cudnn
+from penteract.engine.kernels.flash import ends, flash
+from penteract.engine.kernels.order import Order, Piece
+from penteract.engine.kernels.reference import REFERENCE
+from penteract.engine.storages import Storages
+from penteract.ops.declarations import declaration_of
+from penteract.spec.kernels import most_documents
+from penteract.spec.precision import RECIPES
+
+KERNELS = {"flash": flash, "cudnn": cudnn}
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_fused_attention_is_the_reference(case: Case):
+    wanted = Trial(case, "fp64").run(REFERENCE["attention"])
+    got = Trial(case, "fp64").run(KERNELS[case.kernel](Aten()))
+    for name, x, y in zip(NAMES, got, wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("case", SMALL, ids=str)
+def test_workspace_is_what_is_declared(case: Case):
+    trial, kernel = Trial(case, "bf16"), KERNELS[case.kernel](Aten())
+    declared, shapes = declaration_of(trial.site, case.plan), [s.shape for s in trial.site.ins]
+    for phase, call in (("forward", trial.forward), ("input_gradient", trial.backward)):
+        with Storages() as storages:
+            call(kernel)
+        about = (phase, shapes, (), trial.site.attrs, RECIPES["bf16"].widths)
+        assert declared.workspace(*about) == storages.peak, phase  # type: ignore[arg-type]
+        assert storages.now == 0
+
+
+@pytest.mark.parametrize(
+    ("start", "piece", "queries", "keys"),
+    [
+        ([0, 0, 0, 0], Piece(0, 0, 4), [0, 0, 4, 4, 4, 4], [0, 0, 4, 4, 4, 4]),
+        ([0, 0, 2, 3], Piece(0, 0, 4), [0, 0, 2, 3, 4, 4], [0, 0, 2, 3, 4, 4]),
+        ([0, 1, 2, 3], Piece(0, 0, 4), [0, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4]),
+        ([5, 5, 10, 10], Piece(0, 8, 4), [0, 0, 2, 4, 4, 4], [0, 5, 10, 12, 12, 12]),
+        ([8, 8, 8, 11], Piece(4, 8, 4), [0, 0, 3, 4, 4, 4], [0, 8, 11, 12, 12, 12]),
+        ([0], Piece(0, 0, 1), [0, 0, 1], [0, 0, 1]),
+    ],
+)
+def test_ends_of_documents(start: list[int], piece: Piece, queries: list[int], keys: list[int]):
+    found = ends(torch.tensor(start), piece)
+    assert [x.tolist() for x in found] == [queries, keys]
+    assert all(x.dtype == torch.int32 for x in found)
+
+
+def test_a_list_of_ends_is_much_shorter_than_a_sequence():
+    assert most_documents(8192) == 128
+    assert [most_documents(n) for n in (1, 16, 100)] == [1, 16, 16]
+
+
+def test_an_order_restores_and_puts_back():
+    order = Order((0, 3, 1, 2))
+    x = torch.tensor([0, 1, 6, 7, 2, 3, 4, 5])
+    assert order.restore(x).tolist() == list(range(8))
+    back = torch.empty_like(x)
+    order.put(order.restore(x), back)
+    assert torch.equal(back, x)
+    order.put(order.restore(x), back, end=4)
+    assert back.tolist() == [0, 1, 0, 0, 2, 3, 0, 0]
+    order.add(order.restore(x), back, end=2)
+    assert back.tolist() == [0, 2, 0, 0, 2, 3, 0, 0]
+    assert Order().restore(x) is x
+
+
+def test_ends_that_ignore_documents_are_seen(monkeypatch: pytest.MonkeyPatch):
+    def blind(start: torch.Tensor, piece: Piece) -> Any:
+        return ends(torch.zeros_like(start), piece)
+
+    monkeypatch.setattr("penteract.engine.kernels.flash.ends", blind)
+    with pytest.raises(AssertionError):
+        test_fused_attention_is_the_reference(SMALL[0])

@@ -1,0 +1,108 @@
+"""What a fused kernel cannot do is refused in one line that names what to choose instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from penteract.engine.kernels import checks
+from penteract.engine.kernels.checks import check_documents, check_kernels
+from penteract.engine.rank import Rank
+from penteract.engine.trainer import Trainer
+from penteract.errors import BadInput, CorruptData
+from penteract.spec.layout import Layout
+from penteract.spec.model import ModelSpec
+from penteract.spec.presets import TINY_LATENT
+from penteract.spec.run import Precision, RunSpec
+from penteract.step.program import compile_step
+from samples import Sample
+
+CUDA = torch.device("cuda")
+MODEL = ModelSpec(layers=1, hidden_size=64, heads=4, kv_heads=2, head_size=16, ffn_size=32, vocab_size=32)
+
+
+def _refused(layout: Layout, model: ModelSpec = MODEL, precision: str = "bf16", **more: Any) -> str:
+    """The line that a program is refused with; nothing where it is not."""
+    p = compile_step(model, layout, 16, precision=precision)  # type: ignore[arg-type]
+    try:
+        check_kernels(p, more.get("device", CUDA), packed=more.get("packed", False))
+    except BadInput as e:
+        return str(e)
+    return ""
+
+
+def _kernel(name: str, **more: Any) -> Layout:
+    return Layout(attention=name, **more)  # type: ignore[arg-type]
+
+
+TRITON = Layout(elementwise="triton")
+
+
+@pytest.mark.parametrize("kernel", ["reference", "flash", "cudnn"])
+def test_what_kernels_can_do_is_not_refused(kernel: str):
+    assert _refused(_kernel(kernel)) == ""
+    assert _refused(_kernel(kernel, cp=2, cp_method="ulysses")) == ""
+
+
+def test_the_reference_runs_anywhere():
+    ring = Layout(cp=2, cp_method="ring")
+    assert _refused(ring, replace(MODEL, head_size=6), "fp64", device=torch.device("cpu"), packed=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("layout", "about", "op_names"),
+    [
+        (_kernel("flash"), {"device": torch.device("cpu")}, ("found cpu", "allowed cuda", "reference")),
+        (_kernel("flash"), {"precision": "fp32"}, ("found fp32", "--precision.dtype bf16")),
+        (_kernel("flash", cp=2, cp_method="ring"), {},
+         ("parallel.cp_method", "found ring", "allowed all_gather, ulysses", "reference")),
+        (_kernel("cudnn", cp=2), {}, ("found all_gather", "fix: --parallel.cp_method ulysses", "reference")),
+        (_kernel("cudnn"), {"packed": True}, ("--data.pack_documents false", "flash")),
+        (_kernel("cudnn"), {"model": replace(MODEL, sliding_window=4)},
+         ("no window", "is 4", "found cudnn", "fix: --kernels.attention flash")),
+        (_kernel("cudnn"), {"model": replace(MODEL, head_size=136)},
+         ("multiples of 8 to 128, not 136", "--kernels.attention flash")),
+        (_kernel("flash"), {"model": replace(MODEL, head_size=12)},
+         ("multiples of 8 to 256, not 12", "allowed reference")),
+        (_kernel("flash"), {"model": TINY_LATENT}, ("not 16 for 24", "--kernels.attention reference")),
+        (TRITON, {"device": torch.device("cpu")}, ("kernels.elementwise", "found cpu", "allowed cuda", "reference")),
+        (TRITON, {"precision": "fp64"}, ("found updates in fp64", "fix: --kernels.elementwise reference")),
+    ],
+)  # fmt: skip
+def test_what_they_cannot_do_is_refused(layout: Layout, about: dict[str, Any], op_names: tuple[str, ...]):
+    line = _refused(layout, **about)
+    assert "\n" not in line
+    assert line.startswith("error[KERNEL]: ")
+    assert [w for w in op_names if w not in line] == []
+
+
+def test_kernels_in_triton_want_triton(monkeypatch: pytest.MonkeyPatch):
+    assert _refused(TRITON) == ""
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    assert "found a python without triton" in _refused(TRITON)
+
+
+def test_a_trainer_refuses_before_it_allocates():
+    spec = RunSpec(model=MODEL, layout=_kernel("flash"), sequence_length=16, precision=Precision(dtype="bf16"))
+    with pytest.raises(BadInput, match="found cpu"):
+        Trainer.build(spec, Rank(0, 1, torch.device("cpu"), None))
+
+
+def _sample(length: int, documents: int) -> Sample:
+    """The first tokens are documents of their own."""
+    whole = torch.arange(length)
+    return Sample(whole, whole, whole.clamp(max=documents - 1), whole)
+
+
+@pytest.mark.parametrize(
+    ("layout", "most"), [(Layout(), 32), (Layout(cp=2), 16), (Layout(cp=2, cp_method="ulysses"), 32)]
+)
+def test_more_documents_than_the_kernel_is_started_for_are_refused(layout: Layout, most: int):
+    p = compile_step(MODEL, replace(layout, attention="flash"), 2048, precision="bf16")
+    check_documents(p, [_sample(2048, most)])
+    with pytest.raises(CorruptData, match=rf"found {most + 1} / allowed <= {most}"):
+        check_documents(p, [_sample(2048, 3), _sample(2048, most + 1)])
+    check_documents(replace(p, mesh=replace(p.mesh, layout=layout)), [_sample(2048, 2048)])
