@@ -24,15 +24,15 @@ import torch
 from memory_options import drawn_on_device
 from provenance import hexadecimal, provenance
 
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.feed import constants, micro_batch, target_counts
 from penteract.engine.kernels.registry import kernels
 from penteract.engine.memory import Arena
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
-from penteract.estimate.price import price
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
+from penteract.readings.price import price
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk

@@ -38,14 +38,14 @@ import torch.distributed as dist
 from memory_options import drawn_on_device
 from provenance import hexadecimal, provenance
 
+from penteract.config.catalog import model as find_model
+from penteract.config.layout import Layout
+from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
 from penteract.engine import trainer as engine
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.feeder import Feeder
 from penteract.engine.rank import Rank, join
 from penteract.engine.run import Run
-from penteract.spec.catalog import model as find_model
-from penteract.spec.layout import Layout
-from penteract.spec.run import Data, LearningRate, Optimizer, Precision, RunSpec
 from penteract.units import gib
 
 WARM = 3

@@ -29,6 +29,11 @@ sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests")]
 import torch
 
 from op_kernels.fused import LARGE, NAMES, Case, Trial
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.precision import RECIPES
+from penteract.config.presets import preset
+from penteract.config.run import Data, LearningRate, Optimizer
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
@@ -40,13 +45,8 @@ from penteract.engine.memory import Arena
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, fill
-from penteract.estimate.price import price
 from penteract.ops.declarations import declaration_of
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
-from penteract.spec.precision import RECIPES
-from penteract.spec.presets import preset
-from penteract.spec.run import Data, LearningRate, Optimizer
+from penteract.readings.price import price
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.rate import rate

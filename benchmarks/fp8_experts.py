@@ -24,6 +24,9 @@ from fp8_linear import TOLERANCE
 from measuring import seconds, told
 from provenance import hexadecimal
 
+from penteract.config.fp8 import Fp8, usual
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
 from penteract.engine.kernels.experts import EXPERTS, Splits
 from penteract.engine.kernels.fp8 import emulated, real
 from penteract.engine.kernels.fp8_experts import FOUR, in_fours, scaled_experts
@@ -32,9 +35,6 @@ from penteract.engine.kernels.quantise import TORCH
 from penteract.engine.kernels.triton.quantise import TRITON
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import Fp8, usual
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
 
 DEVICE = torch.device("cuda")
 PHASES = ("forward", "input_gradient")

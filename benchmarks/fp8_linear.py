@@ -28,6 +28,10 @@ import torch
 from measuring import seconds, told
 from provenance import hexadecimal
 
+from penteract.config.fp8 import KINDS, Fp8, usual
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.precision import RECIPES
 from penteract.engine.kernels import fp8 as kernel
 from penteract.engine.kernels.dense import DENSE
 from penteract.engine.kernels.kernel import Env
@@ -36,10 +40,6 @@ from penteract.engine.kernels.triton.quantise import TRITON
 from penteract.ops.declarations import declaration_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import KINDS, Fp8, usual
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.precision import RECIPES
 
 DEVICE = torch.device("cuda")
 KERNELS = Layout(elementwise="triton")

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
+from penteract.config.hardware import Cluster, reference
 from penteract.ops.declarations import OPS, Implementation, OpDeclaration
-from penteract.spec.hardware import Cluster, reference
 
 
 def _fused(kernel: OpDeclaration) -> Implementation:

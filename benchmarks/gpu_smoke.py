@@ -24,6 +24,10 @@ sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests")]
 import torch
 
 import oracle
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.presets import preset
+from penteract.config.run import Data, LearningRate, Optimizer
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
@@ -33,11 +37,7 @@ from penteract.engine.memory import Fresh
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
-from penteract.estimate.price import price
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec, MoESpec
-from penteract.spec.presets import preset
-from penteract.spec.run import Data, LearningRate, Optimizer
+from penteract.readings.price import price
 from penteract.step.program import Program, compile_step
 from penteract.step.rate import rate
 from penteract.step.walk import walk

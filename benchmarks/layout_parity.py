@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 
 import oracle
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
@@ -29,8 +31,6 @@ from penteract.engine.memory import Arena
 from penteract.engine.rank import Rank, join
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec, MoESpec
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk

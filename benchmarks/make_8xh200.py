@@ -2,7 +2,7 @@
 
     python benchmarks/make_8xh200.py ceilings_8xh200.json benchmarks/results/sustained_h200.json \
         benchmarks/results/flash_attention.json benchmarks/results/step_profile_2xh200.json \
-        benchmarks/results/walked_kernels_h200.json --date 2026-11-20 > src/penteract/spec/catalog/hardware/8xh200.toml
+        benchmarks/results/walked_kernels_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
 
 The first file holds medians of bursts on eight GPUs at once: products, attention, copies, collectives. The second is
 what `benchmarks/sustained.py` wrote: the rates that one GPU keeps up while power bounds its clock, as it does in a

@@ -32,15 +32,15 @@ import torch
 import torch.distributed as dist
 from provenance import hexadecimal
 
+from penteract.config.catalog import model as find_model
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
 from penteract.engine import trainer as engine
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.rank import Rank, join
 from penteract.engine.state import State, fill
-from penteract.estimate.quote import Quoter
-from penteract.spec.catalog import model as find_model
-from penteract.spec.hardware import cluster
-from penteract.spec.layout import Layout
-from penteract.spec.run import Data, LearningRate, Optimizer, Precision, RunSpec
+from penteract.readings.quote import Quoter
 from penteract.step.program import Program
 from penteract.units import gib
 

@@ -18,10 +18,10 @@ from fused_kernels import fused, theirs
 from provenance import provenance
 
 from penteract import Layout
-from penteract.estimate.quote import Quoter
-from penteract.plan.ask import as_text
-from penteract.spec.catalog import model
-from penteract.spec.hardware import cluster
+from penteract.config.catalog import model
+from penteract.config.hardware import cluster
+from penteract.planner.ask import as_text
+from penteract.readings.quote import Quoter
 from penteract.units import gib
 
 MEASURED_WITH = "Megatron-LM core_v0.16.1, TransformerEngine 2.11, torch 2.11, one node of 8 H200, November 2026"

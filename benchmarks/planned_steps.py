@@ -27,11 +27,11 @@ import torch
 import torch.distributed as dist
 
 from penteract import plan
+from penteract.config.run import LearningRate
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.rank import Rank, join
 from penteract.engine.trainer import Trainer
-from penteract.plan.runfile import as_run
-from penteract.spec.run import LearningRate
+from penteract.planner.runfile import as_run
 from penteract.units import gib
 
 LAYOUTS = (

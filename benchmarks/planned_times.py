@@ -26,11 +26,11 @@ from playbook_sweep import LENGTH, MODELS, layout_of
 from provenance import provenance
 
 from penteract import plan
-from penteract.estimate.quote import Quoter
-from penteract.spec.catalog import model
-from penteract.spec.hardware import cluster
-from penteract.spec.layout import Layout
-from penteract.spec.run import Optimizer, Precision
+from penteract.config.catalog import model
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.config.run import Optimizer, Precision
+from penteract.readings.quote import Quoter
 from penteract.units import gib
 
 RESULTS = Path(__file__).parent / "results"

@@ -31,12 +31,12 @@ ASKED = {
 _PLAN = """
 import json, sys, time
 from penteract import plan
-import penteract.estimate.quote
+import penteract.readings.quote
 
 spent = {}
 
 def timed(name):
-    quoter = sys.modules["penteract.estimate.quote"].Quoter
+    quoter = sys.modules["penteract.readings.quote"].Quoter
     asked = getattr(quoter, name, None)
     if asked is None:
         return

@@ -27,9 +27,9 @@ from fused_kernels import fused, theirs
 from provenance import provenance
 
 from penteract import Layout, ModelSpec
-from penteract.estimate.quote import Quoter
-from penteract.plan.ask import as_text
-from penteract.spec.hardware import cluster
+from penteract.config.hardware import cluster
+from penteract.planner.ask import as_text
+from penteract.readings.quote import Quoter
 from penteract.units import gib
 
 MODELS = {

@@ -26,11 +26,11 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 
-from penteract.estimate.quote import Quoter
-from penteract.estimate.time.timeline import timeline
-from penteract.spec.catalog import model
-from penteract.spec.hardware import cluster
-from penteract.spec.layout import Layout
+from penteract.config.catalog import model
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.readings.quote import Quoter
+from penteract.readings.time.timeline import timeline
 
 USUAL = {"attention": "cudnn", "loss": "chunked", "elementwise": "triton"}
 GPUS = "2xH200"

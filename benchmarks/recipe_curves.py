@@ -35,12 +35,12 @@ def train(asked: argparse.Namespace, recipe: str) -> dict[str, Any]:
     import torch
     from memory_options import drawn_on_device
 
+    from penteract.config.catalog import model as find_model
+    from penteract.config.layout import Layout
+    from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
     from penteract.engine import trainer as engine
     from penteract.engine.data import open_samples, open_tokenizer
     from penteract.engine.rank import join
-    from penteract.spec.catalog import model as find_model
-    from penteract.spec.layout import Layout
-    from penteract.spec.run import Data, LearningRate, Optimizer, Precision, RunSpec
 
     engine.initialise = drawn_on_device
     lay = Layout(attention="cudnn", loss="chunked", elementwise="triton", gradient_accumulation_steps=asked.sequences)

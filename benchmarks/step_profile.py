@@ -35,11 +35,11 @@ from memory_options import drawn_on_device
 from provenance import hexadecimal
 from torch.profiler import ProfilerActivity, profile
 
+from penteract.config.layout import Layout
 from penteract.engine import trainer as engine
 from penteract.engine.named import Named
 from penteract.engine.rank import Rank, join
 from penteract.engine.run import Run
-from penteract.spec.layout import Layout
 from penteract.step.walk import Silent, walk
 
 CASES: Mapping[str, Mapping[str, Any]] = {

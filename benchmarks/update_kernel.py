@@ -29,6 +29,10 @@ import torch
 from measuring import seconds, told
 from provenance import hexadecimal
 
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.precision import BLOCK, RECIPES, Policy
+from penteract.config.run import Optimizer
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.optimizer import AdamW
 from penteract.engine.scaling import LossScale
@@ -37,10 +41,6 @@ from penteract.engine.stochastic_rounding import Place
 from penteract.engine.storages import Storages
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.precision import BLOCK, RECIPES, Policy
-from penteract.spec.run import Optimizer
 from penteract.step.update import is_sliced, touched
 
 POLICIES = {

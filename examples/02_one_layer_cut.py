@@ -12,11 +12,11 @@ import sys
 from collections import Counter
 
 from penteract import Layout, ModelSpec
-from penteract.estimate.price import Price, price
+from penteract.config.mesh import Mesh
 from penteract.model.block import block
 from penteract.ops.do import Do
 from penteract.ops.tape import OpCall, Tape
-from penteract.spec.mesh import Mesh
+from penteract.readings.price import Price, price
 from penteract.step.program import compile_step
 
 S = 4096  # tokens of the one sequence

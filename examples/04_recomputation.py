@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 
 from penteract import Layout
-from penteract.estimate.price import Price, price
-from penteract.spec import catalog
+from penteract.config import catalog
+from penteract.readings.price import Price, price
 from penteract.step.program import compile_step
 from penteract.units import show_bytes
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 
 from penteract import Cluster, Estimate, Layout, estimate
-from penteract.spec import catalog
+from penteract.config import catalog
 
 S = 8192
 MODEL = catalog.model("llama-3.1-8b")

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from estimate.asked import ASKINGS, LENGTH, WORLD, Asking, answers, drawn_layouts, unlike
-from penteract.estimate.quote import Quoter
-from penteract.plan.ask import Ask
-from penteract.plan.plan import plan_layouts
-from penteract.spec.hardware import cluster
-from penteract.spec.layout import Layout
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.planner.ask import Ask
+from penteract.planner.plan import plan_layouts
+from penteract.readings.quote import Quoter
+from readings.asked import ASKINGS, LENGTH, WORLD, Asking, answers, drawn_layouts, unlike
 
 ROOT = Path(__file__).resolve().parent.parent
 EACH, SEED = 500, 7

@@ -16,6 +16,10 @@ import torch.distributed as dist
 
 import oracle
 from observe import Watched, Wires
+from penteract.config.layout import Layout
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
+from penteract.config.movers import PLAIN, Movers
+from penteract.config.precision import Policy
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups, Round, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
@@ -24,13 +28,9 @@ from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Arena, Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import Piece, allocate, initialise
-from penteract.estimate.load import Recorded
-from penteract.estimate.price import Price, price
+from penteract.readings.load import Recorded
+from penteract.readings.price import Price, price
 from penteract.schedule.registry import ScheduleName
-from penteract.spec.layout import Layout
-from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.spec.movers import PLAIN, Movers
-from penteract.spec.precision import Policy
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk

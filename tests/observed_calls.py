@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 
 from layouts import CPU, Case
+from penteract.config.run import Optimizer
 from penteract.engine import device
 from penteract.engine import run as run_module
 from penteract.engine.comm.fake import Fake
@@ -31,7 +32,6 @@ from penteract.engine.run import Run
 from penteract.engine.state import State, allocate
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
-from penteract.spec.run import Optimizer
 from penteract.step.program import Program
 from penteract.step.walk import walk
 

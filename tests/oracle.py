@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from op_kernels.formulas import turns
-from penteract.spec.model import ModelSpec
+from penteract.config.model import ModelSpec
 
 Params = dict[str, torch.Tensor]
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from forks import context
-from penteract.spec.layout import Layout
+from penteract.config.layout import Layout
 
 GRACE = 3.0  # seconds that the other ranks get to answer once one has failed
 

@@ -12,8 +12,8 @@ from statistics import fmean
 
 import torch
 
-from penteract.spec.layout import Layout
-from penteract.spec.precision import RECIPES
+from penteract.config.layout import Layout
+from penteract.config.precision import RECIPES
 from precisions import POLICIES, Small
 from tolerances import DRIFT
 

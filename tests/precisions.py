@@ -7,16 +7,16 @@ from functools import cache
 
 import torch
 
+from penteract.config.fp8 import usual
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.modules import Pattern
+from penteract.config.precision import RECIPES, Policy
+from penteract.config.run import Data, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.rank import Rank
 from penteract.engine.state import State
 from penteract.engine.trainer import Outcome, Trainer
-from penteract.spec.fp8 import usual
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
-from penteract.spec.modules import Pattern
-from penteract.spec.precision import RECIPES, Policy
-from penteract.spec.run import Data, Optimizer, Precision, RunSpec, Training
 
 SMALL = ModelSpec(
     layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=96, vocab_size=264, initial_std=0.05

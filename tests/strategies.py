@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from layouts import Case
+from penteract.config import case as spec_case
+from penteract.config.fp8 import Fp8
+from penteract.config.layout import CP_METHODS, LOSS_KERNELS, ZERO_STAGES, CpMethod, Layout
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
+from penteract.config.precision import RECIPES
+from penteract.config.rules import breaches
 from penteract.schedule.registry import ScheduleName
-from penteract.spec import case as spec_case
-from penteract.spec.fp8 import Fp8
-from penteract.spec.layout import CP_METHODS, LOSS_KERNELS, ZERO_STAGES, CpMethod, Layout
-from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.spec.precision import RECIPES
-from penteract.spec.rules import breaches
 
 WORLDS = (1, 2, 4, 8, 3, 6, 8, 4)  # those of the most layouts are drawn more often
 DEGREES = (1, 2, 3, 4, 6, 8)

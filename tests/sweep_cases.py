@@ -13,9 +13,9 @@ from itertools import combinations, product
 from typing import Any
 
 from layouts import Case
+from penteract.config.layout import CP_METHODS, ZERO_STAGES, Layout
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.schedule.registry import SCHEDULES, ScheduleName
-from penteract.spec.layout import CP_METHODS, ZERO_STAGES, Layout
-from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 from strategies import RECOMPUTES, legal
 from tiny import SIZES
 

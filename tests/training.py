@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from layouts import CPU, Case
+from penteract.config.run import Optimizer
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
@@ -16,7 +17,6 @@ from penteract.engine.muon import Muon
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
-from penteract.spec.run import Optimizer
 from penteract.step.program import Program
 from penteract.step.walk import walk
 from samples import sample

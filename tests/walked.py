@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from observed_calls import Seen
-from penteract.estimate.load import Load, Recorded
+from penteract.config.precision import BLOCK
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
@@ -18,8 +18,8 @@ from penteract.ops.offload import COPIES
 from penteract.ops.spec import Spec, size
 from penteract.ops.tape import Call
 from penteract.parallel.data import Bucket
+from penteract.readings.load import Load, Recorded
 from penteract.schedule.actions import Transfer
-from penteract.spec.precision import BLOCK
 from penteract.step import muon
 from penteract.step.agreements import Agreement
 from penteract.step.program import Program, Slot

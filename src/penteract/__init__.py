@@ -7,10 +7,10 @@ from penteract._version import __version__
 
 try:
     from penteract.api import plan, trace, train
-    from penteract.estimate.estimate import Estimate, estimate
-    from penteract.spec.hardware import Cluster
-    from penteract.spec.layout import Layout
-    from penteract.spec.model import ModelSpec, MoESpec
+    from penteract.config.hardware import Cluster
+    from penteract.config.layout import Layout
+    from penteract.config.model import ModelSpec, MoESpec
+    from penteract.readings.estimate import Estimate, estimate
 except KeyboardInterrupt:
     if Path(sys.argv[0]).stem in ("-m", "penteract"):  # a command, stopped before there is anything that could answer
         sys.exit(130)

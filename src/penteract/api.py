@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penteract.config.hardware import Cluster
+from penteract.config.model import ModelSpec
+from penteract.config.precision import Policy
 from penteract.errors import PenteractError
-from penteract.plan.ask import HEADROOM, parse_axes
-from penteract.plan.collector import uncollected
-from penteract.plan.plan import Plan, plan_layouts, plan_one, quoter
-from penteract.plan.progress import Watch
-from penteract.plan.question import question
-from penteract.plan.trace import trace
-from penteract.spec.hardware import Cluster
-from penteract.spec.model import ModelSpec
-from penteract.spec.precision import Policy
+from penteract.planner.ask import HEADROOM, parse_axes
+from penteract.planner.collector import uncollected
+from penteract.planner.plan import Plan, plan_layouts, plan_one, quoter
+from penteract.planner.progress import Watch
+from penteract.planner.question import question
+from penteract.planner.trace import trace
 
 __all__ = ["plan", "trace", "train"]
 

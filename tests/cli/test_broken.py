@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from penteract.cli import main
+from penteract.config.keys import keys
+from penteract.config.layout import CP_METHODS
+from penteract.config.read import read_overrides
+from penteract.config.resolve import resolve
 from penteract.schedule.registry import SCHEDULES
-from penteract.spec.keys import keys
-from penteract.spec.layout import CP_METHODS
-from penteract.spec.read import read_overrides
-from penteract.spec.resolve import resolve
 
 QUIET = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

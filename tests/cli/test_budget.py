@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from penteract.cli.budget import settle_budget
-from penteract.spec.layout import Layout
-from penteract.spec.recompute import NONE, Budget
-from penteract.spec.resolve import resolve
-from penteract.spec.write import to_toml
+from penteract.config.layout import Layout
+from penteract.config.recompute import NONE, Budget
+from penteract.config.resolve import resolve
+from penteract.config.write import to_toml
 
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from penteract import plan, trace
-from penteract.plan.ask import AXES, as_text, parse_axes
-from penteract.plan.plan import exact
-from penteract.spec import catalog
-from penteract.spec.layout import Layout
-from penteract.spec.modules import Pattern
-from penteract.spec.precision import RECIPES
-from penteract.spec.presets import TINY
-from penteract.spec.resolve import resolve
+from penteract.config import catalog
+from penteract.config.layout import Layout
+from penteract.config.modules import Pattern
+from penteract.config.precision import RECIPES
+from penteract.config.presets import TINY
+from penteract.config.resolve import resolve
+from penteract.planner.ask import AXES, as_text, parse_axes
+from penteract.planner.plan import exact
 
 Tell = Callable[..., Any]
 TINY_STEP = ["tiny", "--gpus", "4xH200", "--seq", "256", "--batch", "16seqs"]
@@ -111,7 +111,7 @@ def test_a_number_that_cannot_be_is_refused_before_the_work(tell: Tell, monkeypa
     listed, looked_at = len(told["layouts"]), told["counts"]["enumerated"]  # not all: some have more than they need
     assert listed < looked_at
     assert f"found {looked_at} / allowed 1 to {listed} " in tell(*few, "--why", looked_at).err
-    monkeypatch.setattr(sys.modules["penteract.plan.plan"], "Frontier", None)  # prices
+    monkeypatch.setattr(sys.modules["penteract.planner.plan"], "Frontier", None)  # prices
     assert f"found {looked_at + 1} / allowed 1 to {looked_at} " in tell(*few, "--why", looked_at + 1).err
 
 
@@ -211,7 +211,7 @@ def test_a_trace_that_is_stopped_leaves_no_file_and_says_so(
         write("{")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["penteract.plan.trace"], "write_trace", stop)
+    monkeypatch.setattr(sys.modules["penteract.planner.trace"], "write_trace", stop)
     told = tell(*PIPELINE, "--trace", "x.json")
     assert (told.code, told.err) == (130, "stopped: x.json was not written\n")
     assert list(tmp_path.iterdir()) == []
@@ -223,8 +223,8 @@ def test_a_search_that_is_stopped_says_what_it_did_not_write(
     def stop(*about: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["penteract.plan.plan"], "try_between", stop)
-    monkeypatch.setattr(sys.modules["penteract.plan.plan"], "exact", stop)
+    monkeypatch.setattr(sys.modules["penteract.planner.plan"], "try_between", stop)
+    monkeypatch.setattr(sys.modules["penteract.planner.plan"], "exact", stop)
     alone = tell(*PIPELINE, "--trace", "x.json")
     assert (alone.code, alone.out, alone.err) == (130, "", "stopped: x.json was not written\n")
     told = tell("plan", *TINY_STEP, *FEW, "--trace", "x.json", "--out", "x.toml")
@@ -237,7 +237,7 @@ def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, mo
         write("{")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sys.modules["penteract.plan.trace"], "write_trace", full)
+    monkeypatch.setattr(sys.modules["penteract.planner.trace"], "write_trace", full)
     told = tell(*PIPELINE, "--trace", "x.json")
     assert told.code not in (0, 2) and told.err == "error[DISK]: No space left on device · --trace x.json\n"
     assert list(tmp_path.iterdir()) == []

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from penteract import plan
+from penteract.config.modules import Pattern
+from penteract.config.precision import RECIPES
+from penteract.config.resolve import resolve
+from penteract.config.run import PARTS
 from penteract.errors import BadInput
-from penteract.spec.modules import Pattern
-from penteract.spec.precision import RECIPES
-from penteract.spec.resolve import resolve
-from penteract.spec.run import PARTS
 
 Tell = Callable[..., Any]
 TINY_STEP = ["tiny", "--gpus", "4xH200", "--seq", "256", "--batch", "16seqs"]

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from penteract import plan
 from penteract.cli.progress import AFTER, Line, sentence
-from penteract.plan.plan import NOT_REACHED
-from penteract.plan.progress import EVERY, Progress, Pulse, Stopped
+from penteract.planner.plan import NOT_REACHED
+from penteract.planner.progress import EVERY, Progress, Pulse, Stopped
 
 Tell = Callable[..., Any]
 LONG = ["llama-3.1-405b", "--gpus", "64x8xH100", "--fix", "tp=4/8"]
@@ -131,7 +131,7 @@ runpy.run_module("penteract", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("module", ["penteract.plan.plan", "cyclopts", "penteract.cli.plan"])
+@pytest.mark.parametrize("module", ["penteract.planner.plan", "cyclopts", "penteract.cli.plan"])
 @pytest.mark.parametrize("program", ["-m", "/usr/bin/penteract"])
 def test_ctrl_c_while_it_is_loaded_is_quiet(module: str, program: str) -> None:
     code = STOPPED_AT.replace("runpy.run", f"sys.argv = [{program!r}, 'plan', {module!r}]; runpy.run")

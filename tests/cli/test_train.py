@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penteract.spec.resolve import resolve
-from penteract.spec.write import to_toml
+from penteract.config.resolve import resolve
+from penteract.config.write import to_toml
 
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from engine.hf import folders
-from penteract.spec.hf_config import model_from_hf
-from penteract.spec.resolve import model_at, resolve
-from penteract.spec.write import to_toml
+from penteract.config.hf_config import model_from_hf
+from penteract.config.resolve import model_at, resolve
+from penteract.config.write import to_toml
 
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]

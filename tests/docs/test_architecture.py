@@ -15,13 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from penteract.config.layout import CP_METHODS, Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.model.decoder import stage
 from penteract.ops.declarations import OPS
 from penteract.ops.do import Do, Redistribution
 from penteract.ops.tape import Call, OpCall
-from penteract.spec.layout import CP_METHODS, Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "penteract"
@@ -167,7 +167,7 @@ def test_files_that_it_names_exist() -> None:
 
 def test_time_lists_its_files() -> None:
     listed = [name for files, _ in table("Time") for name in files.split(", ")]
-    assert sorted(listed) == sorted(p.name for p in (SOURCE / "estimate" / "time").glob("[a-z]*.py"))
+    assert sorted(listed) == sorted(p.name for p in (SOURCE / "readings" / "time").glob("[a-z]*.py"))
 
 
 def test_a_dimension_names_no_cost() -> None:

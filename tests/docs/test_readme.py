@@ -18,13 +18,13 @@ import pytest
 
 import forks
 from penteract.cli.overrides import split_overrides
-from penteract.estimate.quote import Quoter
-from penteract.plan.plan import SLOWER_FP8
-from penteract.spec import catalog
-from penteract.spec.hardware import cluster
-from penteract.spec.layout import AttentionKernel, Layout
-from penteract.spec.resolve import resolve
-from penteract.spec.write import template
+from penteract.config import catalog
+from penteract.config.hardware import cluster
+from penteract.config.layout import AttentionKernel, Layout
+from penteract.config.resolve import resolve
+from penteract.config.write import template
+from penteract.planner.plan import SLOWER_FP8
+from penteract.readings.quote import Quoter
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from op_kernels.fp8 import rounded
+from penteract.config.fp8 import Fp8
 from penteract.engine.codes import Codes, Part
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.storages import Storages
 from penteract.ops.declarations import fp8 as declared
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
-from penteract.spec.fp8 import Fp8
 
 ROWS, COLUMNS = 16, 48
 SIZE = 2 * ROWS * COLUMNS

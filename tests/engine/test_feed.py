@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
 from penteract.engine.feed import micro_batch, target_counts
 from penteract.parallel.context import token_indices
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
 from penteract.step.program import compile_step
 from samples import Sample, sample
 from tiny import SIZES

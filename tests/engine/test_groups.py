@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from layouts import Case
 from observed_calls import observation
+from penteract.config.catalog import model as find_model
+from penteract.config.layout import Layout
+from penteract.config.movers import PLAIN, Mover, Movers
 from penteract.engine.comm.groups import CHANNELS, Groups, Round, needed
-from penteract.spec.catalog import model as find_model
-from penteract.spec.layout import Layout
-from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.step.program import compile_step
 from pool import Pool
 from strategies import cases, coded_cases

@@ -10,17 +10,17 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from penteract.config.layout import Layout
+from penteract.config.model import MoESpec
+from penteract.config.precision import BLOCK, RECIPES, Policy
+from penteract.config.run import Optimizer
 from penteract.engine import checkpoint
 from penteract.engine.muon import orthogonal
 from penteract.engine.resume import check_going_on, promised
 from penteract.engine.saved import load_state, state_slices
 from penteract.engine.storages import Storages, bytes_of
 from penteract.errors import BadInput
-from penteract.estimate.price import resident
-from penteract.spec.layout import Layout
-from penteract.spec.model import MoESpec
-from penteract.spec.precision import BLOCK, RECIPES, Policy
-from penteract.spec.run import Optimizer
+from penteract.readings.price import resident
 from penteract.step import muon, update
 from precisions import POLICIES, SMALL, Small, differ, kept
 from tolerances import DRIFT, PARITY

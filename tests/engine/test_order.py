@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from layouts import Case
 from observed_calls import Seen, observation
+from penteract.config.fp8 import Kind, usual
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.precision import RECIPES, Policy
 from penteract.engine.run import Run
-from penteract.spec.fp8 import Kind, usual
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
-from penteract.spec.movers import PLAIN, Mover, Movers
-from penteract.spec.precision import RECIPES, Policy
 from precisions import BY_NAME
 from strategies import cases, coded_cases
 from tiny import SIZES

@@ -13,13 +13,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from penteract.config.model import MoESpec
+from penteract.config.precision import BLOCK, RECIPES
 from penteract.engine import checkpoint, optimizer
 from penteract.engine.moments import read, write
 from penteract.engine.saved import load_state, state_slices
 from penteract.engine.storages import Storages, bytes_of
-from penteract.estimate.price import resident, update_workspace
-from penteract.spec.model import MoESpec
-from penteract.spec.precision import BLOCK, RECIPES
+from penteract.readings.price import resident, update_workspace
 from penteract.step import update
 from precisions import BY_NAME, POLICIES, SMALL, Small, differ, kept, patterns
 from tolerances import DRIFT

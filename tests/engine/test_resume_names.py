@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from penteract.config.layout import Layout
+from penteract.config.presets import TINY, TINY_MOE
+from penteract.config.run import Precision, RunSpec, Training
 from penteract.engine import checkpoint
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.resume import check_going_on, other_precision, promised
 from penteract.errors import BadInput
-from penteract.spec.layout import Layout
-from penteract.spec.presets import TINY, TINY_MOE
-from penteract.spec.run import Precision, RunSpec, Training
 
 SPEC = RunSpec(model=TINY, layout=Layout(), sequence_length=64, train=Training(steps=9))
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
 from penteract.engine import wire
 from penteract.engine.stochastic_rounding import Place, chances, round_into
 from penteract.ops.params import Param, Shard
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
 from penteract.step import update
 
 STEP = torch.tensor(7.0, dtype=torch.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penteract.api import plan
-from penteract.plan.plan import Plan
+from penteract.planner.plan import Plan
 
 NODE = ("llama-3.1-8b", "8xH200", 8192)  # the yardstick: most layouts differ from it in one thing
 

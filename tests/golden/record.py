@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from golden.questions import LAYOUTS, PLANS, Question
-from penteract.plan.ask import as_axes
-from penteract.plan.plan import Plan
-from penteract.plan.report import utilisation
-from penteract.plan.search import Timed
+from penteract.planner.ask import as_axes
+from penteract.planner.plan import Plan
+from penteract.planner.report import utilisation
+from penteract.planner.search import Timed
 from penteract.units import gib
 
 HERE = Path(__file__).parent

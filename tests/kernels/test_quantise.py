@@ -12,6 +12,10 @@ import pytest
 import torch
 
 from op_kernels.test_fp8 import unseen
+from penteract.config.fp8 import KINDS, LARGEST, Fp8, usual
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.precision import RECIPES
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.fp8 import emulated, scaled
@@ -25,10 +29,6 @@ from penteract.ops.declarations.declaration import FLOAT
 from penteract.ops.declarations.fp8 import coding_workspace
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import KINDS, LARGEST, Fp8, usual
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.precision import RECIPES
 
 RECIPE = {
     **{kind: replace(usual(kind), block=32) for kind in KINDS},

@@ -10,16 +10,16 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from penteract.config.layout import Layout
+from penteract.config.movers import MoverName
+from penteract.config.precision import BLOCK, RECIPES, Policy
+from penteract.config.run import Optimizer
 from penteract.engine import moments, trainer
 from penteract.engine.kernels.triton.update import TILE, Update
 from penteract.engine.optimizer import AdamW
 from penteract.engine.state import Flat, State, allocate, initialise
 from penteract.engine.storages import Storages
 from penteract.parallel.data import Bucket
-from penteract.spec.layout import Layout
-from penteract.spec.movers import MoverName
-from penteract.spec.precision import BLOCK, RECIPES, Policy
-from penteract.spec.run import Optimizer
 from penteract.step import update as step_update
 from penteract.step.program import compile_step
 from precisions import POLICIES, SMALL, Small, differ, kept

@@ -9,15 +9,15 @@ from itertools import pairwise
 import pytest
 import torch
 
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.run import Optimizer
 from penteract.engine.kernels.triton.update import TILE, Update
 from penteract.engine.optimizer import AdamW
 from penteract.engine.state import Buffers, Flat
 from penteract.engine.stochastic_rounding import Place
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.run import Optimizer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MESH = Mesh(Layout(dp=2, tp=2, ep=2))

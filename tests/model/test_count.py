@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from config.make_hf_counts import counted
+from penteract.config import catalog
+from penteract.config.hf_config import model_from_hf
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.presets import TINY, TINY_MOE
 from penteract.model.count import Counts, count, parameters
 from penteract.model.decoder import record
-from penteract.spec import catalog
-from penteract.spec.hf_config import model_from_hf
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec, MoESpec
-from penteract.spec.presets import TINY, TINY_MOE
-from spec.make_hf_counts import counted
 
 HF = json.loads((Path(__file__).parents[1] / "spec" / "hf_counts.json").read_text())["counts"]
 GPT_PADDING = 50_304 - 50_257  # rows of the table that are no token

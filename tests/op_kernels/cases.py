@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from penteract.config.model import RopeScaling
 from penteract.engine.kernels.experts import Splits
 from penteract.ops.spec import Role
-from penteract.spec.model import RopeScaling
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from penteract.spec.model import RopeScaling
+from penteract.config.model import RopeScaling
 
 Tensors = list[Any]
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from penteract.config.layout import AttentionKernel, Layout
+from penteract.config.mesh import Mesh
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 from penteract.parallel.context import token_indices
-from penteract.spec.layout import AttentionKernel, Layout
-from penteract.spec.mesh import Mesh
 
 DOCUMENTS = ([0], [0, 1, 7, 8, 19], [0, 12])  # first tokens, in 24ths of a sequence
 NAMES = ("o", "log_sum", "q_gradient", "k_gradient", "v_gradient")

@@ -9,14 +9,14 @@ import torch
 
 from op_kernels.aten import Aten
 from op_kernels.fused import NAMES, SMALL, Case, Trial
+from penteract.config.kernels import most_documents
+from penteract.config.precision import RECIPES
 from penteract.engine.kernels.cudnn import cudnn
 from penteract.engine.kernels.flash import ends, flash
 from penteract.engine.kernels.order import Order, Piece
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.storages import Storages
 from penteract.ops.declarations import declaration_of
-from penteract.spec.kernels import most_documents
-from penteract.spec.precision import RECIPES
 
 KERNELS = {"flash": flash, "cudnn": cudnn}
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.presets import TINY_LATENT
+from penteract.config.run import Precision, RunSpec
 from penteract.engine.kernels import checks
 from penteract.engine.kernels.checks import check_documents, check_kernels
 from penteract.engine.rank import Rank
 from penteract.engine.trainer import Trainer
 from penteract.errors import BadInput, CorruptData
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
-from penteract.spec.presets import TINY_LATENT
-from penteract.spec.run import Precision, RunSpec
 from penteract.step.program import compile_step
 from samples import Sample
 

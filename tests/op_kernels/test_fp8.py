@@ -15,6 +15,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
 from op_kernels.fp8 import nearest, rounded, values
+from penteract.config.fp8 import KINDS, LARGEST, Fp8, usual
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.precision import RECIPES, Policy
 from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.kernels import fp8 as engine
 from penteract.engine.kernels import quantise
@@ -28,10 +32,6 @@ from penteract.ops.declarations import fp8 as declared
 from penteract.ops.declarations.dense import Linear
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import KINDS, LARGEST, Fp8, usual
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.precision import RECIPES, Policy
 
 T, D, F = (8, 4), 48, 64  # tokens and sequences, features in and out
 RECIPE = {k: replace(usual(k), block=16) for k in KINDS}

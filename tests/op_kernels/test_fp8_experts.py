@@ -12,6 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from op_kernels.fp8 import rounded
 from op_kernels.test_fp8 import unseen
+from penteract.config.fp8 import Fp8, usual
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.precision import RECIPES
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.kernels import experts as plain
 from penteract.engine.kernels.experts import Splits
@@ -27,10 +31,6 @@ from penteract.ops.declarations import fp8 as declared
 from penteract.ops.declarations.experts import ExpertLinear
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import Fp8, usual
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.precision import RECIPES
 
 D, F = 48, 32  # features in and out
 UNEVEN = (5, 0, 3, 1, 0)  # rows of each expert

@@ -11,26 +11,26 @@ import pytest
 import torch
 
 from layouts import CPU, Case, _prepare
+from penteract.config.fp8 import Fp8
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.precision import RECIPES
 from penteract.engine.comm.groups import Groups
 from penteract.engine.kernels.checks import check_kernels
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.kernels.registry import kernel, kernels
 from penteract.errors import BadInput
-from penteract.estimate.composed import Composer
-from penteract.estimate.price import price
-from penteract.estimate.rates import Rates
-from penteract.estimate.time.step import StepClock
 from penteract.ops.declarations import OPS, Implementation, OpDeclaration, declaration_of, implementation
 from penteract.ops.declarations.declaration import CallShapes
 from penteract.ops.declarations.dense import RmsNorm
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import Fp8
-from penteract.spec.hardware import cluster
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
-from penteract.spec.precision import RECIPES
+from penteract.readings.composed import Composer
+from penteract.readings.price import price
+from penteract.readings.rates import Rates
+from penteract.readings.time.step import StepClock
 from penteract.step.walk import walk
 from tiny import SIZES
 

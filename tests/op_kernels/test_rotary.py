@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from penteract.config.model import RopeScaling
 from penteract.engine.kernels.rotary import angles
 from penteract.ops.tape import Site
-from penteract.spec.model import RopeScaling
 
 FEATURES = (0, 9, 12, 16, 22, 31)  # of 32, with theta = 10 000
 YARN = {"kind": "yarn", "factor": 40.0, "original_positions": 4096}  # DeepSeek-V2 and V3

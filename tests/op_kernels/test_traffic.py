@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from op_kernels.cases import CASES, Case
 from op_kernels.trial import Trial
+from penteract.config.precision import RECIPES
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.storages import tensors_of
 from penteract.ops.declarations import OPS, OpDeclaration
 from penteract.ops.declarations.declaration import CallShapes
 from penteract.ops.declarations.dense import RmsNorm
 from penteract.ops.declarations.traffic import Kernel
-from penteract.spec.precision import RECIPES
 
 # Each register once, which is what pointwise ones of them do; what stands beside products, and what sizes on the host
 # cut, is not proved here.

@@ -11,6 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from op_kernels.cases import Case, In
 from op_kernels.formulas import FORMULAS, Room, Truth
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.precision import RECIPES
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.kernel import Env, TorchKernel
@@ -19,9 +22,6 @@ from penteract.engine.storages import Storages
 from penteract.ops.declarations import OPS, OpDeclaration
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Phase, Site
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.precision import RECIPES
 from tolerances import PARITY
 
 # Rounding of the inputs is shared with the formula, so what is left is that of the kernel's own steps: of single

@@ -6,12 +6,12 @@ from itertools import combinations, product
 
 import pytest
 
-from penteract.estimate.pieces import ENDS, Kind, Recorder
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.precision import RECIPES
+from penteract.config.recompute import NONE
 from penteract.ops.liveness import Fates, groups
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec, MoESpec
-from penteract.spec.precision import RECIPES
-from penteract.spec.recompute import NONE
+from penteract.readings.pieces import ENDS, Kind, Recorder
 from tiny import SIZES
 
 EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24))

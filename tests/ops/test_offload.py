@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from penteract.config.layout import Edit, Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
 from penteract.model.decoder import record
 from penteract.ops.frees import Instruction
 from penteract.ops.lower import Chunk, lower
 from penteract.ops.offload import COPIES
-from penteract.spec.layout import Edit, Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec
 from tiny import SIZES
 
 MODEL = ModelSpec(**{**SIZES, "layers": 5})

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formula import read
+from penteract.config.layout import Layout
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.ops.expression import LEGEND, Expression
 from penteract.ops.symbols import Size, evaluate, expression_of, symbolic, values
-from penteract.spec.layout import Layout
-from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 
 NAMES = ("S", "D", "F", "cp", "tp")
 Tree = Callable[[dict[str, int]], int]

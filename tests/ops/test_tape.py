@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from penteract.config.layout import Edit, Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
 from penteract.errors import BadInput, Bug
 from penteract.model.decoder import record
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
 from penteract.ops.params import Param, Shard, holders
-from penteract.spec.layout import Edit, Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec
 from penteract.step.program import compile_step
 
 MODEL = ModelSpec(layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=64, vocab_size=64)

@@ -113,7 +113,7 @@ def test_help_names_the_verbs(installed: Installed) -> None:
 
 def test_it_prices_as_the_sources_do(installed: Installed) -> None:
     code = (
-        "from penteract import Layout, estimate; from penteract.spec.presets import preset; "
+        "from penteract import Layout, estimate; from penteract.config.presets import preset; "
         "print(estimate(preset('llama-3.1-8b').model, Layout(tp=8), sequence_length=8192).allocated)"
     )
     where = {"PYTHONPATH": str(installed.sources)}
@@ -134,7 +134,7 @@ def test_it_plans(installed: Installed) -> None:
 
 def test_the_catalogue_is_in_it(installed: Installed) -> None:
     inside = zipfile.ZipFile(installed.wheel).namelist()
-    assert [name for name in inside if name.startswith("penteract/spec/catalog/") and name.endswith(".toml")]
+    assert [name for name in inside if name.startswith("penteract/config/catalog/") and name.endswith(".toml")]
 
 
 def test_training_names_what_it_needs(installed: Installed) -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import given
 
 from layouts import Case
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.precision import RECIPES
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import UNIT, Bucket, Unit, buckets
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.precision import RECIPES
 from strategies import cases
 
 

@@ -9,12 +9,12 @@ import torch
 
 from layouts import CPU, Case
 from observe import Wires
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
-from penteract.estimate.load import Recorded
-from penteract.estimate.price import price
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
+from penteract.readings.load import Recorded
+from penteract.readings.price import price
 from penteract.step.walk import walk
 from pool import Pool
 from samples import sample

@@ -12,9 +12,9 @@ import mutations as m
 from layouts import Case, Mutation
 from parity.test_layouts import check
 from parity.test_mutations import red
-from penteract.estimate.price import price
-from penteract.spec.layout import Layout
-from penteract.spec.model import LatentSpec, ModelSpec
+from penteract.config.layout import Layout
+from penteract.config.model import LatentSpec, ModelSpec
+from penteract.readings.price import price
 from pool import Pool
 from strategies import cases
 from tiny import SIZES

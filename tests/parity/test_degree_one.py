@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from layouts import Case, run_case
-from penteract.estimate.price import price
+from penteract.config.layout import CP_METHODS, Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.model.decoder import record
 from penteract.ops.do import Do, Redistribution, Value
 from penteract.ops.spec import Role
 from penteract.ops.tape import Call
 from penteract.parallel import context, expert, tensor
-from penteract.spec.layout import CP_METHODS, Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
+from penteract.readings.price import price
 from pool import Pool
 from tiny import SIZES
 

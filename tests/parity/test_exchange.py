@@ -12,13 +12,13 @@ import torch
 
 from layouts import CPU, Case, _prepare
 from observe import Watched
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Arena
-from penteract.estimate.price import price
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec, MoESpec
+from penteract.readings.price import price
 from penteract.step.arena import plan_arena
 from penteract.step.walk import walk
 from pool import Pool

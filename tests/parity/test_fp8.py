@@ -13,24 +13,24 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from estimate.test_why import check_sums
 from layouts import Case, Subject, _prepare, _step, made_once
+from penteract.config.fp8 import Fp8, usual
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec
+from penteract.config.precision import RECIPES, Policy
 from penteract.engine import run as run_module
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
-from penteract.estimate.composed import Composer
-from penteract.estimate.price import price, resident
-from penteract.estimate.why import why
-from penteract.spec.fp8 import Fp8, usual
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
-from penteract.spec.precision import RECIPES, Policy
+from penteract.readings.composed import Composer
+from penteract.readings.price import price, resident
+from penteract.readings.why import why
 from penteract.step.program import compile_step
 from penteract.step.walk import walk
 from pool import Pool
+from readings.test_why import check_sums
 from tolerances import PARITY
 
 DENSE = ModelSpec(

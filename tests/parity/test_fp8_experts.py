@@ -11,10 +11,10 @@ import pytest
 
 from layouts import Case
 from parity.test_fp8 import DENSE, alone, held, same_price
-from penteract.spec.fp8 import usual
-from penteract.spec.layout import Layout
-from penteract.spec.model import MoESpec
-from penteract.spec.precision import RECIPES, Policy
+from penteract.config.fp8 import usual
+from penteract.config.layout import Layout
+from penteract.config.model import MoESpec
+from penteract.config.precision import RECIPES, Policy
 from pool import Pool
 from precisions import patterns
 

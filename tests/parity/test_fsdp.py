@@ -17,10 +17,10 @@ from torch.distributed.fsdp import fully_shard
 import oracle
 from layouts import Case
 from observe import Wires
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
 from penteract.engine.comm.groups import Groups, Round, needed
 from penteract.parallel.data import UNIT
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
 from pool import Pool
 from samples import sample, stacked
 from tiny import SIZES

@@ -14,18 +14,18 @@ import torch.distributed as dist
 
 from layouts import Case, Subject, _prepare, _step
 from parity.test_fp8 import DENSE, EXPERTS, LATENT, length
+from penteract.config.fp8 import usual
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.precision import RECIPES, Policy
 from penteract.engine import checkpoint
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.run import Run
 from penteract.engine.saved import after_load, load_state, state_slices
 from penteract.engine.storages import bytes_of
-from penteract.estimate.price import price, resident
-from penteract.spec.fp8 import usual
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
-from penteract.spec.movers import PLAIN, Mover, Movers
-from penteract.spec.precision import RECIPES, Policy
+from penteract.readings.price import price, resident
 from penteract.step.agreements import Agreement
 from penteract.step.walk import walk
 from pool import Pool

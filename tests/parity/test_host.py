@@ -12,18 +12,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from layouts import CPU, Case, _prepare
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.precision import RECIPES, Policy
+from penteract.config.run import Optimizer
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.device import Cpu
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
-from penteract.estimate.load import Recorded
-from penteract.estimate.price import price
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec, MoESpec
-from penteract.spec.precision import RECIPES, Policy
-from penteract.spec.run import Optimizer
+from penteract.readings.load import Recorded
+from penteract.readings.price import price
 from penteract.step import update
 from penteract.step.program import Program
 from penteract.step.walk import walk

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from layouts import CPU, Case, run_case
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.feed import constants, micro_batch, target_counts
 from penteract.engine.kernels.reference import REFERENCE
@@ -14,9 +17,6 @@ from penteract.engine.run import Run
 from penteract.engine.state import allocate, initialise
 from penteract.errors import Bug
 from penteract.ops.do import Do, Redistribution, Steps, Value, Values
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec
 from penteract.step.program import compile_step
 from penteract.step.walk import walk_forward
 from pool import Pool

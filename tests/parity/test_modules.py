@@ -11,28 +11,28 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from estimate.test_why import check_sums
 from layouts import CPU, Case
 from parity.test_fp8 import DENSE as WIDE
 from parity.test_fp8 import EXPERTS as WIDE_EXPERTS
 from parity.test_fp8 import held as held_in_fp8
 from parity.test_precision import DENSE, EXPERTS, held
+from penteract.config.fp8 import usual
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
+from penteract.config.precision import BLOCK, RECIPES, Policy
 from penteract.engine.dtypes import DTYPES
 from penteract.engine.state import allocate
 from penteract.engine.storages import bytes_of
-from penteract.estimate.composed import Composer
-from penteract.estimate.price import price, resident
-from penteract.estimate.quote import Quoter
-from penteract.estimate.why import why
-from penteract.spec.fp8 import usual
-from penteract.spec.hardware import cluster
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec
-from penteract.spec.precision import BLOCK, RECIPES, Policy
+from penteract.readings.composed import Composer
+from penteract.readings.price import price, resident
+from penteract.readings.quote import Quoter
+from penteract.readings.why import why
 from penteract.step.program import compile_step
 from pool import Pool
 from precisions import BY_NAME, patterns
+from readings.test_why import check_sums
 from strategies import cases
 
 NAMES = ["*", "embedding*", "layers.0.*", "*norm*", "layers.*.attention.o.weight", "*.weight"]

@@ -10,14 +10,14 @@ import torch
 
 from layouts import Case
 from observe import Watched, Wires
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.movers import Mover, Movers
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
-from penteract.estimate.load import Recorded
-from penteract.estimate.price import price, resident
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec, MoESpec
-from penteract.spec.movers import Mover, Movers
+from penteract.readings.load import Recorded
+from penteract.readings.price import price, resident
 from pool import Pool
 from tiny import SIZES
 from tolerances import PARITY

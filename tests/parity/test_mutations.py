@@ -8,8 +8,8 @@ import pytest
 
 import mutations as m
 from layouts import Case, Mutation, run_case
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec, MoESpec
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
 from pool import Pool
 from tiny import SIZES
 

@@ -10,6 +10,10 @@ import pytest
 import torch
 
 from layouts import CPU, Case, Subject, _prepare, _step, made_once
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.precision import RECIPES, Policy
+from penteract.config.run import Optimizer
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.kernels.kernel import Env, Tensors
@@ -17,12 +21,8 @@ from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
-from penteract.estimate.price import resident
 from penteract.ops.tape import Site
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec, MoESpec
-from penteract.spec.precision import RECIPES, Policy
-from penteract.spec.run import Optimizer
+from penteract.readings.price import resident
 from penteract.step.walk import walk
 from pool import Pool
 from precisions import BY_NAME, differ, kept

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from layouts import Case, run_case
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.storages import Storages
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec, MoESpec
 from pool import Pool
 from tiny import SIZES
 from training import train, trainer, whole

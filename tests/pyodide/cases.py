@@ -11,9 +11,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from penteract import Cluster, Layout, estimate, plan
+from penteract.config.presets import preset
 from penteract.errors import BadInput
-from penteract.plan.report import as_dict
-from penteract.spec.presets import preset
+from penteract.planner.report import as_dict
 
 H200 = Cluster(gpus=8, memory_gib=141.0)
 

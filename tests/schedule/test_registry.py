@@ -9,27 +9,27 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from estimate.test_clock import check as plays_what_a_run_does
-from estimate.test_composed import check as equals_the_walk
 from layouts import Case
 from penteract.api import plan
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.config.legal import problems
+from penteract.config.model import ModelSpec
+from penteract.config.movers import PLAIN
+from penteract.config.precision import RECIPES
 from penteract.errors import Bug
-from penteract.estimate.composed import Composer
-from penteract.estimate.rates import Rates
-from penteract.estimate.time.bounds import Bounds
-from penteract.estimate.time.step import StepClock
-from penteract.plan.space import Space
+from penteract.planner.space import Space
+from penteract.readings.composed import Composer
+from penteract.readings.rates import Rates
+from penteract.readings.time.bounds import Bounds
+from penteract.readings.time.step import StepClock
 from penteract.schedule.check import check
 from penteract.schedule.in_flight import _most, action_lists, most_in_flight
 from penteract.schedule.registry import SCHEDULES, breach
 from penteract.schedule.schedule import Placement, Schedule
-from penteract.spec.hardware import cluster
-from penteract.spec.layout import Layout
-from penteract.spec.legal import problems
-from penteract.spec.model import ModelSpec
-from penteract.spec.movers import PLAIN
-from penteract.spec.precision import RECIPES
 from pool import Pool
+from readings.test_clock import check as plays_what_a_run_does
+from readings.test_composed import check as equals_the_walk
 from schedules import BACKWARDS, DEEP, NEW, V_SHAPED, registered, run_registered
 from tiny import SIZES
 

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layouts import CPU, Case
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.precision import RECIPES
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.state import allocate
 from penteract.ops.tape import Call
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec, MoESpec
-from penteract.spec.precision import RECIPES
 from penteract.step.agreements import (
     BITS,
     DIGITS,

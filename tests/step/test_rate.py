@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penteract.spec.run import LearningRate
+from penteract.config.run import LearningRate
 from penteract.step.rate import rate
 
 

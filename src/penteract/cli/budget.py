@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penteract.estimate.budget import Chosen, within
-from penteract.estimate.quote import Quoter
-from penteract.spec.hardware import Cluster, reference
-from penteract.spec.resolve import Resolved
+from penteract.config.hardware import Cluster, reference
+from penteract.config.resolve import Resolved
+from penteract.readings.budget import Chosen, within
+from penteract.readings.quote import Quoter
 
 
 def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:

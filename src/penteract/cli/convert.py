@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from penteract.cli.weights import Source, find_weights, model_words, tokenizer_of
+from penteract.config.keys import keys
+from penteract.config.resolve import Resolved, resolve
 from penteract.engine.hf.folder import open_folder
 from penteract.errors import BadInput
-from penteract.spec.keys import keys
-from penteract.spec.resolve import Resolved, resolve
 from penteract.units import show_bytes, show_count
 
 EXAMPLES = (

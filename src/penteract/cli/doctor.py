@@ -13,10 +13,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from penteract.cli.world import launched
+from penteract.config.keys import keys
+from penteract.config.resolve import resolve
 from penteract.engine.doctor.finding import Finding
 from penteract.errors import BadInput
-from penteract.spec.keys import keys
-from penteract.spec.resolve import resolve
 
 EXAMPLES = ("penteract doctor", "penteract doctor --json", "penteract doctor /scratch/runs")
 _COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "bad": "bold red"}

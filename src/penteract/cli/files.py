@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from penteract.errors import BadInput, DiskFailure
-from penteract.plan.ask import Ask
-from penteract.plan.plan import Plan
-from penteract.plan.runfile import left_open, run_file
-from penteract.plan.search import Timed
-from penteract.plan.trace import check_file, check_stage
-from penteract.plan.trace import trace as write_trace
+from penteract.planner.ask import Ask
+from penteract.planner.plan import Plan
+from penteract.planner.runfile import left_open, run_file
+from penteract.planner.search import Timed
+from penteract.planner.trace import check_file, check_stage
+from penteract.planner.trace import trace as write_trace
 from penteract.units import gib
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from penteract.config.write import template
 from penteract.errors import BadInput, DiskFailure
-from penteract.spec.write import template
 
 EXAMPLES = ("penteract init", "penteract init wide.toml")
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from penteract.config.read import is_setting, read_overrides
+from penteract.config.run import PARTS
 from penteract.errors import BadInput
-from penteract.plan.ask import AXES, as_word
-from penteract.spec.read import is_setting, read_overrides
-from penteract.spec.run import PARTS
+from penteract.planner.ask import AXES, as_word
 
 _FLAG = re.compile(r"--[A-Za-z_][\w-]*\.[^=]*(=.*)?", re.DOTALL)
 _ASKED = {  # options of `plan` for what a run file says

@@ -18,18 +18,18 @@ from penteract.api import plan as ask_plan
 from penteract.cli.files import check_files, not_written, told_if_stopped, write_all
 from penteract.cli.overrides import parts_of_precision
 from penteract.cli.progress import Line, on_a_terminal
+from penteract.config.mesh import Mesh
 from penteract.errors import BadInput
-from penteract.plan.ask import HEADROOM
-from penteract.plan.catalogue import catalogue, catalogue_rows
-from penteract.plan.collector import uncollected
-from penteract.plan.explain import contest, explain, named
-from penteract.plan.plan import Plan, quoter
-from penteract.plan.progress import Stopped
-from penteract.plan.report import as_dict, budget
-from penteract.plan.search import Timed
-from penteract.plan.text import as_text_whole, basis, spent, stopped
-from penteract.plan.whatif import what_if
-from penteract.spec.mesh import Mesh
+from penteract.planner.ask import HEADROOM
+from penteract.planner.catalogue import catalogue, catalogue_rows
+from penteract.planner.collector import uncollected
+from penteract.planner.explain import contest, explain, named
+from penteract.planner.plan import Plan, quoter
+from penteract.planner.progress import Stopped
+from penteract.planner.report import as_dict, budget
+from penteract.planner.search import Timed
+from penteract.planner.text import as_text_whole, basis, spent, stopped
+from penteract.planner.whatif import what_if
 from penteract.units import parse_count
 
 EXAMPLES = (
@@ -209,7 +209,7 @@ def _what_if(found: Plan, chosen: Timed) -> str:
 
 def _by_line(found: Plan, chosen: Timed) -> str:
     """The memory of the fullest rank, by the lines that cause it."""
-    from penteract.estimate.why import why as why_text  # here: most plans are told without it
+    from penteract.readings.why import why as why_text  # here: most plans are told without it
 
     stage = max(range(len(chosen.quote.by_stage)), key=lambda i: chosen.quote.by_stage[i])
     rank = Mesh(chosen.layout).group("pp", 0)[stage]

@@ -9,8 +9,8 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from penteract.plan.ask import as_text
-from penteract.plan.progress import Progress
+from penteract.planner.ask import as_text
+from penteract.planner.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console

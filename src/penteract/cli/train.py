@@ -17,14 +17,14 @@ from penteract.cli.budget import settle_budget
 from penteract.cli.folders import find_run
 from penteract.cli.weights import check_resumable, check_weights, find_weights, words_of
 from penteract.cli.world import launched
+from penteract.config.keys import keys
+from penteract.config.presets import PRESETS
+from penteract.config.resolve import Resolved, resolve
+from penteract.config.run import RunSpec
 from penteract.errors import BadInput
-from penteract.estimate.price import price
+from penteract.readings.price import price
 from penteract.schedule.draw import draw as draw_schedule
 from penteract.schedule.registry import generate
-from penteract.spec.keys import keys
-from penteract.spec.presets import PRESETS
-from penteract.spec.resolve import Resolved, resolve
-from penteract.spec.run import RunSpec
 from penteract.step.program import check_words, compile_step
 
 EXAMPLES = (

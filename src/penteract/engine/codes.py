@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import torch
 
+from penteract.config.fp8 import Fp8
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.quantise import TORCH, Quantiser, make_scales
 from penteract.ops.declarations.declaration import FLOAT
 from penteract.ops.declarations.fp8 import ALIGNED, coding_workspace
 from penteract.parallel.data import Bucket
-from penteract.spec.fp8 import Fp8
 
 
 class Part(NamedTuple):

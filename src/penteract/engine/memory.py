@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
+from penteract.config.precision import Policy
 from penteract.engine.dtypes import dtype_of
 from penteract.ops.spec import Spec
-from penteract.spec.precision import Policy
 from penteract.step.arena import ArenaPlan
 
 

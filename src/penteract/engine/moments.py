@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from penteract.spec.precision import BLOCK
+from penteract.config.precision import BLOCK
 
 _DECADES = 7
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
+from penteract.config.precision import Policy
 from penteract.engine.comm.comm import Comm
 from penteract.engine.dtypes import DTYPES
 from penteract.engine.optimizer import AdamW, Factors
 from penteract.engine.state import Flat
 from penteract.parallel.data import Bucket
 from penteract.parallel.matrix import Matrix
-from penteract.spec.precision import Policy
 from penteract.step import muon, update
 
 _LEAST = 1e-7  # a smaller norm counts as this

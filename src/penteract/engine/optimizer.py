@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import torch
 
+from penteract.config.run import Optimizer
 from penteract.engine.scaling import LossScale
 from penteract.engine.state import Flat, State
 from penteract.engine.stochastic_rounding import chances, round_into
-from penteract.spec.run import Optimizer
 from penteract.step.program import Program
 from penteract.step.update import SLICE
 

@@ -11,6 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from penteract.config.keys import keys
+from penteract.config.precision import Policy
+from penteract.config.run import RunSpec
+from penteract.config.write import toml_value
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import manifest
 from penteract.engine.checkpoint.manifest import Manifest
@@ -18,10 +22,6 @@ from penteract.engine.checkpoint.slices import DTYPES
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.saved import RECIPE
 from penteract.errors import BadInput
-from penteract.spec.keys import keys
-from penteract.spec.precision import Policy
-from penteract.spec.run import RunSpec
-from penteract.spec.write import toml_value
 
 _KEYS = {"seed": "training.seed", "sequence_length": "batch.sequence_length", "model": "model",
          "optimizer": "optimizer.kind"}  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from penteract.config.run import RunSpec
 from penteract.engine import checkpoint, rundir
 from penteract.engine.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.data import Samples, open_samples, open_tokenizer
@@ -29,7 +30,6 @@ from penteract.engine.saved import after_load, load_state, state_slices
 from penteract.engine.trainer import Outcome, Trainer
 from penteract.engine.watch import from_exception
 from penteract.errors import BadInput, BadNumerics, Preempted
-from penteract.spec.run import RunSpec
 from penteract.units import gib, show_count
 
 log = logging.getLogger("penteract")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from penteract.config.resolve import Resolved
+from penteract.config.write import to_toml
 from penteract.engine import rundir
 from penteract.engine.cpu_affinity import usable_here
 from penteract.engine.hf.folder import remember
 from penteract.engine.launch import launch
 from penteract.errors import BadInput
-from penteract.spec.resolve import Resolved
-from penteract.spec.write import to_toml
 from penteract.units import KIB, show_bytes
 
 

@@ -9,6 +9,8 @@ from typing import Literal
 
 import torch
 
+from penteract.config.movers import ADAMW, Average, Mover
+from penteract.config.precision import BLOCK, Policy
 from penteract.engine import moments
 from penteract.engine.codes import Codes, Part
 from penteract.engine.device import device_of
@@ -19,8 +21,6 @@ from penteract.engine.scaling import LossScale
 from penteract.engine.stochastic_rounding import Place
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
-from penteract.spec.movers import ADAMW, Average, Mover
-from penteract.spec.precision import BLOCK, Policy
 from penteract.step.program import Program
 from penteract.step.ring import Ring, gradient_ring, parameter_ring
 from penteract.step.update import is_sliced, through

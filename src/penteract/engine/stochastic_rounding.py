@@ -14,8 +14,8 @@ from math import prod
 
 import torch
 
+from penteract.config.mesh import Mesh
 from penteract.ops.params import Param
-from penteract.spec.mesh import Mesh
 
 # SplitMix64 (Steele 2014), as signed numbers: products wrap.
 STRIDE = 0x9E3779B97F4A7C15 - 2**64

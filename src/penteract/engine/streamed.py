@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from penteract.config.precision import BLOCK
 from penteract.engine.comm.comm import Comm, Flight
 from penteract.engine.device import Device
 from penteract.engine.state import Buffers, Flat
-from penteract.spec.precision import BLOCK
 
 
 class Guest(NamedTuple):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from penteract.config.run import RunSpec
 from penteract.engine.comm.comm import Comm
 from penteract.engine.data import Samples
 from penteract.engine.device import device_of
@@ -22,7 +23,6 @@ from penteract.engine.rank import Rank
 from penteract.engine.run import Run
 from penteract.engine.state import State, allocate, initialise
 from penteract.engine.weights import open_weights, start_from
-from penteract.spec.run import RunSpec
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.rate import rate

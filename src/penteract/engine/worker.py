@@ -9,13 +9,13 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from penteract.config.resolve import resolve
+from penteract.config.run import RunSpec
 from penteract.engine import rundir
 from penteract.engine.rank import Rank, join
 from penteract.engine.session import Orders, Session, closing_line, set_up
 from penteract.engine.watch import from_exception, watched
 from penteract.errors import PeerLost, PenteractError
-from penteract.spec.resolve import resolve
-from penteract.spec.run import RunSpec
 
 
 def work(spec: RunSpec, rank: Rank, orders: Orders) -> int:

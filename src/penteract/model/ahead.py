@@ -6,12 +6,12 @@ depth projects [embedding, hidden], and has a norm of its own before the head; w
 
 from __future__ import annotations
 
+from penteract.config.model import ModelSpec
 from penteract.model.block import block
 from penteract.model.ends import embed, score
 from penteract.model.norm import norm
 from penteract.ops.do import Do, Value
 from penteract.ops.params import Param
-from penteract.spec.model import ModelSpec
 
 
 def predict_ahead(do: Do, m: ModelSpec, h: Value, sequence_length: int) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from penteract.config.model import ModelSpec
 from penteract.model.attention import attention
 from penteract.model.latent_attention import latent_attention
 from penteract.model.mlp import mlp
 from penteract.model.moe import moe
 from penteract.model.norm import norm
 from penteract.ops.do import Do, Value
-from penteract.spec.model import ModelSpec
 
 
 def block(do: Do, m: ModelSpec, layer: int, x: Value, sequence_length: int) -> Value:

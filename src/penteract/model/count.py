@@ -6,14 +6,14 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
 from penteract.model.decoder import part
 from penteract.ops.declarations import OPS
 from penteract.ops.do import Do
 from penteract.ops.spec import size
 from penteract.ops.tape import Site
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
+from penteract.config.modules import Linears
 from penteract.model.ahead import predict_ahead
 from penteract.model.block import block
 from penteract.model.ends import embed, score
@@ -11,10 +15,6 @@ from penteract.model.norm import norm
 from penteract.ops.do import Do, Value
 from penteract.ops.params import Homes, Param
 from penteract.parallel.pipeline import stage_layers
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec
-from penteract.spec.modules import Linears
 
 
 def stage(do: Do, m: ModelSpec, number: int, sequence_length: int) -> None:

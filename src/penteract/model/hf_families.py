@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from penteract.spec.model import ModelSpec
+from penteract.config.model import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
 from penteract.errors import Bug
 from penteract.model.decoder import record
 from penteract.model.hf_families import FAMILIES, Place, Rotary
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec
 
 Dims = tuple[int, ...]
 

@@ -6,11 +6,11 @@ each token is projected down once, and what tp gathers is a latent.
 
 from __future__ import annotations
 
+from penteract.config.model import LatentSpec, ModelSpec
 from penteract.model.attention import score_scale
 from penteract.ops.do import Do, Value
 from penteract.ops.params import Param, Shard
 from penteract.parallel import context, tensor
-from penteract.spec.model import LatentSpec, ModelSpec
 
 
 def latent_attention(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Value, sequence_length: int) -> Value:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from penteract.config.model import ModelSpec
 from penteract.ops.do import Do, Value
 from penteract.ops.params import Param, Shard
 from penteract.parallel import tensor
-from penteract.spec.model import ModelSpec
 
 
 def mlp(do: Do, m: ModelSpec, name: str, x: Value, ffn_size: int) -> Value:

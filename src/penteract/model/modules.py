@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
+from penteract.config.modules import Part, Pattern
+from penteract.config.precision import Policy
 from penteract.errors import BadInput
 from penteract.model.decoder import part
 from penteract.ops.do import Do
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec
-from penteract.spec.modules import Part, Pattern
-from penteract.spec.precision import Policy
 
 _SHOWN = 3  # names in a message
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from penteract.config.model import ModelSpec, MoESpec
 from penteract.model.mlp import mlp
 from penteract.ops.do import Do, Value, lone
 from penteract.ops.params import Param, Shard
 from penteract.parallel import expert, tensor
-from penteract.spec.model import ModelSpec, MoESpec
 
 # Who chose what, over all ranks that share a sequence: no gradient flows through a count.
 _over_sequence = lone("choices", "sequence", "all_reduce")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penteract.config.model import ModelSpec
 from penteract.ops.do import Do, Value
 from penteract.ops.params import Param
-from penteract.spec.model import ModelSpec
 
 
 def norm(do: Do, m: ModelSpec, name: str, x: Value) -> Value:

@@ -16,15 +16,15 @@ from functools import cache
 from pathlib import PurePath
 from typing import Any
 
+from penteract.config.fp8 import Fp8
+from penteract.config.mesh import Mesh
+from penteract.config.modules import Linears
 from penteract.errors import Bug
 from penteract.ops import collectives
 from penteract.ops.declarations import OPS
 from penteract.ops.params import Param
 from penteract.ops.spec import Dim, Role, Spec
 from penteract.ops.tape import Call, OpCall, RedistributionProgram, Site, Tape
-from penteract.spec.fp8 import Fp8
-from penteract.spec.mesh import Mesh
-from penteract.spec.modules import Linears
 
 
 @dataclass(eq=False, slots=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from penteract.config.layout import PLAIN, Edit
 from penteract.errors import Bug
 from penteract.ops.declarations import OPS
 from penteract.ops.frees import Instruction, place_frees
 from penteract.ops.offload import Offload
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, OpCall, Phase, Site, Tape
-from penteract.spec.layout import PLAIN, Edit
 
 # Said once whatever is recomputed: they count, or look at the host.
 ONCE = frozenset({"loss", "tally", "split_sizes"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from penteract.spec.mesh import Mesh
+from penteract.config.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from penteract.config.layout import Layout
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.ops.expression import Expression
-from penteract.spec.layout import Layout
-from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 
 
 class Size(int):

@@ -22,12 +22,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.movers import ADAMW, PLAIN, Mover, Movers
+from penteract.config.precision import Policy, Role, grain
 from penteract.ops.params import Homes, Param, holders
 from penteract.parallel.matrix import Matrix, matrices, peers
-from penteract.spec.layout import Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.movers import ADAMW, PLAIN, Mover, Movers
-from penteract.spec.precision import Policy, Role, grain
 
 UNIT = 8  # elements: shards begin where a load of 16 bytes may, in bf16 too
 CODES = 16  # the same of codes

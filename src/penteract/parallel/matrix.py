@@ -16,8 +16,8 @@ from heapq import heapify, heapreplace
 from math import prod
 from typing import NamedTuple
 
+from penteract.config.mesh import Mesh
 from penteract.ops.params import Param
-from penteract.spec.mesh import Mesh
 
 
 class Matrix(NamedTuple):

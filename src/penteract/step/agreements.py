@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
 from penteract.ops.declarations.declaration import FLOAT
 from penteract.ops.declarations.fp8 import remembered
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec
 from penteract.units import Bytes
 
 Name = Literal["scales of weights", "target tokens", "routed counts", "largest values", "norm and losses"]

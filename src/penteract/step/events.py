@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from penteract.config.layout import Layout
 from penteract.errors import Bug
 from penteract.ops.lower import Instruction
 from penteract.parallel.data import Bucket
-from penteract.spec.layout import Layout
 from penteract.step.fsdp import Due, Event, FsdpRule, Touch, upcoming
 from penteract.step.ring import count_units, places
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
+from penteract.config.precision import BYTES, Policy
 from penteract.parallel.data import Bucket
 from penteract.parallel.matrix import Matrix, deal
-from penteract.spec.precision import BYTES, Policy
 from penteract.step import update
 from penteract.units import Bytes, Flops
 

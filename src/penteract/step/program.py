@@ -7,6 +7,12 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import groupby
 
+from penteract.config.fp8 import check_gather
+from penteract.config.layout import Edit, Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
+from penteract.config.movers import PLAIN, Movers
+from penteract.config.precision import Policy, policy
 from penteract.errors import BadInput
 from penteract.model.decoder import homes, record, shared
 from penteract.model.modules import check_modules
@@ -23,12 +29,6 @@ from penteract.parallel.pipeline import stage_layers
 from penteract.schedule.actions import ActionList, Compute, ComputeList, Exchange, Overlapped
 from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
-from penteract.spec.fp8 import check_gather
-from penteract.spec.layout import Edit, Layout
-from penteract.spec.mesh import Mesh
-from penteract.spec.model import ModelSpec
-from penteract.spec.movers import PLAIN, Movers
-from penteract.spec.precision import Policy, policy
 from penteract.step.agreements import losses, means
 from penteract.step.events import At, Events, events
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from penteract.spec.run import LearningRate
+from penteract.config.run import LearningRate
 
 
 def rate(spec: LearningRate, peak: float, step: int, steps: int) -> float:

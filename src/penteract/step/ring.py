@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from penteract.config.layout import Layout
+from penteract.config.precision import Widths
 from penteract.parallel.data import NONE, Bucket
-from penteract.spec.layout import Layout
-from penteract.spec.precision import Widths
 from penteract.units import Bytes
 
 PLACES = 2

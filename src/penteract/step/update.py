@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from penteract.config.layout import Elementwise
+from penteract.config.movers import ADAMW, Mover
+from penteract.config.precision import BLOCK, BYTES, Policy
 from penteract.parallel.data import Bucket
-from penteract.spec.layout import Elementwise
-from penteract.spec.movers import ADAMW, Mover
-from penteract.spec.precision import BLOCK, BYTES, Policy
 from penteract.units import Bytes
 
 SLICE = 2**22  # elements; whole blocks. A pass over as many takes a GPU longer than the launch of its kernel

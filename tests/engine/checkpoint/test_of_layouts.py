@@ -11,6 +11,9 @@ import torch
 import torch.distributed as dist
 
 from engine.checkpoint.shards import load_whole, noise
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.movers import PLAIN, Mover, Movers
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint.manifest import read
 from penteract.engine.comm.distributed import Gloo
@@ -21,9 +24,6 @@ from penteract.engine.run import Run
 from penteract.engine.saved import KINDS, after_load, state_slices
 from penteract.engine.state import Piece, allocate
 from penteract.ops.params import Param
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec, MoESpec
-from penteract.spec.movers import PLAIN, Mover, Movers
 from penteract.step.program import Program, compile_step
 from pool import Pool
 from tiny import SIZES

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penteract.config.run import Data as RunData
 from penteract.engine.data import Samples, open_samples, open_tokenizer, write_tokens
 from penteract.engine.data.open import LARGE
 from penteract.errors import BadInput, CorruptData
-from penteract.spec.run import Data as RunData
 
 BYTES = open_tokenizer("bytes")
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from penteract.config.hf_write import config_of
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.model.hf_names import by_theirs, hf_names
-from penteract.spec.hf_write import config_of
-from penteract.spec.model import LatentSpec, ModelSpec, MoESpec
 
 _SIZES: dict[str, Any] = {
     "layers": 2, "hidden_size": 32, "heads": 4, "kv_heads": 2, "head_size": 8, "ffn_size": 48, "vocab_size": 272,

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.feed import constants, micro_batch
@@ -18,8 +20,6 @@ from penteract.engine.run import Run
 from penteract.engine.state import allocate
 from penteract.engine.weights import open_weights, start_from
 from penteract.ops.tape import Site
-from penteract.spec.layout import Layout
-from penteract.spec.model import ModelSpec
 from penteract.step.program import compile_step
 from penteract.step.walk import walk_forward
 

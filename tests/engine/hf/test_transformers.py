@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from engine.hf import families, forward
 from engine.hf.families import FAMILIES, TOKENS
 from penteract.cli import main
+from penteract.config.layout import Layout
 from penteract.engine.comm.groups import Groups
 from penteract.engine.hf.folder import open_folder
-from penteract.spec.layout import Layout
 from pool import Pool
 
 TYPES = {"fp64": torch.float64, "fp32": torch.float32}

@@ -9,6 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
+from penteract.config.read import read_toml
+from penteract.config.resolve import Resolved
+from penteract.config.write import to_toml
 from penteract.engine import checkpoint, rundir
 from penteract.engine.checkpoint import Slice, disk
 from penteract.engine.checkpoint.pieces import Pieces
@@ -20,10 +24,6 @@ from penteract.engine.hf.writing import DTYPES, How, Written, unfinished, write_
 from penteract.engine.weights import step_of
 from penteract.errors import BadInput
 from penteract.model.hf_names import Ours
-from penteract.spec.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.spec.read import read_toml
-from penteract.spec.resolve import Resolved
-from penteract.spec.write import to_toml
 
 
 def to_hf(path: Path, to: Path, how: How) -> Written:

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 
+from penteract.config.hf_config import model_from_hf
+from penteract.config.hf_write import different
+from penteract.config.model import ModelSpec
+from penteract.config.read import read_text
 from penteract.engine.hf.headers import Held, held_tensors
 from penteract.errors import BadInput
 from penteract.model.hf_families import FAMILIES, Family
 from penteract.model.hf_names import Ours, by_theirs, hf_names
-from penteract.spec.hf_config import model_from_hf
-from penteract.spec.hf_write import different
-from penteract.spec.model import ModelSpec
-from penteract.spec.read import read_text
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 WEIGHTS_ALONE = "converted"  # the state of a run's folder that was never trained: there is nothing to go on from

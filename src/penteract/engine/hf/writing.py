@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from penteract.config.hf_write import config_of
+from penteract.config.model import ModelSpec
 from penteract.engine.checkpoint import disk
 from penteract.engine.checkpoint.slices import NAMES, raw
 from penteract.engine.hf.folder import CONFIG, TOKENIZER
@@ -19,8 +21,6 @@ from penteract.engine.hf.headers import INDEX, SINGLE
 from penteract.engine.weights import Weights
 from penteract.errors import DiskFailure
 from penteract.model.hf_names import Part, Theirs, by_theirs, hf_names
-from penteract.spec.hf_write import config_of
-from penteract.spec.model import ModelSpec
 from penteract.units import gib
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}

@@ -8,15 +8,15 @@ from importlib.util import find_spec
 
 import torch
 
+from penteract.config import case as spec_case
+from penteract.config.kernels import ATTENTION, check_elementwise, kernel_breaches, takes_documents
+from penteract.config.nearest import allowed_values
+from penteract.config.precision import Policy
+from penteract.config.settle import Settle
 from penteract.engine.feed import Sample
 from penteract.engine.kernels.registry import check_devices
 from penteract.errors import BadInput, CorruptData
 from penteract.ops.declarations.flash import piece
-from penteract.spec import case as spec_case
-from penteract.spec.kernels import ATTENTION, check_elementwise, kernel_breaches, takes_documents
-from penteract.spec.nearest import allowed_values
-from penteract.spec.precision import Policy
-from penteract.spec.settle import Settle
 from penteract.step.program import Program
 
 log = logging.getLogger(__name__)

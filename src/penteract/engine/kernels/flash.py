@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from penteract.config.kernels import most_documents
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.order import Piece, Places
 from penteract.ops.tape import Site
-from penteract.spec.kernels import most_documents
 
 
 def ends(start: torch.Tensor, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:

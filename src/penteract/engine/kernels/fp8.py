@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import torch
 
+from penteract.config.fp8 import Fp8
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put
 from penteract.engine.kernels.quantise import TORCH, Look, Operand, Quantiser, scale_count
 from penteract.ops.declarations.fp8 import aligned, scaled_linear
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import Fp8
 
 _X, _W, _G = range(3)  # places in what is remembered of a linear
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
+from penteract.config.fp8 import Fp8
 from penteract.engine.kernels.experts import Splits, each_expert, expert_linear_weight
 from penteract.engine.kernels.fp8 import Product, emulated, real
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.quantise import TORCH, Look, Operand, Quantiser, scale_count
 from penteract.ops.declarations.fp8 import aligned, sum_is_cut
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import Fp8
 
 _ROWS, _MATRIX = range(2)
 FOUR = 4  # cuBLASLt reads scales of blocks 16 bytes at a time: they are of so many rows, or a multiple

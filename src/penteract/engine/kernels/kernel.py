@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from penteract.config.mesh import Mesh
 from penteract.ops.tape import Site
-from penteract.spec.mesh import Mesh
 
 Tensors = list[Any]  # tensors; a host value where the spec's role is "host"
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 
+from penteract.config.fp8 import LARGEST, Format, Fp8
+from penteract.config.layout import Elementwise
 from penteract.engine.dtypes import FORMATS
 from penteract.ops.declarations.fp8 import rows_at_once
-from penteract.spec.fp8 import LARGEST, Format, Fp8
-from penteract.spec.layout import Elementwise
 
 TINY = 2.0**-96  # what is smaller counts as this, so that no scale is zero
 

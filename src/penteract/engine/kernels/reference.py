@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from penteract.config.layout import Layout
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.registry import kernels_by_call
-from penteract.spec.layout import Layout
 
 REFERENCE: dict[str, TorchKernel] = kernels_by_call(Layout(), torch.device("cpu"))

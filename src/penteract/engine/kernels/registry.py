@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from penteract.config.layout import Layout
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, implementation
 from penteract.ops.tape import Site
-from penteract.spec.layout import Layout
 from penteract.step.program import Program
 
 

@@ -9,8 +9,8 @@ import math
 
 import torch
 
+from penteract.config.model import RopeScaling
 from penteract.ops.tape import Site
-from penteract.spec.model import RopeScaling
 
 
 def angles(site: Site, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from math import fsum, prod
 from typing import Any, NamedTuple, Protocol
 
+from penteract.config.layout import Layout
 from penteract.ops.declarations.traffic import Kernels
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
-from penteract.spec.layout import Layout
 from penteract.units import Bytes, Flops, Seconds
 
 Specs = tuple[Spec, ...]
@@ -51,7 +51,7 @@ class CallShapes(NamedTuple):
 
 
 class Rates(Protocol):
-    """Seconds of the kinds of work that a device does, as `estimate/rates.py` knows them."""
+    """Seconds of the kinds of work that a device does, as `readings/rates.py` knows them."""
 
     def product(self, p: Product) -> Seconds: ...
 

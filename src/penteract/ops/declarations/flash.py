@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penteract.config.kernels import most_documents
 from penteract.ops.declarations.declaration import BOOL, FLOAT, Attrs, Shape
 from penteract.ops.declarations.fused import RANDOM, STATE, Fused
 from penteract.ops.spec import Widths
-from penteract.spec.kernels import most_documents
 
 INT = 4  # bytes of where a document ends
 BLOCK = 128  # rows: in the kernel's sums, documents lie so far apart

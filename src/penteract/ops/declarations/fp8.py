@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import fsum, prod
 
+from penteract.config.fp8 import UNIT, Fp8
+from penteract.config.layout import Elementwise, Layout
 from penteract.errors import BadInput
 from penteract.ops.declarations.declaration import (
     FLOAT,
@@ -25,8 +27,6 @@ from penteract.ops.declarations.declaration import (
 from penteract.ops.declarations.dense import Linear
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
-from penteract.spec.fp8 import UNIT, Fp8
-from penteract.spec.layout import Elementwise, Layout
 from penteract.units import Bytes, Seconds
 
 CODE = 1  # bytes of a code

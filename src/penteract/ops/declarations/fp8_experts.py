@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from functools import cache
 from math import fsum, prod
 
+from penteract.config.fp8 import Fp8
+from penteract.config.layout import Elementwise
 from penteract.ops.declarations.declaration import FLOAT, Attrs, CallShapes, Rates, Registers, Shape
 from penteract.ops.declarations.experts import ExpertLinear
 from penteract.ops.declarations.fp8 import CODE, aligned, at_a_time, sum_is_cut
 from penteract.ops.spec import Widths
-from penteract.spec.fp8 import Fp8
-from penteract.spec.layout import Elementwise
 from penteract.units import Bytes, Seconds
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from penteract.config.layout import AttentionKernel, Layout
 from penteract.ops.declarations.attention import Attention
 from penteract.ops.declarations.declaration import Attrs, CallShapes, OpDeclaration, Rates, Registers, Serves, Shape
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
-from penteract.spec.layout import AttentionKernel, Layout
 from penteract.units import Seconds
 
 STATE = 16  # what backward is handed of it

@@ -3,7 +3,7 @@
 An implementation is one entry here: its name, where it serves (with the workspace and the cost that it has there), and
 what runs, named by the module below the torch line that has it. Price, time and run select by the same function, so
 none of them knows a kernel. A layout says which kernels it wants; what these need of a policy and a device is looked at
-once, where they are asked for (`spec/kernels.py`, `engine/kernels/checks.py`): they are refused then, never replaced.
+once, where they are asked for (`config/kernels.py`, `engine/kernels/checks.py`): they are refused then, never replaced.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penteract.config.layout import Layout
 from penteract.errors import Bug
 from penteract.ops.declarations.attention import ATTENTION
 from penteract.ops.declarations.cudnn import CudnnAttention
@@ -24,7 +25,6 @@ from penteract.ops.declarations.fp8_experts import scaled_experts
 from penteract.ops.declarations.fused import asked_for
 from penteract.ops.declarations.loss import LOSS
 from penteract.ops.tape import Site
-from penteract.spec.layout import Layout
 
 _RUNS = "penteract.engine"
 

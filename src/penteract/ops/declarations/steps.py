@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from penteract.config.model import RopeScaling
 from penteract.ops.declarations.traffic import Eager, Kernel
 from penteract.ops.spec import Widths
-from penteract.spec.model import RopeScaling
 
 Shape = tuple[int, ...]
 

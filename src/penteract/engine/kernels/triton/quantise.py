@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from penteract.config.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.quantise import TINY, Look, Operand, Quantiser, as_shared
-from penteract.spec.fp8 import LARGEST, Format, Fp8
 
 # Rows, and of k: whole lines of memory whichever way a tensor lies.
 TILE, TO_LOOK = (32, 128), (64, 128)

@@ -15,13 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
+from penteract.config.movers import Average
+from penteract.config.precision import BLOCK
+from penteract.config.run import Optimizer
 from penteract.engine import moments, stochastic_rounding
 from penteract.engine.optimizer import Factors
 from penteract.engine.state import Flat
 from penteract.engine.stochastic_rounding import Place
-from penteract.spec.movers import Average
-from penteract.spec.precision import BLOCK
-from penteract.spec.run import Optimizer
 
 TILE = 4 * BLOCK  # elements of one program: eight for each thread of four warps
 _FIXED = 5  # columns of a table of places before those of its gaps

@@ -1,0 +1,74 @@
+"""What legality looks at, as one value whose axes can be read and replaced by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+
+# axis -> the key of a run file that sets it
+AXES: Mapping[str, str] = {
+    **{name: f"parallel.{name}" for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "schedule",
+                                             "cp_method", "zero", "shard_group", "whole_gradients",
+                                             "keep_gathered")},
+    **{name: f"batch.{name}" for name in ("micro_batch_size", "global_batch_size", "sequence_length",
+                                          "gradient_accumulation_steps")},
+    "bucket_bytes": "memory.bucket_bytes",
+    "recompute_every": "memory.recompute_every",
+    "recompute_first": "memory.recompute_first",
+    "offload_every": "memory.offload_every",
+    **{name: f"kernels.{name}" for name in ("attention", "loss", "loss_chunk", "elementwise")},
+    "kv_heads": "model.kv_heads",
+    "head_size": "model.head_size",
+    "vocab_size": "model.vocab_size",
+    "qk_norm": "model.qk_norm",
+    "rope_size": "model.latent.rope_size",
+    **{name: f"model.moe.{name}" for name in ("top_k", "groups", "top_groups")},
+}  # fmt: skip
+
+_OF_LAYOUT = frozenset(f.name for f in fields(Layout))
+_OF_MODEL = frozenset(f.name for f in fields(ModelSpec))
+OF_A_PART = {axis: key.split(".")[1] for axis, key in AXES.items() if key.count(".") == 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A model, a layout and a batch. `global_batch_size` (sequences) and `world` are None where nothing fixes them."""
+
+    model: ModelSpec
+    layout: Layout
+    sequence_length: int
+    global_batch_size: int | None = None
+    world: int | None = None
+
+    def get(self, axis: str) -> Any:
+        if axis in _OF_LAYOUT:
+            return getattr(self.layout, axis)
+        if axis in _OF_MODEL:
+            return getattr(self.model, axis)
+        return getattr(self.part(axis) if axis in OF_A_PART else self, axis)
+
+    def part(self, axis: str) -> Any:
+        """The part of the model that has `axis`, as `model.moe` has `top_k`: None where the model has none."""
+        return getattr(self.model, OF_A_PART[axis])
+
+    def put(self, axis: str, value: Any) -> Case:
+        if axis in _OF_LAYOUT:
+            return replace(self, layout=replace(self.layout, **{axis: value})).counted()
+        if axis in _OF_MODEL:
+            return replace(self, model=replace(self.model, **{axis: value}))
+        if axis in OF_A_PART:
+            changed = replace(self.part(axis), **{axis: value})
+            return replace(self, model=replace(self.model, **{OF_A_PART[axis]: changed}))
+        return replace(self, **{axis: value}).counted()
+
+    def counted(self) -> Case:
+        """The same with the accumulation steps that the global batch leaves (rounded down where it does not divide)."""
+        at_once = self.layout.dp * self.layout.micro_batch_size
+        if self.global_batch_size is None or at_once < 1:
+            return self
+        steps = max(1, self.global_batch_size // at_once)
+        return replace(self, layout=replace(self.layout, gradient_accumulation_steps=steps))

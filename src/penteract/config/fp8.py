@@ -1,0 +1,137 @@
+"""FP8 linears: how their operands are scaled, in which formats, and which linears stay as the rest of the policy is.
+
+Micikevicius 2022 (2209.05433) for the formats; DeepSeek-V3 2024 (2412.19437) §3.3 for blocks; Peng 2023 (2310.18313).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from penteract.config.layout import Layout
+from penteract.errors import BadInput
+
+Kind = Literal["tensorwise", "delayed", "rowwise", "blockwise"]
+Format = Literal["e4m3", "e5m2"]
+
+KINDS: tuple[Kind, ...] = ("tensorwise", "delayed", "rowwise", "blockwise")
+LARGEST: Mapping[Format, float] = MappingProxyType({"e4m3": 448.0, "e5m2": 57344.0})
+UNIT = 16  # sizes of a product are multiples of it
+ALONG_FEATURES: tuple[Kind, ...] = ("rowwise", "blockwise")  # a token's scales are of its own features alone
+
+# Whose largest absolute value makes a scale, so that results hang on the micro-batch and not on the layout.
+GROUPS: Mapping[Kind, str] = {
+    "tensorwise": "the ranks that hold one micro-batch (cp and tp)",
+    "delayed": "all ranks of a pipeline stage, over the last steps; in the first step, each rank's own",
+    "rowwise": "a whole row: the ranks that it is cut over",
+    "blockwise": "a block, which lies on one rank",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fp8:
+    """A recipe. A linear's three products (y = x·wᵀ, of g the gradients g·w and gᵀ·x) are of codes of 8 bits.
+
+    kind      tensorwise  one scale a tensor, of this micro-batch
+              delayed     one scale a tensor, of the largest in the last `history` steps
+              rowwise     one scale for each row along which a product sums, so two for each tensor
+              blockwise   one for `block` such elements; of weights for a square of them
+    operand, gradient   formats of activations and weights, and of their gradients
+    first, last         layers whose linears are not in FP8; the head and routers never are
+    powers              scales are rounded up to powers of two
+    gather              under ZeRO 3 weights travel as codes, each with one scale that is agreed on once a step
+    experts             experts' matrices too, forward and in the gradients of what they are given. Those of their
+                        weights sum over whichever tokens meet on a rank, and are as the rest of the policy is
+
+    Raises BadInput where they do not go together.
+    """
+
+    kind: Kind
+    operand: Format = "e4m3"
+    gradient: Format = "e5m2"
+    first: int = 0
+    last: int = 0
+    powers: bool = False
+    history: int = 16
+    block: int = 128
+    gather: bool = False
+    experts: bool = False
+
+    def __post_init__(self) -> None:
+        known = {"kind": KINDS, "operand": tuple(LARGEST), "gradient": tuple(LARGEST)}
+        for name, allowed in known.items():
+            if getattr(self, name) not in allowed:
+                raise _refusal(name, getattr(self, name), ", ".join(allowed), allowed[0])
+        if min(self.first, self.last) < 0:
+            raise _refusal("bf16_layers", (self.first, self.last), "0 or more of each", "[1, 1]")
+        if self.block < UNIT or self.block % UNIT:
+            raise _refusal("block", self.block, f"multiples of {UNIT}", "128")
+        if self.history < 1:
+            raise _refusal("history", self.history, "1 or more", "16")
+        if self.gather and self.kind != "tensorwise":
+            raise _refusal("gather", f"true in fp8_{self.kind}", "true in fp8_tensorwise",
+                           "false, or --precision.dtype fp8_tensorwise")  # fmt: skip
+        if self.experts and self.kind not in ALONG_FEATURES:  # which tokens meet is the layout's
+            raise _refusal("experts", f"true in fp8_{self.kind}, whose scales are of all tokens that meet",
+                           f"true in {' and '.join(f'fp8_{kind}' for kind in ALONG_FEATURES)}",
+                           "false, or --precision.dtype fp8_rowwise")  # fmt: skip
+
+    @property
+    def unit(self) -> int:
+        """Of what a product's three sizes are multiples."""
+        return self.block if self.kind == "blockwise" else UNIT
+
+    def beside(self, layers: int, ahead: int = 0) -> tuple[int, ...]:
+        """The layers at both ends, of so many, whose linears are not in FP8; those that predict ahead are as the last.
+
+        BadInput where no other is left.
+        """
+        if self.first + self.last >= layers:
+            raise _refusal("bf16_layers", (self.first, self.last), f"fewer than the {layers} layers", "[1, 1]")
+        return (*range(self.first), *(range(layers - self.last, layers + ahead) if self.last else ()))
+
+    @property
+    def unusual(self) -> tuple[str, ...]:
+        """In words, where it differs from the usual of its kind."""
+        known = usual(self.kind)
+        told = {
+            f"{self.operand} and {self.gradient}": (self.operand, self.gradient) != (known.operand, known.gradient),
+            f"first {self.first} and last {self.last} layers in bf16": self.first or self.last,
+            "powers of two": self.powers,
+            f"scales of {self.history} steps": self.history != known.history,
+            f"blocks of {self.block}": self.block != known.block,
+            "gathered as codes": self.gather,
+            "experts too": self.experts,
+        }
+        return tuple(words for words, differs in told.items() if differs)
+
+    def __str__(self) -> str:
+        return ", ".join([self.kind, *self.unusual])
+
+
+def usual(kind: Kind) -> Fp8:
+    """The recipe of a kind. Blocks are small enough for gradients to do without the wider range (DeepSeek-V3 2024)."""
+    return Fp8(kind=kind, gradient="e4m3" if kind == "blockwise" else "e5m2")
+
+
+def check_gather(fp8: Fp8 | None, layout: Layout) -> None:
+    """Refuse to gather as codes what a layout does not gather."""
+    lay = layout
+    if fp8 is None or not fp8.gather or (lay.zero == 3 and (lay.shard_group or lay.dp * lay.cp) > 1):
+        return
+    if lay.zero != 3:
+        found, allowed, fix = f"zero = {lay.zero}", "zero = 3", "zero 3"
+    elif lay.dp * lay.cp > 1:
+        found, allowed, fix = "shard_group = 1", "0, or 2 or more", "shard_group 0"
+    else:
+        found, allowed, fix = "dp·cp = 1", "2 or more", "dp 2"
+    raise BadInput("FP8", "weights are gathered as codes where ZeRO 3 cuts them, and there alone",
+                   where="precision.fp8_gather", found=found, allowed=allowed,
+                   fix=f"--parallel.{fix}, or --precision.fp8_gather false")  # fmt: skip
+
+
+def _refusal(name: str, found: object, allowed: str, fix: str) -> BadInput:
+    return BadInput("PRECISION", "no such recipe of FP8", where=f"precision.fp8_{name}", found=found, allowed=allowed,
+                    fix=f"--precision.fp8_{name} {fix}")  # fmt: skip

@@ -1,0 +1,285 @@
+"""WHERE it runs: devices, what joins them, and what was measured on them. Frozen values, read from the catalogue."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from penteract.config.catalog.hardware import Tables, tables
+from penteract.errors import BadInput
+
+Points = tuple[tuple[float, float], ...]  # (size, time or rate), sizes ascending
+Shape = tuple[int, int, int, int, float]  # times, m, n, k, TFLOP/s
+DTYPES = ("bf16", "tf32", "fp32", "fp8", "fp64")
+REFERENCE = "8xh200"  # the node whose curves are known; devices without curves of their own borrow its efficiency
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """A device as its data sheet has it.
+
+    memory_gib          what the driver offers, GiB
+    bf16 … fp64         peak dense TFLOP/s of matrix products; 0: it has none. fp32 is full single precision
+    hbm                 GB/s of device memory
+    host_link           GB/s of the link to the host, one way
+    multiprocessors     streaming multiprocessors or compute units
+    """
+
+    name: str
+    memory_gib: float
+    bf16: float
+    tf32: float
+    fp32: float
+    fp8: float
+    fp64: float
+    hbm: float
+    multiprocessors: int
+    host_link: float = 63.0  # PCIe 5.0 x16
+    source: str = ""
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s. BadInput when the device has no such products."""
+        rate: float = getattr(self, dtype) if dtype in DTYPES else 0.0
+        if not rate:
+            allowed = ", ".join(d for d in DTYPES if getattr(self, d))
+            raise BadInput("PRECISION", f"{self.name} has no such products", found=dtype, allowed=allowed, fix="bf16")
+        return rate * 1e12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fabric:
+    """What joins devices inside a node (`domain` of them at most) or nodes (`domain` 0).
+
+    gb_per_second   GB/s of one device in one direction
+    latency_us      what one more round between nodes adds
+    efficiency      share of gb_per_second that large messages reach between nodes
+    bus             collective -> (nodes, GB/s): measured bus bandwidth of whole nodes of `devices`, `message` bytes
+    """
+
+    name: str
+    gb_per_second: float
+    latency_us: float = 0.0
+    domain: int = 0
+    efficiency: float = 1.0
+    message: int = 0
+    devices: int = 8
+    bus: tuple[tuple[str, Points], ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curves:
+    """What was measured on a node: medians, times in microseconds, sizes in bytes, rates in GB/s and TFLOP/s.
+
+    Compute is as a hot device keeps it up, not of bursts.
+
+    gemm         dtype -> (times, m, n, k, TFLOP/s)
+    attention    (FLOPs of the forward, causal half, head size, TFLOP/s forward, TFLOP/s backward), by cuDNN
+    flash        share of these that the flash kernel reaches, forward and backward
+    memory       copy, add, adamw: device; h2d_…, d2h_…: pinned host memory, all devices at once or one
+    devices      of the node that was measured: "all"
+    moved        one pointwise kernel: (bytes read and written, µs)
+    walked       one pointwise kernel whose tensors do not lie alike: (elements, µs)
+    collectives  (kind, ranks, points), points as (bytes of the whole tensor, µs)
+    p2p          one way, and with as much coming back: (bytes, µs)
+    beside       how much longer a matrix product takes while a collective runs, by kind
+    launch_us    of the host for a call in an eager step; `launch_of`: for those that were measured, by name
+    """
+
+    gpu: Gpu
+    devices: int
+    inside: Fabric
+    provenance: tuple[tuple[str, str], ...]
+    gemm: tuple[tuple[str, tuple[Shape, ...]], ...]
+    attention: tuple[tuple[int, int, float, float], ...]
+    flash: tuple[float, float]
+    memory: tuple[tuple[str, float], ...]
+    moved: Points
+    walked: Points
+    collectives: tuple[tuple[str, int, Points], ...]
+    p2p: tuple[Points, Points]
+    beside: tuple[tuple[str, float], ...]
+    launch_us: float
+    launch_of: tuple[tuple[str, float], ...]
+    launch_basis: str
+
+    @property
+    def about(self) -> str:
+        """Device, versions, date: one phrase."""
+        told = dict(self.provenance)
+        keys = ("torch", "cuda", "nccl", "cudnn")
+        versions = ", ".join(f"{key} {told[key]}" for key in keys if key in told)
+        return f"{told.get('device', self.gpu.name)}, {told.get('date', 'no date')}, {versions}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """`gpus` equal devices, `gpus_per_node` of them behind one fast fabric.
+
+    `memory_gib` is what one device offers to tensors. A cluster without `gpu` answers what fits, not how long it takes.
+    `curves` are those measured on its own kind of device and node, if they are known.
+    """
+
+    name: str = "this machine"
+    gpus: int = 1
+    gpus_per_node: int = 8
+    memory_gib: float = 0.0  # 0: not known, so nothing is said about fitting
+    gpu: Gpu | None = None
+    inside: Fabric | None = None
+    between: Fabric | None = None
+    curves: Curves | None = field(default=None, repr=False)
+
+
+# ---- the catalogue -------------------------------------------------------------------------------------------------
+
+
+def gpu(name: str) -> Gpu:
+    """The device called `name`, in any case; BadInput with the nearest names when there is none."""
+    table = tables("gpus")
+    key = _named(table, name, "GPU")
+    return Gpu(name=key, **{k: v for k, v in table[key].items() if k != "aliases"})
+
+
+def fabric(name: str) -> Fabric:
+    """The fabric called `name`, in any case."""
+    table = tables("fabrics")
+    key = _named(table, name, "fabric")
+    row = {k: v for k, v in table[key].items() if k not in ("aliases", "bus")}
+    return Fabric(name=key, bus=tuple((k, _points(v)) for k, v in table[key].get("bus", {}).items()), **row)
+
+
+@cache
+def reference() -> Curves:
+    """The curves of the node that devices without curves of their own are scaled from."""
+    return _curves(tables(REFERENCE))
+
+
+_FORM = "[nodes x] devices x name [@ fabric]"
+
+
+def cluster(text: str, *, fabric: str = "") -> Cluster:
+    """What `text` names: `8xH200`, `64x8xH100` (nodes, devices of each), `16xA100-40GB`, `64x8xH100@efa`, or the path
+    of a TOML file of measured curves. `fabric` is what joins nodes, by default what such nodes usually have.
+
+    Raises BadInput, naming the nearest that exists.
+    """
+    if text.lower().endswith(".toml"):
+        return _measured(Path(text), fabric)
+    found = re.fullmatch(r"\s*(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([a-z][\w.-]*?)\s*(?:@\s*([\w-]+))?\s*", text.lower())
+    if turned := re.fullmatch(r"\s*([a-z][\w.-]*?)\s*((?:x\s*\d+\s*)+)(@.*)?", text.lower()):
+        numbers = "x".join(re.findall(r"\d+", turned[2])[::-1])
+        raise BadInput("CLUSTER", "the number comes first", where="--gpus", found=text, allowed=_FORM,
+                       fix=f"--gpus {numbers}x{gpu(turned[1]).name}{turned[3] or ''}")  # fmt: skip
+    if not found:
+        raise BadInput("CLUSTER", "not a cluster", found=repr(text), allowed=_FORM, fix="8xH200")
+    counts = [int(n) for n in found.groups()[:2] if n is not None]
+    device = gpu(found[3])
+    usual = int(tables("nodes")[device.name]["gpus_per_node"])
+    nodes, each = counts if len(counts) == 2 else _nodes(counts[0] if counts else 1, usual)
+    return _cluster(device, nodes, each, fabric or found[4] or "")
+
+
+def _nodes(gpus: int, usual: int) -> tuple[int, int]:
+    """Nodes and devices of each: a node is filled before the next is begun, so a part of one stands alone."""
+    if gpus <= usual:
+        return 1, gpus
+    if gpus % usual:
+        fix = f"{gpus // usual * usual} or {-(-gpus // usual) * usual}"
+        raise BadInput("CLUSTER", "the last node would be part empty", found=f"{gpus} devices",
+                       allowed=f"multiples of {usual}", fix=fix)  # fmt: skip
+    return gpus // usual, usual
+
+
+def _cluster(device: Gpu, nodes: int, each: int, between: str) -> Cluster:
+    row = tables("nodes")[device.name]
+    inside, outside = fabric(row["inside"]), fabric(between or row["between"])
+    if outside.domain:
+        allowed = ", ".join(k for k, v in tables("fabrics").items() if not v["domain"])
+        raise BadInput("FABRIC", "joins devices, not nodes", found=outside.name, allowed=allowed, fix=row["between"])
+    if not 1 <= each <= inside.domain or nodes < 1:
+        raise BadInput("CLUSTER", f"no such node of {device.name}", found=f"{nodes}x{each}",
+                       allowed=f"1 to {inside.domain} behind {inside.name}",
+                       fix=f"{max(1, nodes)}x{inside.domain}x{device.name}")  # fmt: skip
+    known = reference()
+    name = f"{nodes}x{each}x{device.name}" if nodes > 1 else f"{each}x{device.name}"
+    return Cluster(
+        name=name, gpus=nodes * each, gpus_per_node=each, memory_gib=device.memory_gib, gpu=device,
+        inside=inside, between=outside, curves=known if known.gpu == device and known.inside == inside else None,
+    )  # fmt: skip
+
+
+# ---- measured curves -----------------------------------------------------------------------------------------------
+
+
+def _measured(path: Path, between: str) -> Cluster:
+    try:
+        tree: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        known, node = _curves(tree), tree["node"]
+        usual = tables("nodes")[known.gpu.name]["between"] if known.gpu.name in tables("nodes") else "infiniband-ndr"
+        return Cluster(
+            name=node.get("name", path.stem), gpus=int(node["gpus"]), gpus_per_node=int(node["gpus_per_node"]),
+            memory_gib=known.gpu.memory_gib, gpu=known.gpu, inside=known.inside,
+            between=fabric(between or node.get("between", usual)), curves=known,
+        )  # fmt: skip
+    except OSError as error:
+        raise BadInput(
+            "CLUSTER", "cannot be read", found=path, allowed="a TOML file", fix=str(error.strerror)
+        ) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput("CLUSTER", "not a file of measured curves", where=str(path), found=repr(error),
+                       allowed=f"the tables of {REFERENCE}.toml",
+                       fix="write it as that file is written") from error  # fmt: skip
+
+
+def _curves(tree: Tables) -> Curves:
+    node, attention, launch = tree["node"], tree["attention"], tree["launch"]
+    device = gpu(node["gpu"]) if isinstance(node["gpu"], str) else Gpu(**node["gpu"])
+    inside = fabric(node["inside"] if "inside" in node else tables("nodes")[device.name]["inside"])
+    collectives = ((k, int(n), _points(rows)) for k, by in tree["collectives"].items() for n, rows in by.items())
+    gemm = ((dtype, tree["gemm"][dtype]["shapes"]) for dtype in DTYPES if dtype in tree["gemm"])
+    return Curves(
+        gpu=device,
+        devices=int(node["gpus_per_node"]),
+        inside=inside,
+        provenance=tuple((k, str(v)) for k, v in tree["provenance"].items()),
+        gemm=tuple((dtype, tuple(_shape(*row) for row in rows)) for dtype, rows in gemm),
+        attention=tuple((int(f), int(h), float(fwd), float(bwd)) for f, h, fwd, bwd in attention["shapes"]),
+        flash=(float(attention["flash"][0]), float(attention["flash"][1])),
+        memory=_rates(tree["memory"]),
+        moved=_points(tree["moved"]["points"]),
+        walked=_points(tree["walked"]["points"]),
+        collectives=tuple(sorted(collectives)),
+        p2p=(_points(tree["p2p"]["one_way"]), _points(tree["p2p"]["both_ways"])),
+        beside=_rates(tree["beside"]),
+        launch_us=float(launch["microseconds"]),
+        launch_of=_rates(launch.get("of", {})),
+        launch_basis=str(launch["basis"]),
+    )
+
+
+def _shape(times: int, m: int, n: int, k: int, rate: float) -> Shape:
+    return int(times), int(m), int(n), int(k), float(rate)
+
+
+def _rates(row: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    return tuple((k, float(v)) for k, v in row.items())
+
+
+def _points(rows: Any) -> Points:
+    return tuple(sorted((float(x), float(y)) for x, y in rows))
+
+
+def _named(table: Tables, name: str, what: str) -> str:
+    names = {key.lower(): key for key in table}
+    names |= {alias.lower(): key for key, row in table.items() for alias in row.get("aliases", ())}
+    if name.lower() in names:
+        return names[name.lower()]
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.3)
+    raise BadInput(what.upper(), f"no such {what}", found=name, allowed=", ".join(table),
+                   fix=f"use {names[near[0]]}" if near else "choose one of these")  # fmt: skip

@@ -1,0 +1,91 @@
+"""Presets: a model by name with settings that suit it. A preset is a starting point; any value can be overridden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+
+from penteract.config import catalog
+from penteract.config.keys import show_key
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec
+from penteract.errors import BadInput
+
+# Bytes 0..255 and 256, the end of a document; padded so that tensor ranks share the table evenly.
+BYTE_VOCABULARY = 264
+
+TINY = ModelSpec(
+    name="tiny", layers=4, hidden_size=128, heads=8, kv_heads=4, head_size=16, ffn_size=384, vocab_size=BYTE_VOCABULARY,
+    initial_std=0.04,
+)  # fmt: skip
+TINY_MOE = replace(
+    TINY, name="tiny-moe", moe=MoESpec(experts=8, top_k=2, ffn_size=96, shared_ffn_size=96, every=2)
+)  # fmt: skip
+# DeepSeek-V3 in small: latent attention, a dense first layer, experts in groups, one token predicted ahead.
+TINY_LATENT = replace(
+    TINY, name="tiny-latent", kv_heads=8, head_size=24, predict_ahead=1,
+    latent=LatentSpec(kv_rank=32, plain_size=16, rope_size=8, value_size=16, query_rank=48),
+    moe=MoESpec(
+        experts=8, top_k=2, ffn_size=96, shared_ffn_size=96, dense_layers=(0,), score="sigmoid", balance="bias",
+        weight_scale=2.5, groups=4, top_groups=2, group_score="top2",
+    ),
+)  # fmt: skip
+
+_LEARNER: Mapping[str, object] = {
+    "batch.sequence_length": 256,
+    "batch.global_batch_size": 16,
+    "batch.micro_batch_size": 4,
+    "optimizer.learning_rate": 1e-3,  # small enough that rounding stays rounding: layouts agree over the whole run
+    "learning_rate.warmup_steps": 10,
+    "training.steps": 40,
+    "training.validation_every": 40,
+    "training.sample_tokens": 120,
+}
+
+
+def _published(entry: catalog.Entry) -> Mapping[str, object]:
+    """Settings for a model of the catalogue. Where its peak rate was not published, small ones learn faster."""
+    learning_rate = entry.learning_rate or (4e-4 if entry.parameters < 2e9 else 3e-4)
+    return {
+        "batch.sequence_length": min(entry.model.max_positions, 8192),
+        "batch.global_batch_size": 64,
+        "batch.micro_batch_size": 1,
+        "optimizer.learning_rate": learning_rate,
+        "learning_rate.warmup_steps": 100,
+        "precision.dtype": "bf16",
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preset:
+    """`settings` maps keys of a run file to values; its `batch.micro_batch_size` is an upper bound."""
+
+    model: ModelSpec
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+# Those made for learning and tests. `preset` knows every published model besides.
+PRESETS: Mapping[str, Preset] = {
+    p.model.name: p
+    for p in (
+        Preset(model=TINY, settings=_LEARNER),
+        Preset(model=TINY_MOE, settings=_LEARNER),
+        Preset(model=TINY_LATENT, settings=_LEARNER),
+    )
+}
+
+
+def preset(name: str, *, where: str = "--preset") -> Preset:
+    """The preset called `name`, or the catalogue's model; BadInput with the nearest names when there is neither."""
+    if name in PRESETS:
+        return PRESETS[name]
+    try:
+        entry = catalog.entry(name)
+    except BadInput:
+        near = get_close_matches(name[:80].lower(), (*PRESETS, *catalog.names()), n=1, cutoff=0.4)
+        fix = f"use {near[0]}" if near else "choose one of these, or a published model"
+        raise BadInput(
+            "PRESET", "no such preset", where=where, found=show_key(name), fix=fix,
+            allowed=f"{', '.join(PRESETS)}, or a published model such as llama-3.1-8b",
+        ) from None  # fmt: skip
+    return Preset(model=entry.model, settings=_published(entry))

@@ -1,0 +1,195 @@
+"""One training run as a frozen value: what is trained, how it is laid out, on what, for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+from penteract.config.fp8 import Fp8
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.modules import Pattern
+from penteract.config.movers import PLAIN, Mover, MoverName, Movers
+from penteract.config.precision import RECIPES, Policy
+from penteract.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimizer:
+    """AdamW (1711.05101), or Muon for matrices between hidden states and AdamW for all else (2502.16982), which then
+    share rate and decay. The gradient's global norm is clipped before the update."""
+
+    kind: MoverName = "adamw"
+    learning_rate: float = 1e-3  # the peak
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1  # of matrices; norms and biases are left alone
+    clip_norm: float = 1.0  # 0: never clipped
+    muon_momentum: float = 0.95
+    muon_nesterov: bool = True
+    newton_schulz_steps: int = 5  # singular values come near one by them
+
+    @property
+    def movers(self) -> Movers:
+        """What moves which parameters."""
+        return Movers(matrices=Mover("muon", self.newton_schulz_steps)) if self.kind == "muon" else PLAIN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningRate:
+    """The rate over the steps, as a fraction of the peak: a linear warmup, then `kind`.
+
+    "cosine" and "linear" fall to `final_fraction` at the last step; "wsd" (2404.06395) stays at the
+    peak and falls during the last `decay_fraction` of the steps.
+    """
+
+    kind: Literal["cosine", "wsd", "linear"] = "cosine"
+    warmup_steps: int = 0
+    final_fraction: float = 0.1
+    decay_fraction: float = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Where the text comes from.
+
+    `source`: "builtin" (a small text that travels with the program), one or more files or folders,
+    or "hf:NAME" (a data set of the Hugging Face hub).
+    """
+
+    source: str | tuple[str, ...] = "builtin"
+    validation_fraction: float = 0.05
+    pack_documents: bool = True  # several documents share a sequence, and attention stays inside each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """How long, and what is looked at on the way."""
+
+    steps: int = 1000
+    seed: int = 0
+    validation_every: int = 100  # steps; 0: never
+    validation_batches: int = 8  # global batches each time
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    sample_tokens: int = 0  # written by the model at the end; 0: none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """When the state is saved, and how many stay on disk."""
+
+    every: int = 0  # steps; 0: only at the end
+    keep: int = 2  # the newest; 0: all
+
+
+_FP8 = ("fp8_bf16_layers", "fp8_gradient", "fp8_round_scales", "fp8_history", "fp8_block", "fp8_gather", "fp8_experts")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """A recipe by name, and where it is changed; "auto" is what the recipe has."""
+
+    dtype: Literal[
+        "fp32", "bf16", "bf16_pure", "fp16", "fp64", "fp8_tensorwise", "fp8_delayed", "fp8_rowwise", "fp8_blockwise"
+    ] = "fp32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    gradient: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
+    reduce: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
+    master: Literal["auto", "none", "fp32"] = "auto"
+    moments: Literal["auto", "fp64", "fp32", "bf16", "int8"] = "auto"
+    loss_scale: float | Literal["auto"] = "auto"
+    loss_scale_growth_every: int | Literal["auto"] = "auto"
+    fp8_bf16_layers: tuple[int, int] | Literal["auto", "none"] = "auto"  # first and last
+    fp8_gradient: Literal["auto", "none", "e4m3", "e5m2"] = "auto"
+    fp8_round_scales: bool | Literal["auto", "none"] = "auto"
+    fp8_history: int | Literal["auto", "none"] = "auto"
+    fp8_block: int | Literal["auto", "none"] = "auto"
+    fp8_gather: bool | Literal["auto", "none"] = "auto"
+    fp8_experts: bool | Literal["auto", "none"] = "auto"
+    modules: tuple[str, ...] | Literal["auto", "none"] = "auto"
+
+    @staticmethod
+    def of(policy: Policy) -> Precision:
+        """The section that means `policy`, nothing left open. KeyError where no recipe is near it."""
+        dtype = "bf16_pure" if policy.compute == "bf16" and not policy.master else policy.compute
+        if (fp8 := policy.fp8) is not None:
+            dtype = {"bf16": f"fp8_{fp8.kind}"}[dtype]
+        said: Any = {
+            "dtype": dtype, "gradient": policy.gradient, "reduce": policy.reduce, "master": policy.master or "none",
+            "moments": policy.moments, "loss_scale": policy.loss_scale, "loss_scale_growth_every": policy.growth_every,
+        }  # fmt: skip
+        said |= dict.fromkeys(_FP8, "none") | {"modules": tuple(map(str, policy.modules)) or "none"}
+        if fp8 is not None:
+            said |= {
+                "fp8_bf16_layers": (fp8.first, fp8.last), "fp8_gradient": fp8.gradient, "fp8_round_scales": fp8.powers,
+                "fp8_history": fp8.history, "fp8_block": fp8.block, "fp8_gather": fp8.gather,
+                "fp8_experts": fp8.experts,
+            }  # fmt: skip
+        return Precision(**said)
+
+    @property
+    def asked(self) -> Precision:
+        """The same with "auto" for what the recipe decides, so that another recipe decides it anew."""
+        usual = Precision.of(RECIPES[self.dtype])
+        own: Any = {name: "auto" for name in PARTS if getattr(self, name) == getattr(usual, name)}
+        return replace(self, **own)
+
+    @property
+    def policy(self) -> Policy:
+        """Raises BadInput where its parts do not go together."""
+        recipe = RECIPES[self.dtype]
+        said = {
+            "gradient": self.gradient, "reduce": self.reduce, "master": self.master, "moments": self.moments,
+            "loss_scale": self.loss_scale, "growth_every": self.loss_scale_growth_every,
+        }  # fmt: skip
+        changes: dict[str, Any] = {k: "" if v == "none" else v for k, v in said.items() if v != "auto"}
+        if self.gradient != "auto" and self.reduce == "auto":
+            changes["reduce"] = self.gradient
+        bare = not changes.get("master", recipe.master)
+        stochastic = bare and recipe.parameter == "bf16"
+        modules = () if isinstance(self.modules, str) else tuple(map(Pattern.of, self.modules))
+        return replace(recipe, **changes, stochastic=stochastic, fp8=self._fp8(recipe.fp8), modules=modules)
+
+    def _fp8(self, recipe: Fp8 | None) -> Fp8 | None:
+        said = {
+            "layers": self.fp8_bf16_layers, "gradient": self.fp8_gradient, "powers": self.fp8_round_scales,
+            "history": self.fp8_history, "block": self.fp8_block, "gather": self.fp8_gather,
+            "experts": self.fp8_experts,
+        }  # fmt: skip
+        left = "auto" if recipe else "none"
+        for name in _FP8:
+            found = getattr(self, name)
+            if found != "auto" and (found == "none") == (recipe is not None):
+                raise BadInput("PRECISION", "recipes of FP8 have this, and they alone", where=f"precision.{name}",
+                               found=f"{str(found).lower()} in {self.dtype}", allowed=left,
+                               fix=f"--precision.{name} auto")  # fmt: skip
+        if recipe is None:
+            return None
+        changes: dict[str, Any] = {k: v for k, v in said.items() if v != "auto"}
+        if (layers := changes.pop("layers", None)) is not None:
+            changes["first"], changes["last"] = layers
+        return replace(recipe, **changes)
+
+
+PARTS = tuple(f.name for f in fields(Precision) if f.name not in ("dtype", "device"))  # what changes a recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """All that decides a run's numbers. Two equal values train the same model on the same batches."""
+
+    model: ModelSpec
+    layout: Layout
+    sequence_length: int
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: LearningRate = field(default_factory=LearningRate)
+    data: Data = field(default_factory=Data)
+    tokenizer: str = "bytes"  # or the path of a tokenizer.json
+    train: Training = field(default_factory=Training)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    precision: Precision = field(default_factory=Precision)
+    out: str = "runs"  # the folder that holds run folders
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.layout.global_batch_size * self.sequence_length

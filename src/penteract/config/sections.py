@@ -1,0 +1,81 @@
+"""The sections of a run file that become a `Layout`, a path or a folder: as people write them, not as they are used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+from penteract.config.layout import AttentionKernel, CpMethod, Elementwise, LossKernel
+from penteract.schedule.registry import ScheduleName
+
+Count = NewType("Count", int)  # read from 4096, "1M" (10^6) or "1Mi" (2^20)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallel:
+    """dp·tp·pp·cp = world; "auto" dp is what the ranks leave over, or the least that `ep` needs."""
+
+    dp: int | Literal["auto"] = "auto"
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vpp: int = 1
+    expert_tp: int = 1
+    schedule: ScheduleName = "1f1b"
+    cp_method: CpMethod = "all_gather"
+    zero: int = 0
+    shard_group: int = 0
+    whole_gradients: bool = False
+    keep_gathered: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """global_batch_size = dp·micro_batch_size·gradient_accumulation_steps, in sequences."""
+
+    sequence_length: int = 1024  # tokens
+    micro_batch_size: int | Literal["auto"] = "auto"
+    global_batch_size: int = 16
+    global_batch_tokens: Count | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """What is recomputed in backward, and how gradients are gathered into buckets."""
+
+    recompute: Literal["none", "full", "budget"] | tuple[str, ...] = "none"
+    budget: float = 0.0
+    budget_gib: float = 0.0
+    chosen: Literal["none", "full"] | tuple[str, ...] = "none"
+    recompute_every: int = 1
+    recompute_first: int = 0
+    recompute_else: Literal["none", "full"] | tuple[str, ...] = "none"
+    offload: Literal["none"] | tuple[str, ...] = "none"
+    offload_every: int = 1
+    offload_optimizer: bool = False
+    bucket_bytes: int = 25 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernels:
+    """Which kernel of an op computes it."""
+
+    attention: AttentionKernel = "reference"
+    loss: LossKernel = "chunked"
+    loss_chunk: int = 0
+    elementwise: Elementwise = "reference"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokenizer:
+    """How text becomes numbers."""
+
+    source: str = "bytes"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Output:
+    """Where run folders go."""
+
+    folder: str = "runs"

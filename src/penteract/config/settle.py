@@ -1,0 +1,44 @@
+"""What a run file leaves open (dp, the micro-batch), derived from the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from penteract.config.case import Case
+from penteract.schedule.registry import schedule_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settle:
+    """Fills the axes named in `open` ("dp", "micro_batch_size"); the value without any leaves a case as it is."""
+
+    open: frozenset[str] = frozenset()
+    largest_micro_batch: int = 1  # sequences
+
+    def __call__(self, case: Case) -> Case:
+        lay = case.layout
+        if min(lay.tp, lay.pp, lay.cp, lay.ep) < 1:
+            return case
+        if "dp" in self.open:
+            case = case.put("dp", _replicas(case))
+        if "micro_batch_size" in self.open:
+            case = case.put("micro_batch_size", self._micro_batch(case))
+        return case.counted()
+
+    def _micro_batch(self, case: Case) -> int:
+        """The largest, up to the bound, that cuts a replica's share evenly, and in whole rounds of the schedule."""
+        lay, total = case.layout, case.global_batch_size
+        if total is None or not 1 <= lay.dp <= total:
+            return 1
+        share = total // lay.dp
+        fits = [m for m in range(1, min(share, self.largest_micro_batch) + 1) if share % m == 0]
+        whole = [m for m in fits if share // m % schedule_of(lay.schedule).round(lay.pp) == 0]
+        return max(whole or fits)
+
+
+def _replicas(case: Case) -> int:
+    lay = case.layout
+    if case.world is not None:
+        return max(1, case.world // (lay.tp * lay.pp * lay.cp))
+    return lay.ep // gcd(lay.ep, lay.cp)  # the least with which ep divides dp·cp

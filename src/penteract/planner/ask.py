@@ -1,0 +1,268 @@
+"""A question to the planner as a frozen value, and the texts that people ask it with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any
+
+from penteract.config.hardware import Cluster
+from penteract.config.kernels import fastest_attention, fastest_elementwise
+from penteract.config.layout import (
+    ATTENTION_KERNELS,
+    CP_METHODS,
+    ELEMENTWISE,
+    LOSS_KERNELS,
+    ZERO_STAGES,
+    AttentionKernel,
+    CpMethod,
+    Elementwise,
+    Layout,
+)
+from penteract.config.model import ModelSpec
+from penteract.config.movers import MoverName, Movers
+from penteract.config.precision import RECIPES, Policy
+from penteract.config.recompute import WHOLE, Budget, name_of, words_of
+from penteract.config.run import Optimizer
+from penteract.config.sections import Kernels
+from penteract.errors import BadInput
+from penteract.schedule.registry import SCHEDULES
+from penteract.units import parse_count
+
+RECOMPUTE = WHOLE  # what each recomputation makes a layout recompute
+
+# Left to what is not a tensor of ours: the CUDA context (1 to 2 GB), communicators (about 0.5 GB each, and a layout
+# opens up to five kinds), libraries' workspaces. Registers lie in one planned block, so it need not cover
+# fragmentation, for which estimates of other programs keep 20 %.
+HEADROOM = 0.08
+
+_SHORT = {"mbs": "micro_batch_size", "micro_batch": "micro_batch_size"}
+_LONG = {"micro_batch_size": "mbs"}
+_WORDS: Mapping[str, Collection[str]] = {
+    "schedule": SCHEDULES,
+    "cp_method": CP_METHODS,
+    "attention": ATTENTION_KERNELS,
+    "loss": LOSS_KERNELS,
+    "elementwise": ELEMENTWISE,
+}
+_CHOICES = ("whole_gradients", "keep_gathered", "offload_optimizer")  # true or false
+AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "cp_method", "micro_batch_size", "zero",
+        "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "recompute_every",
+        "recompute_first", "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
+LOSS = Kernels().loss  # that of a run which says nothing
+# Those that say what is recomputed and offloaded.
+EDITS = (
+    "recompute", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
+)  # fmt: skip
+_FROM_0 = ("zero", "shard_group", "recompute_first", "loss_chunk", "bucket_bytes")
+# Left out of a layout's text and JSON where they say nothing.
+_QUIET = ("shard_group", *_CHOICES, "loss_chunk", "bucket_bytes")
+
+Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """Which layouts of `model` on `cluster` are best for a step of `global_batch_size` sequences?
+
+    `pins` keeps axes at some values; `headroom` is the fraction of a GPU's memory that tensors are kept out of.
+    `also` are further precisions that are tried.
+    """
+
+    model: ModelSpec
+    cluster: Cluster
+    sequence_length: int
+    global_batch_size: int
+    precision: Policy = RECIPES["bf16"]
+    also: tuple[Policy, ...] = ()
+    optimizer: MoverName = "adamw"
+    headroom: float = HEADROOM
+    tp_across_nodes: bool = False
+    pins: Mapping[str, Values] = field(default_factory=dict[str, Values])
+
+    @property
+    def movers(self) -> Movers:
+        """What moves which parameters."""
+        return Optimizer(kind=self.optimizer).movers
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.global_batch_size * self.sequence_length
+
+    @property
+    def each(self) -> tuple[Ask, ...]:
+        """The question in one precision, for each of them."""
+        return tuple(replace(self, precision=p, also=()) for p in (self.precision, *self.also))
+
+    def attention(self, cp: int, method: CpMethod) -> AttentionKernel:
+        """The fastest kernel that such layouts may have, on GPUs."""
+        return "reference" if self.cluster.gpu is None else fastest_attention(self.model, cp, method, self.precision)
+
+    @property
+    def elementwise(self) -> Elementwise:
+        """Kernels on GPUs."""
+        return "reference" if self.cluster.gpu is None else fastest_elementwise(self.precision)
+
+    def text(self, layout: Layout) -> str:
+        """A layout as `--layout` reads it in this question."""
+        return as_text(layout, self.elementwise)
+
+    @property
+    def usable(self) -> int:
+        """Bytes of a GPU that tensors may take; 0 where its memory is not known."""
+        return int(self.cluster.memory_gib * 2**30 * (1 - self.headroom))
+
+
+def recompute_of(layout: Layout) -> str:
+    """The layout's recomputation by name."""
+    return _joined(layout.recompute)
+
+
+def _joined(words: tuple[str, ...]) -> str:
+    """`full`, or words as `--layout` reads them."""
+    name = name_of(words)
+    return name if isinstance(name, str) else "+".join(name) or "nothing"
+
+
+def edits_of(axes: Mapping[str, Any]) -> dict[str, Any]:
+    """What these axes say of recomputing and offloading, as fields of a layout."""
+    return {name: _words(axes[name]) for name in EDITS if name in axes}
+
+
+def _words(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return () if value == "nothing" else words_of(value if value in WHOLE else value.split("+"))
+
+
+def budget_of(recompute: str) -> Budget | None:
+    """`budget:0.8` (of the activations of none) or `budget:70GiB` (of all tensors)."""
+    kind, colon, text = recompute.partition(":")
+    if kind != "budget":
+        return None
+    number = text.removesuffix("GiB")
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if not colon or not (0 < value <= (1 if number == text else 1e6)):
+        raise BadInput("BUDGET", "not a budget", where="recompute", found=recompute,
+                       allowed="budget:0.8 (up to 1, of the activations of none) or budget:70GiB (of all tensors)",
+                       fix="recompute=budget:0.8")  # fmt: skip
+    return Budget(value) if number == text else Budget(allocated=int(value * 2**30))
+
+
+def as_axes(layout: Layout) -> dict[str, Any]:
+    """A layout as the planner's axes and the accumulation steps: what JSON shows, and what `--layout` takes back."""
+    plain = Layout()
+    named = {name: getattr(layout, name) for name in AXES if name not in (*EDITS, *_QUIET)}
+    named["recompute"] = recompute_of(layout)
+    for name in (*_QUIET, *EDITS):
+        value = getattr(layout, name)
+        if value != getattr(plain, name):
+            named[name] = value if isinstance(value, int) else _joined(value)
+    named = {name: named[name] for name in AXES if name in named}
+    return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}
+
+
+def as_word(value: Any) -> str:
+    """One value as options take it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def as_text(layout: Layout, elementwise: Elementwise) -> str:
+    """A layout as `--layout` reads it: dp, the micro-batch, and what is not the default. `elementwise`: that of the
+    device; attention's kernels are the fastest."""
+    plain, axes = as_axes(Layout(loss=LOSS, elementwise=elementwise)), as_axes(layout)
+    always = ("dp", "micro_batch_size")
+    return ",".join(
+        f"{_LONG.get(name, name)}={as_word(axes[name])}"
+        for name in axes
+        if name in always or (name in AXES and axes[name] != plain.get(name) and name != "attention")
+    )
+
+
+def parse_batch(text: str, sequence_length: int) -> int:
+    """`1Mi` tokens or `128seqs` as sequences of a step. Raises BadInput naming the nearest batches."""
+    number, sequences = text.strip(), False
+    for unit in ("seqs", "sequences", "seq"):
+        if number.endswith(unit):
+            number, sequences = number.removesuffix(unit), True
+            break
+    try:
+        count = parse_count(number)
+    except ValueError:
+        raise BadInput(
+            "BATCH", "not a batch", where="--batch", found=text, allowed="tokens (1Mi) or sequences (128seqs)",
+            fix="--batch 1Mi",
+        ) from None  # fmt: skip
+    if count < 1:
+        raise BadInput("BATCH", "an empty batch", where="--batch", found=text, fix="--batch 1Mi")
+    if sequences:
+        return count
+    if count % sequence_length:
+        below = count // sequence_length
+        near = [n * sequence_length for n in (below, below + 1) if n]
+        raise BadInput(
+            "BATCH", f"no whole number of sequences of {sequence_length} tokens", where="--batch", found=count,
+            allowed=", ".join(map(str, near)), fix=f"--batch {near[0] // sequence_length}seqs",
+        )  # fmt: skip
+    return count // sequence_length
+
+
+def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
+    """`tp=2,zero=0/1,recompute=none` as axis -> values; more than one value (`/`) only where `several`."""
+    found: dict[str, Values] = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, written = part.partition("=")
+        axis = _SHORT.get(name.strip(), name.strip())
+        if axis not in AXES:
+            near = get_close_matches(axis, [*AXES, *_SHORT], n=1, cutoff=0.4)
+            raise BadInput(
+                "AXIS", "no such axis of a layout", where=flag, found=name, allowed=", ".join(AXES),
+                fix=f"{flag} {near[0] if near else 'tp'}=…",
+            )  # fmt: skip
+        words = [w.strip() for w in written.split("/")]
+        if not equals or not all(words) or (len(words) > 1 and not several):
+            what = "an axis takes values, as tp=2/4" if several else "an axis takes one value"
+            raise BadInput("AXIS", what, where=flag, found=part, fix=f"{flag} {axis}=1")
+        if axis in found:
+            raise BadInput("AXIS", "an axis is given twice", where=flag, found=part, fix=f"keep one {name.strip()}=…")
+        # Smaller first, as the search needs it; words in the order in which they are known.
+        known = [*_WORDS.get(axis, ())]
+        if axis == "recompute":
+            known = [*RECOMPUTE, *(w for w in words if w not in RECOMPUTE)]
+        found[axis] = tuple(
+            sorted({_value(axis, word, flag) for word in words}, key=lambda v: known.index(v) if known else v)
+        )
+    return found
+
+
+def _value(axis: str, word: str, flag: str) -> Any:
+    if axis in ("recompute", "recompute_else", "offload"):
+        return word
+    if axis in _WORDS:
+        if word in _WORDS[axis]:
+            return word
+        near = get_close_matches(word, _WORDS[axis], n=1, cutoff=0.0)[0]
+        raise BadInput(
+            "AXIS", f"no such {axis}", where=flag, found=word, allowed=", ".join(_WORDS[axis]),
+            fix=f"{flag} {axis}={near}",
+        )  # fmt: skip
+    if axis in _CHOICES:
+        if word not in ("true", "false"):
+            raise BadInput("AXIS", "no choice", where=f"{flag} {axis}", found=word, allowed="true, false",
+                           fix=f"{axis}=true")  # fmt: skip
+        return word == "true"
+    value = int(word) if word.isascii() and word.isdigit() and len(word) < 16 else -1
+    if axis == "zero" and value not in ZERO_STAGES:
+        allowed = ", ".join(map(str, ZERO_STAGES))
+        fix = f"{flag} zero={ZERO_STAGES[-1]}"
+        raise BadInput("AXIS", "no such stage of ZeRO here", where=flag, found=word, allowed=allowed, fix=fix)
+    least, most = (0, 2**40) if axis in _FROM_0 else (1, 2**20)
+    if not least <= value <= most:
+        allowed = f"{least} or more"
+        raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word, allowed=allowed, fix=f"{axis}=1")
+    return value

@@ -1,0 +1,22 @@
+"""Which of two layouts is the simpler."""
+
+from __future__ import annotations
+
+from penteract.config.layout import Layout
+from penteract.config.recompute import NONE
+from penteract.schedule.registry import SCHEDULES
+
+Effort = tuple[int, ...]  # an order
+
+
+def effort(layout: Layout) -> Effort:
+    """How much a layout is beyond plain data parallelism: techniques in use, then how far each goes."""
+    lay, plain = layout, Layout()
+    degrees = (lay.tp, lay.pp, lay.cp, lay.ep)
+    recomputed = lay.recompute != NONE or lay.recompute_else != NONE
+    extras = (lay.zero > 0, recomputed, lay.expert_tp > 1, lay.schedule != plain.schedule, lay.shard_group > 0,
+              lay.whole_gradients, lay.keep_gathered, bool(lay.offload), lay.offload_optimizer)  # fmt: skip
+    used = sum(n > 1 for n in degrees) + sum(extras)
+    rank = (plain.schedule, *SCHEDULES).index(lay.schedule)
+    return (used, lay.tp * lay.pp * lay.cp, rank, lay.vpp, lay.cp, lay.tp, lay.ep, lay.zero, recomputed, lay.expert_tp,
+            lay.cp_method != plain.cp_method, lay.micro_batch_size)  # fmt: skip

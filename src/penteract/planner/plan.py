@@ -1,0 +1,290 @@
+"""The planner: every layout of a question priced, the best simulated, and the answer as a value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penteract.config.case import Case
+from penteract.config.hardware import Cluster
+from penteract.config.kernels import check_elementwise
+from penteract.config.layout import Layout
+from penteract.config.legal import problems
+from penteract.config.nearest import repair
+from penteract.config.precision import Policy
+from penteract.config.settle import Settle
+from penteract.errors import BadInput
+from penteract.planner.ask import AXES, EDITS, LOSS, Ask, Values, budget_of, edits_of
+from penteract.planner.between import Between, try_between
+from penteract.planner.frontier import Frontier
+from penteract.planner.grow import Make, larger_cluster
+from penteract.planner.legality import CROSSES, crosses_node
+from penteract.planner.options import told_by
+from penteract.planner.pins import refuse_pins
+from penteract.planner.progress import Pulse, Stopped, Watch
+from penteract.planner.rows import TOO_LARGE, Miss, Priced
+from penteract.planner.search import Search, Timed
+from penteract.planner.space import NOT_TRIED, Space, divisors
+from penteract.readings.budget import within
+from penteract.readings.quote import Quote, Quoter
+from penteract.step.program import check_words
+from penteract.units import show_bytes
+
+# benchmarks/results/planned_times.json, memory_options_8b_2xh200
+SLOWER_FP8 = ("linears in FP8 gain less than is planned: recorded steps took 1.05 to 1.15 times as long as planned, "
+              "those of bf16 1.00 times, and 1.85 times with codes by plain torch (elementwise=reference)")  # fmt: skip
+
+
+NOT_REACHED = "not looked at: the search was stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Layouts: of the product, refused by reason, priced, known to be within memory, and simulated for the ranking.
+
+    enumerated = fit + the sum of `refused`, where those are too whose bound alone tells that they are not among the
+    best. Recomputing what fits without it fits too, and is not priced. `between` is
+    of those with some recomputation: what was tried of them is enumerated too.
+    """
+
+    enumerated: int
+    refused: Mapping[str, int]
+    priced: int
+    fit: int
+    simulated: int
+    between: Between = field(default_factory=Between)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer. `layouts` are the best, fastest first, but for those that recompute or cut more than they need to.
+
+    `larger` is, where nothing fits, a cluster of more such GPUs that has a layout which does, and that layout's quote.
+    `complete`: the search was not stopped; of one that was, better layouts may be among those not looked at.
+    """
+
+    ask: Ask
+    counts: Counts
+    layouts: tuple[Timed, ...]
+    search: Search = field(repr=False)
+    larger: tuple[Cluster, Quote] | None = None
+    complete: bool = True
+
+    @property
+    def missed(self) -> tuple[Miss, ...]:
+        """Of those over memory, that which needs least of each mesh and technique, so far as they were looked at."""
+        return tuple(self.search.frontier.found.nearest.values())
+
+    @property
+    def quoter(self) -> Quoter:
+        """The prices in the first precision."""
+        return self.search.quoters[self.ask.precision]
+
+    def misses(self, most: int = 3) -> list[Quote]:
+        """Of those over memory, the nearest."""
+        found = list[Quote]()
+        for miss in sorted(self.missed, key=lambda m: m.size):
+            if len(found) == most and miss.size > found[-1].allocated:
+                break
+            found.append(self.search.quoters[miss.precision].quote(miss.layout))
+            found = sorted(found, key=lambda q: q.allocated)[:most]
+        return found
+
+    @property
+    def best(self) -> Timed:
+        """Raises BadInput when nothing fits."""
+        return self.number(1)
+
+    def number(self, n: int) -> Timed:
+        """The n-th best, from 1."""
+        if not self.layouts and (refusal := self.refusal):
+            raise refusal
+        if not 1 <= n <= len(self.layouts):
+            raise _no_such(n, len(self.layouts))
+        return self.layouts[n - 1]
+
+    @property
+    def refusal(self) -> BadInput | None:
+        """Why nothing fits; None where something does."""
+        name, nearest = self.ask.cluster.name, self.misses(1)
+        if self.counts.fit:
+            return None
+        if not nearest:
+            return BadInput("FIT", "no layout is possible: each breaks a rule", where=name,
+                            found=next(iter(self.counts.refused), ""), fix="another --batch, --seq or number of GPUs, "
+                            "or fewer values held by --fix")  # fmt: skip
+        other = "another layout, " * (self.counts.enumerated == 1)
+        fix = f"--gpus {self.larger[0].name}" if self.larger else f"{other}more GPUs, or a shorter --seq"
+        return BadInput("FIT", "no layout fits", where=name, found=f"{show_bytes(nearest[0].allocated)} a GPU",
+                        allowed=show_bytes(self.ask.usable), fix=fix)  # fmt: skip
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the question goes beyond, though it has an answer; and where recorded steps differ much from planned."""
+        m, length, told = self.ask.model, self.ask.sequence_length, list[str]()
+        if length > m.max_positions:
+            told.append(f"{length} tokens of a sequence are more than the {m.max_positions} positions of {m.name}")
+        if any(one.precision.fp8 for one in self.ask.each):
+            told.append(SLOWER_FP8)
+        return tuple(told)
+
+    @property
+    def not_tried(self) -> tuple[str, ...]:
+        """What layouts may have beside those that were searched; nothing where one alone was asked for."""
+        return tuple([what for axis, what in NOT_TRIED.items() if axis not in self.ask.pins]) if self.searched else ()
+
+    @property
+    def searched(self) -> bool:
+        """Whether there was more than one layout."""
+        return bool(self.search.frontier.branches)
+
+    def fits(self, quote: Quote) -> bool:
+        """Whether a layout's tensors stay within the memory that they may take."""
+        return not self.ask.usable or quote.allocated <= self.ask.usable
+
+    def rate(self, timed: Timed) -> float:
+        """Tokens a second and GPU."""
+        return self.ask.tokens / timed.time.seconds / timed.layout.world
+
+
+def quoter(ask: Ask) -> Quoter:
+    """The prices of a question."""
+    length = ask.sequence_length
+    return Quoter(ask.model, ask.cluster, sequence_length=length, precision=ask.precision, movers=ask.movers)
+
+
+def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch: Watch | None = None) -> Plan:
+    """The `top` best layouts of a question, and all up to `number`, exactly. `watch` is told how far the search is.
+
+    Raises BadInput where the model cannot have such a step at all, where pins leave nothing to try, and where some fit
+    but fewer than `number`; and Stopped, with what was found so far, in place of KeyboardInterrupt.
+    """
+    check_step(ask)
+    spaces, most = [Space(one) for one in ask.each], max(top, number)
+    enumerated = sum(space.enumerated for space in spaces)
+    if not enumerated:
+        refuse_pins(ask)
+    if number > enumerated:
+        raise _no_such(number, enumerated)
+    quoters, frontier, between = dict[Policy, Quoter](), Frontier(Priced(ask.usable), ask.global_batch_size), Between()
+    search = Search(quoters, frontier)
+    search.pulse = Pulse(watch, lambda seconds: search.progress(seconds, enumerated + between.tried, most))
+    try:
+        for space in spaces:
+            quoters[space.ask.precision] = prices = make(space.ask)
+            frontier.add(space.families(frontier.found.refused), prices, search.pulse)
+        if ask.pins and not frontier.branches:
+            refuse_pins(ask, f"no layout can have these values: {frontier.found.refused.most_common(1)[0][0]}")
+        try_between(ask, search, most, between)
+        best = search.best(most)
+    except KeyboardInterrupt as stop:
+        rest = search.progress(0.0, enumerated + between.tried, most).left
+        counts = _counts(enumerated, search, between, {NOT_REACHED: rest})
+        raise Stopped(Plan(ask, counts, tuple(search.so_far(most)), search, complete=False)) from stop
+    if number > len(best) > 0:
+        raise _no_such(number, len(best))
+    counts = _counts(enumerated, search, between, {behind(most): frontier.left})
+    larger = None if best else larger_cluster(ask, make)
+    return Plan(ask, counts, tuple(best), search, larger)
+
+
+def _counts(enumerated: int, search: Search, between: Between, left: Mapping[str, int]) -> Counts:
+    found = search.frontier.found
+    refused = _most_first(found.refused + Counter(left))
+    return Counts(enumerated + between.tried, refused, found.count, found.fit, search.simulated, between)
+
+
+def behind(k: int) -> str:
+    """Why layouts are not priced that no search has come to."""
+    return f"a bound from below of their time lies above the best {k}"
+
+
+def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
+    """The price and time of one layout: `axes` and the defaults of the others, in each precision, fitting or not.
+
+    dp is what the others leave, the micro-batch one sequence. Raises BadInput, with the nearest legal layout, where
+    it cannot be.
+    """
+    check_step(ask)
+    quoters = dict[Policy, Quoter]()
+    search = Search(quoters)
+    for one in ask.each:
+        layout, prices = exact(one, axes), make(one)
+        if budget := budget_of(str(axes.get("recompute", ("",))[0])):
+            layout = within(prices, layout, budget).layout
+        quoters[one.precision] = prices
+        with told_by("--layout"):
+            prices.check_sizes(layout)
+        search.add(prices.quote(layout))
+    every, found = search.quotes, search.frontier.found
+    for q in every:
+        if ask.usable and q.allocated > ask.usable:
+            found.miss(q.allocated, q.layout, q.precision)
+            found.refused[TOO_LARGE] += 1
+    counts = Counts(len(every), dict(found.refused), len(every), len(every) - found.refused.total(), len(every))
+    return Plan(ask, counts, tuple(search.best(len(every))), search)
+
+
+def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
+    """The one layout of these axes, checked."""
+    given: dict[str, Any] = {name: values[0] for name, values in axes.items()}
+    given.setdefault("loss", LOSS)
+    given.setdefault("elementwise", ask.elementwise)
+    check_elementwise(given["elementwise"], ask.precision, where="--layout", fix="leave elementwise out")
+    given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather")))
+    if budget_of(str(given.get("recompute", ""))):
+        del given["recompute"]
+    given = {name: value for name, value in given.items() if name not in EDITS} | edits_of(given)
+    settle = Settle(open=frozenset({"dp"} - given.keys()))
+    case = settle(
+        Case(
+            model=ask.model, layout=Layout(**given), sequence_length=ask.sequence_length,
+            global_batch_size=ask.global_batch_size, world=ask.cluster.gpus,
+        ).counted()
+    )  # fmt: skip
+    _check(ask, case, settle, "--layout")
+    with told_by("--layout"):
+        check_words(case.layout)
+    c, tp = ask.cluster, case.layout.tp
+    if not ask.tp_across_nodes and crosses_node(tp, c.gpus, c.gpus_per_node):
+        allowed = ", ".join(str(n) for n in divisors(c.gpus_per_node) if c.gpus % n == 0)
+        raise BadInput("LAYOUT", CROSSES, where="--layout", found=f"tp = {tp} on nodes of {c.gpus_per_node}",
+                       allowed=f"tp = {allowed}", fix="--tp-across-nodes")  # fmt: skip
+    return case.layout
+
+
+def check_step(ask: Ask) -> None:
+    """Refuse what no layout can mend: a model that cannot be, or a sequence longer than its table of positions."""
+    case = Case(model=ask.model, layout=Layout(), sequence_length=ask.sequence_length)
+    _check(ask, case, Settle(), ask.model.name)
+
+
+def _check(ask: Ask, case: Case, settle: Settle, where: str) -> None:
+    found = problems(
+        case.model, case.layout, case.sequence_length, global_batch_size=case.global_batch_size, world=case.world,
+        settle=settle,
+    )  # fmt: skip
+    if not found:
+        return
+    first, changes = found[0], repair(case, settle)
+    for axis, value in changes.items():
+        case = case.put(axis, value)
+    fixes = [f"--layout {ask.text(settle(case).layout)}"] if changes.keys() & {*AXES} else []
+    if "sequence_length" in changes:
+        fixes.append(f"--seq {changes['sequence_length']}")
+    if "global_batch_size" in changes:
+        fixes.append(f"--batch {changes['global_batch_size']}seqs")
+    if "vocab_size" in changes:
+        fixes.append(f"a config.json with vocab_size {changes['vocab_size']}")
+    allowed = ", ".join(map(str, first.allowed))
+    raise BadInput("LAYOUT", first.what, where=where, found=first.found, allowed=allowed, fix=" ".join(fixes))
+
+
+def _no_such(n: int, most: int) -> BadInput:
+    return BadInput("NUMBER", "no layout of that number", found=n, allowed=f"1 to {most}", fix="1")
+
+
+def _most_first(refused: Counter[str]) -> dict[str, int]:
+    return dict(sorted(refused.items(), key=lambda item: (-item[1], item[0])))

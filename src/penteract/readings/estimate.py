@@ -1,0 +1,78 @@
+"""The answer to "what would this layout take": the fullest rank's memory by kind, and all ranks' work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penteract.config.hardware import Cluster
+from penteract.config.layout import Layout
+from penteract.config.legal import check_legal
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
+from penteract.config.precision import Policy, policy
+from penteract.readings.price import Price, price
+from penteract.step.program import compile_step
+from penteract.units import Bytes, Flops, gib
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one optimizer step takes. `stages[i]` is the price of pipeline rank i.
+
+    All of it is exact but what routing decides, which is modelled: every expert gets the same share.
+
+
+    memory_gib  by kind, of the fullest rank: parameters, gradients, optimizer, data, activations, workspace
+    flops       of all ranks' passes together, matrix products alone; those of an update are in a stage's `flops`
+    fits        None when the cluster's memory is not known
+    """
+
+    layout: Layout
+    stages: tuple[Price, ...] = field(repr=False)
+    memory_gib: dict[str, float]
+    allocated: Bytes
+    flops: Flops
+    tokens: int
+    fits: bool | None
+
+    @property
+    def allocated_gib(self) -> float:
+        return gib(self.allocated)
+
+
+def estimate(
+    model: ModelSpec,
+    layout: Layout,
+    cluster: Cluster | None = None,
+    *,
+    sequence_length: int = 2048,
+    precision: str | Policy = "fp32",
+) -> Estimate:
+    """Price one step of `model` under `layout`, without torch.
+
+    Raises BadInput for a layout that cannot be, naming the nearest that can.
+    """
+    precision = policy(precision)
+    check_legal(model, layout, sequence_length)
+    mesh = Mesh(layout)
+    ranks = mesh.group("pp", 0)
+    stages = tuple(price(compile_step(model, layout, sequence_length, rank=r, precision=precision)) for r in ranks)
+    fullest = max(stages, key=lambda s: s.allocated)
+    memory = {kind: gib(size) for kind, size in fullest.resident.items()}
+    memory |= {"activations": gib(fullest.arena + fullest.routed), "workspace": gib(fullest.workspace)}
+    return Estimate(
+        layout=layout,
+        stages=stages,
+        memory_gib=memory,
+        allocated=fullest.allocated,
+        flops=sum(s.total_flops - s.flops["update"] for s in stages) * mesh.size("stage"),
+        tokens=layout.global_batch_size * sequence_length,
+        fits=_fits(layout, fullest, cluster),
+    )
+
+
+def _fits(layout: Layout, fullest: Price, cluster: Cluster | None) -> bool | None:
+    """Ranks have a device each, and the fullest its memory; None when that memory is not known."""
+    if cluster is None or not cluster.memory_gib:
+        return None
+    return layout.world <= cluster.gpus and gib(fullest.allocated) <= cluster.memory_gib

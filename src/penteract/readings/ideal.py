@@ -1,0 +1,66 @@
+"""What a step asks of any device, and what keeps a layout from doing no more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penteract.config.layout import Layout
+from penteract.ops.declarations import OPS
+from penteract.readings.composed import Composer
+from penteract.readings.load import Balanced
+from penteract.readings.pieces import shapes
+from penteract.units import Flops, Seconds
+
+PARTS = ("compute", "attention", "pointwise", "tensor", "context", "expert", "launch", "pipeline", "data", "update",
+         "host")  # fmt: skip
+_REASONS: Mapping[str, str] = {
+    "compute": "matrix products below the peak", "attention": "attention below the peak",
+    "pointwise": "pointwise ops: device memory", "tensor": "waiting for tensor ranks",
+    "context": "waiting for context ranks", "expert": "waiting for expert ranks", "launch": "launching kernels",
+    "pipeline": "the pipeline's bubble and sends", "data": "summing gradients", "update": "the optimizer",
+    "host": "waiting for copies to and from the host",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlops:
+    """FLOPs that training asks of a step: three times a forward pass. Causal: of attention, half."""
+
+    full: Flops
+    causal: Flops
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """FLOPs of one sequence's forward pass on one device: of all products, and those of attention."""
+
+    products: Flops
+    scores: Flops
+
+    @staticmethod
+    def of(composer: Composer) -> Forward:
+        lone, forward, scores = Layout(attention="flash"), 0, 0
+        load = Balanced.of(composer.model, lone, composer.sequence_length)
+        for kind, n in composer.stage_chains(lone)[0]:
+            for op in composer.recorder.tape(lone, kind).ops:
+                known = OPS.get(op.site.op_name)
+                if op.program is None and known is not None:
+                    declaration = known.declaration
+                    flops = n * declaration.flops("forward", shapes(op.site, load), op.site.weights, op.site.attrs)
+                    forward, scores = forward + flops, scores + flops * (declaration.part == "attention")
+        return Forward(forward, scores)
+
+    def step(self, tokens: int, sequence_length: int) -> StepFlops:
+        """What training on `tokens` tokens asks."""
+        both = 2 * self.products - self.scores
+        return StepFlops(3 * self.products * tokens // sequence_length, 3 * both * tokens // (2 * sequence_length))
+
+    def limit(self, parts: Mapping[str, Seconds], seconds: Seconds, ideal: Seconds) -> str:
+        """The largest reason why a step takes longer than `ideal`, what its products take at the device's peak."""
+        share = self.scores / (2 * self.products - self.scores)
+        lost = dict(parts)
+        lost["compute"] = max(0.0, lost["compute"] - ideal * (1 - share))
+        lost["attention"] = max(0.0, lost["attention"] - ideal * share)
+        worst = max(lost, key=lost.__getitem__)
+        return f"{_REASONS[worst]}, {100 * lost[worst] / seconds:.0f} %"

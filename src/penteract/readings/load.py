@@ -1,0 +1,43 @@
+"""How tokens spread over experts: an argument of every price, since routing is data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+
+
+class Load(Protocol):
+    """Rows that this rank's experts receive."""
+
+    def received(self, layer: int, micro: int) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Balanced:
+    """Every expert gets the same share, so every rank receives as many copies as it sends."""
+
+    rows: int
+
+    @staticmethod
+    def of(m: ModelSpec, layout: Layout, sequence_length: int) -> Balanced:
+        if m.moe is None:
+            return Balanced(0)
+        tokens = sequence_length // layout.cp * layout.micro_batch_size
+        return Balanced(tokens // (1 if layout.expert_tp > 1 else layout.tp) * m.moe.top_k)
+
+    def received(self, layer: int, micro: int) -> int:
+        return self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a run counted: (layer, micro-batch) -> rows."""
+
+    rows: Mapping[tuple[int, int], int]
+
+    def received(self, layer: int, micro: int) -> int:
+        return self.rows[layer, micro]

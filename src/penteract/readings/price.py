@@ -1,0 +1,290 @@
+"""The price of one rank's step: bytes on every wire, FLOPs, and the bytes alive at every moment of the walk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from penteract.config.layout import Elementwise
+from penteract.config.precision import Policy
+from penteract.ops.collectives import counted
+from penteract.ops.declarations import declaration_of
+from penteract.ops.declarations.declaration import FLOAT
+from penteract.ops.declarations.fp8 import coding_workspace, remembered
+from penteract.ops.offload import COPIES
+from penteract.ops.spec import Spec, Widths, size
+from penteract.ops.tape import Call, Site
+from penteract.parallel.data import Bucket
+from penteract.readings.load import Balanced, Load
+from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
+from penteract.step import muon, update
+from penteract.step.agreements import Agreement
+from penteract.step.arena import plan_arena
+from penteract.step.program import Program, Slot
+from penteract.step.ring import gradient_ring, parameter_ring
+from penteract.step.update import kept
+from penteract.step.walk import Silent, walk
+from penteract.units import Bytes, Flops
+
+Wire = tuple[str, tuple[int, ...]]  # collective, the ranks of its group
+
+
+@dataclass(slots=True)
+class Price:
+    """What a step takes on one rank. All of it is exact: counted from the program.
+
+    `wires`     bytes on every wire; `redistributions`: those of them that the network's own collectives put there
+    `resident`  bytes by kind that stay from step to step; `peak` is the most alive at once beside them
+    `kept`      bytes alive after each action, in the order of the walk
+    `host`      pinned on the host, of activations and of what the optimizer keeps; `copied`: bytes to and from it
+    `routed`    the most that registers of routed size take, outside the arena; modelled where the load is
+    `arena`     the block in which registers get fixed places; `workspace` what one declaration allocates beside it at
+                most
+    """
+
+    wires: Counter[Wire] = field(default_factory=Counter[Wire])
+    redistributions: Counter[Wire] = field(default_factory=Counter[Wire])
+    flops: Counter[str] = field(default_factory=Counter[str])
+    resident: dict[str, Bytes] = field(default_factory=dict[str, Bytes])
+    kept: list[tuple[str, Bytes]] = field(default_factory=list[tuple[str, Bytes]])
+    peak: Bytes = 0
+    arena: Bytes = 0
+    workspace: Bytes = 0
+    routed: Bytes = 0
+    host: Bytes = 0
+    copied: Counter[str] = field(default_factory=Counter[str])
+    peak_at: str = ""
+
+    @property
+    def live(self) -> Bytes:
+        """The most bytes of tensors that live at once when every register has a storage of its own."""
+        return sum(self.resident.values()) + self.peak
+
+    @property
+    def allocated(self) -> Bytes:
+        """The most bytes of tensors at once in training, where registers lie in the arena: never less than `live`."""
+        return sum(self.resident.values()) + self.arena + self.routed + self.workspace
+
+    @property
+    def total_flops(self) -> Flops:
+        return sum(self.flops.values())
+
+
+@dataclass(slots=True)
+class Pricing(Silent):
+    """The reading that prices: registers are sizes."""
+
+    p: Program
+    load: Load
+    price: Price = field(default_factory=Price)
+    alive: dict[tuple[Slot, int], Bytes] = field(default_factory=dict[tuple[Slot, int], Bytes])
+    now: Bytes = 0
+    routed: Bytes = 0  # of `now`, in registers whose size is data
+
+    # ---- the walk --------------------------------------------------------------------------------------------
+
+    def agree(self, agreement: Agreement) -> None:
+        self._reduce_over(agreement.axis, agreement.size)
+
+    def call(self, slot: Slot, call: Call) -> None:
+        site, specs = call.site, self.p.chunks[slot[0]].specs
+        if call.phase == "finish":
+            return
+        for r in call.outs:
+            self._hold(slot, r, self._bytes(specs[r], slot))
+        if site.op_name in COPIES:
+            self.price.copied[site.op_name] += self._bytes(site.ins[0]._replace(pinned=False), slot)
+            return
+        if call.phase == "start":
+            wire = counted(site.op_name, site.ins[0], site.outs[0])
+            group, amount = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank), self._bytes(wire, slot)
+            self.price.redistributions[site.op_name, group] += amount
+            self._wire(site.op_name, group, amount)
+            return
+        ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
+        declaration = declaration_of(site, self.p.layout)
+        self.price.flops[call.phase] += declaration.flops(call.phase, ins, site.weights, site.attrs)
+        axis, n = declaration.agreed(call.phase, ins, site.weights, site.attrs)
+        if n and self.p.mesh.size(axis) > 1:
+            self.price.redistributions["all_reduce", self.p.mesh.group(axis, self.p.rank)] += n * FLOAT
+            self._reduce_over(axis, n * FLOAT)
+        self._note(declaration.workspace(call.phase, ins, site.weights, site.attrs, self.p.widths), site)
+
+    def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
+        for r in registers:
+            amount = self.alive.pop((slot, r))
+            self.now -= amount
+            self.routed -= amount * self._is_routed(slot, r)
+
+    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
+        for t, slot, r in transfers:
+            amount = self._bytes(self.p.chunks[slot[0]].specs[r], slot)
+            if t.kind == "Recv":
+                self._hold(slot, r, amount)
+            ends = (self.p.rank, self.p.mesh.neighbour(self.p.rank, t.peer))
+            if ends[0] != ends[1]:
+                self.price.wires[t.kind.lower(), ends] += amount
+        self._note(0, None)
+
+    def reduce(self, bucket: int) -> None:
+        b = self.p.buckets[bucket]
+        if b.shards > 1:
+            whole, shard = Spec((b.size,), "reduce"), Spec((b.shard_size,), "reduce")
+            self._bucket_wire("reduce_scatter", b.sharers, whole, shard)
+        else:
+            self.replicate(bucket)
+        if b.summed:
+            self._note(update.wire_workspace(b.size, self.p.precision), None)
+
+    def replicate(self, bucket: int) -> None:
+        b = self.p.buckets[bucket]
+        if len(b.replicas) > 1:
+            self._bucket_wire("all_reduce", b.replicas, *[Spec((b.shard_size,), "reduce")] * 2)
+
+    def after(self, action: Compute | Overlapped | Exchange) -> None:
+        self.price.kept.append((str(action), self.now))
+
+    def update(self, bucket: int) -> None:
+        b = self.p.buckets[bucket]
+        if b.mover.by_matrix:
+            mine = muon.own(b, self.p.rank)
+            self.price.flops["update"] += muon.flops(b, mine)
+            for kind, group, amount in muon.wires(b, mine, self.p.precision):
+                self.price.wires[kind, group] += amount
+        self.price.copied.update(dict.fromkeys(COPIES, away(b, self.p.precision)))
+        self._note(update_workspace(b, self.p.precision, self.p.layout.elementwise), None)
+
+    def gather(self, bucket: int) -> None:
+        b = self.p.buckets[bucket]
+        own, whole = Spec((b.shard_size,), b.gathered_as), Spec((b.size,), b.gathered_as)
+        self._bucket_wire("all_gather", b.sharers, own, whole)
+        self._note(gather_workspace(b, self.p.layout.elementwise), None)
+
+    def end(self) -> None:
+        assert not self.alive, "registers outlive the step"
+
+    # ---- counting --------------------------------------------------------------------------------------------
+
+    def _size(self, dim: object, slot: Slot) -> int:
+        return size(dim, lambda layer: self.load.received(layer, slot[1]))  # type: ignore[arg-type]
+
+    def _bytes(self, spec: Spec, slot: Slot) -> Bytes:
+        if spec.pinned:
+            return 0
+        return spec.numel(lambda layer: self.load.received(layer, slot[1])) * self.p.widths[spec.role]
+
+    def _wire(self, kind: str, group: tuple[int, ...], amount: Bytes) -> None:
+        """A shift is a send to the next of the ring and a receive from the one before."""
+        if kind == "shift":
+            me = group.index(self.p.rank)
+            self.price.wires["send", (self.p.rank, group[(me + 1) % len(group)])] += amount
+            self.price.wires["recv", (self.p.rank, group[me - 1])] += amount
+        else:
+            self.price.wires[kind, group] += amount
+
+    def _bucket_wire(self, kind: str, group: tuple[int, ...], x: Spec, y: Spec) -> None:
+        wire = counted(kind, x, y)
+        self.price.wires[kind, group] += wire.numel() * self.p.widths[wire.role]
+
+    def _hold(self, slot: Slot, register: int, amount: Bytes) -> None:
+        self.alive[slot, register] = amount
+        self.now += amount
+        self.routed += amount * self._is_routed(slot, register)
+        self.price.routed = max(self.price.routed, self.routed)
+
+    def _is_routed(self, slot: Slot, register: int) -> bool:
+        return any(not isinstance(d, int) for d in self.p.chunks[slot[0]].specs[register].shape)
+
+    def _note(self, workspace: Bytes, site: Site | None) -> None:
+        self.price.workspace = max(self.price.workspace, workspace)
+        if self.now + workspace > self.price.peak:
+            self.price.peak, self.price.peak_at = self.now + workspace, str(site or "the update")
+
+    def _reduce_over(self, axis: str, amount: Bytes) -> None:
+        if self.p.mesh.size(axis) > 1:
+            self.price.wires["all_reduce", self.p.mesh.group(axis, self.p.rank)] += amount
+
+
+def price(p: Program, load: Load | None = None, *, counted: bool = True) -> Price:
+    """Price a compiled step. `load`: how tokens spread over experts, balanced by default. `counted`: see `walk`."""
+    reading = Pricing(p, load or Balanced.of(p.model, p.layout, p.sequence_length))
+    walk(p, reading, counted=counted)
+    reading.price.resident = resident(p)
+    reading.price.arena = plan_arena(p).size
+    if any(c.copies for c in p.chunks):
+        reading.price.host = plan_arena(p, host=True).size
+    reading.price.host += sum(away(b, p.precision) for b in p.buckets)
+    reading.price.copied = +reading.price.copied
+    return reading.price
+
+
+def resident(p: Program) -> dict[str, Bytes]:
+    """Bytes by kind that a rank holds between steps."""
+    seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
+    data = fed(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(remembered, p.remembering))
+    rings = ringed(parameter_ring(p.buckets, p.layout, p.widths).size, gradient_ring(p.buckets, p.widths).size)
+    return owned(((b, 1) for b in p.buckets), p.precision) | rings | {"data": data}
+
+
+def owned(
+    counted: Iterable[tuple[Bucket, int]], p: Policy, parts: Iterable[Mapping[str, Bytes]] = ()
+) -> dict[str, Bytes]:
+    """What a rank holds of its buckets, of equal ones how many (`parts`: of each), and of what passes through."""
+    total, every = Counter[str](), list(counted)
+    for (_, n), part in zip(every, [*parts] or [held((b,), p) for b, _ in every], strict=True):
+        total.update({kind: n * amount for kind, amount in part.items()})
+    places = update.through(every, p)
+    return dict(total) | {"optimizer": total["optimizer"] + places.count * places.each}
+
+
+def away(b: Bucket, p: Policy) -> Bytes:
+    """What the optimizer keeps of a bucket on the host: it comes and leaves once a step."""
+    return kept(b.shard_size, p.keeping(b.moments), b.mover) if b.offloaded else 0
+
+
+def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
+    """Parameters and gradients are there for all of each bucket, padding included, or for the rank's own shard where
+    they are cut. What the optimizer keeps is there for the shard: its averages, and a master copy where it does not
+    move the parameters themselves, unless it is on the host."""
+    parameters = gradients = optimizer = 0
+    for b in buckets:
+        parameters += b.shard_size if b.cut_parameters else b.size
+        gradients += b.shard_size if b.cut_gradients else b.size
+        optimizer += 0 if b.offloaded else kept(b.shard_size, p.keeping(b.moments), b.mover)
+    return {
+        "parameters": parameters * p.widths["parameter"],
+        "gradients": gradients * p.widths["gradient"],
+        "optimizer": optimizer,
+    }
+
+
+def ringed(parameters: Bytes, gradients: Bytes) -> dict[str, Bytes]:
+    """What ZeRO 2 and 3 have whole for a while, in two rings: places stay from step to step."""
+    size = parameters + gradients
+    return {"ring": size} if size else {}
+
+
+def bucket_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
+    """The most that summing, moving or gathering a bucket allocates."""
+    wire = update.wire_workspace(b.size, p) if b.summed else 0
+    return max(wire, update_workspace(b, p, elementwise), gather_workspace(b, elementwise))
+
+
+def gather_workspace(b: Bucket, elementwise: Elementwise) -> Bytes:
+    """What gathering a bucket allocates."""
+    return coding_workspace(b.shard_size, elementwise) if b.gathered_as == "code" else 0
+
+
+def update_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
+    """The most that moving a bucket allocates."""
+    if b.mover.by_matrix:
+        return muon.workspace(b, p)
+    return update.workspace(b.shard_size, p.keeping(b.moments), elementwise, offloaded=b.offloaded)
+
+
+def fed(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:
+    """Micro-batches of the step, and token indices that never change."""
+    copies = ((spec, 1 if name.startswith("index") else micros) for name, spec in inputs.items())
+    return sum(prod(spec.shape) * n * widths[spec.role] for spec, n in copies)  # type: ignore[misc]

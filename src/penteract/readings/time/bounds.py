@@ -1,0 +1,365 @@
+"""Lower bounds of a step's time, from sums alone: what a search needs before it plays a step.
+
+Every op of the clock is monotone: from a later state, or with more ops between, nothing ends sooner. So an action of a
+piece that is played with nothing under way, nothing that happens to buckets and a host far ahead takes no longer than
+in any step; a stream is busy for all that it carries; and a host launches every call. A step is counted from when all
+ranks know the gradient's norm to when they know the next one: on each rank an update, then its micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
+from math import fsum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from penteract.config.layout import Layout
+from penteract.ops.offload import COPIES
+from penteract.parallel.data import Unit
+from penteract.readings.packed import Groups, Runs
+from penteract.readings.pieces import Kind, Piece
+from penteract.readings.price import away
+from penteract.readings.rates import Span
+from penteract.readings.reads import Memos, changed, tracked
+from penteract.readings.time.clock import FIRST, LONG, PS, RUN, play
+from penteract.readings.time.ops import AXES, ActionOps
+from penteract.readings.time.step import StepClock
+from penteract.schedule.actions import Compute
+from penteract.schedule.in_flight import compute_lists
+from penteract.schedule.registry import ScheduleName, schedule_of
+from penteract.step.fsdp import gathers
+from penteract.step.ring import PLACES
+from penteract.units import Seconds
+
+_APART = tuple(range(FIRST, FIRST + len(AXES)))  # every axis on a stream of its own
+_Ranks = tuple[int, ...]
+Pass = Mapping[str, Seconds]  # of one micro-batch through a chunk, by action
+
+
+class Idle(NamedTuple):
+    """An action that is played from idle: its seconds, those of them that it waits, and those of the host."""
+
+    seconds: Seconds
+    waits: Seconds
+    host: Seconds
+
+
+class Passes(NamedTuple):
+    """Of ranks with the same stages, seconds of one micro-batch.
+
+    work   of all its passes; `tail`: of the backward of a single chunk, as gradients may be complete from there
+    late   of weight gradients, which may wait until the gradient has gone on
+    on     of the first chunk, on the way there; `off`: and back
+    waits  that it waits; `host`: of the host
+    """
+
+    work: Seconds
+    tail: Seconds | None
+    late: Seconds
+    on: Seconds
+    off: Seconds
+    waits: Seconds
+    host: Seconds
+
+
+class Once(NamedTuple):
+    """What happens to a rank's buckets, in seconds.
+
+    update   of all of them, after the norm is known; `measure`: of their squares, before it is
+    sums     on the busiest wire, of gradients that gather all micro-batches: none begins before the last of them
+    beside   of compute in each micro-batch, where gradients are cut; `wires`: of sums then, on each wire
+    wires_once  on each wire in a step
+    """
+
+    update: Seconds
+    measure: Seconds
+    sums: Seconds
+    beside: Seconds
+    wires: Mapping[_Ranks, Seconds]
+    wires_once: Mapping[_Ranks, Seconds]
+
+
+_NO_WIRES: Mapping[_Ranks, Seconds] = MappingProxyType({})
+_NOTHING = Once(0.0, 0.0, 0.0, 0.0, {}, {})
+
+
+@dataclass(slots=True)
+class Bounds:
+    """Of steps that a clock plays. What two layouts share is summed once."""
+
+    steps: StepClock
+    memos: Memos = field(default_factory=Memos)
+    counts: dict[object, tuple[int, ...]] = field(default_factory=dict[object, tuple[int, ...]])  # of gathers
+    _best: Bounds | None = None
+
+    def of(self, layout: Layout) -> Seconds:
+        """Of a layout's step."""
+        groups = self.steps.composer.packer.groups(layout)
+        return self._longest(layout, self.passes(layout), self._once_of(layout, groups),
+                             self._gathers_of(layout, groups))  # fmt: skip
+
+    def at_least(self, layout: Layout) -> Seconds:
+        """From its passes alone, whatever happens to state and gradients."""
+        return self._of_passes(layout, self.passes(layout), 1.0)
+
+    def roughly(self, layout: Layout, largest: int) -> Seconds:
+        """The same, lower, for any micro-batch of up to `largest` sequences from one look at that size.
+
+        At the best rates the seconds of a call fall for each sequence as micro-batches grow, and so do those of a pass,
+        as the clock is monotone. A loss in one chunk is no dearer than one in many.
+        """
+        if self._best is None:
+            steps = self.steps
+            self._best = Bounds(StepClock(steps.composer, steps.cluster, steps.rates.at_best()))
+        chunk = self.steps.composer.sequence_length * largest if layout.loss == "chunked" else 0
+        at, share = changed(layout, micro_batch_size=largest, loss_chunk=chunk), layout.micro_batch_size / largest
+        return self._of_passes(layout, self._best.passes(at), share)
+
+    def alone(self, layout: Layout) -> Seconds:
+        """From the rank that a micro-batch comes to last, played without its peers: dearer than the others by far."""
+        passes, packer = self.passes(layout), self.steps.composer.packer
+        reached, group, border = layout.placement.reached, self.steps.composer.deal(layout).group, self._borders(layout)
+        there, back = fsum(border), fsum(border)
+        for r in reached[:-1]:
+            there, back = there + passes[group[r]].on, back + passes[group[r]].off
+        there += self._once_of(layout, packer.groups(layout))[reached[0]].update
+        return self.steps.alone(layout, reached[-1], there, back)
+
+    # ---- passes ----------------------------------------------------------------------------------------------
+
+    @tracked
+    def passes(self, layout: Layout) -> list[Passes]:
+        """By group of pipeline ranks with the same stages."""
+        deal = self.steps.composer.deal(layout)
+        idle = {kind: self._idle(layout, self.steps.composer.piece(layout, kind)) for kind in deal.kinds}
+        each = list[tuple[Pass, Seconds, Seconds]]()
+        for chain in deal.chains:
+            total, waits, host = defaultdict[str, Seconds](float), 0.0, 0.0
+            for kind, n in chain:
+                for action, told in idle[kind].items():
+                    total[action] += n * told.seconds
+                    waits, host = waits + n * told.waits, host + n * told.host
+            each.append((dict(total), waits, host))
+        return list(map(_of_group, deal.dealt(each)))
+
+    @tracked
+    def _idle(self, layout: Layout, piece: Piece) -> Mapping[str, Idle]:
+        ops = self.steps.piece_ops(layout, piece, _APART)
+        return {name: _from_idle(own, self.steps.launched) for name, own in ops.items()}
+
+    # ---- buckets ---------------------------------------------------------------------------------------------
+
+    def _once_of(self, layout: Layout, groups: Groups) -> list[Once]:
+        """Of each pipeline rank."""
+        out, unlike = [_NOTHING] * layout.pp, not self.steps.alike(layout)
+        for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
+            if unlike or self.steps.composer.packer.shares(runs):
+                for r in ranks:
+                    out[r] = self._once(layout, runs, r)
+                continue
+            told = self._once(layout, runs, 0)
+            for r in ranks:
+                out[r] = told
+        return out
+
+    @tracked
+    def _gathers_of(self, layout: Layout, groups: Groups) -> Mapping[int, Mapping[_Ranks, Seconds]]:
+        """Of some pipeline ranks, one of each group: seconds of gathers in a step, on each wire."""
+        if not layout.cuts_units:
+            return {}
+        stage = 0 if self.steps.alike(layout) else None
+        return {
+            ranks[0]: self.gathers(layout, runs, ranks[0], ranks[0] if stage is None else stage)
+            for runs, ranks in zip(groups.runs, groups.ranks, strict=True)
+        }
+
+    @tracked
+    def _once(self, layout: Layout, runs: Runs, stage: int) -> Once:
+        packer, costs = self.steps.composer.packer, self.steps.bucket_costs
+        update = measure = beside = 0.0
+        copies, last = [0.0, 0.0], defaultdict[_Ranks, Seconds](float)
+        wires, once = defaultdict[_Ranks, Seconds](float), defaultdict[_Ranks, Seconds](float)
+        for pack, n in packer.counted(layout, runs, stage):
+            b = packer.bucket(layout, pack, stage)
+            update, measure = update + n * costs.update(b), measure + n * costs.squares(b)
+            if b.offloaded:
+                for i, op_name in enumerate(COPIES):
+                    copies[i] += n * costs.rates.copy(op_name, away(b, costs.policy))
+            if b.cut_gradients:
+                beside += n * costs.landed(b)
+            if b.shards > 1:
+                (wires if b.cut_gradients else last)[b.sharers] += n * costs.on_wire("reduce_scatter", b)
+                if not b.cut_parameters:
+                    once[b.sharers] += n * costs.on_wire("all_gather", b)
+            if len(b.replicas) > 1:
+                last[b.replicas] += n * costs.on_wire("all_reduce", b)
+        for ranks, seconds in last.items():
+            once[ranks] += seconds
+        return Once(max(update, *copies), measure, max(last.values(), default=0.0), beside, dict(wires), dict(once))
+
+    def gathers(self, layout: Layout, runs: Runs, r: int, stage: int) -> Mapping[_Ranks, Seconds]:
+        """In a step, on each wire."""
+        lay, out = layout, defaultdict[_Ranks, Seconds](float)
+        units = {run.unit: run.kind for run in runs.units}
+        read = tuple([self._read(lay, unit, kind, stage) for unit, kind in units.items()])
+        key = (runs, r, read, lay.schedule, lay.pp, lay.vpp, lay.keep_gathered, lay.gradient_accumulation_steps)
+        if (counts := self.counts.get(key)) is None:
+            counts = self.counts[key] = self._count(lay, runs, r, read)
+        for unit, n in zip(units, counts, strict=True):
+            for ranks, seconds in self._unit_wires(lay, unit, stage).items():
+                out[ranks] += n * seconds
+        return dict(out)
+
+    def _count(self, layout: Layout, runs: Runs, r: int, read: tuple[frozenset[str], ...]) -> tuple[int, ...]:
+        """How often a step gathers each of a rank's different units."""
+        lay, number = layout, {unit: i for i, unit in enumerate(dict.fromkeys(run.unit for run in runs.units))}
+        ends, chunks = 0, list[tuple[tuple[int, int], ...]]()
+        for chain in self.steps.composer.chains_of(lay, r):
+            own = runs.units[ends : (ends := ends + len(chain))]
+            chunks.append(tuple([(number[run.unit], run.number) for run in own]))
+        rank = RankOf(lay.schedule, lay.pp, lay.vpp, r, tuple(chunks), read, keeps=lay.keep_gathered)
+        return gathered(rank, lay.gradient_accumulation_steps)
+
+    @tracked
+    def _unit_wires(self, layout: Layout, unit: Unit, stage: int) -> Mapping[_Ranks, Seconds]:
+        """Of gathering a unit."""
+        packer, costs, out = self.steps.composer.packer, self.steps.bucket_costs, defaultdict[_Ranks, Seconds](float)
+        for b in packer.buckets_of(layout, unit, stage):
+            if b.cut_parameters and b.shards > 1:
+                out[b.sharers] += costs.on_wire("all_gather", b)
+        return dict(out)
+
+    @tracked
+    def _read(self, layout: Layout, unit: Unit, kind: Kind, stage: int) -> frozenset[str]:
+        """The actions that read parameters of a unit which are cut."""
+        composer = self.steps.composer
+        read = composer.piece(layout, kind).read_by
+        cut = {p.name for b in composer.packer.buckets_of(layout, unit, stage) if b.cut_parameters for p in b.params}
+        return frozenset([action for action, names in read.items() if cut & names])
+
+    # ---- a step ----------------------------------------------------------------------------------------------
+
+    def _of_passes(self, layout: Layout, passes: Sequence[Passes], share: float) -> Seconds:
+        """The longest of passes alone, each of which takes a `share` of its seconds."""
+        lay, m = layout, layout.gradient_accumulation_steps
+        works, lates = [m * share * p.work for p in passes], [m * share * p.late for p in passes]
+        there = back = 0.0
+        bound = max([m * p.host for p in passes])
+        group, border = self.steps.composer.deal(lay).group, (*self._borders(lay), 0.0)
+        for r, way in zip(lay.placement.reached, border, strict=True):
+            g = group[r]
+            late = back - lates[g]
+            if (end := there + works[g] + (late if late > 0 else 0.0)) > bound:
+                bound = end
+            there, back = there + share * passes[g].on + way, back + share * passes[g].off + way
+        return bound
+
+    def _longest(
+        self, layout: Layout, passes: Sequence[Passes], once: Sequence[Once],
+        gathers: Mapping[int, Mapping[_Ranks, Seconds]],
+    ) -> Seconds:  # fmt: skip
+        """The first micro-batch must come to a rank, all must be worked on there, gradients must be summed after the
+        last, and the last gradient must go back to the first stage."""
+        lay, m = layout, layout.gradient_accumulation_steps
+        slower = 1 - 1 / self.steps.rates.beside  # of a wire's seconds, what computations beside it lose
+        reached, group, border = lay.placement.reached, self.steps.composer.deal(lay).group, self._borders(lay)
+        first, there, back, bound = once[reached[0]].update, 0.0, 0.0, 0.0
+        told = [(m * p.work, m * p.work if p.tail is None else p.tail, m * p.late, p.on, p.off) for p in passes]
+        for i, r in enumerate(reached):
+            g, own = group[r], once[r]
+            work, tail, late, on, off = told[g]
+            wires = gathers.get(r, _NO_WIRES)
+            wire = max([m * own.wires.get(w, 0.0) + wires.get(w, 0.0) for w in (*own.wires, *wires)], default=0.0)
+            lost = slower * max(0.0, wire - m * passes[g].waits)  # while a rank waits, it loses nothing
+            end = max(work + m * own.beside + lost, work - tail + own.sums) + own.measure
+            bound = max(bound, own.update + end, first + there + work + own.measure, first + there + work - late + back,
+                        m * passes[g].host)  # fmt: skip
+            for ranks, seconds in own.wires_once.items():
+                bound = max(bound, seconds + m * own.wires.get(ranks, 0.0) + wires.get(ranks, 0.0))
+            bound = max(bound, wire)
+            if i + 1 < lay.pp:
+                there, back = there + on + border[i], back + off + border[i]
+        return bound
+
+    @tracked
+    def _borders(self, layout: Layout) -> list[Seconds]:
+        """Of the messages by which the first micro-batch comes to each rank after the first."""
+        steps, placement = self.steps, layout.placement
+        if layout.pp == 1:
+            return []
+        amount = steps.message(layout)
+        known = [steps.rates.collective("send", Span(2, 1 + across), amount) for across in (False, True)]
+        pairs = [(placement.homes[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
+        return [known[steps.across(layout, a, b)] for a, b in pairs]
+
+
+def _of_group(own: Sequence[tuple[Pass, Seconds, Seconds]]) -> Passes:
+    """Of the chunks of a rank: their passes, what these wait, and the host's seconds."""
+    chunks, first = [chunk for chunk, _, _ in own], own[0][0]
+    # Of several chunks, or a backward in two halves, some gradients are complete long before the end.
+    tail = first.get("Bwd") if len(own) == 1 else None
+    work, late = (
+        fsum([s for chunk in chunks for s in chunk.values()]),
+        fsum([chunk.get("Wgt", 0.0) for chunk in chunks]),
+    )
+    back = first.get("Bwd", 0.0) + first.get("Inp", 0.0)
+    return Passes(
+        work, tail, late, first["Fwd"], back, sum([waits for _, waits, _ in own]), sum([host for _, _, host in own])
+    )
+
+
+class RankOf(NamedTuple):
+    """A pipeline rank whose units are gathered: of each chunk the numbers of its units, runs of the same counted; which
+    actions `read` each; whether it `keeps` what it has gathered to the end of a step."""
+
+    schedule: ScheduleName
+    pp: int
+    vpp: int
+    rank: int
+    chunks: tuple[tuple[tuple[int, int], ...], ...]
+    read: tuple[frozenset[str], ...]
+    keeps: bool
+
+
+@cache
+def gathered(rank: RankOf, micros: int) -> tuple[int, ...]:
+    """How often a step gathers units of each number. A long schedule repeats itself, so it is foretold from two shorter
+    ones."""
+    schedule = schedule_of(rank.schedule)
+    enough, turn = 2 * schedule.steady_after(rank.pp, rank.vpp), 2 * schedule.turn(rank.pp, rank.vpp)
+    if micros <= enough + 2 * turn:
+        return count_gathers(rank, micros)
+    first = enough + (micros - enough) % turn
+    few, more = count_gathers(rank, first), count_gathers(rank, first + turn)
+    return tuple([a + (b - a) * ((micros - first) // turn) for a, b in zip(few, more, strict=True)])
+
+
+@cache
+def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
+    """The same, counted through."""
+    row = [[number for number, n in chunk for _ in range(n)] for chunk in rank.chunks]
+    begins = list(accumulate(map(len, row), initial=0))
+    turns = dict[tuple[str, int], tuple[int, ...]]()
+    for c, (numbers, begin) in enumerate(zip(row, begins, strict=False)):
+        for action in {action for number in numbers for action in rank.read[number]}:
+            units = [begin + k for k, number in enumerate(numbers) if action in rank.read[number]]
+            turns[action, c] = tuple(units if action == "Fwd" else reversed(units))
+    actions = compute_lists(rank.schedule, rank.pp, rank.vpp, micros)[rank.rank]
+    own = [turns.get((a.kind, a.chunk), ()) for a in actions if isinstance(a, Compute)]
+    found, out = gathers(own, begins[-1] if rank.keeps else PLACES), [0] * len(rank.read)
+    for unit, number in enumerate([number for own in row for number in own]):
+        out[number] += found[unit]
+    return tuple(out)
+
+
+def _from_idle(ops: ActionOps, launched: Callable[[str], int]) -> Idle:
+    """Nothing under way, and the host far ahead. Copies that neighbours make are theirs."""
+    calls = [op for some in ops.own for op in some]
+    free, none = [0] * (FIRST + len(AXES)), [0] * len(calls)
+    played = play(calls, free, {}, -LONG, none, 0, (0,) * len(free))
+    worked = sum([op[1] for op in calls if op[0] == RUN])
+    return Idle(played.done / PS, (played.done - worked) / PS, sum([launched(op[-1]) for op in calls]) / PS)

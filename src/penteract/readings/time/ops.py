@@ -1,0 +1,298 @@
+"""From what a rank does to the clock's ops: calls of a piece, what happens to a bucket, sums outside of the tape."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penteract.config.mesh import Mesh
+from penteract.ops.offload import COPIES, Copy
+from penteract.ops.tape import Phase, Site
+from penteract.parallel.data import Bucket
+from penteract.readings.pieces import Piece
+from penteract.readings.rates import Span
+from penteract.readings.time.clock import BESIDE, FIRST, IN, LOOK, OUT, PART, RUN, START, WAIT, Key, Op, ps
+from penteract.readings.time.cost import DIMENSION, BucketCosts, Device
+from penteract.step import names
+from penteract.step.agreements import Agreement
+from penteract.step.update import Through, kept_apart, through
+
+Positions = tuple[tuple[Op, ...], ...]  # ops of each instruction of an action
+DATA, UPDATE, HOST = PART["data"], PART["update"], PART["host"]
+AXES = tuple(DIMENSION)  # along which the tape talks
+Axes = tuple[int, ...]  # the stream of each; 0 where a rank is alone
+
+
+@dataclass(slots=True)
+class Streams:
+    """The streams of one rank: one for each set of ranks that it talks to, whatever the group is called. Those of the
+    tape's axes come first, so that pieces of many layouts number them alike."""
+
+    mesh: Mesh
+    rank: int
+    by_ranks: dict[tuple[int, ...], int] = field(default_factory=dict[tuple[int, ...], int])
+    parts: list[int] = field(default_factory=lambda: [DATA, HOST, HOST])
+    axes: Axes = field(init=False)
+
+    def __post_init__(self) -> None:
+        groups = [(self.mesh.group(axis, self.rank), PART[DIMENSION[axis]]) for axis in AXES]
+        self.axes = tuple([self.of(ranks, part) if len(ranks) > 1 else 0 for ranks, part in groups])
+
+    def of(self, ranks: tuple[int, ...], part: int) -> int:
+        """`part`: of a step, that waiting for it is; where groups coincide, the first one's."""
+        if ranks not in self.by_ranks:
+            self.by_ranks[ranks] = FIRST + len(self.by_ranks)
+            self.parts.append(part)
+        return self.by_ranks[ranks]
+
+
+class ActionOps(NamedTuple):
+    """An action of a piece.
+
+    every  ops of each of its instructions
+    own    the same without `moved`
+    moved  copies that belong into a neighbour: the start of what comes back runs beside the layer before it, and what
+           leaves has until the end of the next layer that has some
+    last   ops of neighbours go behind this many of its instructions
+    """
+
+    every: Positions
+    own: Positions
+    moved: tuple[Op, ...]
+    last: int
+
+
+def piece_ops(piece: Piece, device: Device, axes: Axes) -> Mapping[str, ActionOps]:
+    """Of each action of a piece, what its instructions are to the clock."""
+    out, known = dict[str, ActionOps](), dict[int, tuple[Op, ...]]()  # what is computed again takes as long
+    for name, calls in piece.outline.calls.items():
+        jobs = [piece.outline.jobs[job] for job, _, _ in calls]
+        every = list[tuple[Op, ...]]()
+        for (place, phase), (job, ins, outs) in zip(jobs, calls, strict=True):
+            if (ops := known.get(job)) is None:
+                ops = _call(piece, device, axes, place, phase, ins, outs)
+                if phase not in ("start", "finish"):
+                    known[job] = ops
+            every.append(ops)
+        out[name] = _without_copies(every, [_is_copy(piece, *job) for job in jobs], name)
+    return out
+
+
+def _is_copy(piece: Piece, place: int, phase: Phase) -> bool:
+    return piece.sites[place].op_name in COPIES
+
+
+def _without_copies(every: Sequence[tuple[Op, ...]], copies: Sequence[bool], action: str) -> ActionOps:
+    """Apart from copies that neighbours make (`ops/offload.py`). A layer's input leaves while the layer itself runs."""
+    own = [i for i, copy in enumerate(copies) if not copy]
+    if len(own) == len(every):
+        return ActionOps(tuple(every), tuple(every), (), len(every))
+    first, last = own[0], own[-1]
+    if action == "Fwd":
+        inputs = {every[i][0][3] for i in range(first)}  # keys of copies that begin before the first call
+        moved = [
+            i for i in range(last, len(every)) if copies[i] and every[i][0][0] == WAIT and every[i][0][1] not in inputs
+        ]
+        behind = last + 1
+        while behind < len(every) and every[behind][0][0] == WAIT and behind not in moved:
+            behind += 1
+    else:
+        moved, behind = [i for i, copy in enumerate(copies) if copy and every[i][0][0] == START], len(every)
+    kept = tuple([() if i in moved else ops for i, ops in enumerate(every)])
+    return ActionOps(tuple(every), kept, tuple([op for i in moved for op in every[i]]), behind)
+
+
+def _call(
+    piece: Piece, device: Device, axes: Axes, place: int, phase: Phase, ins: Sequence[int], outs: Sequence[int]
+) -> tuple[Op, ...]:  # fmt: skip
+    site = piece.sites[place]
+    name = names.of_call(phase, site)
+    if phase == "finish":
+        return ((WAIT, ("c", 0, ins[-1]), _part(site), name),)
+    if phase == "start":
+        copies = {COPIES[0]: OUT, COPIES[1]: IN}
+        stream = copies[site.op_name] if site.op_name in COPIES else axes[AXES.index(str(site.attrs["axis"]))]
+        return ((START, stream, ps(device.collective(site)), ("c", 0, outs[0]), name),)
+    part, seconds, asked = device.call(site, phase, piece.specs, (*ins, *outs))
+    run: Op = (RUN, ps(seconds), PART[part], name)
+    if site.op_name == "split_sizes":
+        return (run, (LOOK, name))
+    if asked is not None:
+        axis, took = asked
+        part = "tensor" if axis == "sequence" else DIMENSION[axis]
+        key: Key = ("a", 0, 0)
+        scale = names.of_scale(name)
+        return (run, (START, axes[AXES.index(axis)], ps(took), key, scale), (WAIT, key, PART[part], scale))
+    return (run,)
+
+
+def _part(site: Site) -> int:
+    return HOST if site.op_name in COPIES else PART[DIMENSION[str(site.attrs["axis"])]]
+
+
+@dataclass(slots=True)
+class BucketOps:
+    """What happens to the buckets of one rank. Keys tell collectives under way apart."""
+
+    buckets: Sequence[Bucket]
+    costs: BucketCosts
+    streams: Streams
+    known: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    passing: Passing | None = None
+
+    def _took(self, what: str, b: Bucket) -> int:
+        key = what, id(b)
+        if key not in self.known:
+            seconds = getattr(self.costs, what)(b) if what not in _WIRES else self.costs.on_wire(what, b)
+            self.known[key] = ps(seconds)
+        return self.known[key]
+
+    def _stream(self, ranks: tuple[int, ...]) -> int:
+        return self.streams.of(ranks, DATA)
+
+    def gather(self, b: Bucket, key: Key) -> Iterator[Op]:
+        """Shards of parameters to all who share the bucket; as codes of FP8 where they travel so."""
+        if b.gathered_as == "code":
+            yield RUN, self._took("coded", b), DATA, names.CODE
+        yield START, self._stream(b.sharers), self._took("all_gather", b), key, names.GATHER
+
+    def reduce(self, b: Bucket, key: Key) -> Iterator[Op]:
+        """The sum of its gradients: to each who shares it its own shard, or all of it."""
+        if len(b.holders) == 1:
+            return
+        if took := self._took("narrowed", b):
+            yield RUN, took, DATA, names.NARROW
+        kind, ranks = ("reduce_scatter", b.sharers) if b.shards > 1 else ("all_reduce", b.replicas)
+        yield START, self._stream(ranks), self._took(kind, b), key, names.of_sum(b)
+
+    def replicate(self, b: Bucket, waited: Key, key: Key) -> Iterator[Op]:
+        """The sum of a shard's gradients over its replicas."""
+        before = self._took("narrowed_shard", b) if b.cut_gradients else 0
+        yield BESIDE, waited, before, self._stream(b.replicas), self._took("all_reduce", b), key, names.REPLICATE
+
+    def land(self, b: Bucket, key: Key) -> Iterator[Op]:
+        """Wait for a sum of gradients that are cut, and add it to the shard's."""
+        if len(b.holders) > 1:
+            yield WAIT, key, DATA, names.WAIT_GRADIENTS
+        yield RUN, self._took("landed", b), DATA, names.ADD
+
+    def widen(self, b: Bucket, key: Key) -> Iterator[Op]:
+        """Wait for a sum, and put it in the dtype of gradients."""
+        yield WAIT, key, DATA, names.WAIT_GRADIENTS
+        if took := self._took("narrowed_shard", b):
+            yield RUN, took, DATA, names.WIDEN
+
+    def measure(self, b: Bucket) -> Op:
+        """The squares of this rank's gradients."""
+        return RUN, self._took("squares", b), UPDATE, names.MEASURE
+
+    def update(self, bucket: int) -> Iterator[Op]:
+        """Move this rank's shard."""
+        b = self.buckets[bucket]
+        if b.offloaded:
+            if self.passing is None:
+                self.passing = Passing(self)
+            yield from self.passing.update(bucket)
+            return
+        yield RUN, self._took("update", b), UPDATE, names.UPDATE
+        if b.mover.by_matrix:
+            yield from self._matrices(b)
+
+    def _matrices(self, b: Bucket) -> Iterator[Op]:
+        """Make a bucket's matrices whole, this rank's own orthogonal, and sum them. All wait for the rank whose own
+        take longest, so that is what they take."""
+        wires, slowest = self.costs.matrices(b, self.streams.rank)
+        run: Op = (RUN, ps(slowest), UPDATE, names.ORTHOGONALISE)
+        there, back = (wires[:-1], wires[-1:]) if len(b.team) > 1 else (wires, wires[:0])
+        for some in (there, (None,), back):
+            for wire in some:
+                yield from ((run,) if wire is None else self._at_once(wire[1], ps(wire[2]), names.of_matrices(wire[0])))
+
+    def end(self) -> Iterator[Op]:
+        """After the last update."""
+        if self.passing is not None:
+            yield from self.passing.end()
+            self.passing = None
+
+    def agree(self, a: Agreement) -> tuple[Op, ...]:
+        """A few numbers reduced over ranks, and waited for."""
+        ranks = self.streams.mesh.group(a.axis, self.streams.rank)
+        if len(ranks) == 1:
+            return ()
+        took = self.costs.rates.collective("all_reduce", Span.of(ranks, self.costs.gpus_per_node), a.size)
+        return self._at_once(ranks, ps(took), names.of_agreement(a))
+
+    def _at_once(self, ranks: tuple[int, ...], took: int, name: str) -> tuple[Op, ...]:
+        """A collective that nothing is done beside."""
+        key: Key = ("b", 0, 0)
+        return (START, self.streams.of(ranks, UPDATE), took, key, name), (WAIT, key, UPDATE, name)
+
+    def largest(self, b: Bucket) -> Op:
+        """The largest values of a shard's weights, which codes are scaled by."""
+        return RUN, self._took("largest", b), DATA, names.LARGEST
+
+
+@dataclass(slots=True)
+class Passing:
+    """What the optimizer keeps on the host passes through the device: one slice comes while the one before it is
+    moved, into the place of the one that left longest ago (`engine/streamed.py`)."""
+
+    ops: BucketOps
+    places: Through = field(init=False)
+    ahead: Iterator[tuple[int, int]] = field(init=False)  # bucket, elements
+    coming: deque[list[Key]] = field(default_factory=deque[list[Key]])
+    leaving: deque[list[Key]] = field(default_factory=deque[list[Key]])
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        buckets, policy = self.ops.buckets, self.ops.costs.policy
+        self.places = through(((b, 1) for b in buckets), policy)
+        self.ahead = iter([(i, n) for i in reversed(range(len(buckets))) for n in self._slices(buckets[i])])
+
+    def update(self, bucket: int) -> Iterator[Op]:
+        """Of a bucket, slice after slice."""
+        if not self.coming:
+            yield from self._fetch()
+        for n in self._slices(self.ops.buckets[bucket]):
+            now = self.coming.popleft()
+            yield from self._fetch()
+            yield from _waits(now)
+            yield RUN, ps(self.ops.costs.update(self.ops.buckets[bucket], n)), UPDATE, names.UPDATE
+            keys = list[Key]()
+            yield from self._copies("to_host", bucket, n, keys)
+            self.leaving.append(keys)
+
+    def end(self) -> Iterator[Op]:
+        """All is back."""
+        while self.leaving:
+            yield from _waits(self.leaving.popleft())
+
+    def _slices(self, b: Bucket) -> list[int]:
+        """Elements of each."""
+        whole, each = b.shard_size, self.places.elements
+        return [min(each, whole - at) for at in range(0, whole, each)]
+
+    def _fetch(self) -> Iterator[Op]:
+        if (item := next(self.ahead, None)) is None:
+            return
+        if len(self.leaving) == self.places.count - 1 > 0:
+            yield from _waits(self.leaving.popleft())
+        keys = list[Key]()
+        yield from self._copies("from_host", *item, keys)
+        self.coming.append(keys)
+
+    def _copies(self, op_name: Copy, bucket: int, n: int, keys: list[Key]) -> Iterator[Op]:
+        b, policy, rates = self.ops.buckets[bucket], self.ops.costs.policy, self.ops.costs.rates
+        for amount in kept_apart(n, policy.keeping(b.moments), b.mover):
+            keys.append(("h", 0, self.count))
+            self.count += 1
+            yield START, OUT if op_name == "to_host" else IN, ps(rates.copy(op_name, amount)), keys[-1], op_name
+
+
+def _waits(keys: Sequence[Key]) -> Iterator[Op]:
+    return ((WAIT, key, HOST, "copy") for key in keys)
+
+
+_WIRES = ("all_gather", "reduce_scatter", "all_reduce")

@@ -1,0 +1,231 @@
+"""What a pipeline rank goes through: its units in order, pieces as ops, which buckets each touches, and the copies that
+neighbouring units make for each other. Equal layers in equal circumstances are one segment.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from penteract.ops.params import Param
+from penteract.parallel.data import Bucket, Pack
+from penteract.readings.pieces import ENDS, Kind, Piece
+from penteract.readings.time.clock import WAIT, Op
+from penteract.readings.time.machine import Clock
+from penteract.readings.time.ops import ActionOps, BucketOps
+from penteract.step.agreements import Outside
+from penteract.step.fsdp import FsdpRule, Passing
+
+Walk = tuple[str, int]  # kind of an action, chunk
+At = tuple[int, int]  # unit in the order of its action, position of an instruction
+Beside = Sequence[tuple[int, int, int]]  # position, before it (0) or after (1), number of ops
+NEVER = -1
+_NO_OPS = ActionOps((), (), (), 0)
+
+
+class Cut(NamedTuple):
+    """A bucket as the rule sees it."""
+
+    unit: int
+    cut_parameters: bool
+    cut_gradients: bool
+    shards: int
+    replicas: tuple[int, ...]
+
+
+class Touched(NamedTuple):
+    """A parameter of a piece in one action: where it is read first, where its gradient is written first and last."""
+
+    name: str
+    read: int
+    written: int
+    last: int
+
+
+class Pass(NamedTuple):
+    """One kind of action of a chunk.
+
+    units    in the order in which it comes to them
+    passing  what the rule of buckets looks at; `turns`: the units whose cut parameters are read
+    reads    where buckets that are gathered after the update are read first; `writes`: where any is written last
+    lent     copies of other units that a unit makes, by its place; `whole`: those that wait for their own, too
+    arrives  where the first unit reads what another stage sends, or `NEVER`
+    """
+
+    units: Sequence[int]
+    passing: Passing
+    turns: tuple[int, ...]
+    reads: Mapping[int, At]
+    writes: Mapping[int, At]
+    lent: Mapping[int, tuple[Op, ...]]
+    whole: frozenset[int]
+    arrives: int
+
+
+@dataclass(slots=True, eq=False)
+class Stage:
+    """One rank's program.
+
+    row      the kinds of its units, in the order of forward; `chunks`: the units of each chunk
+    pieces   of each kind: the piece, and its ops by action
+    packs    whose parameters each of `buckets` has; equal buckets are one object
+    owned    the parameters that each unit is the first to use
+    places   of the ring of parameters
+    outside  what decides its work outside of the tape
+    offloads whether activations are kept on the host
+    """
+
+    clock: Clock
+    ops: BucketOps
+    row: Sequence[Kind]
+    chunks: Sequence[range]
+    pieces: Mapping[Kind, tuple[Piece, Mapping[str, ActionOps]]]
+    packs: Sequence[Pack]
+    buckets: Sequence[Bucket]
+    owned: Sequence[Sequence[Param]]
+    places: int
+    outside: Outside
+    offloads: bool
+    rule: FsdpRule = field(init=False)
+    of: dict[tuple[int, str], int] = field(init=False)  # (unit, parameter) -> bucket
+    _touched: dict[tuple[Kind, str], Sequence[Touched]] = field(
+        default_factory=dict[tuple[Kind, str], Sequence[Touched]]
+    )
+    _passes: dict[Walk, Pass] = field(default_factory=dict[Walk, Pass])
+    _segments: dict[Any, int] = field(default_factory=dict[Any, int])
+    beside: list[tuple[Op, ...]] = field(default_factory=list[tuple[Op, ...]])  # ops by their number
+    derived: dict[Any, Any] = field(default_factory=dict[Any, Any])  # by `derive.py`
+
+    def __post_init__(self) -> None:
+        held = [
+            Cut(pack.unit, b.cut_parameters, b.cut_gradients, b.shards, b.replicas)
+            for pack, b in zip(self.packs, self.buckets, strict=True)
+        ]
+        self.rule = FsdpRule(held, self.places)
+        self.of = dict(self._owners())
+
+    def walk(self, walk: Walk) -> Pass:
+        """What a kind of action of a chunk goes through."""
+        if walk not in self._passes:
+            kind, chunk = walk
+            units = self.chunks[chunk] if kind == "Fwd" else self.chunks[chunk][::-1]
+            self._passes[walk] = self._pass(kind, units)
+        return self._passes[walk]
+
+    def _arrives(self, action: str, kind: Kind) -> int:
+        """Where a unit that comes first in its chunk reads the value or the gradient of another stage."""
+        outline = self.pieces[kind][0].outline
+        register = outline.chunk.entry if action == "Fwd" else outline.chunk.exit_gradient
+        reads = (pos for pos, (_, ins, _) in enumerate(outline.calls.get(action, ())) if register in ins)
+        return NEVER if register is None or action == "Wgt" else next(reads)
+
+    def _pass(self, action: str, units: Sequence[int]) -> Pass:
+        buckets, of = self.buckets, self.of
+        turns, reads = list[tuple[At, int]](), dict[int, At]()
+        first, last = dict[int, At](), dict[int, At]()
+        for k, unit in enumerate(units):
+            turn = NEVER
+            for name, read, written, until in self._touches_of(self.row[unit], action):
+                b = of[unit, name]
+                if read != NEVER:
+                    if buckets[b].cut_parameters:
+                        turn = read if turn == NEVER else min(turn, read)
+                    elif buckets[b].gathered_after_update and reads.get(b, (k, read)) >= (k, read):
+                        reads[b] = (k, read)
+                if written != NEVER:
+                    if b not in last:
+                        first[b], last[b] = (k, written), (k, until)
+                    else:
+                        first[b], last[b] = min(first[b], (k, written)), max(last[b], (k, until))
+            if turn != NEVER:
+                turns.append(((k, turn), unit))
+        cut = sorted((at, b) for b, at in first.items() if buckets[b].cut_gradients)
+        passing = Passing(turns, [(at, b, last[b]) for at, b in cut])
+        return Pass(units, passing, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
+                    self._arrives(action, self.row[units[0]]))  # fmt: skip
+
+    def _touches_of(self, kind: Kind, action: str) -> Sequence[Touched]:
+        """The parameters that a piece touches."""
+        key = kind, action
+        if key not in self._touched:
+            piece, found = self.pieces[kind][0], dict[str, Touched]()
+            jobs = [piece.outline.jobs[job] for job, _, _ in piece.outline.calls.get(action, ())]
+            for pos, (place, phase) in enumerate(jobs):
+                for name in piece.sites[place].params:
+                    _, read, written, last = found.get(name, (name, NEVER, NEVER, NEVER))
+                    if phase == "weight_gradient":
+                        written, last = pos if written == NEVER else written, pos
+                    elif read == NEVER:
+                        read = pos
+                    found[name] = Touched(name, read, written, last)
+            self._touched[key] = tuple(found.values())
+        return self._touched[key]
+
+    def _owners(self) -> Iterator[tuple[tuple[int, str], int]]:
+        """Layers that are alike share their parameters: packs take them in the order of backward."""
+        units, ends = defaultdict[int, list[int]](list), defaultdict[str, list[int]](list)
+        for unit in reversed(range(len(self.row))):
+            for p in self.owned[unit]:
+                units[id(p)].append(unit)
+            if self.row[unit] in ENDS:  # two ends may use one table
+                for name in {name for site in self.pieces[self.row[unit]][0].sites for name in site.params}:
+                    ends[name].append(unit)
+        turn = {p: iter(some) for p, some in units.items()}
+        for b, pack in enumerate(self.packs):
+            for p in pack.params:
+                yield (next(turn[id(p)]), p.name), b
+                for other in ends.get(p.name, ()):
+                    yield (other, p.name), b
+
+    # ---- segments --------------------------------------------------------------------------------------------
+
+    def segment(
+        self, kind: Kind, action: str, beside: Beside, lent: tuple[Op, ...] = (), *, whole: bool = False
+    ) -> int:
+        """A unit's calls with ops beside some of them, and copies that it makes for its neighbours.
+
+        whole  it waits for all of its own copies, too
+        """
+        key = (kind, action, tuple(beside), lent, whole)
+        if key not in self._segments:
+            around, own = dict[tuple[int, int], list[Op]](), self._ops_of(kind, action)
+            for pos, when, number in beside:
+                around.setdefault((pos, when), []).extend(self.beside[number])
+            ops = [*(lent if action != "Fwd" else ())]
+            for pos, some in enumerate(own.every if whole else own.own):
+                if pos == own.last and action == "Fwd":
+                    ops += lent
+                ops += (*around.get((pos, 0), ()), *some, *around.get((pos, 1), ()))
+            ops += lent if action == "Fwd" and own.last == len(own.every) else ()
+            self._segments[key] = self.clock.segment(tuple(ops))
+        return self._segments[key]
+
+    def _lent(self, units: Sequence[int], action: str) -> tuple[Mapping[int, tuple[Op, ...]], frozenset[int]]:
+        """Copies to and from the host that a unit makes for its neighbours, by its place; and the units that wait for
+        their own: of those that leave, the last."""
+        if not self.offloads:
+            return {}, frozenset()
+        moved = [self._ops_of(self.row[unit], action).moved for unit in units]
+        having = [k for k, some in enumerate(moved) if some]
+        alone = action == "Fwd" and having[-1:] == [len(units) - 1]
+        if action == "Fwd":  # until the end of the next that has some, or of the pass
+            pairs = [*pairwise(having), *((k, len(units) - 1) for k in having[-1:] if not alone)]
+        else:  # what comes back first is asked for at once
+            pairs = zip(having, (0, *having), strict=False)
+        lent = defaultdict[int, tuple[Op, ...]](tuple)
+        for of, to in pairs:
+            lent[to] += tuple([_renamed(op, units[of] - units[to]) for op in moved[of]])
+        return lent, frozenset(having[-1:] if alone else ())
+
+    def _ops_of(self, kind: Kind, action: str) -> ActionOps:
+        return self.pieces[kind][1].get(action, _NO_OPS)
+
+
+def _renamed(op: Op, away: int) -> Op:
+    """An op of another unit, `away` from this one."""
+    place = 1 if op[0] == WAIT else 3
+    op_name, unit, number = op[place]
+    return (*op[:place], (op_name, unit + away, number), *op[place + 1 :])

@@ -1,0 +1,174 @@
+"""The timeline of a step: every call, wire, wait and copy of every stage, with its stream, from when to when, and what
+it is of. Nothing is jumped, so it is as long as the step; it is told event by event, so that a file need not be held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.parallel.data import NONE
+from penteract.parallel.pipeline import stage_layers
+from penteract.readings.pieces import ENDS
+from penteract.readings.reads import Memos
+from penteract.readings.time.clock import COMPUTE, FIRST, HOST, IN, OUT, SIDE
+from penteract.readings.time.line import Message
+from penteract.readings.time.machine import Machine
+from penteract.readings.time.ranks import Ranks
+from penteract.readings.time.stage import Stage
+from penteract.readings.time.step import StepClock
+from penteract.step import names
+
+_STREAMS = {COMPUTE: "compute", HOST: "host", SIDE: "waits beside compute", OUT: "copies to the host",
+            IN: "copies from the host"}  # fmt: skip
+_AXES = ("tp", "cp", "ep", "sequence", "dp", "stage", "world")
+
+
+class Event(NamedTuple):
+    """What one stream of a stage does, in picoseconds from when the first stage begins the step.
+
+    action  such as "F3": of micro-batch 3; "" outside of the actions
+    unit    "embedding", "layer 7", "head", or "" where it is of none; of a message, its micro-batch
+    """
+
+    stage: int  # a pipeline coordinate
+    stream: str
+    name: str
+    start: int
+    end: int
+    action: str = ""
+    unit: str = ""
+
+
+Tell = Callable[[Event], None]
+
+
+class Span(NamedTuple):
+    """Picoseconds of a step, which are the same for every stage, and when each begins it.
+
+    A stage begins as soon as its own last update is done, so not all begin at once.
+    """
+
+    picoseconds: int
+    begins: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Events of a step mid-run, and how long it is. A gather after the update may go on into the next step, and what
+    the step before has left on a wire is there from the beginning."""
+
+    layout: Layout
+    span: Span
+    events: list[Event]
+
+    @property
+    def picoseconds(self) -> int:
+        return self.span.picoseconds
+
+    def of(self, stage: int) -> Iterator[Event]:
+        """Those of one stage, as they begin."""
+        return iter(sorted((e for e in self.events if e.stage == stage), key=lambda e: (e.start, e.end)))
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Hands on what machines and messages tell, once `tell` is there.
+
+    zero   when the first stage begins
+    wires  what is put on wires outside of the actions: the next step may begin with it
+    """
+
+    layout: Layout
+    layers: int
+    ranks: Ranks | None = None
+    tell: Tell | None = None
+    zero: int = 0
+    wires: list[Event] = field(default_factory=list[Event])
+    numbers: dict[int, int] = field(default_factory=dict[int, int])  # of machines, by identity
+    streams: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
+    units: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
+
+    def attach(self, ranks: Ranks) -> None:
+        """Whose machines and streams they are."""
+        self.ranks, mesh = ranks, Mesh(self.layout)
+        self.numbers = {id(m): r for r, m in enumerate(ranks.machines)}
+        self.streams = [_named(stage, mesh) for stage in ranks.stages]
+        self.units = [_units(self.layout, self.layers, r, stage) for r, stage in enumerate(ranks.stages)]
+        ranks.log = self.message
+
+    def op(self, m: Machine, stream: int, name: str, start: int, end: int) -> None:
+        """What a machine tells."""
+        if self.tell is None:
+            return
+        assert self.ranks is not None
+        r = self.numbers[id(m)]
+        action = str(self.ranks.line.computes[r][m.doing]) if m.doing != NONE else ""
+        unit = self.units[r][m.unit] if action and m.unit < len(self.units[r]) else ""
+        where = _STREAMS[stream] if stream in _STREAMS else self.streams[r][stream]
+        event = Event(r, where, name, start - self.zero, end - self.zero, action, unit)
+        if stream >= FIRST and not action:
+            self.wires.append(event)
+        self.tell(event)
+
+    def message(self, m: Message, start: int, end: int) -> None:
+        """What a message is at both of its ends."""
+        if self.tell is None:
+            return
+        what, of = m.where[0], f"micro-batch {m.micro}"
+        for r, way, other in ((m.source, "send", f"to stage {m.target}"), (m.target, "recv", f"from stage {m.source}")):
+            name = names.of_message(way, what)
+            self.tell(Event(r, f"{what}s {other}", name, start - self.zero, end - self.zero, unit=of))
+
+
+def told(steps: StepClock, layout: Layout, tell: Tell) -> Span:
+    """One step of a layout, mid-run, event by event: on each stream of a stage in their order."""
+    writer = _Writer(layout, steps.composer.model.layers)
+    alone = replace(steps, jumps=False, log=writer.op, clocks={}, memos=Memos(), derived={})
+    ranks, before = alone.build(layout, 0), len(steps.ranks(layout).ends) - 1
+    writer.attach(ranks)
+    _remember(alone, yes=True)
+    for _ in range(before):
+        ranks.step()
+    _remember(alone, yes=False)  # the last is told, op by op
+    begins = [m.now for m in ranks.machines]
+    writer.zero, writer.tell = min(begins), tell
+    ranks.step()
+    took = ranks.last
+    for e in writer.wires:  # the step before has left the same
+        begin = begins[e.stage] - writer.zero
+        if e.end - took > begin:
+            tell(e._replace(start=max(begin, e.start - took), end=e.end - took))
+    return Span(took, tuple([begin - writer.zero for begin in begins]))
+
+
+def _remember(steps: StepClock, *, yes: bool) -> None:
+    for clock in steps.clocks.values():
+        clock.remembers = yes
+
+
+def timeline(steps: StepClock, layout: Layout) -> Timeline:
+    """The same in one piece."""
+    events = list[Event]()
+    return Timeline(layout, told(steps, layout, events.append), events)
+
+
+def _named(stage: Stage, mesh: Mesh) -> list[str]:
+    """Each stream of a process group, by the axes that it serves."""
+    rank, found = stage.ops.streams.rank, dict[int, str]()
+    for ranks, number in stage.ops.streams.by_ranks.items():
+        axes = [axis for axis in _AXES if mesh.group(axis, rank) == ranks]
+        found[number] = f"{axes[0] if axes else 'shards'} ({len(ranks)} ranks)"
+    return [found.get(i, "") for i in range(max(found, default=0) + 1)]
+
+
+def _units(layout: Layout, layers: int, r: int, stage: Stage) -> list[str]:
+    """What each unit of a rank is."""
+    cut, out = stage_layers(layers, layout.stages), list[str]()
+    for s, units in zip(layout.placement.stages[r], stage.chunks, strict=True):
+        own = iter(cut[s])
+        out += [kind.name if (kind := stage.row[unit]) in ENDS else f"layer {next(own)}" for unit in units]
+    return out

@@ -1,0 +1,249 @@
+"""A timeline as a Chrome trace, which Perfetto opens: a process a stage, a thread a stream, and bytes as a counter."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.ops.tape import Call, Site
+from penteract.readings.load import Balanced
+from penteract.readings.packed import first_rank
+from penteract.readings.price import Pricing, gather_workspace, resident, update_workspace
+from penteract.readings.time.step import StepClock
+from penteract.readings.time.timeline import Event, Span, told
+from penteract.step import names, update
+from penteract.step.arena import plan_arena
+from penteract.step.program import Program, Slot, compile_step
+from penteract.step.walk import walk
+from penteract.units import Bytes
+
+_OWN = ("compute", "host", "waits beside compute")
+COMPUTED = ("forward", "input_gradient", "weight_gradient")
+BYTES = "bytes by owner"
+
+
+@dataclass(slots=True)
+class Alive(Pricing):
+    """The reading that prices, with what lives at each call that computes, in their order.
+
+    arena, outside  registers while it runs: with a place in the arena, and those whose size is data; `after`: then
+    workspace       what its declaration allocates
+    high            the most of `outside` between two calls: it is told with the second
+    """
+
+    arena: array[int] = field(default_factory=lambda: array("q"))
+    outside: array[int] = field(default_factory=lambda: array("q"))
+    workspace: array[int] = field(default_factory=lambda: array("q"))
+    arena_after: array[int] = field(default_factory=lambda: array("q"))
+    outside_after: array[int] = field(default_factory=lambda: array("q"))
+    noted: Bytes = 0
+    high: Bytes = 0
+
+    def call(self, slot: Slot, call: Call) -> None:
+        Pricing.call(self, slot, call)
+        if call.phase in ("start", "finish"):
+            return
+        for column in (self.arena, self.arena_after):
+            column.append(self.now - self.routed)
+        self.outside.append(max(self.high, self.routed))
+        self.outside_after.append(self.routed)
+        self.workspace.append(self.noted)
+        self.high = 0
+
+    def _hold(self, slot: Slot, register: int, amount: Bytes) -> None:
+        Pricing._hold(self, slot, register, amount)
+        self.high = max(self.high, self.routed)
+
+    def _note(self, workspace: Bytes, site: Site | None) -> None:
+        Pricing._note(self, workspace, site)
+        self.noted = workspace
+
+    def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
+        Pricing.free(self, slot, registers)
+        if self.arena:
+            self.arena_after[-1], self.outside_after[-1] = self.now - self.routed, self.routed
+
+
+@dataclass(slots=True)
+class MemoryOf:
+    """The bytes of one rank, call after call.
+
+    held    all the time, by owner; `block`: the arena, of which registers have a part
+    beside  what is allocated for buckets while an event of a name runs: for the largest of them
+    """
+
+    held: Mapping[str, Bytes]
+    block: Bytes
+    alive: Alive
+    beside: Mapping[str, Bytes]
+    place: int = 0
+
+    @staticmethod
+    def of(p: Program) -> MemoryOf:
+        alive = Alive(p, Balanced.of(p.model, p.layout, p.sequence_length))
+        walk(p, alive)
+        buckets, made = p.buckets, p.layout.elementwise
+        beside = {
+            names.NARROW: [update.wire_workspace(b.size, p.precision) for b in buckets if b.summed],
+            names.UPDATE: [update_workspace(b, p.precision, made) for b in buckets],
+            names.CODE: [gather_workspace(b, made) for b in buckets],
+        }
+        most = {name: max(some, default=0) for name, some in beside.items()}
+        return MemoryOf({k: n for k, n in resident(p).items() if n}, plan_arena(p).size, alive, most)
+
+    def around(self, e: Event) -> tuple[Mapping[str, Bytes], Mapping[str, Bytes]] | None:
+        """Bytes by owner while an event of compute runs, and then; None where it changes nothing."""
+        alive, i = self.alive, self.place
+        if e.name.split(" ", 1)[0] in COMPUTED:
+            self.place += 1
+            return (self._now(alive.arena[i], alive.outside[i], alive.workspace[i]),
+                    self._now(alive.arena_after[i], alive.outside_after[i], 0))  # fmt: skip
+        if own := self.beside.get(e.name):
+            before = (alive.arena_after[i - 1], alive.outside_after[i - 1]) if i else (0, 0)
+            return self._now(*before, own), self._now(*before, 0)
+        return None
+
+    def _now(self, arena: Bytes, outside: Bytes, workspace: Bytes) -> Mapping[str, Bytes]:
+        """`arena, unused`: of the block that is there all the time, what no register lies in now."""
+        return {**self.held, "activations": arena + outside, "workspace": workspace,
+                "arena, unused": self.block - arena}  # fmt: skip
+
+    @property
+    def done(self) -> bool:
+        """Whether a timeline had every call of the program."""
+        return self.place == len(self.alive.workspace)
+
+
+def program(steps: StepClock, layout: Layout, stage: int) -> Program:
+    """Of the first rank of a stage."""
+    c = steps.composer
+    return compile_step(c.model, layout, c.sequence_length, rank=first_rank(Mesh(layout), stage), precision=c.policy,
+                        movers=c.movers)  # fmt: skip
+
+
+def write_trace(steps: StepClock, layout: Layout, write: Callable[[str], object], stages: Collection[int]) -> Span:
+    """The JSON of a layout's step, piece by piece as it is played."""
+    file = _Trace(write, {stage: _Stage(stage, program(steps, layout, stage)) for stage in sorted(stages)})
+    write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+    for stage in file.stages.values():
+        file.put(stage.named())
+    span = told(steps, layout, file.tell)
+    for stage in file.stages.values():
+        file.put(stage.last(span.begins[stage.number] + span.picoseconds))
+        assert stage.memory.done, "a timeline and its program have the same calls"
+    write("\n]}\n")
+    return span
+
+
+@dataclass(slots=True)
+class _Trace:
+    write: Callable[[str], object]
+    stages: Mapping[int, _Stage]
+    first: bool = True
+
+    def tell(self, e: Event) -> None:
+        if (stage := self.stages.get(e.stage)) is not None:
+            self.put(stage.rows(e))
+
+    def put(self, rows: Iterator[dict[str, Any]]) -> None:
+        for row in rows:
+            self.write(("" if self.first else ",\n") + json.dumps(row))
+            self.first = False
+
+
+@dataclass(slots=True)
+class _Stage:
+    """Rows of one stage. What a call leaves is said once the next does not begin at the same moment."""
+
+    number: int
+    program: Program
+    memory: MemoryOf = field(init=False)
+    threads: dict[str, int] = field(default_factory=dict[str, int])
+    left: tuple[int, Mapping[str, Bytes]] | None = None
+
+    def __post_init__(self) -> None:
+        self.memory = MemoryOf.of(self.program)
+
+    @property
+    def process(self) -> int:
+        """From 1: a viewer takes process 0 for the idle one."""
+        return self.number + 1
+
+    def named(self) -> Iterator[dict[str, Any]]:
+        first = 1000 * self.process
+        yield self._meta(first, "process_name", name=f"stage {self.number} (rank {self.program.rank})")
+        yield self._meta(first, "process_sort_index", sort_index=self.number)
+        yield self._bytes(0, self.memory._now(0, 0, 0))
+
+    def rows(self, e: Event) -> Iterator[dict[str, Any]]:
+        thread = self.threads.get(e.stream)
+        if thread is None:
+            # Perfetto sorts by this number, and shows one that is its process's, and 0, elsewhere than the others.
+            at = _place(e.stream)
+            thread = 1000 * self.process + 100 * at + sum(_place(stream) == at for stream in self.threads)
+            self.threads[e.stream] = thread
+            yield self._meta(thread, "thread_name", name=e.stream)
+            yield self._meta(thread, "thread_sort_index", sort_index=thread)
+        start, end = _nanoseconds(e.start), _nanoseconds(e.end)
+        yield {
+            "ph": "X", "pid": self.process, "tid": thread, "name": e.name, "cat": kind(e),
+            "ts": _moment(start), "dur": (end - start) / 1000,
+            "args": {k: v for k, v in (("action", e.action), ("of", e.unit)) if v},
+        }  # fmt: skip
+        if e.stream == "compute" and (around := self.memory.around(e)) is not None:
+            if self.left is not None and self.left[0] < e.start:
+                yield self._bytes(*self.left)
+            yield self._bytes(e.start, around[0])
+            self.left = e.end, around[1]
+
+    def last(self, end: int) -> Iterator[dict[str, Any]]:
+        """Until the step's end, too: Chrome draws a counter no further than it is told."""
+        if self.left is not None:
+            yield self._bytes(*self.left)
+            yield self._bytes(end, self.left[1])
+
+    def _bytes(self, at: int, owners: Mapping[str, Bytes]) -> dict[str, Any]:
+        return {"ph": "C", "pid": self.process, "name": BYTES, "ts": _moment(_nanoseconds(at)), "args": owners}
+
+    def _meta(self, thread: int, what: str, **args: object) -> dict[str, Any]:
+        return {"ph": "M", "pid": self.process, "tid": thread, "name": what, "args": args}
+
+
+def _nanoseconds(picoseconds: int) -> int:
+    """Perfetto counts in whole ones and drops a slice that begins one before the last ends: both are rounded alike."""
+    return (picoseconds + 500) // 1000
+
+
+def _moment(nanoseconds: int) -> float:
+    """In microseconds. Some viewers round to nanoseconds and some cut off: a tenth more is the same to both."""
+    return (10 * nanoseconds + 1) / 10_000
+
+
+def _place(stream: str) -> int:
+    """Where a stream's track is among those of its stage: its own, process groups, messages, copies."""
+    if stream in _OWN:
+        return _OWN.index(stream)
+    if stream.startswith("copies"):
+        return 5
+    return 4 if " stage " in stream else 3
+
+
+def kind(e: Event) -> str:
+    """What an event is of, in one op: the category by which a viewer filters and colours."""
+    if e.stream == "host":
+        return "launch"
+    if e.stream != "compute":
+        return "copy" if e.stream.startswith("copies") else "wire"
+    op_name = e.name.split(" ", 1)[0]
+    if op_name in COMPUTED:
+        return op_name
+    return "bucket" if op_name not in _WAITS or e.name == names.LARGEST else "wait"
+
+
+# Collectives on the stream of compute are waits for them.
+_WAITS = frozenset(("wait", "finish", "copy", "largest", "all_reduce", "all_gather", "reduce_scatter"))

@@ -1,0 +1,60 @@
+"""Overrides as words, and values as texts."""
+
+import pytest
+
+from penteract.config.read import read_overrides
+from penteract.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    "words", [["--parallel.tp", "4"], ["--parallel.tp=4"], ["parallel.tp=4"], ["parallel.tp=2", "--parallel.tp", "4"]]
+)
+def test_three_ways_to_write_an_override(words: list[str]) -> None:
+    found = read_overrides(words)
+    assert {k: (s.value, s.origin) for k, s in found.items()} == {"parallel.tp": (4, "--parallel.tp")}
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("data.source=builtin", "builtin"),
+        ("data.source=123", "123"),
+        ("data.source=a.txt,b.txt", ("a.txt", "b.txt")),
+        ('data.source=["a,b.txt"]', ("a,b.txt",)),
+        ("data.source=hf:org/name", "hf:org/name"),
+        ("tokenizer.source=true", "true"),
+        ("optimizer.learning_rate=1e-3", 1e-3),
+        ("optimizer.learning_rate=1", 1.0),
+        ("optimizer.betas=0.8,0.99", (0.8, 0.99)),
+        ("optimizer.betas=[0.8, 0.99]", (0.8, 0.99)),
+        ("model.moe.dense_layers=0,1", (0, 1)),
+        ("parallel.dp=auto", "auto"),
+        ("parallel.schedule=1f1b", "1f1b"),
+        ("batch.global_batch_tokens=1M", 1_000_000),
+        ("batch.global_batch_tokens=1Mi", 1_048_576),
+        ("data.pack_documents=false", False),
+        ("memory.recompute=full", "full"),
+        ("memory.recompute=swiglu", ("swiglu",)),
+    ],
+)
+def test_texts_become_what_the_key_takes(word: str, value: object) -> None:
+    (setting,) = read_overrides([word]).values()
+    assert setting.value == value
+    assert type(setting.value) is type(value)
+
+
+def test_a_switch_needs_no_value() -> None:
+    found = read_overrides(["--data.pack_documents", "--model.tied"])
+    assert {k: s.value for k, s in found.items()} == {"data.pack_documents": True, "model.tied": True}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--parallel.tp"], ["--parallel.tp", "--parallel.pp", "2"], ["parallel.tp"], ["parallel.tp="], ["--parallel.tp=x"],
+     ["--parallel.tp=1.5"], ["--parallel.tp=1\n2"], ["--a.b", "1"], ["batch.global_batch_tokens=1e400"],
+     ["batch.global_batch_tokens=1.5"], ["--model.config"], ["--parallel.tp=" + "9" * 5000]],
+)  # fmt: skip
+def test_what_is_no_override(words: list[str]) -> None:
+    with pytest.raises(BadInput) as caught:
+        read_overrides(words)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,291 @@
+"""What the planner takes for granted of quotes, asked of real ones; and its answer against simulating everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+
+from penteract.config import catalog
+from penteract.config.fp8 import Fp8, usual
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.precision import RECIPES
+from penteract.config.presets import TINY, TINY_MOE
+from penteract.errors import BadInput
+from penteract.planner.ask import RECOMPUTE, Ask
+from penteract.planner.between import recomputations
+from penteract.planner.explain import explain
+from penteract.planner.plan import Plan, exact, plan_layouts, plan_one, quoter
+from penteract.planner.report import as_dict, utilisation
+from penteract.planner.rows import TOO_LARGE, Branch, lower_stages, unfit
+from penteract.planner.search import Timed, four_digits
+from penteract.planner.space import Space
+from penteract.readings.quote import Quoter
+from penteract.step.program import compile_step
+
+ASKS = {
+    "dense": Ask(model=TINY, cluster=cluster("4xH200"), sequence_length=256, global_batch_size=16),
+    "experts": Ask(model=TINY_MOE, cluster=cluster("4xH100"), sequence_length=256, global_batch_size=8),
+}
+
+
+@cache
+def drawn(name: str, n: int) -> list[tuple[Layout, ...]]:
+    runs = [run for family in Space(ASKS[name]).families(Counter()) for run in family.runs() if len(run) > 1]
+    return Random(7).sample(runs, n)
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_a_larger_micro_batch_needs_no_less(name: str) -> None:
+    prices = quoter(ASKS[name])
+    for family in drawn(name, 40):
+        sizes = [prices.quote(lay).allocated for lay in family]
+        assert sizes == sorted(sizes), family[0]
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_recomputing_keeps_no_more_and_takes_no_less(name: str) -> None:
+    prices = quoter(ASKS[name])
+    for family in drawn(name, 30):
+        plain, full = (replace(family[0], recompute=RECOMPUTE[kind]) for kind in ("none", "full"))
+        a, b = prices.quote(plain), prices.quote(full)
+        assert b.allocated <= a.allocated or plain.schedule == "zb_h1", plain
+        assert b.at_least >= a.at_least * (1 - 1e-9), plain
+        assert prices.time(b).seconds >= prices.time(a).seconds * (1 - 1e-9), plain
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_recomputing_some_takes_no_less_than_none_and_more_the_further_it_goes(name: str) -> None:
+    prices = quoter(ASKS[name])
+    for run in drawn(name, 20):
+        chain = [replace(run[0], recompute=RECOMPUTE["none"])]
+        chain += [replace(run[0], **fields) for fields in recomputations(ASKS[name].model)]
+        chain.append(replace(run[0], recompute=RECOMPUTE["full"]))
+        seconds = [prices.time(prices.quote(lay)).seconds for lay in chain]
+        assert all(b >= a * (1 - 1e-9) for a, b in pairwise(seconds)), (run[0], seconds)
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_a_floor_is_below_what_is_allocated(name: str) -> None:
+    prices, shares = quoter(ASKS[name]), list[float]()
+    for run in drawn(name, 60):
+        for lay in (run[0], run[-1], replace(run[-1], recompute=("enter", "swiglu"))):
+            quote = prices.quote(lay)
+            shares.append(prices.floor(lay) / quote.allocated)
+            assert shares[-1] <= 1, lay
+            assert quote.at_least <= prices.time(quote).seconds * (1 + 1e-9), lay
+    assert sorted(shares)[len(shares) // 2] > 0.4  # half of them: it says something
+
+
+OFFLOADED = {"offload": ("swiglu",)}
+LARGER = Ask(model=catalog.model("llama-3.2-1b"), cluster=cluster("4xH200"), sequence_length=2048,
+             global_batch_size=32)  # fmt: skip
+BOUNDED = {
+    "dense": ASKS["dense"],
+    "experts": ASKS["experts"],
+    "nodes": replace(ASKS["experts"], cluster=cluster("2x8xH100"), global_batch_size=32),
+    "ahead": replace(ASKS["dense"], model=replace(TINY, predict_ahead=1), sequence_length=96),
+    "offloaded": replace(LARGER, pins=OFFLOADED),
+    "nothing": replace(ASKS["dense"], pins={"recompute": ("nothing", "none", "swiglu", "full")}),
+    "rowwise": replace(ASKS["dense"], precision=RECIPES["fp8_rowwise"], sequence_length=128),
+    "experts rowwise": replace(
+        ASKS["experts"],
+        precision=replace(RECIPES["fp8_rowwise"], fp8=replace(usual("rowwise"), experts=True)),
+        sequence_length=128,
+    ),
+    "kernels": replace(
+        ASKS["dense"],
+        precision=RECIPES["fp8_rowwise"],
+        sequence_length=128,
+        pins={"elementwise": ("reference", "triton")},
+    ),
+    "losses": replace(ASKS["dense"], pins={"loss": ("chunked", "reference"), "loss_chunk": (0, 32)}),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bounds_lie_one_below_the_other(name: str) -> None:
+    """Of a row, rough and its own; of each layout its quote's, that of a rank alone, and its simulated time; that of a
+    run's first step lies below the time, too."""
+    ask = BOUNDED[name]
+    prices, shares = quoter(ask), list[float]()
+    rows = [row for family in Space(ask).families(Counter()) for row in Branch(family, prices).rows()]
+    for row in Random(5).sample(rows, 25):
+        layouts = [lay for lay in map(row.layout, row.memories) if not unfit(prices, lay)]
+        rough, own = row.rough_bound(ask.global_batch_size), row.bound()
+        shares.append(rough / own)
+        for lay in layouts:
+            quote = prices.quote(lay)
+            first, seconds = prices.first(quote), prices.time(quote).seconds
+            chain = [rough, own, quote.at_least, prices.closer(quote), seconds]
+            assert all(a <= b * (1 + 1e-9) for a, b in pairwise(chain)), (lay, chain)
+            assert first <= seconds * (1 + 1e-9), (lay, first, seconds)
+    assert max(shares) > 0.1  # they say something, though launches are most of so small a step
+
+
+@pytest.mark.parametrize("pins", [OFFLOADED, {"tp": (4,), "recompute": ("none", "nothing", "full")}], ids=str)
+def test_a_pin_more_finds_nothing_better(pins: dict[str, tuple[Any, ...]]) -> None:
+    """As the answer without it was the best of all."""
+    ask = replace(LARGER, pins=pins)
+    every = plan_layouts(ask, quoter, top=1).best.time.seconds
+    for recompute in pins.get("recompute", ("none", "full")):
+        some = plan_layouts(replace(ask, pins={**pins, "recompute": (recompute,)}), quoter, top=1)
+        assert some.best.time.seconds >= every * 0.9989, recompute  # which counts to four digits
+
+
+def test_a_number_beyond_the_top_is_found() -> None:
+    found = plan_layouts(replace(ASKS["dense"], pins={"pp": (1,)}), quoter, top=1, number=3)
+    assert found.number(3).time.seconds >= found.best.time.seconds
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_bounds_are_below_and_parts_add_up(name: str) -> None:
+    prices = quoter(ASKS[name])
+    for family in drawn(name, 40):
+        quote = prices.quote(family[-1])
+        time = prices.time(quote)
+        assert quote.at_least <= time.seconds * (1 + 1e-9), quote.layout
+        assert sum(time.parts.values()) == pytest.approx(time.seconds)
+        assert sum(quote.memory.values()) == quote.allocated == max(quote.by_stage)
+
+
+def drawn_question(seed: int) -> Ask:
+    """Of a few hundred layouts, with memory that leaves room for some of them."""
+    random = Random(seed)
+    ask = ASKS[random.choice(sorted(ASKS))]
+    pins: dict[str, tuple[Any, ...]] = {
+            "pp": random.choice(((1,), (2,), (1, 2))), "cp": random.choice(((1,), (1, 2))),
+            "micro_batch_size": random.choice(((1, 2), (2, 4), (1, 4)))}  # fmt: skip
+    if random.random() < 0.5:
+        pins["schedule"] = random.choice((("1f1b",), ("zb_h1",), ("1f1b", "zb_h1")))
+    also = (RECIPES["bf16_pure"],) if random.random() < 0.3 else ()
+    tight = replace(ask.cluster, memory_gib=random.choice((0.011, 0.0145, 0.02, 0.04, 80)))
+    return replace(ask, pins=pins, also=also, cluster=tight)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_plan_is_that_of_simulating_every_layout(seed: int) -> None:
+    """None is faster that fits, but for those that recompute, or cut, more than they need to and are no faster."""
+    ask, k = drawn_question(seed), 6
+    found = plan_layouts(ask, quoter, top=k)
+    listed, tried, every = list[Timed](), 0, 0
+    for one in ask.each:
+        prices, fits = quoter(one), dict[Layout, Timed]()
+        refused = Counter[str]()
+        legal = [lay for family in Space(one).families(refused) for run in family.runs() for lay in run]
+        some, chosen = recomputations(one.model), dict[Layout, list[Layout]]()
+        tried += len(legal) + refused.total()
+
+        def fit(lay: Layout, prices: Quoter = prices, fits: dict[Layout, Timed] = fits) -> bool:
+            if lay not in fits and (quote := prices.quote(lay)).allocated <= ask.usable:
+                fits[lay] = Timed(quote, prices.time(quote))
+            return lay in fits
+
+        for lay in legal:
+            plain = replace(lay, recompute=RECOMPUTE["none"])
+            if not fit(lay) or (lay != plain and fit(plain) and lay.schedule != "zb_h1"):
+                continue
+            chosen[lay] = [lay] if lay == plain else [plain, lay]
+            if lay != plain and not fit(plain):
+                partly = [replace(lay, **fields) for fields in some]
+                if first := next(filter(fit, partly), None):
+                    chosen[first] = partly[: partly.index(first) + 1]
+        for lay, simpler in chosen.items():
+            lower = (replace(less, zero=z, whole_gradients=w, keep_gathered=g) for less in simpler
+                     for z, w, g in lower_stages(lay.zero, lay.whole_gradients, lay.keep_gathered))  # fmt: skip
+            seconds = four_digits(fits[lay].time.seconds)
+            if not any(low in fits and four_digits(fits[low].time.seconds) <= seconds for low in lower):
+                listed.append(fits[lay])
+        every += len(fits)
+    best = sorted(listed, key=lambda t: t.order)[:k]
+    assert [(t.layout, t.quote.precision) for t in found.layouts] == [(t.layout, t.quote.precision) for t in best]
+    c = found.counts
+    assert c.enumerated == c.fit + sum(c.refused.values()) == tried + c.between.tried
+    assert c.simulated <= every
+
+
+def small(memory: float, model: ModelSpec = TINY) -> Plan:
+    """The dense question on GPUs of so many GiB."""
+    ask = ASKS["dense"]
+    ask = replace(ask, model=model, cluster=replace(ask.cluster, memory_gib=memory), pins={"cp": (1,), "pp": (1, 2)})
+    return plan_layouts(ask, quoter)
+
+
+def test_less_memory_leaves_fewer() -> None:
+    plenty = small(139.8)
+    tight = small(0.0125)  # 11.8 MiB usable: less than any dp = 4 needs
+    assert plenty.counts.fit == plenty.counts.enumerated - sum(plenty.counts.refused.values())
+    assert tight.counts.refused[TOO_LARGE] > plenty.counts.refused.get(TOO_LARGE, 0)
+    assert tight.best.time.seconds >= plenty.best.time.seconds
+    assert all(tight.fits(t.quote) for t in tight.layouts)
+    told = explain(tight, tight.best)
+    assert " needs " in told.fit
+    assert told.fit.endswith(".")
+
+
+def test_moves_lead_from_the_simplest_to_the_best() -> None:
+    found = small(0.03)
+    moves = explain(found, found.best).moves
+    assert moves[-1].after.layout == found.best.layout
+    assert all(a.after is b.before for a, b in pairwise(moves))
+
+
+def test_nothing_fits_and_what_would() -> None:
+    found = small(0.004)
+    assert (found.counts.fit, found.layouts) == (0, ())
+    assert found.misses()[0].allocated > found.ask.usable
+    prices = quoter(found.ask)
+    assert found.misses()[0].allocated == min(prices.quote(m.layout).allocated for m in found.missed)
+    assert found.larger is not None
+    larger, quote = found.larger
+    assert larger.gpus in (8, 16, 32, 64, 128, 256)
+    assert quote.layout.world == larger.gpus
+    assert quote.allocated <= found.ask.usable
+
+
+def test_one_layout_is_priced_as_in_the_search() -> None:
+    ask = ASKS["dense"]
+    best = plan_layouts(replace(ask, pins={"pp": (1,), "cp": (1,), "micro_batch_size": (2,)}), quoter).best
+    axes = {"tp": (best.layout.tp,), "micro_batch_size": (2,), "zero": (best.layout.zero,)}
+    alone = plan_one(ask, axes, quoter)
+    assert exact(ask, axes) == best.layout
+    assert (alone.best.quote, alone.best.time) == (best.quote, best.time)
+
+
+def test_what_the_engine_would_not_gather_as_codes_is_refused_and_counted() -> None:
+    fp8 = replace(RECIPES["fp8_tensorwise"], fp8=Fp8(kind="tensorwise", gather=True))
+    pins = {"pp": (1, 2), "cp": (1,), "micro_batch_size": (1, 4)}
+    ask = replace(ASKS["dense"], precision=fp8, pins=pins)
+    found = plan_layouts(ask, quoter)
+    assert found.layouts and {t.layout.zero for t in found.layouts} == {3}
+    for t in found.layouts:
+        compile_step(ask.model, t.layout, ask.sequence_length, precision=fp8)
+    counts = found.counts
+    why = "weights are gathered as codes where ZeRO 3 cuts them, and there alone"
+    assert counts.refused[why] > 0
+    assert counts.enumerated == counts.fit + sum(counts.refused.values())
+    with pytest.raises(BadInput, match="found zero = 1 / allowed zero = 3"):
+        plan_one(ask, {"zero": (1,)}, quoter)
+    tight = plan_layouts(replace(ask, cluster=replace(ask.cluster, memory_gib=0.005)), quoter)
+    assert {miss.layout.zero for miss in tight.missed} == {3}
+    assert tight.larger is not None
+    compile_step(ask.model, tight.larger[1].layout, ask.sequence_length, precision=fp8)
+
+
+def test_utilisation_counts_what_is_computed_again() -> None:
+    found = plan_one(ASKS["dense"], {"recompute": ("full",)}, quoter)
+    used = utilisation(found, found.best)
+    assert used.mfu and used.mfu_causal and used.hfu
+    assert used.mfu_causal < used.mfu < used.hfu < used.mfu * 4 / 3
+    plain = plan_one(ASKS["dense"], {}, quoter)
+    used = utilisation(plain, plain.best)
+    assert used.hfu == used.mfu
+    told = as_dict(plain)["layouts"][0]
+    assert told["tokens_per_s_per_gpu"] == 16 * 256 / told["time"]["step_s"] / 4

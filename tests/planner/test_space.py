@@ -1,0 +1,184 @@
+"""The space: the same counts and layouts as the rules asked of every whole layout."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penteract.config.case import Case
+from penteract.config.hardware import Cluster
+from penteract.config.layout import CP_METHODS, Layout
+from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.presets import TINY, preset
+from penteract.config.rules import breaches
+from penteract.planner.ask import Ask, parse_axes
+from penteract.planner.legality import CROSSES, reason
+from penteract.planner.space import Space, divisors
+
+EXPERTS = st.builds(MoESpec, experts=st.sampled_from([4, 6, 8]), top_k=st.just(2), ffn_size=st.sampled_from([6, 8, 12]))
+MODELS = st.builds(
+    ModelSpec, layers=st.integers(1, 9), hidden_size=st.just(24), heads=st.sampled_from([4, 6, 8, 12]),
+    kv_heads=st.sampled_from([1, 2]), head_size=st.just(4), ffn_size=st.sampled_from([12, 16, 24]),
+    vocab_size=st.sampled_from([16, 23, 24]), moe=st.none() | EXPERTS,
+)  # fmt: skip
+
+
+def asked(model: ModelSpec, gpus: int, length: int, batch: int, **more: object) -> Ask:
+    return Ask(model=model, cluster=Cluster(gpus=gpus), sequence_length=length, global_batch_size=batch, **more)  # type: ignore[arg-type]
+
+
+def sharings(ask: Ask, rows: int, tp: int) -> list[tuple[int, int, bool, bool]]:
+    """(zero, shard_group, whole_gradients, keep_gathered)"""
+    if rows == 1:
+        return [(0, 0, False, False)]
+    node = ask.cluster.gpus_per_node // tp
+    several = ask.cluster.gpus_per_node % tp == 0 and 1 < node < rows and rows % node == 0
+    found = [(0, 0, False, False)]
+    for group in (0, node) if several else (0,):
+        found += [(1, group, False, False), (2, group, False, False), (3, group, False, False)]
+        found += [(3, group, True, False), (3, group, False, True)]
+    return found
+
+
+def layouts(space: Space, refused: Counter[str]) -> Iterator[Layout]:
+    return (lay for family in space.families(refused) for run in family.runs() for lay in run)
+
+
+def by_hand(ask: Ask) -> list[Layout]:
+    """The product of the values that `Space` says it tries, written a second time, one layout at a time."""
+    gpus, layers, moe, total = ask.cluster.gpus, ask.model.layers, ask.model.moe, ask.global_batch_size
+    found: list[Layout] = []
+    for dp, tp, pp, cp in product(range(1, gpus + 1), repeat=4):
+        if dp * tp * pp * cp != gpus:
+            continue
+        pipes = [("1f1b", 1)]
+        if pp > 1:
+            longest = {-(-layers // (pp * n)): n for n in range(layers // pp, 1, -1)}
+            pipes += [("gpipe", 1), ("zb_h1", 1), *(("interleaved", n) for n in set(longest.values()) or {2})]
+        share = total // dp
+        sizes = [n for n in range(1, share + 1) if share % n == 0] if total % dp == 0 else [1]
+        for pipe, method, ep, expert_tp, zero, recompute, size in product(
+            pipes, CP_METHODS if cp > 1 else ["all_gather"],
+            [n for n in range(1, dp * cp + 1) if dp * cp % n == 0] if moe else [1],
+            {1, tp} if moe else [1], sharings(ask, dp * cp, tp), [("enter",), ("*",)], sizes,
+        ):  # fmt: skip
+            if (zero[2] or zero[3]) and max(1, total // (dp * size)) == 1:
+                continue
+            found.append(
+                Layout(
+                    dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=expert_tp, schedule=pipe[0], vpp=pipe[1],
+                    cp_method=method, zero=zero[0], shard_group=zero[1], whole_gradients=zero[2],
+                    keep_gathered=zero[3], recompute=recompute, micro_batch_size=size, loss="chunked",
+                    gradient_accumulation_steps=max(1, total // (dp * size)),
+                )  # type: ignore[arg-type]
+            )  # fmt: skip
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(MODELS, st.sampled_from([1, 2, 4, 6, 8]), st.sampled_from([8, 12, 24, 30]), st.sampled_from([1, 4, 6, 8]))
+@example(TINY, 8, 16, 8)
+def test_parts_refuse_what_the_rules_refuse(model: ModelSpec, gpus: int, length: int, batch: int) -> None:
+    """Layouts, counts and reasons equal those of `breaches` over the whole product."""
+    ask, refused = asked(model, gpus, length, batch), Counter[str]()
+    legal = list(layouts(Space(ask), refused))
+    expected, reasons = set[Layout](), Counter[str]()
+    everything = by_hand(ask)
+    for lay in everything:
+        case = Case(model=model, layout=lay, sequence_length=length, global_batch_size=batch, world=gpus)
+        if found := breaches(case):
+            reasons[reason(found[0])] += 1
+        else:
+            expected.add(lay)
+    assert Space(ask).enumerated == len(everything)
+    assert len(legal) == len(set(legal))
+    assert set(legal) == expected
+    assert refused == reasons
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_parts_refuse_what_the_rules_refuse_on_several_nodes(*, experts: bool) -> None:
+    """Groups of a node, which experts may not divide."""
+    model = replace(TINY, moe=MoESpec(experts=6, top_k=2, ffn_size=32)) if experts else TINY
+    ask = asked(model, 12, 24, 6)
+    ask = replace(ask, cluster=Cluster(gpus=12, gpus_per_node=4), tp_across_nodes=True)
+    refused = Counter[str]()
+    legal, everything = set(layouts(Space(ask), refused)), by_hand(ask)
+    cases = (Case(model=model, layout=lay, sequence_length=24, global_batch_size=6, world=12) for lay in everything)
+    found = {case.layout: breaches(case) for case in cases}
+    assert legal == {lay for lay, wrong in found.items() if not wrong}
+    assert refused == Counter(reason(wrong[0]) for wrong in found.values() if wrong)
+    assert {lay.shard_group for lay in legal} == {0, 2, 4}
+    assert any("shard_group" in why for why in refused) == experts
+
+
+def test_a_family_differs_in_the_micro_batch_alone() -> None:
+    families = [run for family in Space(asked(TINY, 8, 256, 16)).families(Counter()) for run in family.runs()]
+    assert any(len(f) > 2 for f in families)
+    for family in families:
+        sizes = [lay.micro_batch_size for lay in family]
+        assert sizes == sorted(set(sizes))
+        assert {lay.global_batch_size for lay in family} == {16}
+
+
+def test_any_divisor_is_a_degree() -> None:
+    assert divisors(12) == (1, 2, 3, 4, 6, 12)
+    meshes = Space(asked(TINY, 12, 256, 12)).meshes
+    assert len(meshes) == 40  # 12 = 2²·3: C(2+3, 3)·C(1+3, 3) ordered factorisations into four
+    assert all(prod(mesh) == 12 for mesh in meshes)
+    assert {dp for dp, *_ in meshes} == {1, 2, 3, 4, 6, 12}
+
+
+def test_tensor_groups_stay_on_a_node_unless_asked() -> None:
+    model = preset("llama-3.1-8b").model
+    refused = Counter[str]()
+    inside = Space(asked(model, 16, 8192, 16))
+    assert max(lay.tp for lay in layouts(inside, refused)) == 8
+    assert refused[CROSSES] > 0
+    across = Space(asked(model, 16, 8192, 16, tp_across_nodes=True))
+    assert max(lay.tp for lay in layouts(across, Counter())) == 16
+
+
+@pytest.mark.parametrize(
+    ("pins", "kept"),
+    [
+        ({"tp": (2,)}, lambda lay: lay.tp == 2),
+        ({"recompute": ("none",), "zero": (1,)}, lambda lay: lay.recompute == ("enter",) and lay.zero == 1),
+        ({"schedule": ("interleaved",), "vpp": (3,)}, lambda lay: lay.vpp == 3),
+        ({"micro_batch_size": (1, 2), "pp": (1, 2)}, lambda lay: lay.micro_batch_size < 3 and lay.pp < 3),
+        ({"zero": (3,), "whole_gradients": (True,)}, lambda lay: lay.zero == 3 and lay.whole_gradients),
+        ({"loss": ("reference",), "bucket_bytes": (0,)}, lambda lay: lay.loss == "reference" and not lay.bucket_bytes),
+        ({"shard_group": (2,)}, lambda lay: lay.shard_group == 2 and lay.zero > 0),
+        ({"cp_method": ("ring",)}, lambda lay: lay.cp > 1 and lay.cp_method == "ring"),
+    ],
+)  # fmt: skip
+def test_pins_hold(pins: dict[str, tuple[object, ...]], kept: object) -> None:
+    model = preset("llama-3.1-8b").model
+    space, refused = Space(asked(model, 8, 8192, 24, pins=pins)), Counter[str]()
+    legal = list(layouts(space, refused))
+    assert legal
+    assert all(map(kept, legal))  # type: ignore[arg-type]
+    assert space.enumerated == len(legal) + refused.total()
+
+
+def test_reasons_have_no_numbers_of_their_own() -> None:
+    model = preset("qwen3-30b-a3b").model
+    refused = Counter[str]()
+    list(Space(asked(model, 48, 8190, 36)).families(refused))
+    assert len(refused) > 4
+    assert not [why for why in refused if any(c.isdigit() for c in why.replace("2·cp", ""))]
+
+
+def test_pinned_values_are_a_set_whatever_their_order() -> None:
+    one, other = (
+        parse_axes(text, flag="--fix", several=True)
+        for text in ("mbs=16/1/16,recompute=full/none", "mbs=1/16,recompute=none/full")
+    )
+    assert one == other

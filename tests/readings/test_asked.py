@@ -1,0 +1,33 @@
+"""What a quoter says of a layout hangs on the layout alone, and not on what was asked before it.
+
+`tests/asked_long.py` (`make test-all`) asks 2,000 layouts.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from penteract.config.layout import Layout
+from readings.asked import ASKINGS, answers, drawn_layouts, unlike
+
+FEW = {"tied": 40, "experts": 30, "ahead": 20, "fp8": 40}
+
+
+@pytest.mark.parametrize("name", ASKINGS)
+def test_one_quoter_answers_as_fresh_ones_do(name: str) -> None:
+    asking = ASKINGS[name]
+    assert [*unlike(asking, drawn_layouts(asking, FEW[name], seed=11))] == []
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_the_body_of_the_loss_decides_which_gradients_may_wait(zero: int) -> None:
+    """In chunks the head's weight gradient cannot: under zero-bubble it is in another bucket, whatever came first."""
+    asking = ASKINGS["fp8"]
+    pair = [
+        Layout(dp=8, pp=2, schedule="zb_h1", gradient_accumulation_steps=4, zero=zero, loss=loss)
+        for loss in ("reference", "chunked")
+    ]
+    for first, second in (pair, pair[::-1]):
+        used = asking.quoter()
+        answers(used, first)
+        assert answers(used, second) == answers(asking.quoter(), second)

@@ -1,0 +1,100 @@
+"""Bounds: gathers are counted as the program makes them, by hand, and each stage of ZeRO costs what it should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from layouts import Case
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.precision import RECIPES
+from penteract.config.presets import TINY
+from penteract.readings.composed import Composer
+from penteract.readings.quote import Quoter
+from penteract.readings.rates import Rates
+from penteract.readings.time.bounds import Bounds, RankOf, count_gathers, gathered
+from penteract.readings.time.step import StepClock
+from penteract.schedule.registry import schedule_of
+from penteract.step.program import compile_step
+from strategies import cases
+
+NODE = cluster("8xH100")
+
+
+@settings(max_examples=60)
+@given(cases(), st.integers(0, 3))
+def test_units_are_gathered_as_often_as_the_program_does(case: Case, deeper: int) -> None:
+    assume(case.schedule is None)
+    model = replace(case.model, layers=case.model.layers + deeper)
+    lay = case.layout if case.layout.zero == 3 else replace(case.layout, zero=3)
+    composer, mesh = Composer(model, case.sequence_length, RECIPES["bf16"]), Mesh(lay)
+    steps = StepClock(composer, NODE, Rates.of(NODE, "bf16"))
+    for at in range(lay.pp):
+        p = compile_step(model, lay, case.sequence_length, rank=mesh.group("pp", 0)[at])
+        asked = Counter(e for around in p.events.values() for e in (*around.before, *around.after))
+        wires = Counter[tuple[int, ...]]()
+        for i, b in enumerate(p.buckets):
+            if b.cut_parameters and b.shards > 1:
+                wires[b.sharers] += asked["gather", i] * steps.bucket_costs.on_wire("all_gather", b)  # type: ignore[assignment]
+        told = Bounds(steps).gathers(lay, composer.packer.runs(lay, at), at, at)
+        assert dict(told) == pytest.approx(dict(wires))
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(["1f1b", "gpipe", "zb_h1", "interleaved"]), st.integers(1, 4), st.integers(2, 3),
+    st.integers(1, 5), st.integers(0, 20), st.integers(0, 3),
+)  # fmt: skip
+def test_long_schedules_gather_as_short_ones_foretell(
+    name: Any, pp: int, vpp: int, units: int, more: int, rank: int
+) -> None:
+    assume(rank < pp and (pp > 1 or name != "interleaved"))
+    vpp = vpp if name == "interleaved" else 1
+    schedule = schedule_of(name)
+    turn = schedule.turn(pp, vpp)
+    micros = (2 * schedule.steady_after(pp, vpp) // turn + 5 + more) * turn
+    read = frozenset({"Fwd", "Inp" if schedule.split_backward else "Bwd"})
+    of = RankOf(name, pp, vpp, rank, (((0, units),),) * vpp, (read,), keeps=False)
+    assert gathered(of, micros) == count_gathers(of, micros)
+
+
+def test_codes_spare_wires_and_memory_but_no_work() -> None:
+    """Of a model whose gathers take long, on a slow network: faster; the ring of parameters is half as large."""
+    model = replace(TINY, hidden_size=4096, heads=32, kv_heads=32, head_size=128, ffn_size=8192)
+    fp8 = RECIPES["fp8_tensorwise"].fp8
+    assert fp8
+    told = dict[bool, tuple[float, int]]()
+    for gather in (False, True):
+        policy = replace(RECIPES["fp8_tensorwise"], fp8=replace(fp8, gather=gather))
+        prices = Quoter(model, cluster("16xH100"), 256, policy)
+        quote = prices.quote(Layout(dp=16, zero=3, whole_gradients=True))
+        time = prices.time(quote)
+        assert quote.at_least <= time.seconds
+        told[gather] = time.parts["data"], quote.memory["other"]
+    linears = 4 * 4096**2 + 3 * 4096 * 8192
+    assert told[True][0] < 0.9 * told[False][0]
+    assert told[False][1] - told[True][1] >= 2 * linears - 16 * 7 * TINY.layers
+
+
+def test_stages_cost_time_and_spare_memory() -> None:
+    """Each stage keeps less than the one before, whatever the schedule, and parts sum up."""
+    prices = Quoter(TINY, cluster("4xH200"), 256)
+    base = Layout(dp=4, gradient_accumulation_steps=4)
+    told = {z: prices.quote(replace(base, zero=z)) for z in range(4)}
+    states = [sum(told[z].memory[k] for k in ("parameters", "gradients", "optimizer")) for z in range(4)]
+    assert states == sorted(states, reverse=True) and len({*states}) == 4
+    for flags in ({}, {"whole_gradients": True}, {"keep_gathered": True}, {"shard_group": 2}):
+        for schedule, pp in (("1f1b", 1), ("1f1b", 2), ("gpipe", 2), ("zb_h1", 2)):
+            lay = Layout(dp=4 // pp, pp=pp, schedule=schedule, gradient_accumulation_steps=4, zero=3, **flags)
+            quote = prices.quote(lay)
+            time = prices.time(quote)
+            assert quote.at_least <= time.seconds * (1 + 1e-9)
+            assert sum(time.parts.values()) == pytest.approx(time.seconds)
+            assert sum(quote.memory.values()) == quote.allocated == max(quote.by_stage)

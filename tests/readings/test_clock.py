@@ -1,0 +1,184 @@
+"""The clock plays what a run does: the same calls, wires and waits in the same order; and jumps change nothing.
+
+What a run does is seen from outside (`observed_calls.py`), and what it puts on wires is priced here from its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from layouts import Case
+from observed_calls import Seen, observation
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.precision import RECIPES, Policy, policy
+from penteract.readings.composed import Composer
+from penteract.readings.rates import Rates, Span
+from penteract.readings.time.clock import BESIDE, IN, LOOK, OUT, RUN, START, WAIT, Key, Op, ps
+from penteract.readings.time.derive import derive
+from penteract.readings.time.line import Post, line_of
+from penteract.readings.time.machine import MESSAGE
+from penteract.readings.time.stage import Stage
+from penteract.readings.time.step import StepClock
+from strategies import cases, coded_cases
+
+NODE = cluster("8xH100")
+NARROW = replace(RECIPES["bf16"], reduce="bf16")
+PRECISIONS = [RECIPES["fp64"], RECIPES["bf16"], NARROW]
+MOVERS = [PLAIN, Movers(matrices=Mover("muon", 2))]
+WORK = {"narrow": "narrow gradients", "widen": "widen gradients", "land": "add gradients", "measure": "squares",
+        "update": "update", "code": "code"}  # fmt: skip
+BESIDE_NOTES = {"largest weights", "orthogonalise"}  # computed by what an observer takes for one thing
+Event = tuple[Any, ...]
+
+
+def steps_of(case: Case, *, jumps: bool = True) -> StepClock:
+    composer = Composer(case.model, case.sequence_length, policy(case.precision), case.movers)
+    return StepClock(composer, NODE, Rates.of(NODE, "bf16", fp8=composer.policy.fp8 is not None), jumps=jumps)
+
+
+class Told:
+    """A rank's program as events, every run unrolled; what is started is numbered."""
+
+    def __init__(self, steps: StepClock, layout: Layout, r: int) -> None:
+        line = line_of(layout.schedule, layout.pp, layout.vpp, layout.gradient_accumulation_steps)
+        self.stage: Stage = steps.stage(layout, steps.composer.packer.runs(layout, r), r)
+        self.ranks = {stream: group for group, stream in self.stage.ops.streams.by_ranks.items()}
+        self.seen: list[Event] = []
+        self.started = 0
+        self.flights: dict[Key, int] = {}
+        self.coming: dict[int, int] = {}
+        derived, clock, sent = derive(self.stage, line.computes[r]), self.stage.clock, list[int]()
+        self._action(derived.opening)
+        for item in line.todo[r]:
+            if isinstance(item, Post):
+                sent = self._post(item, sent)
+            else:
+                self.flights[MESSAGE] = self.coming.pop(line.asks[r][item], -1)
+                self._action(derived.actions[item])
+        self._waits(sent)
+        self._action(derived.closing)
+        for segment, unit, _ in derived.update:
+            self._tell(clock.ops[segment], unit)
+
+    def _action(self, action: int) -> None:
+        for declaration, times, step in self.stage.clock.runs[action]:
+            for turn in range(times):
+                for segment, unit, needs in declaration:
+                    self.flights |= {("p", 0, i): self.flights.pop(("u", b, 0), -1) for i, b in enumerate(needs)}
+                    self._tell(self.stage.clock.ops[segment], unit + turn * step)
+
+    def _tell(self, ops: tuple[Op, ...], unit: int) -> None:
+        def absolute(key: Key) -> Key:
+            return (key[0], key[1] + unit, key[2]) if key[0] in "grcu" else key
+
+        for op in ops:
+            match op:
+                case (kind, _, _, name) if kind == RUN:
+                    self.seen += [("compute", name)] if name not in BESIDE_NOTES else []
+                case (kind, key, _, _) if kind == WAIT:
+                    self._waits([self.flights.pop(absolute(key), -1)])
+                case (kind, _) if kind == LOOK:
+                    pass
+                case (kind, stream, took, key, name) if kind == START:
+                    self._start(stream, None if "all_to_all_v" in name else took, absolute(key))
+                case (kind, waited, before, stream, took, key, _) if kind == BESIDE:
+                    self._waits([self.flights.pop(absolute(waited), -1)])
+                    self.seen += [("compute", "narrow gradients")] if before else []
+                    self._start(stream, took, absolute(key))
+
+    def _start(self, stream: int, took: int | None, key: Key) -> None:
+        way = {OUT: "to_host", IN: "from_host"}.get(stream)
+        self.seen.append(("start", self.ranks.get(stream, way), took, self.started))
+        self.flights[key] = self.started
+        self.started += 1
+
+    def _waits(self, numbers: list[int]) -> None:
+        self.seen += [("wait", n) for n in numbers if n >= 0]
+
+    def _post(self, post: Post, sent: list[int]) -> list[int]:
+        """Every message has a number; what was sent before is waited for first."""
+        self._waits(sent)
+        numbers = {i: self.started + k for k, i in enumerate(post.messages)}
+        self.seen += [("message", n) for n in numbers.values()]
+        self.started += len(numbers)
+        self.coming |= {i: n for i, n in numbers.items() if i not in post.sends}
+        return [n for i, n in numbers.items() if i in post.sends]
+
+
+def seen_from_outside(case: Case, rank: int, rates: Rates) -> Iterator[Event]:
+    """What a run does, in the same ops."""
+    p = case.compile(rank)
+    seen, _ = observation(p)
+    axes = {axis: p.mesh.group(axis, rank) for axis in ("cp", "pp")}
+    numbers = set[int]()
+    for s in _codes_of_a_bucket_once(seen):
+        match s.what:
+            case "kernel":
+                yield "compute", f"{s.phase} {s.name} ({s.line})"
+            case "start":
+                took = ps(rates.collective(s.name, Span.of(s.ranks, 8), s.bytes))
+                yield "start", s.ranks, None if s.name == "all_to_all_v" else took, s.number  # its rows are data
+            case "copy":
+                yield "start", s.name, ps(rates.copy(s.name, s.bytes)), s.number
+            case "send" | "recv" if s.number not in numbers:
+                numbers.add(s.number)
+                yield "message", s.number
+            case "wait":
+                yield "wait", s.number
+            case "send" | "recv":
+                pass
+            case _:
+                yield "compute", WORK[s.what]
+    assert axes
+
+
+def _codes_of_a_bucket_once(seen: list[Seen]) -> list[Seen]:
+    return [s for i, s in enumerate(seen) if s.what != "code" or i == 0 or seen[i - 1].what != "code"]
+
+
+def check(case: Case, of: int) -> None:
+    lay = case.layout
+    steps, mesh = steps_of(case), Mesh(lay)
+    r = of % lay.pp
+    rank = mesh.group("pp", 0)[r]
+    told = Told(steps, lay, r).seen
+    shifts = {mesh.group("cp", rank)}
+    told = [
+        ("message", e[3])
+        if e[0] == "start" and e[1] in shifts and case.layout.cp_method == "ring" and e[3] in _shifts(case, rank)
+        else e
+        for e in told
+    ]
+    wanted = list(seen_from_outside(case, rank, steps.rates))
+    for i, (a, b) in enumerate(zip(told, wanted, strict=False)):
+        assert a == b, f"at {i}: {told[max(0, i - 5) : i + 3]}\n{wanted[max(0, i - 5) : i + 3]}"
+    assert len(told) == len(wanted)
+
+
+def _shifts(case: Case, rank: int) -> set[int]:
+    return {s.number for s in observation(case.compile(rank)).seen if s.what == "send"}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cases(), st.integers(0, 3), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(MOVERS))
+def test_plays_what_a_run_does(case: Case, deeper: int, of: int, precision: Policy, movers: Movers) -> None:
+    assume(not case.schedule)
+    if movers is not PLAIN:
+        case = replace(case, layout=replace(case.layout, offload_optimizer=False))
+    model = replace(case.model, layers=case.model.layers + deeper)
+    check(replace(case, model=model, precision=precision, movers=movers), of)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(coded_cases(), st.integers(0, 7))
+def test_and_where_weights_travel_as_codes(case: Case, of: int) -> None:
+    assume(not case.schedule)
+    check(case, of)

@@ -1,0 +1,224 @@
+"""Every row is a formula that its numbers fulfil, at these sizes and at others, and rows add up to the price."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from time import process_time
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import penteract
+from formula import read
+from layouts import Case
+from penteract.config.hardware import cluster
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec, MoESpec
+from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.precision import RECIPES, Policy
+from penteract.ops.symbols import values
+from penteract.parallel.data import UNIT
+from penteract.readings.price import Price, price
+from penteract.readings.quote import Quoter
+from penteract.readings.row import PART_OF, Why
+from penteract.readings.why import why
+from penteract.schedule.actions import Compute
+from penteract.step.program import Program, compile_step
+from precisions import BY_NAME
+from strategies import cases, coded_cases
+
+DENSE = ModelSpec(layers=5, hidden_size=256, heads=16, kv_heads=8, head_size=8, ffn_size=128, vocab_size=256)
+EXPERTS = replace(
+    DENSE, layers=7, moe=MoESpec(experts=8, top_k=2, ffn_size=96, shared_ffn_size=32, every=2, balance="bias")
+)
+NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
+RESIDENT = ("parameters", "gradients", "optimizer", "ring", "data")
+MOVERS = [PLAIN, Movers(matrices=Mover("muon", 5))]
+PHASES = {"forward": "forward", "input gradient": "input_gradient", "weight gradient": "weight_gradient",
+          "update": "update"}  # fmt: skip
+
+
+def kept_before_going_back(p: Program, priced: Price) -> int:
+    """Bytes after the last forward in front of the first action that goes back."""
+    forward = -1
+    for i, action in enumerate(p.actions):
+        if isinstance(action, Compute) and action.kind == "Fwd":
+            forward = i
+        elif str(action)[0] in "BIW":
+            break
+    return priced.kept[forward][1]
+
+
+def check_sums(told: Why, p: Program) -> None:
+    priced = price(p)
+    assert {kind: n for kind in RESIDENT if (n := told.total(kind))} == {k: n for k, n in priced.resident.items() if n}
+    flops, wires = Counter[str](), Counter[tuple[str, tuple[int, ...]]]()
+    for row in told.rows:
+        if row.kind == "flops":
+            flops[PHASES[row.detail.removesuffix(" again")]] += row.value
+        elif row.kind == "wires":
+            wires[row.what, row.ranks] += row.value
+    assert flops == priced.flops
+    assert wires == priced.wires
+    if p.layout.offload_optimizer and not p.layout.offload:
+        assert told.total("host") == priced.host
+    assert told.total("kept") == kept_before_going_back(p, priced)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    case=cases(),
+    precision=st.sampled_from(["fp32", "bf16", NARROW, BY_NAME]),
+    of=st.integers(0, 7),
+    movers=st.sampled_from(MOVERS),
+)
+def test_rows_add_up_to_the_price(case: Case, precision: str | Policy, of: int, movers: Movers) -> None:
+    assume(case.schedule != "overlapped" or case.layout.zero != 3)  # two passes take turns at gathered units
+    rank = of % case.layout.world
+    told = why(case.model, case.layout, case.sequence_length, precision, rank, schedule=case.schedule, movers=movers)
+    p = compile_step(
+        case.model, case.layout, case.sequence_length, rank=rank, precision=precision, movers=movers,
+        schedule=case.schedule,
+    )  # fmt: skip
+    check_sums(told, p)
+    numbers = values(case.model, case.layout, case.sequence_length)
+    for row in told.rows:
+        assert read(row.formula, numbers) == read(row.numbers) == row.each > 0, row
+        assert row.line or row.detail == "padding" or row.kind == "data", row
+
+
+@settings(max_examples=20, deadline=None)
+@given(coded_cases(), st.integers(0, 7))
+def test_rows_add_up_where_weights_are_gathered_as_codes(case: Case, of: int) -> None:
+    rank = of % case.layout.world
+    told, p = why(case.model, case.layout, case.sequence_length, case.precision, rank), case.compile(rank)
+    check_sums(told, p)
+    assert sum(row.value for row in told.rows if row.detail == "of weights as codes") == 16 * len(p.coded) > 0
+
+
+@pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("layout", [
+    Layout(pp=2, gradient_accumulation_steps=6),
+    Layout(dp=2, pp=2, vpp=2, schedule="interleaved", gradient_accumulation_steps=4, zero=1),
+    Layout(dp=3, schedule="gpipe", gradient_accumulation_steps=3, zero=1, recompute=("*",)),
+    Layout(dp=2, pp=2, gradient_accumulation_steps=2, zero=3),
+    Layout(tp=16, cp=2, cp_method="ring", schedule="zb_h1"),
+], ids=str)  # fmt: skip
+def test_layers_that_are_alike_are_counted(model: ModelSpec, layout: Layout) -> None:
+    for rank in {0, layout.world - 1}:
+        check_sums(why(model, layout, 64, "bf16", rank), compile_step(model, layout, 64, rank=rank, precision="bf16"))
+
+
+LAYOUTS = (
+    Layout(dp=2, tp=2, pp=2, cp=2, gradient_accumulation_steps=4),
+    Layout(dp=4, tp=2, cp=2, cp_method="ring", zero=1, recompute=("enter", "swiglu")),
+    Layout(tp=2, cp=2, cp_method="ulysses", recompute=("*",), gradient_accumulation_steps=2),
+    Layout(pp=2, gradient_accumulation_steps=4, recompute=()),
+    Layout(dp=2, tp=2, cp=2, loss="chunked"),
+)
+CHANGES = (
+    {"hidden_size": 512}, {"ffn_size": 512}, {"vocab_size": 1024}, {"heads": 32}, {"kv_heads": 16}, {"head_size": 16},
+    {"micro_batch_size": 3}, {"gradient_accumulation_steps": 8}, {"dp": 8}, {"tp": 4},
+)  # fmt: skip
+
+
+def is_the_same_program(layout: Layout, change: dict[str, int]) -> bool:
+    """An axis of one rank says nothing; of several it does."""
+    return not any(name in ("dp", "tp") and getattr(layout, name) == 1 for name in change)
+
+
+@pytest.mark.parametrize(
+    ("change", "layout"),
+    [c for c in product((*CHANGES, {"sequence_length": 256}), LAYOUTS) if is_the_same_program(c[1], c[0])],
+    ids=str,
+)
+def test_formulas_hold_at_other_sizes(change: dict[str, int], layout: Layout) -> None:
+    """The formulas of one price, at the sizes of another, give the other: they are no transcripts."""
+    (name, n), length = *change.items(), change.get("sequence_length", 64)
+    model = replace(DENSE, **change) if hasattr(DENSE, name) else DENSE
+    other = replace(layout, **change) if hasattr(layout, name) else layout
+    at = values(model, other, length)
+    assert n in at.values()
+    found = Counter[str]()
+    for row in why(DENSE, layout, 64, "bf16").rows:
+        assert row.detail != "padding"
+        found[row.kind] += row.count * row.flight * int(read(row.formula, at))
+    p = compile_step(model, other, length, precision="bf16")
+    priced = price(p)
+    assert {kind: n for kind in RESIDENT if (n := found[kind])} == priced.resident
+    assert found["flops"] == priced.total_flops
+    assert found["wires"] == sum(priced.wires.values())
+    assert found["kept"] == kept_before_going_back(p, priced)
+
+
+def test_padding_is_a_row_and_small() -> None:
+    layout = Layout(dp=3, zero=1)
+    padding = [r for r in why(DENSE, layout, 48, "bf16").rows if r.detail == "padding"]
+    count = len(compile_step(DENSE, layout, 48, precision="bf16").buckets)
+    assert {r.kind for r in padding} == {"parameters", "gradients", "optimizer", "wires"}
+    assert all(0 < r.value <= 12 * count * 3 * UNIT for r in padding)
+
+
+@pytest.mark.alone
+def test_a_large_model_is_quick() -> None:
+    m = ModelSpec(
+        layers=32, hidden_size=4096, heads=32, kv_heads=8, head_size=128, ffn_size=14336, vocab_size=128256
+    )  # fmt: skip
+    layout = Layout(dp=8, tp=8, pp=4, cp=2, gradient_accumulation_steps=32, zero=1)
+    before = process_time()
+    why(m, layout, 8192, "bf16")
+    assert process_time() - before < 0.5
+
+
+def test_text_and_json() -> None:
+    layout = Layout(dp=2, tp=2, pp=2, gradient_accumulation_steps=4)
+    told = why(DENSE, layout, 64, "bf16")
+    told = told.whole(told.total("kept") + 2**20, told.total("data"))
+    text = told.text(("parameters", "kept", "scratch"), width=100)
+    assert "layers.*.mlp.gate.weight [F/tp, D]" in text
+    assert "3 × 2·D·F/tp = 3 × 2·256·128/2" in text
+    assert "for swiglu's input gradient" in text and "2 in flight × " in text
+    assert "model/mlp.py:" in text and "F = 128 ffn columns" in text
+    assert (
+        "\nscratch  1.00 MiB, of activations" in text
+        and "1.00 MiB scratch" in text
+        and "flops" not in text
+        and "V = 256 vocabulary" in text
+    )
+    assert all(len(line) <= 100 for line in text.splitlines())
+    whole = told.as_dict()
+    assert json.loads(json.dumps(whole)) == whole
+    assert sum(r["value"] for r in whole["rows"] if r["kind"] == "parameters") == told.total("parameters")
+    for kind in ("parameters", "gradients", "optimizer", "data", "kept", "flops", "wires"):
+        assert f"\n{kind}  " in "\n" + told.text()
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3]], ids=str)
+def test_the_whole_is_what_a_plan_sums_up(layout: Layout) -> None:
+    """Of the fullest rank, rows and the quote's memory have the same sums under the same names."""
+    quote = Quoter(DENSE, cluster(f"{layout.world}xH200"), sequence_length=64, precision="bf16").quote(layout)
+    fullest = quote.by_stage.index(max(quote.by_stage))
+    rank = Mesh(layout).group("pp", 0)[fullest]
+    told = why(DENSE, layout, 64, "bf16", rank).whole(quote.memory["activations"], quote.memory["other"])
+    found = Counter[str]()
+    for row in told.rows:
+        if row.kind not in ("flops", "wires"):
+            assert row.value > 0
+            found[PART_OF.get(row.kind, row.kind)] += row.value
+    assert found == Counter(quote.memory)
+    assert found.total() == quote.allocated
+
+
+def test_a_line_is_the_program_s_own() -> None:
+    """The line that a row names holds the op that it is about."""
+    root = Path(penteract.__file__).parent
+    for row in why(DENSE, Layout(), 64).rows:
+        file, _, number = row.line.partition(":")
+        if row.kind == "flops" and row.what == "linear":
+            assert "do.linear" in (root / file).read_text(encoding="utf-8").splitlines()[int(number) - 1]
