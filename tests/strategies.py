@@ -133,8 +133,8 @@ def shards(draw: DrawFn, rows: int, ep: int) -> dict[str, Any]:
     return {
         "zero": zero,
         "shard_group": draw(st.sampled_from([0, *groups])) if zero else 0,
-        "whole_gradients": zero == 3 and draw(st.booleans()),
-        "keep_gathered": zero == 3 and draw(st.booleans()),
+        "reduce_scatter_once": zero == 3 and draw(st.booleans()),
+        "reshard_after_step": zero == 3 and draw(st.booleans()),
     }
 
 

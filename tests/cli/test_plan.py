@@ -301,7 +301,7 @@ def test_refusals_are_a_line_in_no_time(tell: Tell, words: list[str], line: str)
         (["8xH200", "--fix", "pp=2,tp=6/3"], "--fix pp=2,tp=2/4"),
         (["8xH200", "--fix", "dp=2,tp=2,pp=4"], "--fix dp=1,tp=2,pp=4"),
         (["8xH200", "--fix", "shard_group=3"], "--fix shard_group=2/4"),
-        (["8xH200", "--fix", "zero=0,keep_gathered=true"], "--fix zero=3,keep_gathered=true"),
+        (["8xH200", "--fix", "zero=0,reshard_after_step=true"], "--fix zero=3,reshard_after_step=true"),
         (["8xH200", "--fix", "micro_batch_size=5"], "--fix micro_batch_size=4/6"),
         (["8xH200", "--fix", "schedule=interleaved,pp=1"], "--fix schedule=1f1b,pp=1"),
         (["8xH200", "--fix", "tp=3,pp=3"], "leave one out"),
@@ -331,7 +331,7 @@ def test_a_fix_is_a_layout_that_is_priced(tell: Tell) -> None:
 
 
 def test_a_layout_reads_back_as_it_is_written() -> None:
-    lay = Layout(dp=2, tp=2, cp=2, cp_method="ring", schedule="gpipe", zero=3, shard_group=2, whole_gradients=True,
+    lay = Layout(dp=2, tp=2, cp=2, cp_method="ring", schedule="gpipe", zero=3, shard_group=2, reduce_scatter_once=True,
                  recompute=("*",), recompute_every=2, recompute_else=("swiglu",), offload=("anchors",),
                  micro_batch_size=3,
                  loss="reference", loss_chunk=64, bucket_bytes=0)  # fmt: skip
@@ -340,7 +340,7 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
     axes = parse_axes(text, flag="--layout", several=False)
     written = {name: value for name, (value,) in axes.items()}
     assert written == {"dp": 2, "tp": 2, "cp": 2, "cp_method": "ring", "schedule": "gpipe", "zero": 3,
-                       "shard_group": 2, "whole_gradients": True, "recompute": "full", "recompute_every": 2,
+                       "shard_group": 2, "reduce_scatter_once": True, "recompute": "full", "recompute_every": 2,
                        "recompute_else": "swiglu", "offload": "anchors", "micro_batch_size": 3, "loss": "reference",
                        "loss_chunk": 64, "bucket_bytes": 0}  # fmt: skip
 
@@ -365,12 +365,18 @@ def test_layouts_are_ranked_over_several_precisions(tell: Tell) -> None:
 
 
 def test_a_run_file_has_what_the_plan_chose(tell: Tell, tmp_path: Path) -> None:
-    written = "zero=3,keep_gathered=true,recompute=full,recompute_every=2,loss_chunk=64,bucket_bytes=1048576"
+    written = "zero=3,reshard_after_step=true,recompute=full,recompute_every=2,loss_chunk=64,bucket_bytes=1048576"
     told = tell("plan", *TINY_STEP, "--layout", written, "--precision", "bf16_pure", "--out", "run.toml")
     assert told.code == 0, told.err
     run = resolve(tmp_path / "run.toml").run
     lay = run.layout
-    assert (lay.zero, lay.keep_gathered, lay.recompute_every, lay.loss, lay.loss_chunk) == (3, True, 2, "chunked", 64)
+    assert (lay.zero, lay.reshard_after_step, lay.recompute_every, lay.loss, lay.loss_chunk) == (
+        3,
+        True,
+        2,
+        "chunked",
+        64,
+    )
     assert (lay.bucket_bytes, run.precision.policy) == (2**20, RECIPES["bf16_pure"])
 
 

@@ -137,7 +137,7 @@ def test_modules_by_either_name(tell: Tell, tmp_path: Path) -> None:
         (["precision.device=cpu"], "fix: leave it out"),
         (["--parallel.tp", "2"], "fix: --fix tp=2"),
         (["--memory.recompute", "swiglu,rms_norm"], "fix: --fix recompute=swiglu+rms_norm"),
-        (["--parallel.keep_gathered", "true"], "fix: --fix keep_gathered=true"),
+        (["--parallel.reshard_after_step", "true"], "fix: --fix reshard_after_step=true"),
         (["--batch.sequence_length", "512"], "fix: --seq 512"),
         (["--batch.global_batch_size", "512"], "fix: --batch 512seqs"),
         (["--optimizer.kind", "muon"], "fix: --optimizer muon"),

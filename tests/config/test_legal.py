@@ -44,8 +44,8 @@ LAYOUTS = st.builds(
     micro_batch_size=DEGREES, gradient_accumulation_steps=DEGREES,
 )  # fmt: skip
 SHARDED = st.builds(
-    replace, LAYOUTS, zero=st.integers(-1, 4), shard_group=st.integers(-1, 9), whole_gradients=st.booleans(),
-    keep_gathered=st.booleans(),
+    replace, LAYOUTS, zero=st.integers(-1, 4), shard_group=st.integers(-1, 9), reduce_scatter_once=st.booleans(),
+    reshard_after_step=st.booleans(),
 )  # fmt: skip
 CASES = st.builds(
     Case, model=MODELS, layout=LAYOUTS | LAYOUTS | SHARDED, sequence_length=st.integers(0, 60),
@@ -105,7 +105,7 @@ def legal(case: Case) -> bool:
     if m.moe:
         expert = expert and m.moe.experts % lay.ep == 0 and m.moe.ffn_size % lay.expert_tp == 0
     places, group = lay.dp * lay.cp, lay.shard_group
-    cut = 0 <= lay.zero <= 3 and (lay.zero == 3 or not (lay.whole_gradients or lay.keep_gathered))
+    cut = 0 <= lay.zero <= 3 and (lay.zero == 3 or not (lay.reduce_scatter_once or lay.reshard_after_step))
     cut = cut and group >= 0 and (group == 0 or lay.zero > 0)
     cut = cut and (group == 0 or (places % group == 0 and 0 in (group % lay.ep, lay.ep % group)))
     batch = case.global_batch_size in (None, lay.global_batch_size)
@@ -144,10 +144,11 @@ def test_a_repair_repairs_and_changes_nothing_legal(case: Case, settle: Settle) 
         (Layout(dp=8, zero=2, shard_group=3), "shard_group", 3, (4, 2, 1), "--parallel.shard_group 4"),
         (Layout(dp=2, shard_group=2), "shard_group", 2, (0,), "--parallel.shard_group 0"),
         (
-            Layout(dp=2, zero=2, whole_gradients=True),
-            "whole_gradients", True, (False,), "--parallel.whole_gradients False",
+            Layout(dp=2, zero=2, reduce_scatter_once=True),
+            "reduce_scatter_once", True, (False,), "--parallel.reduce_scatter_once False",
         ),
-        (Layout(dp=2, zero=1, keep_gathered=True), "keep_gathered", True, (False,), "--parallel.keep_gathered False"),
+        (Layout(dp=2, zero=1, reshard_after_step=True), "reshard_after_step", True, (False,),
+        "--parallel.reshard_after_step False"),
         (Layout(vpp=2), "vpp", 2, (1,), "--parallel.vpp 1"),
         (Layout(tp=2, expert_tp=4), "expert_tp", 4, (2, 1), "--parallel.expert_tp 2"),
         (Layout(cp=16, cp_method="ulysses"), "cp", 16, (8, 4, 2), "--parallel.cp 8"),

@@ -35,9 +35,9 @@ from training import train, trainer
 TIED = replace(DENSE, tied=True, qkv_bias=True)
 PLACES = [
     (DENSE, Layout(dp=2, zero=3)),
-    (DENSE, Layout(dp=4, zero=3, shard_group=2, gradient_accumulation_steps=2, keep_gathered=True)),
+    (DENSE, Layout(dp=4, zero=3, shard_group=2, gradient_accumulation_steps=2, reshard_after_step=True)),
     (TIED, Layout(dp=2, tp=2, zero=3, recompute=("*",), offload_optimizer=True)),
-    (LATENT, Layout(tp=2, cp=2, zero=3, cp_method="ring", whole_gradients=True)),
+    (LATENT, Layout(tp=2, cp=2, zero=3, cp_method="ring", reduce_scatter_once=True)),
     (DENSE, Layout(dp=2, pp=3, zero=3, gradient_accumulation_steps=3, schedule="zb_h1")),
 ]
 # Whose buckets are others with codes, so that sums over them are of another order.

@@ -41,8 +41,8 @@ LAYOUTS = [
         Layout(dp=2, pp=2, gradient_accumulation_steps=3, zero=3, schedule="zb_h1", recompute=("enter", "layer_norm")),
     ),
     (TIED, Layout(dp=2, pp=2, vpp=2, gradient_accumulation_steps=4, zero=3, schedule="interleaved")),
-    (DEEP, Layout(dp=2, cp=2, gradient_accumulation_steps=3, zero=3, schedule="gpipe", whole_gradients=True)),
-    (DEEP, Layout(dp=2, pp=2, cp=2, gradient_accumulation_steps=3, zero=3, shard_group=2, keep_gathered=True)),
+    (DEEP, Layout(dp=2, cp=2, gradient_accumulation_steps=3, zero=3, schedule="gpipe", reduce_scatter_once=True)),
+    (DEEP, Layout(dp=2, pp=2, cp=2, gradient_accumulation_steps=3, zero=3, shard_group=2, reshard_after_step=True)),
     (EXPERTS, Layout(dp=4, ep=2, gradient_accumulation_steps=2, schedule="zb_h1", zero=3, shard_group=2)),
     (EXPERTS, Layout(dp=4, ep=4, tp=2, gradient_accumulation_steps=2, zero=2, shard_group=2)),
 ]
@@ -66,8 +66,8 @@ def trained(rank: int, groups: Groups, case: Case, steps: int) -> dict[str, torc
 
 STEPS = [
     (Layout(dp=4, bucket_bytes=2**13), [{"zero": 1}, {"zero": 3}, {"zero": 2, "shard_group": 2}]),
-    (Layout(dp=2, tp=2, gradient_accumulation_steps=2), [{"zero": 1}, {"zero": 3, "keep_gathered": True}]),
-    (Layout(dp=2, pp=2, gradient_accumulation_steps=3), [{"zero": 2}, {"zero": 3, "whole_gradients": True}]),
+    (Layout(dp=2, tp=2, gradient_accumulation_steps=2), [{"zero": 1}, {"zero": 3, "reshard_after_step": True}]),
+    (Layout(dp=2, pp=2, gradient_accumulation_steps=3), [{"zero": 2}, {"zero": 3, "reduce_scatter_once": True}]),
 ]
 
 
@@ -103,7 +103,7 @@ def test_no_whole_parameters_stay_beside_shards_and_rings(pool: Pool, keep: bool
     model = ModelSpec(**SIZES | {"layers": 6, "vocab_size": 8})
     layer, end = 32 * (32 + 2 * 8 + 32 + 3 * 64) + 2 * 32, 8 * 32
     everything = 6 * layer + 2 * end + 32
-    layout = Layout(dp=4, gradient_accumulation_steps=2, zero=3, keep_gathered=keep)
+    layout = Layout(dp=4, gradient_accumulation_steps=2, zero=3, reshard_after_step=keep)
     for found in pool.run(lasting, Case(model, layout)):
         rings = (everything if keep else 2 * layer) + 2 * layer
         assert 0 <= found / 8 - (everything + rings) < 700  # elements: padding, and the run's few scalars

@@ -49,8 +49,8 @@ class FakeQuoter:
         self.quoted.append(lay)
         held, shards = 16 * GIB // (lay.tp * lay.pp), lay.shard_group or lay.dp * lay.cp
         memory = {
-            "parameters": held // (shards if lay.zero == 3 and not lay.keep_gathered else 1),
-            "gradients": 2 * held // (shards if lay.zero > 1 and not lay.whole_gradients else 1),
+            "parameters": held // (shards if lay.zero == 3 and not lay.reshard_after_step else 1),
+            "gradients": 2 * held // (shards if lay.zero > 1 and not lay.reduce_scatter_once else 1),
             "optimizer": 6 * held // (shards if lay.zero else 1),
             "activations": (2 if lay.recompute == ("*",) else 10) * GIB * lay.micro_batch_size // (lay.tp * lay.cp),
             "other": GIB // 4,
@@ -119,7 +119,7 @@ class FakeQuoter:
     @staticmethod
     def _cut(lay: Layout) -> float:
         """How much goes over wires for each micro-batch."""
-        return max(0.0, lay.zero - 1 - 0.5 * lay.whole_gradients - 0.5 * lay.keep_gathered)
+        return max(0.0, lay.zero - 1 - 0.5 * lay.reduce_scatter_once - 0.5 * lay.reshard_after_step)
 
     def _parts(self, lay: Layout) -> dict[str, float]:
         micros = lay.gradient_accumulation_steps

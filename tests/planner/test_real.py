@@ -198,8 +198,9 @@ def test_a_plan_is_that_of_simulating_every_layout(seed: int) -> None:
                 if first := next(filter(fit, partly), None):
                     chosen[first] = partly[: partly.index(first) + 1]
         for lay, simpler in chosen.items():
-            lower = (replace(less, zero=z, whole_gradients=w, keep_gathered=g) for less in simpler
-                     for z, w, g in lower_stages(lay.zero, lay.whole_gradients, lay.keep_gathered))  # fmt: skip
+            lower = (replace(less, zero=z, reduce_scatter_once=w, reshard_after_step=g) for less in simpler
+                     for z, w, g in lower_stages(lay.zero, lay.reduce_scatter_once,
+                     lay.reshard_after_step))  # fmt: skip
             seconds = four_digits(fits[lay].time.seconds)
             if not any(low in fits and four_digits(fits[low].time.seconds) <= seconds for low in lower):
                 listed.append(fits[lay])

@@ -182,9 +182,9 @@ def lower_stages(lay: Layout) -> list[Layout]:
     """The same layout with less cut, from ZeRO 1 on, and no more recomputed."""
     if lay.zero < 2:
         return []
-    found = [replace(lay, zero=1, whole_gradients=False, keep_gathered=False)]
-    if lay.zero == 3 and not (lay.whole_gradients or lay.keep_gathered):
-        found += [replace(lay, zero=2), replace(lay, whole_gradients=True), replace(lay, keep_gathered=True)]
+    found = [replace(lay, zero=1, reduce_scatter_once=False, reshard_after_step=False)]
+    if lay.zero == 3 and not (lay.reduce_scatter_once or lay.reshard_after_step):
+        found += [replace(lay, zero=2), replace(lay, reduce_scatter_once=True), replace(lay, reshard_after_step=True)]
     plain = [replace(other, recompute=("enter",)) for other in found] if lay.schedule != "zb_h1" else []
     return found + [low for low in plain if low not in found]
 

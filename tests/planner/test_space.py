@@ -35,7 +35,7 @@ def asked(model: ModelSpec, gpus: int, length: int, batch: int, **more: object) 
 
 
 def sharings(ask: Ask, rows: int, tp: int) -> list[tuple[int, int, bool, bool]]:
-    """(zero, shard_group, whole_gradients, keep_gathered)"""
+    """(zero, shard_group, reduce_scatter_once, reshard_after_step)"""
     if rows == 1:
         return [(0, 0, False, False)]
     node = ask.cluster.gpus_per_node // tp
@@ -74,8 +74,8 @@ def by_hand(ask: Ask) -> list[Layout]:
             found.append(
                 Layout(
                     dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, expert_tp=expert_tp, schedule=pipe[0], vpp=pipe[1],
-                    cp_method=method, zero=zero[0], shard_group=zero[1], whole_gradients=zero[2],
-                    keep_gathered=zero[3], recompute=recompute, micro_batch_size=size, loss="chunked",
+                    cp_method=method, zero=zero[0], shard_group=zero[1], reduce_scatter_once=zero[2],
+                    reshard_after_step=zero[3], recompute=recompute, micro_batch_size=size, loss="chunked",
                     gradient_accumulation_steps=max(1, total // (dp * size)),
                 )  # type: ignore[arg-type]
             )  # fmt: skip
@@ -153,7 +153,7 @@ def test_tensor_groups_stay_on_a_node_unless_asked() -> None:
         ({"recompute": ("none",), "zero": (1,)}, lambda lay: lay.recompute == ("enter",) and lay.zero == 1),
         ({"schedule": ("interleaved",), "vpp": (3,)}, lambda lay: lay.vpp == 3),
         ({"micro_batch_size": (1, 2), "pp": (1, 2)}, lambda lay: lay.micro_batch_size < 3 and lay.pp < 3),
-        ({"zero": (3,), "whole_gradients": (True,)}, lambda lay: lay.zero == 3 and lay.whole_gradients),
+        ({"zero": (3,), "reduce_scatter_once": (True,)}, lambda lay: lay.zero == 3 and lay.reduce_scatter_once),
         ({"loss": ("reference",), "bucket_bytes": (0,)}, lambda lay: lay.loss == "reference" and not lay.bucket_bytes),
         ({"shard_group": (2,)}, lambda lay: lay.shard_group == 2 and lay.zero > 0),
         ({"cp_method": ("ring",)}, lambda lay: lay.cp > 1 and lay.cp_method == "ring"),

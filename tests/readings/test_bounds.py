@@ -74,7 +74,7 @@ def test_codes_spare_wires_and_memory_but_no_work() -> None:
     for gather in (False, True):
         policy = replace(RECIPES["fp8_tensorwise"], fp8=replace(fp8, gather=gather))
         prices = Quoter(model, cluster("16xH100"), 256, policy)
-        quote = prices.quote(Layout(dp=16, zero=3, whole_gradients=True))
+        quote = prices.quote(Layout(dp=16, zero=3, reduce_scatter_once=True))
         time = prices.time(quote)
         assert quote.at_least <= time.seconds
         told[gather] = time.parts["data"], quote.memory["other"]
@@ -90,7 +90,7 @@ def test_stages_cost_time_and_spare_memory() -> None:
     told = {z: prices.quote(replace(base, zero=z)) for z in range(4)}
     states = [sum(told[z].memory[k] for k in ("parameters", "gradients", "optimizer")) for z in range(4)]
     assert states == sorted(states, reverse=True) and len({*states}) == 4
-    for flags in ({}, {"whole_gradients": True}, {"keep_gathered": True}, {"shard_group": 2}):
+    for flags in ({}, {"reduce_scatter_once": True}, {"reshard_after_step": True}, {"shard_group": 2}):
         for schedule, pp in (("1f1b", 1), ("1f1b", 2), ("gpipe", 2), ("zb_h1", 2)):
             lay = Layout(dp=4 // pp, pp=pp, schedule=schedule, gradient_accumulation_steps=4, zero=3, **flags)
             quote = prices.quote(lay)

@@ -110,9 +110,9 @@ def test_gathers_of_three_micro_batches_by_hand() -> None:
     elements = 128 * 64 * 3 + LAYER * (4 + 6 + 6 + 3) + (128 * 64 + 64) * 3
     priced = price(compile_step(DENSE, layout, 64, precision="bf16"))
     assert 0 <= priced.wires["all_gather", group] - 2 * elements <= 2 * sum(units.values()) * 2 * 8 * UNIT
-    once = price(compile_step(DENSE, replace(layout, keep_gathered=True), 64, precision="bf16"))
+    once = price(compile_step(DENSE, replace(layout, reshard_after_step=True), 64, precision="bf16"))
     assert once.wires["all_gather", group] == once.resident["parameters"] * 8
-    summed = price(compile_step(DENSE, replace(layout, whole_gradients=True), 64, precision="bf16"))
+    summed = price(compile_step(DENSE, replace(layout, reduce_scatter_once=True), 64, precision="bf16"))
     assert priced.wires["reduce_scatter", group] == 3 * summed.wires["reduce_scatter", group]
 
 

@@ -12,8 +12,8 @@ from penteract.config.model import ModelSpec
 # axis -> the key of a run file that sets it
 AXES: Mapping[str, str] = {
     **{name: f"parallel.{name}" for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "schedule",
-                                             "cp_method", "zero", "shard_group", "whole_gradients",
-                                             "keep_gathered")},
+                                             "cp_method", "zero", "shard_group", "reduce_scatter_once",
+                                             "reshard_after_step")},
     **{name: f"batch.{name}" for name in ("micro_batch_size", "global_batch_size", "sequence_length",
                                           "gradient_accumulation_steps")},
     "bucket_bytes": "memory.bucket_bytes",

@@ -46,8 +46,8 @@ class Layout:
     zero             what is cut over the ranks that hold the same parameters: 1 what the optimizer keeps, 2 gradients
                      too, 3 parameters too, which are then gathered where they are used
     shard_group      places of dp·cp, neighbours, that share one copy of what is cut (HSDP); 0: all of them
-    whole_gradients  of ZeRO 3: gradients of micro-batches add up in whole buffers, summed over ranks once a step
-    keep_gathered    of ZeRO 3: parameters stay gathered from their first use to the end of the step
+    reduce_scatter_once  of ZeRO 3: gradients of micro-batches add up in whole buffers, summed over ranks once a step
+    reshard_after_step    of ZeRO 3: parameters stay gathered from their first use to the end of the step
     """
 
     dp: int = 1
@@ -63,8 +63,8 @@ class Layout:
     gradient_accumulation_steps: int = 1
     zero: int = 0
     shard_group: int = 0
-    whole_gradients: bool = False
-    keep_gathered: bool = False
+    reduce_scatter_once: bool = False
+    reshard_after_step: bool = False
     recompute: tuple[str, ...] = ("enter",)
     recompute_every: int = 1
     recompute_first: int = 0

@@ -19,8 +19,8 @@ _MOST = 2**48  # of any size, as in run files
 _FURTHER = 16  # values tried past the first that would do, to need no second change
 _ROUNDS = 24
 _PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": Layout().schedule, "cp": 1, "pp": 1, "tp": 1,
-          "micro_batch_size": 1, "zero": 0, "shard_group": 0, "whole_gradients": False,
-          "keep_gathered": False}  # fmt: skip
+          "micro_batch_size": 1, "zero": 0, "shard_group": 0, "reduce_scatter_once": False,
+          "reshard_after_step": False}  # fmt: skip
 
 
 def allowed_values(case: Case, axis: str, settle: Settle) -> tuple[Any, ...]:
@@ -96,7 +96,7 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
         return _others(SCHEDULES, found)
     if axis == "cp_method":
         return _others(CP_METHODS, found)
-    if axis in ("qk_norm", "whole_gradients", "keep_gathered"):
+    if axis in ("qk_norm", "reduce_scatter_once", "reshard_after_step"):
         return iter([not found])
     if axis == "zero":
         return iter(sorted(ZERO_STAGES, key=lambda stage: abs(stage - found)))

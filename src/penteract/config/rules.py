@@ -169,7 +169,7 @@ def _shards(case: Case) -> Iterator[Breach]:
         yield "shard_group", f"shard_group = {group} does not divide dp·cp = {lay.dp * lay.cp}"
     elif group and group % lay.ep and lay.ep % group:
         yield "shard_group", f"shard_group = {group} and ep = {lay.ep}: neither is a multiple of the other"
-    for axis in ("whole_gradients", "keep_gathered"):
+    for axis in ("reduce_scatter_once", "reshard_after_step"):
         if case.get(axis) and lay.zero != 3:
             yield axis, f"{axis} is a choice of ZeRO 3 alone, not of ZeRO {lay.zero}"
 

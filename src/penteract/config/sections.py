@@ -26,8 +26,8 @@ class Parallel:
     cp_method: CpMethod = "all_gather"
     zero: int = 0
     shard_group: int = 0
-    whole_gradients: bool = False
-    keep_gathered: bool = False
+    reduce_scatter_once: bool = False
+    reshard_after_step: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -288,7 +288,8 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int) -> Bucket:
     mover, whole = pack.alike.mover, pack.alike.mover.by_matrix
     return Bucket(
         pack.params, pack.offsets, size, members, pack.alike.decay, len(where) > 1, sharers, replicas, pack.unit,
-        shards, pack.alike.late, cut_gradients=cut and not lay.whole_gradients, cut_parameters=cut and lay.zero == 3,
+        shards, pack.alike.late, cut_gradients=cut and not lay.reduce_scatter_once,
+        cut_parameters=cut and lay.zero == 3,
         mover=mover, matrices=tuple(matrices(pack.params, pack.offsets, mesh)) if whole else (),
         peers=peers(pack.params, mesh, rank) if whole else (),
         offloaded=lay.offload_optimizer and not mover.by_matrix, gathered_as=pack.alike.gathered_as,

@@ -46,7 +46,7 @@ _WORDS: Mapping[str, Collection[str]] = {
     "loss": LOSS_KERNELS,
     "elementwise": ELEMENTWISE,
 }
-_CHOICES = ("whole_gradients", "keep_gathered", "offload_optimizer")  # true or false
+_CHOICES = ("reduce_scatter_once", "reshard_after_step", "offload_optimizer")  # true or false
 AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "cp_method", "micro_batch_size", "zero",
         "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "recompute_every",
         "recompute_first", "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip

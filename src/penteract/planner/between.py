@@ -100,7 +100,7 @@ def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
 
 # How state is cut, and all but that and the ops that are recomputed: what layouts have in common that are compared.
 _NAMES = tuple(f.name for f in fields(Layout))
-_SHARING = ("zero", "whole_gradients", "keep_gathered")
+_SHARING = ("zero", "reduce_scatter_once", "reshard_after_step")
 _sharing = attrgetter(*_SHARING)
 _rest = attrgetter(*(name for name in _NAMES if name not in (*_SHARING, "recompute")))
 _values = attrgetter(*_NAMES)

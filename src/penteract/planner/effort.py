@@ -15,7 +15,7 @@ def effort(layout: Layout) -> Effort:
     degrees = (lay.tp, lay.pp, lay.cp, lay.ep)
     recomputed = lay.recompute != NONE or lay.recompute_else != NONE
     extras = (lay.zero > 0, recomputed, lay.expert_tp > 1, lay.schedule != plain.schedule, lay.shard_group > 0,
-              lay.whole_gradients, lay.keep_gathered, bool(lay.offload), lay.offload_optimizer)  # fmt: skip
+              lay.reduce_scatter_once, lay.reshard_after_step, bool(lay.offload), lay.offload_optimizer)  # fmt: skip
     used = sum(n > 1 for n in degrees) + sum(extras)
     rank = (plain.schedule, *SCHEDULES).index(lay.schedule)
     return (used, lay.tp * lay.pp * lay.cp, rank, lay.vpp, lay.cp, lay.tp, lay.ep, lay.zero, recomputed, lay.expert_tp,

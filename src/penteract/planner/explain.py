@@ -17,7 +17,7 @@ from penteract.units import Seconds, show_bytes
 
 _SIMPLER = 3  # layouts told that are simpler, and do not fit
 _LESS = 0.8  # of the best one's memory: where "needs less" begins to matter
-_SHARDING = ("zero", "shard_group", "whole_gradients", "keep_gathered")
+_SHARDING = ("zero", "shard_group", "reduce_scatter_once", "reshard_after_step")
 _NOTHING = 0.005  # of a step: a difference that is not told as one
 
 

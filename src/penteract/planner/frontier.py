@@ -106,6 +106,7 @@ def _plainest(family: Family) -> Layout:
     """With no more effort than any of a family."""
     sizes = [pair for _, pairs in family.members for pair in pairs]
     memory = family.members[0][0]._replace(
-        zero=0, shard_group=0, whole_gradients=False, keep_gathered=False, recompute=NONE, offload_optimizer=False
+        zero=0, shard_group=0, reduce_scatter_once=False, reshard_after_step=False, recompute=NONE,
+        offload_optimizer=False
     )  # fmt: skip
     return family.layout(memory, *min(sizes))

@@ -42,7 +42,7 @@ def _frugal(ask: Ask, make: Make) -> Quote | None:
     plain = Layout()
     least: Mapping[str, Values] = {
         "micro_batch_size": (1,), "recompute": ("full",), "zero": (ZERO_STAGES[-1],), "schedule": (plain.schedule,),
-        "cp_method": (plain.cp_method,), "whole_gradients": (False,), "shard_group": (0,),
+        "cp_method": (plain.cp_method,), "reduce_scatter_once": (False,), "shard_group": (0,),
     }  # fmt: skip
     families = Space(replace(ask, pins={**least, **ask.pins})).families(Counter())
     first = (run[0] for family in families for run in family.runs())

@@ -51,10 +51,12 @@ class Legality:
         return self._first(dp=rows, tp=tp, ep=ep, expert_tp=expert_tp)
 
     def shards(self, rows: int, ep: int, sharing: tuple[int, int, bool, bool]) -> str:
-        """Of state over `rows` = dp·cp places: (zero, shard_group, whole_gradients, keep_gathered)."""
+        """Of state over `rows` = dp·cp places: (zero, shard_group, reduce_scatter_once, reshard_after_step)."""
         zero, group, whole, gathered = sharing
         ep = ep if group else 1
-        return self._first(dp=rows, ep=ep, zero=zero, shard_group=group, whole_gradients=whole, keep_gathered=gathered)
+        return self._first(
+            dp=rows, ep=ep, zero=zero, shard_group=group, reduce_scatter_once=whole, reshard_after_step=gathered
+        )
 
     def batch(self, dp: int, micro_batch_size: int, micros: int) -> str:
         """Of the global batch over replicas and micro-batches."""

@@ -47,7 +47,7 @@ def _near(ask: Ask, axis: str, held: Values) -> list[Any]:
     known: dict[str, Iterable[Any]] = {
         **dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "expert_tp", "shard_group"), gpus),
         "vpp": range(1, ask.model.layers + 1), "micro_batch_size": batch, "zero": ZERO_STAGES, "schedule": SCHEDULES,
-        "cp_method": CP_METHODS, "whole_gradients": (False, True), "keep_gathered": (False, True),
+        "cp_method": CP_METHODS, "reduce_scatter_once": (False, True), "reshard_after_step": (False, True),
     }  # fmt: skip
 
     def apart(value: Any) -> float:

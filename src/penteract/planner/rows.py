@@ -284,15 +284,15 @@ def unfit(prices: Quoter, layout: Layout) -> str:
     return ""
 
 
-Sharing = tuple[int, bool, bool]  # zero, whole_gradients, keep_gathered
+Sharing = tuple[int, bool, bool]  # zero, reduce_scatter_once, reshard_after_step
 
 
-def lower_stages(zero: int, whole_gradients: bool, keep_gathered: bool) -> tuple[Sharing, ...]:
+def lower_stages(zero: int, reduce_scatter_once: bool, reshard_after_step: bool) -> tuple[Sharing, ...]:
     """What puts less on wires beside each micro-batch, and so seldom takes longer."""
     if zero < 2:
         return ()
     one = (1, False, False)
-    return (one,) if zero == 2 or whole_gradients or keep_gathered else (
+    return (one,) if zero == 2 or reduce_scatter_once or reshard_after_step else (
         one, (2, False, False), (3, True, False), (3, False, True)
     )  # fmt: skip
 
@@ -300,8 +300,8 @@ def lower_stages(zero: int, whole_gradients: bool, keep_gathered: bool) -> tuple
 @cache
 def _lower(memory: Memory, *, spares: bool) -> list[Memory]:
     """The same with a lower stage, and no more recomputation."""
-    stages = lower_stages(memory.zero, memory.whole_gradients, memory.keep_gathered)
-    found = [memory._replace(zero=z, whole_gradients=w, keep_gathered=k) for z, w, k in stages]
+    stages = lower_stages(memory.zero, memory.reduce_scatter_once, memory.reshard_after_step)
+    found = [memory._replace(zero=z, reduce_scatter_once=w, reshard_after_step=k) for z, w, k in stages]
     if spares and (recompute := plain(memory.recompute)) != memory.recompute:
         found += [m._replace(recompute=recompute) for m in found]
     return found

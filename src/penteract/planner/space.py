@@ -33,8 +33,8 @@ class Memory(NamedTuple):
 
     zero: int
     shard_group: int
-    whole_gradients: bool
-    keep_gathered: bool
+    reduce_scatter_once: bool
+    reshard_after_step: bool
     recompute: tuple[str, ...]
     attention: AttentionKernel
     loss: LossKernel
@@ -82,8 +82,8 @@ class Space:
     cp_method     all, where cp > 1
     zero               0 to 3; 0 alone where no two ranks share parameters (dp·cp = 1)
     shard_group        all who share parameters; over several nodes also those of one node, where their number divides
-    whole_gradients,   of ZeRO 3 where there are several micro-batches: neither, or one of both (both together are
-    keep_gathered      ZeRO 1 in all but name)
+    reduce_scatter_once,   of ZeRO 3 where there are several micro-batches: neither, or one of both (both together are
+    reshard_after_step      ZeRO 1 in all but name)
     recompute          none, full; `between.py` tries others between the two
     loss               in chunks, as runs have it
     attention          the fastest kernel that the rest allows, on GPUs in bf16
@@ -148,9 +148,9 @@ class Space:
             (zero, group, whole, gathered)
             for zero in stages
             for group in self._values("shard_group", (0, *self._node(rows, tp)) if zero else (0,))
-            for whole in self._values("whole_gradients", _CHOICES[zero])
-            for gathered in self._values("keep_gathered", _CHOICES[zero])
-            if not (whole and gathered) or {"whole_gradients", "keep_gathered"} & self.ask.pins.keys()
+            for whole in self._values("reduce_scatter_once", _CHOICES[zero])
+            for gathered in self._values("reshard_after_step", _CHOICES[zero])
+            if not (whole and gathered) or {"reduce_scatter_once", "reshard_after_step"} & self.ask.pins.keys()
         ]
         recomputes = [
             edits_of({"recompute": name})["recompute"] for name in self._values("recompute", tuple(RECOMPUTE))
@@ -173,8 +173,8 @@ class Space:
 
     def _tried(self, memory: Memory, steps: int) -> bool:
         """Whether what stays whole over micro-batches is another value: for one it is none, unless pinned."""
-        pinned = {"whole_gradients", "keep_gathered"} & self.ask.pins.keys()
-        return steps > 1 or not (memory.whole_gradients or memory.keep_gathered) or bool(pinned)
+        pinned = {"reduce_scatter_once", "reshard_after_step"} & self.ask.pins.keys()
+        return steps > 1 or not (memory.reduce_scatter_once or memory.reshard_after_step) or bool(pinned)
 
     def _steps(self, dp: int, size: int) -> int:
         return max(1, self.ask.global_batch_size // (dp * size))
@@ -283,7 +283,7 @@ NOT_TRIED: Mapping[str, str] = {
     "vpp": "more chunks of the same length",
 }
 _MESH = ("dp", "tp", "pp", "cp")
-# The values of `whole_gradients` and `keep_gathered` under each stage of ZeRO, what takes less first.
+# The values of `reduce_scatter_once` and `reshard_after_step` under each stage of ZeRO, what takes less first.
 _CHOICES: Mapping[int, tuple[bool, ...]] = {zero: (True, False) if zero == 3 else (False,) for zero in ZERO_STAGES}
 _FILTERED = frozenset({*_MESH, "schedule", "cp_method"})  # other axes take pinned values that are not tried
 

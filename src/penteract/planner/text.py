@@ -120,7 +120,7 @@ def _edited(timed: Timed) -> list[str]:
     """What is recomputed and offloaded, where that is not the plain."""
     lay, host = timed.layout, timed.quote.host
     words = {name: value for name, value in as_axes(lay).items() if name in EDITS and value != "none"}
-    lines = ["Remade: " + ", ".join(f"{name} {value}" for name, value in words.items())] if words else []
+    lines = ["Recomputed: " + ", ".join(f"{name} {value}" for name, value in words.items())] if words else []
     there = [*lay.offload, *["the optimizer"] * lay.offload_optimizer]
     return lines + ([f"On the host: {show_bytes(host)} of {', '.join(there)}"] if host else [])
 

@@ -205,7 +205,7 @@ def _bucket(q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: froz
     cuts = lay.zero >= 2 and q.name not in both and len(where[q.name]) == 1 and shards > 1
     return Bucket(
         (q,), (0,), size, members, q.decay, across_stages=True, sharers=sharers, replicas=replicas, shards=shards,
-        cut_gradients=cuts and not lay.whole_gradients, cut_parameters=cuts and lay.zero == 3,
+        cut_gradients=cuts and not lay.reduce_scatter_once, cut_parameters=cuts and lay.zero == 3,
         mover=mover, offloaded=lay.offload_optimizer and not mover.by_matrix,
     )  # fmt: skip
 

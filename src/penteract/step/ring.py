@@ -37,7 +37,7 @@ class Ring:
 
 def places(layout: Layout, units: int) -> int:
     """In how many places the units of a rank are gathered: one each where they stay to the end of the step."""
-    return units if layout.keep_gathered else PLACES
+    return units if layout.reshard_after_step else PLACES
 
 
 def count_units(buckets: Sequence[Bucket]) -> int:

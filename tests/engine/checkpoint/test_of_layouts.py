@@ -39,8 +39,11 @@ PAIRS = [
     (Layout(dp=2, tp=2, ep=2, expert_tp=2, zero=1), Layout()),
     (Layout(dp=2, pp=2, cp=2, ep=4, gradient_accumulation_steps=2, zero=1), Layout(tp=8, zero=1)),
     (Layout(dp=4, zero=3, shard_group=2), Layout(dp=3, zero=2)),
-    (Layout(dp=2, tp=2, pp=2, gradient_accumulation_steps=2, zero=2), Layout(dp=4, ep=2, zero=3, keep_gathered=True)),
-    (Layout(dp=8, ep=4, zero=3, shard_group=2, whole_gradients=True), Layout()),
+    (
+        Layout(dp=2, tp=2, pp=2, gradient_accumulation_steps=2, zero=2),
+        Layout(dp=4, ep=2, zero=3, reshard_after_step=True),
+    ),
+    (Layout(dp=8, ep=4, zero=3, shard_group=2, reduce_scatter_once=True), Layout()),
     (Layout(dp=4, zero=3, offload_optimizer=True), Layout(dp=2, ep=2, zero=1, offload_optimizer=True)),
 ]
 

@@ -206,7 +206,7 @@ class Bounds:
         lay, out = layout, defaultdict[_Ranks, Seconds](float)
         units = {run.unit: run.kind for run in runs.units}
         read = tuple([self._read(lay, unit, kind, stage) for unit, kind in units.items()])
-        key = (runs, r, read, lay.schedule, lay.pp, lay.vpp, lay.keep_gathered, lay.gradient_accumulation_steps)
+        key = (runs, r, read, lay.schedule, lay.pp, lay.vpp, lay.reshard_after_step, lay.gradient_accumulation_steps)
         if (counts := self.counts.get(key)) is None:
             counts = self.counts[key] = self._count(lay, runs, r, read)
         for unit, n in zip(units, counts, strict=True):
@@ -221,7 +221,7 @@ class Bounds:
         for chain in self.steps.composer.chains_of(lay, r):
             own = runs.units[ends : (ends := ends + len(chain))]
             chunks.append(tuple([(number[run.unit], run.number) for run in own]))
-        rank = RankOf(lay.schedule, lay.pp, lay.vpp, r, tuple(chunks), read, keeps=lay.keep_gathered)
+        rank = RankOf(lay.schedule, lay.pp, lay.vpp, r, tuple(chunks), read, keeps=lay.reshard_after_step)
         return gathered(rank, lay.gradient_accumulation_steps)
 
     @tracked
