@@ -127,7 +127,7 @@ def measure(rank: Rank, asked: argparse.Namespace, case: Case) -> dict[str, Any]
     run = as_run(asked, case, rank.world)
     lay = run.layout
     quoter = Quoter(
-        run.model, cluster(asked.gpus), asked.seq, precision=run.precision.policy, movers=run.optimizer.movers
+        run.model, cluster(asked.gpus), asked.seq, precision=run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
     )  # fmt: skip
     quote = quoter.quote(lay)
     planned, by_stage = quoter.time(quote).seconds, [gib(b) for b in quote.by_stage]

@@ -52,7 +52,7 @@ def options(name: str) -> Iterator[Row]:
         dp = world // fields.get("tp", 1)
         steps = {"gradient_accumulation_steps": record["sequences_a_step"] // dp}
         quoter = Quoter(model(record["model"]), cluster(record["gpus"]), record["sequence_length"],
-                        precision=precision.policy, movers=optimizer.movers)  # fmt: skip
+                        precision=precision.policy, optimizer_kinds=optimizer.optimizer_kinds)  # fmt: skip
         kernels = ("triton", "reference") if "elementwise" not in fields else (fields.pop("elementwise"),)
         found = list[tuple[float, bool]]()
         for kernel in kernels:  # older rows ran without kernels of our own: their memory tells

@@ -18,7 +18,7 @@ import oracle
 from observe import Watched, Wires
 from penteract.config.layout import Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.config.movers import PLAIN, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision import Policy
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import Groups, Round, needed
@@ -53,14 +53,15 @@ class Case:
     sequence_length: int = 16
     schedule: ScheduleName | None = None
     precision: str | Policy = "fp64"
-    movers: Movers = PLAIN
+    optimizer_kinds: OptimizerKinds = PLAIN
 
     def __repr__(self) -> str:
         return _said(self)
 
     def compile(self, rank: int) -> Program:
         return compile_step(
-            self.model, self.layout, self.sequence_length, rank=rank, precision=self.precision, movers=self.movers,
+            self.model, self.layout, self.sequence_length, rank=rank, precision=self.precision,
+            optimizer_kinds=self.optimizer_kinds,
             schedule=self.schedule,
         )  # fmt: skip
 

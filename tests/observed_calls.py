@@ -83,7 +83,7 @@ def observation(p: Program, *, counted: bool = True) -> Observation:
         comm = Fake(p.rank, notes)
         run = Run(p, state, comm, _bodies(notes), _Zeros(p.precision, CPU), fake=device.Fake(notes))
         said = (Optimizer(), CPU, 0, state.scaling)
-        muon = any(b.mover.by_matrix for b in p.buckets)
+        muon = any(b.optimizer_kind.by_matrix for b in p.buckets)
         made = Muon(*said, comm=comm, policy=p.precision) if muon else AdamW(*said)
         run.optimizer = _Moving(made, notes)  # type: ignore[assignment]
         run.batches = [_Nothing()] * p.layout.gradient_accumulation_steps  # type: ignore[list-item]

@@ -29,7 +29,7 @@ def trainer(case: Case, p: Program, groups: Groups) -> Run:
     state = allocate(p, CPU)
     initialise(p, state, 0)
     comm = Gloo(p.rank, groups)
-    muon = case.movers.matrices.by_matrix
+    muon = case.optimizer_kinds.matrices.by_matrix
     optimizer = Muon(OPTIMIZER, CPU, comm=comm, policy=p.precision) if muon else AdamW(OPTIMIZER, CPU)
     optimizer.rate.fill_(OPTIMIZER.learning_rate)
     return Run(p, state, comm, REFERENCE, Fresh(p.precision, CPU), optimizer)

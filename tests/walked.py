@@ -173,7 +173,7 @@ class Walked(Silent):
             return
         b = self.p.buckets[bucket]
         self.moved(bucket, b.shard_size)
-        if b.mover.by_matrix:
+        if b.optimizer_kind.by_matrix:
             for kind, ranks, amount in muon.wires(b, muon.own(b, self.p.rank), self.p.precision):
                 self.at_once(kind, ranks, amount)
 
@@ -236,8 +236,8 @@ class _Passing:
         b, p = self.walked.p.buckets[bucket], self.walked.p.precision
         p = p.keeping(b.moments)
         each = [n * p.widths["master"]] * bool(p.master)
-        each += [n * p.widths["moment"]] * len(b.mover.averages)
-        each += [n // BLOCK * FLOAT] * len(b.mover.averages) * (p.moments == "int8")
+        each += [n * p.widths["moment"]] * len(b.optimizer_kind.averages)
+        each += [n // BLOCK * FLOAT] * len(b.optimizer_kind.averages) * (p.moments == "int8")
         return [self.walked.start("copy", way, bytes=one) for one in each]
 
     def _wait(self, numbers: list[int]) -> None:

@@ -15,7 +15,7 @@ from layouts import Case
 from observed_calls import observation
 from penteract.config.catalog import model as find_model
 from penteract.config.layout import Layout
-from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.engine.comm.groups import CHANNELS, Groups, Round, needed
 from penteract.step.program import compile_step
 from pool import Pool
@@ -88,11 +88,11 @@ def check(case: Case) -> None:
 
 
 @settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None)
-@given(cases(), st.sampled_from([PLAIN, Movers(matrices=Mover("muon", 2))]))
-def test_a_rank_has_the_groups_that_its_program_asks_for(case: Case, movers: Movers) -> None:
-    if movers is not PLAIN:
+@given(cases(), st.sampled_from([PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 2))]))
+def test_a_rank_has_the_groups_that_its_program_asks_for(case: Case, optimizer_kinds: OptimizerKinds) -> None:
+    if optimizer_kinds is not PLAIN:
         case = replace(case, layout=replace(case.layout, offload_optimizer=False))
-    check(replace(case, movers=movers))
+    check(replace(case, optimizer_kinds=optimizer_kinds))
 
 
 @settings(max_examples=8, suppress_health_check=list(HealthCheck), deadline=None)

@@ -54,7 +54,7 @@ def test_a_step_is_the_one_of_torch(nesterov: bool) -> None:
     """In fp64, as is torch's own without its rounding to bf16."""
     rule = replace(MUON, muon_nesterov=nesterov, weight_decay=0.2, clip_norm=0.0)
     run = small(RECIPES["fp64"], rule)
-    matrices = [f for f in run.state.flats if f.bucket.mover.by_matrix]
+    matrices = [f for f in run.state.flats if f.bucket.optimizer_kind.by_matrix]
     theirs = {
         q.name: torch.nn.Parameter(f.master[at : at + q.numel(run.trainer.program.mesh)].view(q.shape).clone())
         for f in matrices
@@ -96,7 +96,7 @@ def test_an_update_allocates_what_is_priced_and_keeps_what_is_priced(name: str) 
     held = sum(size for kind, size in resident(p).items() if kind != "data")
     assert bytes_of(t for f in flats for t in f.buffers) == held
     norm = torch.ones((), dtype=run.trainer.run.totals.dtype)
-    matrices = sorted((f for f in flats if f.bucket.mover.by_matrix), key=lambda f: len(f.master))
+    matrices = sorted((f for f in flats if f.bucket.optimizer_kind.by_matrix), key=lambda f: len(f.master))
     largest = {f.bucket.moments: f for f in matrices}
     for flat, size in product(largest.values(), (2 * BLOCK, update.SLICE)):
         ours.update(flat, ours.factors(norm))  # the tables of codes are there from then on
@@ -131,7 +131,7 @@ def test_an_overflow_moves_nothing() -> None:
 
 def _infinite(run: object, action: object) -> None:
     """In place of `Run.after`: a gradient that overflowed."""
-    next(f for f in run.state.flats if f.bucket.mover.by_matrix).gradient[5] = float("inf")  # type: ignore[attr-defined]
+    next(f for f in run.state.flats if f.bucket.optimizer_kind.by_matrix).gradient[5] = float("inf")  # type: ignore[attr-defined]
 
 
 def test_it_goes_on_bit_for_bit(tmp_path: Path) -> None:

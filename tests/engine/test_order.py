@@ -15,7 +15,7 @@ from observed_calls import Seen, observation
 from penteract.config.fp8 import Kind, usual
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.engine.run import Run
 from precisions import BY_NAME
@@ -25,7 +25,7 @@ from walked import expected
 
 NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
 PRECISIONS = [RECIPES["fp64"], RECIPES["bf16"], RECIPES["fp16"], NARROW, BY_NAME]
-MOVERS = [PLAIN, Movers(matrices=Mover("muon", 2))]
+OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 2))]
 
 
 def check(case: Case, rank: int, *, counted: bool = True) -> list[Seen]:
@@ -39,13 +39,13 @@ def check(case: Case, rank: int, *, counted: bool = True) -> list[Seen]:
 
 
 @settings(max_examples=120, suppress_health_check=list(HealthCheck), deadline=None)
-@given(cases(), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(MOVERS), st.booleans())
+@given(cases(), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS), st.booleans())
 def test_a_run_does_what_its_program_says(
-    case: Case, of: int, precision: Policy, movers: Movers, counted: bool
+    case: Case, of: int, precision: Policy, optimizer_kinds: OptimizerKinds, counted: bool
 ) -> None:
-    if movers is not PLAIN:
+    if optimizer_kinds is not PLAIN:
         case = replace(case, layout=replace(case.layout, offload_optimizer=False))
-    check(replace(case, precision=precision, movers=movers), of % case.layout.world, counted=counted)
+    check(replace(case, precision=precision, optimizer_kinds=optimizer_kinds), of % case.layout.world, counted=counted)
 
 
 @settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penteract.config.layout import Layout
-from penteract.config.movers import MoverName
+from penteract.config.optimizers import OptimizerName
 from penteract.config.precision import BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine import moments, trainer
@@ -45,7 +45,7 @@ def state(policy: Policy, rank: int = 3) -> State:
     return made
 
 
-def movers(s: State, spec: Optimizer = SPEC, seed: int = 5) -> tuple[AdamW, AdamW]:
+def optimizer_kinds(s: State, spec: Optimizer = SPEC, seed: int = 5) -> tuple[AdamW, AdamW]:
     """By torch, by the kernel."""
     both = AdamW(spec, DEVICE, seed, s.scaling), AdamW(spec, DEVICE, seed, s.scaling, Update(spec, seed))
     for adamw in both:
@@ -85,7 +85,7 @@ def bits(flat: Flat) -> list[torch.Tensor]:
 def test_three_steps_by_the_kernel_are_those_by_torch(name: str) -> None:
     """Each from the same start. Either rounds a few times in other places: `_close` says how far that may carry."""
     ours = state(EVERY[name])
-    reference, kernel = movers(ours)
+    reference, kernel = optimizer_kinds(ours)
     norm = torch.tensor(FINITE, device=DEVICE)
     sizes, places = [len(f.master) for f in ours.flats], [f.places for f in ours.flats]
     assert any(n % TILE for n in sizes) and max(sizes) > TILE
@@ -138,7 +138,7 @@ def test_averages_that_forget_fast_are_those_by_torch() -> None:
     """Whose lerp has another form then."""
     spec = replace(SPEC, betas=(0.3, 0.8))
     ours = state(EVERY["fp32"])
-    reference, kernel = movers(ours, spec)
+    reference, kernel = optimizer_kinds(ours, spec)
     norm = torch.tensor(FINITE, device=DEVICE)
     for step in (1, 2):
         draw(ours, step)
@@ -157,7 +157,7 @@ def test_averages_that_forget_fast_are_those_by_torch() -> None:
 @pytest.mark.parametrize("name", ["fp16, moments in 8 bits", "bf16_pure"])
 def test_a_norm_that_is_not_finite_leaves_every_bit(name: str, kernel: int, clip_norm: float) -> None:
     ours = state(EVERY[name])
-    adamw = movers(ours, replace(SPEC, clip_norm=clip_norm))[kernel]
+    adamw = optimizer_kinds(ours, replace(SPEC, clip_norm=clip_norm))[kernel]
     draw(ours, 1)
     for flat in ours.flats:
         adamw.update(flat, adamw.factors(torch.tensor(FINITE, device=DEVICE)))
@@ -181,7 +181,7 @@ def test_a_norm_that_is_not_finite_leaves_every_bit(name: str, kernel: int, clip
 @pytest.mark.parametrize("name", ["bf16", CODED, "fp16, moments in 8 bits"])
 def test_slices_are_moved_as_the_whole(name: str) -> None:
     ours = state(EVERY[name])
-    _, kernel = movers(ours)
+    _, kernel = optimizer_kinds(ours)
     draw(ours, 1)
     norm = torch.tensor(FINITE, device=DEVICE)
     for flat in ours.flats:
@@ -227,7 +227,7 @@ def _alone(n: int) -> Flat:
 @pytest.mark.parametrize("name", ["fp32", CODED, "fp16"])
 def test_a_step_allocates_scalars_alone(name: str) -> None:
     ours = state(EVERY[name])
-    _, kernel = movers(ours)
+    _, kernel = optimizer_kinds(ours)
     norm = torch.tensor(FINITE, device=DEVICE)
     for flat in ours.flats:
         kernel.update(flat, kernel.factors(norm))  # tables of places and codes are there from then on
@@ -239,14 +239,14 @@ def test_a_step_allocates_scalars_alone(name: str) -> None:
 def test_updates_in_fp64_are_refused() -> None:
     ours = state(EVERY["fp32"])
     with pytest.raises(TypeError, match=r"float32, not in torch\.float64"):
-        kernel = movers(ours)[1]
+        kernel = optimizer_kinds(ours)[1]
         kernel.update(ours.flats[0], kernel.factors(torch.ones((), dtype=torch.float64, device=DEVICE)))
 
 
 # ---- a trainer ---------------------------------------------------------------------------------------------------
 
 
-def trained(policy: str, kind: MoverName = "adamw", **layout: Any) -> tuple[Small, list[float]]:
+def trained(policy: str, kind: OptimizerName = "adamw", **layout: Any) -> tuple[Small, list[float]]:
     optimizer, lay = replace(SPEC, kind=kind), Layout(micro_batch_size=4, **layout)
     with patch.object(trainer, "check_kernels"):  # which has no interpreter in mind
         run = Small(EVERY[policy], model=replace(MODEL, vocab_size=264), steps=2, layout=lay, optimizer=optimizer)
@@ -255,7 +255,7 @@ def trained(policy: str, kind: MoverName = "adamw", **layout: Any) -> tuple[Smal
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="small trainers are on the CPU")
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_a_layout_has_a_trainer_move_by_the_kernel(kind: MoverName) -> None:
+def test_a_layout_has_a_trainer_move_by_the_kernel(kind: OptimizerName) -> None:
     """Muon's: what is no matrix between hidden states."""
     (run, losses), (other, theirs) = trained("fp32", kind, elementwise="triton"), trained("fp32", kind)
     assert run.trainer.run.optimizer and isinstance(run.trainer.run.optimizer.kernel, Update)

@@ -17,7 +17,7 @@ from parity.test_fp8 import DENSE, EXPERTS, LATENT, length
 from penteract.config.fp8 import usual
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.engine import checkpoint
 from penteract.engine.comm.groups import Groups, needed
@@ -47,7 +47,7 @@ MIXED = [
 ]
 
 
-MUON = Movers(matrices=Mover("muon", 2))
+MUON = OptimizerKinds(matrices=OptimizerKind("muon", 2))
 
 
 def recipe(policy: Policy, *, gather: bool, powers: bool = False) -> Policy:
@@ -80,8 +80,10 @@ def alike(rank: int, groups: Groups, cases: tuple[Case, Case], steps: int) -> tu
 @pytest.mark.parametrize(("model", "layout"), PLACES, ids=str)
 def test_a_run_is_the_same_to_the_bit(pool: Pool, model: ModelSpec, layout: Layout) -> None:
     policies = (recipe(RECIPES["bf16"], gather=gather, powers=layout.pp > 1) for gather in (False, True))
-    movers = MUON if layout.shard_group else PLAIN
-    cases = tuple(Case(model, layout, length(model), precision=policy, movers=movers) for policy in policies)
+    optimizer_kinds = MUON if layout.shard_group else PLAIN
+    cases = tuple(
+        Case(model, layout, length(model), precision=policy, optimizer_kinds=optimizer_kinds) for policy in policies
+    )
     assert pool.run(alike, cases, 3) == [(True, [])] * layout.world
 
 

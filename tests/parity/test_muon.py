@@ -12,7 +12,7 @@ from layouts import Case
 from observe import Watched, Wires
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.movers import Mover, Movers
+from penteract.config.optimizers import OptimizerKind, OptimizerKinds
 from penteract.engine.comm.groups import Groups, needed
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
@@ -23,7 +23,7 @@ from tiny import SIZES
 from tolerances import PARITY
 from training import train, trainer
 
-MUON = Movers(matrices=Mover("muon", 5))
+MUON = OptimizerKinds(matrices=OptimizerKind("muon", 5))
 STEPS = 3
 DENSE = ModelSpec(**SIZES, qkv_bias=True)
 TIED = replace(DENSE, layers=4, tied=True, norm="layer", predict_ahead=1)
@@ -97,7 +97,7 @@ def known() -> dict[Case, Told]:
 def test_a_layout_is_one_process_and_its_price(
     pool: Pool, known: dict[Case, Told], model: ModelSpec, layout: Layout
 ) -> None:
-    case = Case(model, layout, movers=MUON)
+    case = Case(model, layout, optimizer_kinds=MUON)
     if lone(case) not in known:
         known[lone(case)] = pool.run(trained, lone(case))[0]
     alone, shapes = known[lone(case)], {q.name: q.shape for q in case.compile(0).everything}

@@ -13,7 +13,7 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, ELEMENTWISE, LOSS_KERNELS, Layout
 from penteract.config.model import ModelSpec
 from penteract.config.modules import Pattern
-from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.config.presets import TINY, TINY_LATENT, TINY_MOE
 from penteract.config.rules import breaches
@@ -33,16 +33,16 @@ class Asking:
 
     model: ModelSpec
     precision: Policy = RECIPES["bf16"]
-    movers: Movers = PLAIN
+    optimizer_kinds: OptimizerKinds = PLAIN
 
     def quoter(self) -> Quoter:
-        return Quoter(self.model, cluster("2x8xH100"), LENGTH, self.precision, self.movers)
+        return Quoter(self.model, cluster("2x8xH100"), LENGTH, self.precision, self.optimizer_kinds)
 
 
-_MUON = Movers(matrices=Mover("muon", 3))
+_MUON = OptimizerKinds(matrices=OptimizerKind("muon", 3))
 _BY_NAME = replace(RECIPES["bf16"], moments="int8", modules=(Pattern.of("layers.0.*:moments=bf16"),))
 ASKINGS = {
-    "tied": Asking(replace(TINY, layers=6, tied=True), movers=_MUON),
+    "tied": Asking(replace(TINY, layers=6, tied=True), optimizer_kinds=_MUON),
     "experts": Asking(replace(TINY_MOE, layers=6), _BY_NAME),
     "ahead": Asking(replace(TINY_LATENT, layers=5)),
     "fp8": Asking(replace(TINY, layers=6), RECIPES["fp8_rowwise"]),

@@ -17,7 +17,7 @@ from observed_calls import Seen, observation
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy, policy
 from penteract.readings.composed import Composer
 from penteract.readings.rates import Rates, Span
@@ -32,7 +32,7 @@ from strategies import cases, coded_cases
 NODE = cluster("8xH100")
 NARROW = replace(RECIPES["bf16"], reduce="bf16")
 PRECISIONS = [RECIPES["fp64"], RECIPES["bf16"], NARROW]
-MOVERS = [PLAIN, Movers(matrices=Mover("muon", 2))]
+OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 2))]
 WORK = {"narrow": "narrow gradients", "widen": "widen gradients", "land": "add gradients", "measure": "squares",
         "update": "update", "code": "code"}  # fmt: skip
 BESIDE_NOTES = {"largest weights", "orthogonalise"}  # computed by what an observer takes for one thing
@@ -40,7 +40,7 @@ Event = tuple[Any, ...]
 
 
 def steps_of(case: Case, *, jumps: bool = True) -> StepClock:
-    composer = Composer(case.model, case.sequence_length, policy(case.precision), case.movers)
+    composer = Composer(case.model, case.sequence_length, policy(case.precision), case.optimizer_kinds)
     return StepClock(composer, NODE, Rates.of(NODE, "bf16", fp8=composer.policy.fp8 is not None), jumps=jumps)
 
 
@@ -168,13 +168,15 @@ def _shifts(case: Case, rank: int) -> set[int]:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(cases(), st.integers(0, 3), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(MOVERS))
-def test_plays_what_a_run_does(case: Case, deeper: int, of: int, precision: Policy, movers: Movers) -> None:
+@given(cases(), st.integers(0, 3), st.integers(0, 7), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS))
+def test_plays_what_a_run_does(
+    case: Case, deeper: int, of: int, precision: Policy, optimizer_kinds: OptimizerKinds
+) -> None:
     assume(not case.schedule)
-    if movers is not PLAIN:
+    if optimizer_kinds is not PLAIN:
         case = replace(case, layout=replace(case.layout, offload_optimizer=False))
     model = replace(case.model, layers=case.model.layers + deeper)
-    check(replace(case, model=model, precision=precision, movers=movers), of)
+    check(replace(case, model=model, precision=precision, optimizer_kinds=optimizer_kinds), of)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))

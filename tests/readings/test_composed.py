@@ -13,7 +13,7 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.readings.composed import Composer
 from penteract.readings.price import price
@@ -25,43 +25,51 @@ from precisions import BY_NAME
 from strategies import cases, coded_cases
 
 NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
-MOVERS = [PLAIN, Movers(matrices=Mover("muon", 3))]
+OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 3))]
 PRECISIONS = [RECIPES["bf16"], RECIPES["fp64"], RECIPES["bf16_pure"], NARROW, BY_NAME]
 
 
-@given(cases(), st.integers(0, 5), st.integers(1, 3), st.sampled_from(PRECISIONS), st.sampled_from(MOVERS))
-def test_equals_the_walk_of_every_rank(case: Case, deeper: int, longer: int, precision: Policy, movers: Movers) -> None:
+@given(cases(), st.integers(0, 5), st.integers(1, 3), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS))
+def test_equals_the_walk_of_every_rank(
+    case: Case, deeper: int, longer: int, precision: Policy, optimizer_kinds: OptimizerKinds
+) -> None:
     assume(not case.schedule)  # overlapped is a program's order, not a layout's
     model = replace(case.model, layers=case.model.layers + deeper)
     lay = replace(case.layout, gradient_accumulation_steps=case.layout.gradient_accumulation_steps * longer)
-    check(model, lay, case.sequence_length, precision, movers)
+    check(model, lay, case.sequence_length, precision, optimizer_kinds)
 
 
 @settings(max_examples=25)
-@given(coded_cases(), st.integers(0, 3), st.sampled_from(MOVERS))
-def test_equals_the_walk_where_weights_are_gathered_as_codes(case: Case, deeper: int, movers: Movers) -> None:
+@given(coded_cases(), st.integers(0, 3), st.sampled_from(OPTIMIZERS))
+def test_equals_the_walk_where_weights_are_gathered_as_codes(
+    case: Case, deeper: int, optimizer_kinds: OptimizerKinds
+) -> None:
     assert isinstance(case.precision, Policy)
     model = replace(case.model, layers=case.model.layers + deeper)
-    check(model, case.layout, case.sequence_length, case.precision, movers)
+    check(model, case.layout, case.sequence_length, case.precision, optimizer_kinds)
     assert case.precision.fp8
     plain = replace(case.precision, fp8=replace(case.precision.fp8, gather=False))
     coded, whole = (
-        Composer(model, case.sequence_length, p, movers).rank(case.layout, 0) for p in (case.precision, plain)
+        Composer(model, case.sequence_length, p, optimizer_kinds).rank(case.layout, 0) for p in (case.precision, plain)
     )
     assert coded.resident["ring"] < whole.resident["ring"]
     assert coded.redistributions["all_reduce", "sequence"] <= whole.redistributions["all_reduce", "sequence"]
     if case.precision.compute == "bf16":
-        prices = Quoter(model, cluster("8xH100"), case.sequence_length, case.precision, movers)
+        prices = Quoter(model, cluster("8xH100"), case.sequence_length, case.precision, optimizer_kinds)
         ranks = (prices.composer.rank(case.layout, r) for r in range(case.layout.pp))
         assert prices.quote(case.layout).by_stage == tuple(rank.allocated for rank in ranks)
 
 
-def check(model: ModelSpec, lay: Layout, sequence_length: int, precision: Policy, movers: Movers) -> None:
+def check(
+    model: ModelSpec, lay: Layout, sequence_length: int, precision: Policy, optimizer_kinds: OptimizerKinds
+) -> None:
     """Of every rank of a stage's first place."""
-    composer, mesh = Composer(model, sequence_length, precision, movers), Mesh(lay)
+    composer, mesh = Composer(model, sequence_length, precision, optimizer_kinds), Mesh(lay)
     for pp_rank in range(lay.pp):
         rank = mesh.group("pp", 0)[pp_rank]
-        program = compile_step(model, lay, sequence_length, rank=rank, precision=precision, movers=movers)
+        program = compile_step(
+            model, lay, sequence_length, rank=rank, precision=precision, optimizer_kinds=optimizer_kinds
+        )
         walked, summed = price(program), composer.rank(lay, pp_rank)
         assert summed.resident == walked.resident
         assert summed.arena == walked.arena

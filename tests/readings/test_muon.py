@@ -9,12 +9,12 @@ import pytest
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.readings.price import Price, price
 from penteract.readings.quote import Quoter
 from penteract.step.program import compile_step
 
-MUON = Movers(matrices=Mover("muon", 5))
+MUON = OptimizerKinds(matrices=OptimizerKind("muon", 5))
 D, F, L, V = 256, 1024, 4, 512
 MODEL = ModelSpec(layers=L, hidden_size=D, heads=8, kv_heads=8, head_size=D // 8, ffn_size=F, vocab_size=V)
 MATRICES = L * (4 * D * D + 3 * D * F)  # elements
@@ -22,13 +22,13 @@ MATRICES = L * (4 * D * D + 3 * D * F)  # elements
 FLOPS = L * 5 * 2 * (4 * (2 * D**3 + D**3) + 3 * (2 * D * D * F + D**3))
 
 
-def priced(layout: Layout, movers: Movers = MUON, rank: int = 0) -> Price:
-    return price(compile_step(MODEL, layout, 64, rank=rank, precision="bf16", movers=movers))
+def priced(layout: Layout, optimizer_kinds: OptimizerKinds = MUON, rank: int = 0) -> Price:
+    return price(compile_step(MODEL, layout, 64, rank=rank, precision="bf16", optimizer_kinds=optimizer_kinds))
 
 
 def test_a_matrix_has_one_average() -> None:
     """A master and one average of four bytes each, where AdamW has two."""
-    plain, muon = (priced(Layout(), movers).resident["optimizer"] for movers in (PLAIN, MUON))
+    plain, muon = (priced(Layout(), optimizer_kinds).resident["optimizer"] for optimizer_kinds in (PLAIN, MUON))
     assert plain - muon == 4 * MATRICES
 
 
@@ -42,14 +42,16 @@ def test_ranks_share_the_products(zero: int) -> None:
 
 def test_tensor_ranks_do_alike() -> None:
     """Each has all products, and a matrix goes over tp once."""
-    plain, muon = (priced(Layout(tp=2), movers) for movers in (PLAIN, MUON))
+    plain, muon = (priced(Layout(tp=2), optimizer_kinds) for optimizer_kinds in (PLAIN, MUON))
     assert muon.flops["update"] == FLOPS
     more = {wire: n - plain.wires[wire] for wire, n in muon.wires.items() if n != plain.wires[wire]}
     assert more == {("all_gather", (0, 1)): 2 * MATRICES}
 
 
 def test_shards_gather_and_sum_a_bucket_in_bf16() -> None:
-    plain, muon = (priced(Layout(dp=2, zero=1, bucket_bytes=2**30), movers) for movers in (PLAIN, MUON))
+    plain, muon = (
+        priced(Layout(dp=2, zero=1, bucket_bytes=2**30), optimizer_kinds) for optimizer_kinds in (PLAIN, MUON)
+    )
     for kind in ("all_gather", "reduce_scatter"):
         assert 0 <= muon.wires[kind, (0, 1)] - plain.wires[kind, (0, 1)] - 2 * MATRICES < 2**10  # padding
 
@@ -61,8 +63,8 @@ def test_shards_gather_and_sum_a_bucket_in_bf16() -> None:
 def test_an_update_takes_longer_and_the_bound_stays_one(layout: Layout) -> None:
     large = replace(MODEL, hidden_size=2048, ffn_size=8192, head_size=256)
     took = list[float]()
-    for movers in (PLAIN, MUON):
-        quoter = Quoter(large, cluster("8xH200"), 2048, movers=movers)
+    for optimizer_kinds in (PLAIN, MUON):
+        quoter = Quoter(large, cluster("8xH200"), 2048, optimizer_kinds=optimizer_kinds)
         quote = quoter.quote(layout)
         time = quoter.time(quote)
         assert quote.at_least <= time.seconds * (1 + 1e-9)
@@ -73,7 +75,7 @@ def test_an_update_takes_longer_and_the_bound_stays_one(layout: Layout) -> None:
 def test_larger_buckets_keep_more_ranks_at_work() -> None:
     """A bucket of one matrix has one rank at work and seven that wait."""
     large = replace(MODEL, hidden_size=2048, ffn_size=8192, head_size=256)
-    quoter = Quoter(large, cluster("8xH200"), 2048, movers=MUON)
+    quoter = Quoter(large, cluster("8xH200"), 2048, optimizer_kinds=MUON)
     layouts = (Layout(dp=8, zero=1, bucket_bytes=size) for size in (2**24, 2**32))
     one, many = (quoter.time(quoter.quote(layout)).parts["update"] for layout in layouts)
     assert many < one / 3

@@ -9,35 +9,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layouts import Case
-from penteract.config.movers import Movers
+from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision import Policy
 from penteract.parallel.data import Pack
 from penteract.readings.composed import Composer
-from readings.test_composed import MOVERS, PRECISIONS
+from readings.test_composed import OPTIMIZERS, PRECISIONS
 from strategies import cases, coded_cases
 
 
 @settings(max_examples=150)
-@given(cases(), st.integers(0, 40), st.sampled_from(PRECISIONS), st.sampled_from(MOVERS), st.integers(0, 2**14))
+@given(cases(), st.integers(0, 40), st.sampled_from(PRECISIONS), st.sampled_from(OPTIMIZERS), st.integers(0, 2**14))
 def test_counts_are_those_of_packs_one_by_one(
-    case: Case, deeper: int, precision: Policy, movers: Movers, bucket_bytes: int
+    case: Case, deeper: int, precision: Policy, optimizer_kinds: OptimizerKinds, bucket_bytes: int
 ) -> None:
     case = replace(case, model=replace(case.model, layers=case.model.layers + deeper))
     for size in (case.layout.bucket_bytes, bucket_bytes):
-        check(replace(case, layout=replace(case.layout, bucket_bytes=size)), precision, movers)
+        check(replace(case, layout=replace(case.layout, bucket_bytes=size)), precision, optimizer_kinds)
 
 
 @settings(max_examples=25)
-@given(coded_cases(), st.integers(0, 8), st.sampled_from(MOVERS))
-def test_counts_are_those_of_packs_that_travel_as_codes(case: Case, deeper: int, movers: Movers) -> None:
+@given(coded_cases(), st.integers(0, 8), st.sampled_from(OPTIMIZERS))
+def test_counts_are_those_of_packs_that_travel_as_codes(
+    case: Case, deeper: int, optimizer_kinds: OptimizerKinds
+) -> None:
     assert isinstance(case.precision, Policy)
-    check(replace(case, model=replace(case.model, layers=case.model.layers + deeper)), case.precision, movers)
+    check(replace(case, model=replace(case.model, layers=case.model.layers + deeper)), case.precision, optimizer_kinds)
 
 
-def check(case: Case, precision: Policy, movers: Movers) -> None:
+def check(case: Case, precision: Policy, optimizer_kinds: OptimizerKinds) -> None:
     """Of each stage; in the order in which a rank comes to the first of a kind."""
     lay = case.layout
-    packer = Composer(case.model, case.sequence_length, precision, movers).packer
+    packer = Composer(case.model, case.sequence_length, precision, optimizer_kinds).packer
     for stage in range(lay.pp):
         one_by_one = Counter[tuple[object, ...]]()
         for pack in packer.packs(lay, stage):

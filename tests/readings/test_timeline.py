@@ -20,7 +20,7 @@ from layouts import Case
 from penteract.config import catalog
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
-from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.engine import named
 from penteract.ops.offload import COPIES
@@ -50,10 +50,12 @@ def asked(draw: st.DrawFn) -> tuple[Quoter, Layout]:
     case = draw(cases())
     assume(not case.schedule)
     precision: Policy = draw(st.sampled_from([RECIPES["bf16"], NARROW]))
-    movers = draw(st.sampled_from([PLAIN, Movers(matrices=Mover("muon", 2))]))
-    away = case.layout.offload_optimizer and movers is PLAIN
+    optimizer_kinds = draw(st.sampled_from([PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 2))]))
+    away = case.layout.offload_optimizer and optimizer_kinds is PLAIN
     model = replace(case.model, layers=case.model.layers + draw(st.integers(0, 3)))
-    return Quoter(model, NODE, case.sequence_length, precision, movers), replace(case.layout, offload_optimizer=away)
+    return Quoter(model, NODE, case.sequence_length, precision, optimizer_kinds), replace(
+        case.layout, offload_optimizer=away
+    )
 
 
 @DRAWN
@@ -173,7 +175,7 @@ def test_trace_has_every_event_and_the_memory_of_the_price(question: tuple[Quote
 @given(coded_cases())
 def test_and_where_weights_travel_as_codes(case: Case) -> None:
     assume(not case.schedule)
-    check_trace(Quoter(case.model, NODE, case.sequence_length, case.precision, case.movers), case.layout)
+    check_trace(Quoter(case.model, NODE, case.sequence_length, case.precision, case.optimizer_kinds), case.layout)
 
 
 def check_trace(prices: Quoter, lay: Layout) -> None:

@@ -20,7 +20,7 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.ops.symbols import values
 from penteract.parallel.data import UNIT
@@ -39,7 +39,7 @@ EXPERTS = replace(
 )
 NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
 RESIDENT = ("parameters", "gradients", "optimizer", "ring", "data")
-MOVERS = [PLAIN, Movers(matrices=Mover("muon", 5))]
+OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 5))]
 PHASES = {"forward": "forward", "input gradient": "input_gradient", "weight gradient": "weight_gradient",
           "update": "update"}  # fmt: skip
 
@@ -76,14 +76,24 @@ def check_sums(told: Why, p: Program) -> None:
     case=cases(),
     precision=st.sampled_from(["fp32", "bf16", NARROW, BY_NAME]),
     of=st.integers(0, 7),
-    movers=st.sampled_from(MOVERS),
+    optimizer_kinds=st.sampled_from(OPTIMIZERS),
 )
-def test_rows_add_up_to_the_price(case: Case, precision: str | Policy, of: int, movers: Movers) -> None:
+def test_rows_add_up_to_the_price(
+    case: Case, precision: str | Policy, of: int, optimizer_kinds: OptimizerKinds
+) -> None:
     assume(case.schedule != "overlapped" or case.layout.zero != 3)  # two passes take turns at gathered units
     rank = of % case.layout.world
-    told = why(case.model, case.layout, case.sequence_length, precision, rank, schedule=case.schedule, movers=movers)
+    told = why(
+        case.model,
+        case.layout,
+        case.sequence_length,
+        precision,
+        rank,
+        schedule=case.schedule,
+        optimizer_kinds=optimizer_kinds,
+    )
     p = compile_step(
-        case.model, case.layout, case.sequence_length, rank=rank, precision=precision, movers=movers,
+        case.model, case.layout, case.sequence_length, rank=rank, precision=precision, optimizer_kinds=optimizer_kinds,
         schedule=case.schedule,
     )  # fmt: skip
     check_sums(told, p)

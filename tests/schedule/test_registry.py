@@ -15,7 +15,7 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.legal import problems
 from penteract.config.model import ModelSpec
-from penteract.config.movers import PLAIN
+from penteract.config.optimizers import PLAIN
 from penteract.config.precision import RECIPES
 from penteract.errors import Bug
 from penteract.planner.space import Space

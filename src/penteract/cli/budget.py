@@ -24,7 +24,9 @@ def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:
     known = reference()
     node = Cluster(name="reference", gpus=run.layout.world, gpu=known.gpu, inside=known.inside, curves=known)
     chosen = within(
-        Quoter(run.model, node, run.sequence_length, run.precision.policy, movers=run.optimizer.movers),
+        Quoter(
+            run.model, node, run.sequence_length, run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
+        ),
         run.layout,
         budget,
     )

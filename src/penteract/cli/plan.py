@@ -215,7 +215,7 @@ def _by_line(found: Plan, chosen: Timed) -> str:
     rank = Mesh(chosen.layout).group("pp", 0)[stage]
     ask = found.ask
     memory, how = chosen.quote.memory, chosen.quote.precision
-    told = why_text(ask.model, chosen.layout, ask.sequence_length, how, rank, movers=ask.movers)
+    told = why_text(ask.model, chosen.layout, ask.sequence_length, how, rank, optimizer_kinds=ask.optimizer_kinds)
     return told.whole(memory["activations"], memory["other"]).text()
 
 

@@ -131,7 +131,7 @@ def _check_paths(resolved: Resolved) -> None:
 
 def _predicted(run: RunSpec) -> int:
     """Bytes that rank 0 will allocate: both readings meet here alone."""
-    said = {"precision": run.precision.policy, "movers": run.optimizer.movers}
+    said = {"precision": run.precision.policy, "optimizer_kinds": run.optimizer.optimizer_kinds}
     return price(compile_step(run.model, run.layout, run.sequence_length, **said)).allocated
 
 

@@ -9,7 +9,7 @@ from penteract.config.fp8 import Fp8
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.modules import Pattern
-from penteract.config.movers import PLAIN, Mover, MoverName, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerName, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.errors import BadInput
 
@@ -19,7 +19,7 @@ class Optimizer:
     """AdamW (1711.05101), or Muon for matrices between hidden states and AdamW for all else (2502.16982), which then
     share rate and decay. The gradient's global norm is clipped before the update."""
 
-    kind: MoverName = "adamw"
+    kind: OptimizerName = "adamw"
     learning_rate: float = 1e-3  # the peak
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
@@ -30,9 +30,11 @@ class Optimizer:
     newton_schulz_steps: int = 5  # singular values come near one by them
 
     @property
-    def movers(self) -> Movers:
+    def optimizer_kinds(self) -> OptimizerKinds:
         """What moves which parameters."""
-        return Movers(matrices=Mover("muon", self.newton_schulz_steps)) if self.kind == "muon" else PLAIN
+        return (
+            OptimizerKinds(matrices=OptimizerKind("muon", self.newton_schulz_steps)) if self.kind == "muon" else PLAIN
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,7 @@ class Muon(AdamW):
     def update(self, flat: Flat, factors: Factors) -> None:
         """One step of a shard's parameters. Of a bucket of matrices it is a collective of all who have some of them."""
         b = flat.bucket
-        if not b.mover.by_matrix:
+        if not b.optimizer_kind.by_matrix:
             return AdamW.update(self, flat, factors)
         whole = torch.empty(b.size, dtype=DTYPES[self.policy.products], device=flat.master.device)
         own = whole[flat.shard.start : flat.shard.stop] if b.shards > 1 else whole
@@ -87,7 +87,7 @@ class Muon(AdamW):
             if m.cut == 1:
                 x, spare = spare.view(m.shape), landing
                 x.view(m.shape[0], m.peers, -1).copy_(landing.view(m.peers, *m.local).movedim(0, 1))
-        made = orthogonal(x, spare, rest, b.mover.steps)
+        made = orthogonal(x, spare, rest, b.optimizer_kind.steps)
         if m.cut >= 0:
             made = made.narrow(m.cut, b.peers.index(self.comm.rank) * m.local[m.cut], m.local[m.cut])
         torch.mul(made, scale, out=own)

@@ -26,7 +26,7 @@ def write(trainer: Trainer, prompt: list[int], tokens: int, *, temperature: floa
     spec, rank = sampling_layout(trainer.spec), trainer.rank
     p = compile_step(
         spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=spec.precision.policy,
-        movers=spec.optimizer.movers, training=False,
+        optimizer_kinds=spec.optimizer.optimizer_kinds, training=False,
     )  # fmt: skip
     ear = _Ear(p)
     run = Run(p, trainer.state, trainer.run.comm, ear.kernels(rank.device), Fresh(p.precision, rank.device))

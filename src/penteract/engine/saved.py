@@ -29,7 +29,7 @@ from penteract.step.update import parts
 
 log = logging.getLogger(__name__)
 RECIPE = ("loss_scale", "/largest")  # ends of the names of what one recipe of precision alone keeps
-Logical = dict[Kept, list[torch.Tensor | None]]  # of each flat, where its mover keeps it
+Logical = dict[Kept, list[torch.Tensor | None]]  # of each flat, where its optimizer keeps it
 
 # Suffix of a parameter's other tensors -> the buffer that shards have of it.
 KINDS: Mapping[str, Kept] = MappingProxyType(

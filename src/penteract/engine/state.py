@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from penteract.config.movers import ADAMW, Average, Mover
+from penteract.config.optimizers import ADAMW, Average, OptimizerKind
 from penteract.config.precision import BLOCK, Policy
 from penteract.engine import moments
 from penteract.engine.codes import Codes, Part
@@ -53,7 +53,7 @@ class Flat:
     cut_parameter: torch.Tensor | None  # [shard_size]
     cut_gradient: torch.Tensor | None
     master: torch.Tensor  # [shard_size]
-    averages: dict[Average, torch.Tensor]  # that its mover keeps
+    averages: dict[Average, torch.Tensor]  # that its optimizer keeps
     scales: dict[Average, torch.Tensor]  # of them, [shard_size / 256], where they are codes
     sliced: bool  # what is narrower than the update is widened by slices
     places: tuple[Place, ...] = ()  # of parameters that are rounded by chance
@@ -99,7 +99,7 @@ class Flat:
         return whole[self.shard.start : self.shard.stop]
 
     def kept(self, kind: Kept) -> torch.Tensor | None:
-        """All of what the optimizer keeps of a kind; None where its mover keeps no such."""
+        """All of what the optimizer keeps of a kind; None where its optimizer keeps no such."""
         return self.master if kind == "master" else self.averages.get(kind)
 
     def read(self, kind: Kept, part: slice, dtype: torch.dtype) -> torch.Tensor:
@@ -182,8 +182,8 @@ def allocate(p: Program, device: torch.device) -> State:
         parameter, cut_parameter = whole.buffers(i, b, dtype[b.gathered_as], cut=b.cut_parameters)
         gradient, cut_gradient = sums.buffers(i, b, dtype["gradient"], cut=b.cut_gradients)
         policy = p.precision.keeping(b.moments)
-        made = _optimizer(b.shard_size, policy, device, b.mover, host=b.offloaded)
-        names = b.mover.averages
+        made = _optimizer(b.shard_size, policy, device, b.optimizer_kind, host=b.offloaded)
+        names = b.optimizer_kind.averages
         averages = {kind: made[kind] for kind in names}
         scales = {kind: made[f"{kind}/scales"] for kind in names if f"{kind}/scales" in made}
         places = tuple(_places(p, b)) if p.precision.stochastic else ()
@@ -221,7 +221,13 @@ def _read(p: Program, b: Bucket, whole: torch.Tensor) -> torch.Tensor:
 
 
 def _optimizer(
-    n: int, p: Policy, device: torch.device, mover: Mover = ADAMW, *, host: bool = False, scaled: bool = False
+    n: int,
+    p: Policy,
+    device: torch.device,
+    optimizer_kind: OptimizerKind = ADAMW,
+    *,
+    host: bool = False,
+    scaled: bool = False,
 ) -> Buffers:
     """What the optimizer keeps of n elements: on the device, or on the host, page-locked for copies beside compute.
     `scaled`: with scales, though averages of this dtype have none."""
@@ -232,8 +238,8 @@ def _optimizer(
 
     moment, scaled = dtype_of("moment", p), scaled or p.moments == "int8"
     master = {"master": zeros(n, dtype_of("master", p))} if p.master else {}
-    scales = {f"{kind}/scales": zeros(n // BLOCK, torch.float32) for kind in mover.averages if scaled}
-    return {**master, **{kind: zeros(n, moment) for kind in mover.averages}, **scales}
+    scales = {f"{kind}/scales": zeros(n // BLOCK, torch.float32) for kind in optimizer_kind.averages if scaled}
+    return {**master, **{kind: zeros(n, moment) for kind in optimizer_kind.averages}, **scales}
 
 
 def _places(p: Program, b: Bucket) -> Iterator[Place]:

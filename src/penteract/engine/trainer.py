@@ -65,7 +65,7 @@ class Trainer:
         precision = spec.precision.policy
         program = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
-            movers=spec.optimizer.movers,
+            optimizer_kinds=spec.optimizer.optimizer_kinds,
         )  # fmt: skip
         check_kernels(program, rank.device, packed=spec.data.pack_documents)
         comm = device_of(rank.device).comm(rank.number)
@@ -80,7 +80,7 @@ class Trainer:
         run = Run(program, state, comm, kernels(program, rank.device), memory, optimizer)
         forward = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
-            movers=spec.optimizer.movers, training=False,
+            optimizer_kinds=spec.optimizer.optimizer_kinds, training=False,
         )  # fmt: skip
         beside = Arena(
             plan_arena(forward, training=False), precision, rank.device, memory.block

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.movers import ADAMW, PLAIN, Mover, Movers
+from penteract.config.optimizers import ADAMW, PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import Policy, Role, grain
 from penteract.ops.params import Homes, Param, holders
 from penteract.parallel.matrix import Matrix, matrices, peers
@@ -42,7 +42,7 @@ class Alike(NamedTuple):
     decay: bool
     moments: str
     late: bool = False  # its gradient may wait, so that zero-bubble writes it in another action
-    mover: Mover = ADAMW
+    optimizer_kind: OptimizerKind = ADAMW
     gathered_as: Role = "parameter"
 
 
@@ -67,9 +67,9 @@ class Bucket:
     sharers   the holders that share one copy of what is cut, in their order: a shard each
     replicas  the holders with this rank's shard, one in each group of sharers
     unit      the unit that it is a part of, counted on the rank in the order of forward
-    matrices  those that its mover needs whole; `peers`: the ranks with the slices of each
+    matrices  those that its optimizer needs whole; `peers`: the ranks with the slices of each
     gathered_as  what its shards go over wires as, and lie whole for a while: "parameter", or codes of FP8
-    moments   the dtype of the averages that its mover keeps
+    moments   the dtype of the averages that its optimizer keeps
 
     The buffer may end in padding, zero from the start and zero after every update.
     """
@@ -87,7 +87,7 @@ class Bucket:
     late: bool = False  # its gradients may wait
     cut_gradients: bool = False  # between actions there is this rank's shard of them alone
     cut_parameters: bool = False
-    mover: Mover = ADAMW
+    optimizer_kind: OptimizerKind = ADAMW
     matrices: tuple[Matrix, ...] = ()
     peers: tuple[int, ...] = ()
     offloaded: bool = False  # what the optimizer keeps of this rank's shard lies on the host
@@ -147,7 +147,7 @@ class Pack:
 
 
 def _shapes(alike: Alike, params: Iterable[Param]) -> tuple[object, ...]:
-    return tuple((p.shape, p.shards) for p in params) if alike.mover.by_matrix else ()
+    return tuple((p.shape, p.shards) for p in params) if alike.optimizer_kind.by_matrix else ()
 
 
 def packs(packing: Packing, units: Sequence[Unit]) -> Iterator[Pack]:
@@ -209,7 +209,7 @@ class Packing:
     homes: Homes
     mesh: Mesh
     policy: Policy
-    movers: Movers
+    optimizer_kinds: OptimizerKinds
     known: dict[tuple[int, bool, bool], tuple[Alike, int]] = field(
         default_factory=dict[tuple[int, bool, bool], tuple[Alike, int]]
     )  # by identity: layers that are alike may share their parameters
@@ -246,7 +246,7 @@ class Packing:
         if same not in self.known:
             alike = Alike(
                 p.cut(self.mesh), self.homes[p.name], p.decay, self.policy.moments_of(p.name), p.name in unit.late,
-                self.movers.of(matrix=p.matrix), "code" if p.name in unit.coded else "parameter",
+                self.optimizer_kinds.of(matrix=p.matrix), "code" if p.name in unit.coded else "parameter",
             )  # fmt: skip
             self.known[same] = alike, p.numel(self.mesh)
         return self.known[same]
@@ -285,20 +285,26 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int) -> Bucket:
     each = shards * (max(fewest, block) if shards > 1 else block)
     size = -(-pack.elements // each) * each
     cut = pack.unit != NONE and shards > 1
-    mover, whole = pack.alike.mover, pack.alike.mover.by_matrix
+    optimizer_kind, whole = pack.alike.optimizer_kind, pack.alike.optimizer_kind.by_matrix
     return Bucket(
         pack.params, pack.offsets, size, members, pack.alike.decay, len(where) > 1, sharers, replicas, pack.unit,
         shards, pack.alike.late, cut_gradients=cut and not lay.reduce_scatter_once,
         cut_parameters=cut and lay.zero == 3,
-        mover=mover, matrices=tuple(matrices(pack.params, pack.offsets, mesh)) if whole else (),
+        optimizer_kind=optimizer_kind, matrices=tuple(matrices(pack.params, pack.offsets, mesh)) if whole else (),
         peers=peers(pack.params, mesh, rank) if whole else (),
-        offloaded=lay.offload_optimizer and not mover.by_matrix, gathered_as=pack.alike.gathered_as,
+        offloaded=lay.offload_optimizer and not optimizer_kind.by_matrix, gathered_as=pack.alike.gathered_as,
         moments=pack.alike.moments,
     )  # fmt: skip
 
 
 def buckets(
-    units: Sequence[Unit], homes: Homes, mesh: Mesh, rank: int, policy: Policy, *, movers: Movers = PLAIN
+    units: Sequence[Unit],
+    homes: Homes,
+    mesh: Mesh,
+    rank: int,
+    policy: Policy,
+    *,
+    optimizer_kinds: OptimizerKinds = PLAIN,
 ) -> tuple[Bucket, ...]:
     """The flat buckets of a rank, in the order in which they fill."""
-    return tuple(bucket_of(pack, mesh, rank) for pack in packs(Packing(homes, mesh, policy, movers), units))
+    return tuple(bucket_of(pack, mesh, rank) for pack in packs(Packing(homes, mesh, policy, optimizer_kinds), units))

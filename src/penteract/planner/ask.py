@@ -21,7 +21,7 @@ from penteract.config.layout import (
     Layout,
 )
 from penteract.config.model import ModelSpec
-from penteract.config.movers import MoverName, Movers
+from penteract.config.optimizers import OptimizerName, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.config.recompute import WHOLE, Budget, name_of, words_of
 from penteract.config.run import Optimizer
@@ -76,15 +76,15 @@ class Ask:
     global_batch_size: int
     precision: Policy = RECIPES["bf16"]
     also: tuple[Policy, ...] = ()
-    optimizer: MoverName = "adamw"
+    optimizer: OptimizerName = "adamw"
     headroom: float = HEADROOM
     tp_across_nodes: bool = False
     pins: Mapping[str, Values] = field(default_factory=dict[str, Values])
 
     @property
-    def movers(self) -> Movers:
+    def optimizer_kinds(self) -> OptimizerKinds:
         """What moves which parameters."""
-        return Optimizer(kind=self.optimizer).movers
+        return Optimizer(kind=self.optimizer).optimizer_kinds
 
     @property
     def tokens(self) -> int:

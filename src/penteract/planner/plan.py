@@ -152,7 +152,9 @@ class Plan:
 def quoter(ask: Ask) -> Quoter:
     """The prices of a question."""
     length = ask.sequence_length
-    return Quoter(ask.model, ask.cluster, sequence_length=length, precision=ask.precision, movers=ask.movers)
+    return Quoter(
+        ask.model, ask.cluster, sequence_length=length, precision=ask.precision, optimizer_kinds=ask.optimizer_kinds
+    )
 
 
 def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch: Watch | None = None) -> Plan:

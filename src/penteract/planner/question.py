@@ -15,7 +15,7 @@ from penteract.config.kernels import check_elementwise
 from penteract.config.keys import find_key
 from penteract.config.model import ModelSpec
 from penteract.config.modules import Pattern
-from penteract.config.movers import MOVERS, MoverName
+from penteract.config.optimizers import OPTIMIZERS, OptimizerName
 from penteract.config.precision import Policy, policy
 from penteract.config.presets import PRESETS
 from penteract.config.run import PARTS, Precision
@@ -76,11 +76,11 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     )  # fmt: skip
 
 
-def _mover(name: str) -> MoverName:
-    for known in MOVERS:
+def _mover(name: str) -> OptimizerName:
+    for known in OPTIMIZERS:
         if known == name:
             return known
-    raise BadInput("VALUE", "no such optimizer", where="--optimizer", found=name, allowed=", ".join(MOVERS),
+    raise BadInput("VALUE", "no such optimizer", where="--optimizer", found=name, allowed=", ".join(OPTIMIZERS),
                    fix="--optimizer adamw")  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.movers import PLAIN, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision import Policy, policy
 from penteract.ops.spec import Widths
 from penteract.parallel.data import Bucket
@@ -61,7 +61,7 @@ class Composer:
     model: ModelSpec
     sequence_length: int
     precision: str | Policy
-    movers: Movers = PLAIN
+    optimizer_kinds: OptimizerKinds = PLAIN
     policy: Policy = field(init=False)
     widths: Widths = field(init=False)
     recorder: Recorder = field(init=False)
@@ -80,7 +80,7 @@ class Composer:
         self.widths = self.policy.widths
         self.recorder = Recorder(self.model, self.sequence_length, self.policy)
         self.holder = Holder(self.model, self.sequence_length, self.widths)
-        self.packer = Packer(self.model, self.policy, self.movers, self.recorder, self.deal)
+        self.packer = Packer(self.model, self.policy, self.optimizer_kinds, self.recorder, self.deal)
 
     def piece(self, layout: Layout, kind: Kind) -> Piece:
         return self.recorder.piece(layout, kind)
@@ -119,7 +119,7 @@ class Composer:
     def _update(self, made: Iterable[Bucket], layout: Layout, pp_rank: int) -> Flops:
         """Of the first of a stage's ranks, which has the largest matrices."""
         rank = first_rank(Mesh(layout), pp_rank)
-        return sum(muon.flops(b, muon.own(b, rank)) for b in made if b.mover.by_matrix)
+        return sum(muon.flops(b, muon.own(b, rank)) for b in made if b.optimizer_kind.by_matrix)
 
     def work(self, layout: Layout, pp_rank: int) -> tuple[Counter[str], Counter[Wire]]:
         """A step's FLOPs by phase, without the update, and bytes on wires."""

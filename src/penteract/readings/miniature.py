@@ -13,7 +13,7 @@ from math import prod
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import Policy
 from penteract.model.decoder import homes, part, shared
 from penteract.model.modules import anonymous, first_like
@@ -90,7 +90,8 @@ class Miniature:
         summed: tuple[Event, ...] = tuple([("reduce", b) for b in range(len(self.program.buckets))])
         p = self.program
         first = [t for a in p.actions if isinstance(a, Exchange) for t in a.transfers if t.micro == 0]
-        walks = [Compute(kind, 0, c) for c, chunk in enumerate(p.chunks) for kind in chunk.actions]  # type: ignore[arg-type]
+        # type: ignore[arg-type]
+        walks = [Compute(kind, 0, c) for c, chunk in enumerate(p.chunks) for kind in chunk.actions]
         actions = (Exchange(tuple(first)), *walks)
         return replace(p, actions=actions, events={(len(actions), 0): Around(summed)})
 
@@ -110,7 +111,7 @@ def miniature(
     *,
     rank: int,
     schedule: ScheduleName | None,
-    movers: Movers = PLAIN,
+    optimizer_kinds: OptimizerKinds = PLAIN,
 ) -> Miniature:
     """The step of `rank` in small."""
     name, mesh = schedule or layout.schedule, Mesh(layout)
@@ -135,7 +136,7 @@ def miniature(
         model, mesh, rank, length, precision, chunks, tuple(o.param for o in owned), (), where,
         tuple(
             replace(
-                _bucket(o.param, where, mesh, Mesh(cut), rank, shared(m), movers.of(matrix=o.param.matrix)),
+                _bucket(o.param, where, mesh, Mesh(cut), rank, shared(m), optimizer_kinds.of(matrix=o.param.matrix)),
                 gathered_as="code" if o.param.name in coded else "parameter",
                 moments=precision.moments_of(o.param.name),
             )
@@ -150,7 +151,7 @@ def miniature(
     whole = [unit for some in units for unit in some]
     real = buckets(
         _once(whole), homes(m, layout, {q.name: at for u in whole for q in u.params}), mesh, rank, precision,
-        movers=movers,
+        optimizer_kinds=optimizer_kinds,
     )  # fmt: skip
     reads = _reads(chunks, units, real)
     read = [reads[a.chunk].get(a.kind, ()) for a in program.actions if isinstance(a, Compute)] if any(reads) else []
@@ -191,7 +192,9 @@ def _owned(said: list[Do], chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, 
                 seen.add(name)
 
 
-def _bucket(q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: frozenset[str], mover: Mover) -> Bucket:
+def _bucket(
+    q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: frozenset[str], optimizer_kind: OptimizerKind
+) -> Bucket:
     """A parameter as a bucket of its own, summed last. Who holds it is a size too: what cuts it divides the stage."""
     members, size = holders(q, where[q.name], mesh, rank), q.numel(cut)
     count = cut.size("stage") // prod(s.pieces(cut) for s in q.shards) * len(where[q.name])
@@ -206,7 +209,7 @@ def _bucket(q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: froz
     return Bucket(
         (q,), (0,), size, members, q.decay, across_stages=True, sharers=sharers, replicas=replicas, shards=shards,
         cut_gradients=cuts and not lay.reduce_scatter_once, cut_parameters=cuts and lay.zero == 3,
-        mover=mover, offloaded=lay.offload_optimizer and not mover.by_matrix,
+        optimizer_kind=optimizer_kind, offloaded=lay.offload_optimizer and not optimizer_kind.by_matrix,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.movers import Movers
+from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision import Policy
 from penteract.model.decoder import homes, shared
 from penteract.ops.params import Param
@@ -78,7 +78,7 @@ class Packer:
 
     model: ModelSpec
     policy: Policy
-    movers: Movers
+    optimizer_kinds: OptimizerKinds
     recorder: Recorder
     deal: Callable[[Layout], Deal]
     memos: Memos = field(default_factory=Memos)
@@ -213,7 +213,7 @@ class Packer:
 
     def _packing(self, layout: Layout, units: Sequence[Unit], stage: int) -> Packing:
         where = homes(self.model, layout, {p.name: stage for unit in units for p in unit.params})
-        return Packing(where, Mesh(layout), self.policy, self.movers)
+        return Packing(where, Mesh(layout), self.policy, self.optimizer_kinds)
 
 
 def first_rank(mesh: Mesh, pp_rank: int) -> int:

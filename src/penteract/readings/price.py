@@ -148,7 +148,7 @@ class Pricing(Silent):
 
     def update(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
-        if b.mover.by_matrix:
+        if b.optimizer_kind.by_matrix:
             mine = muon.own(b, self.p.rank)
             self.price.flops["update"] += muon.flops(b, mine)
             for kind, group, amount in muon.wires(b, mine, self.p.precision):
@@ -241,7 +241,7 @@ def owned(
 
 def away(b: Bucket, p: Policy) -> Bytes:
     """What the optimizer keeps of a bucket on the host: it comes and leaves once a step."""
-    return kept(b.shard_size, p.keeping(b.moments), b.mover) if b.offloaded else 0
+    return kept(b.shard_size, p.keeping(b.moments), b.optimizer_kind) if b.offloaded else 0
 
 
 def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
@@ -252,7 +252,7 @@ def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
     for b in buckets:
         parameters += b.shard_size if b.cut_parameters else b.size
         gradients += b.shard_size if b.cut_gradients else b.size
-        optimizer += 0 if b.offloaded else kept(b.shard_size, p.keeping(b.moments), b.mover)
+        optimizer += 0 if b.offloaded else kept(b.shard_size, p.keeping(b.moments), b.optimizer_kind)
     return {
         "parameters": parameters * p.widths["parameter"],
         "gradients": gradients * p.widths["gradient"],
@@ -279,7 +279,7 @@ def gather_workspace(b: Bucket, elementwise: Elementwise) -> Bytes:
 
 def update_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
     """The most that moving a bucket allocates."""
-    if b.mover.by_matrix:
+    if b.optimizer_kind.by_matrix:
         return muon.workspace(b, p)
     return update.workspace(b.shard_size, p.keeping(b.moments), elementwise, offloaded=b.offloaded)
 

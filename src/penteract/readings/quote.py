@@ -9,7 +9,7 @@ from penteract.config.fp8 import check_gather
 from penteract.config.hardware import Cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.movers import PLAIN, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy, policy
 from penteract.ops.declarations.fp8 import check_sizes
 from penteract.readings.composed import Composer
@@ -58,7 +58,7 @@ class Quoter:
     cluster: Cluster
     sequence_length: int
     precision: str | Policy = "bf16"
-    movers: Movers = PLAIN
+    optimizer_kinds: OptimizerKinds = PLAIN
     composer: Composer = field(init=False)
     memory: Memory = field(init=False)
     rates: Rates = field(init=False)
@@ -68,7 +68,7 @@ class Quoter:
 
     def __post_init__(self) -> None:
         self.precision = policy(self.precision)
-        self.composer = Composer(self.model, self.sequence_length, self.precision, self.movers)
+        self.composer = Composer(self.model, self.sequence_length, self.precision, self.optimizer_kinds)
         self.memory = Memory(self.composer)
         self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
         self.steps = StepClock(self.composer, self.cluster, self.rates)

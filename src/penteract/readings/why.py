@@ -14,7 +14,7 @@ from typing import NamedTuple
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.movers import PLAIN, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision import Policy, grain, policy
 from penteract.ops.declarations.fp8 import is_coded, remembered
 from penteract.ops.expression import Expression
@@ -60,13 +60,15 @@ def why(
     rank: int = 0,
     *,
     schedule: ScheduleName | None = None,
-    movers: Movers = PLAIN,
+    optimizer_kinds: OptimizerKinds = PLAIN,
 ) -> Why:
     """What `rank` holds, computes and sends in a step, by line of the program.
 
     Kept are the bytes alive after the last forward that comes before a backward; `Why.whole` adds what is beside them.
     """
-    small = miniature(model, layout, sequence_length, policy(precision), rank=rank, schedule=schedule, movers=movers)
+    small = miniature(
+        model, layout, sequence_length, policy(precision), rank=rank, schedule=schedule, optimizer_kinds=optimizer_kinds
+    )
     load = Balanced.of(small.program.model, small.layout, small.program.sequence_length)
     telling = _Telling(small, load, values(model, layout, sequence_length))
     walk(small.once(), telling)
@@ -211,11 +213,11 @@ class _Telling(Silent):
         """What matrices take that are moved as a whole; no formula, as it depends on how they are packed and dealt."""
         plain = replace(self.p, buckets=self.small.buckets)
         for i, b in enumerate(plain.buckets):
-            if b.mover.by_matrix:
+            if b.optimizer_kind.by_matrix:
                 pricing = Pricing(plain, self.load)
                 pricing.update(i)
                 for phase, amount in pricing.price.flops.items():
-                    self.tell(_Said("flops", b.mover.name, phase, _MUON), amount)
+                    self.tell(_Said("flops", b.optimizer_kind.name, phase, _MUON), amount)
                 for (kind, ranks), amount in pricing.price.wires.items():
                     self.tell(_Said("wires", kind, "update of matrices", _MUON, ranks), amount)
 

@@ -63,7 +63,7 @@ def wires(b: Bucket, some: tuple[Matrix, ...], p: Policy) -> Iterator[Wire]:
 
 def flops(b: Bucket, some: tuple[Matrix, ...]) -> Flops:
     """Of a rank's matrices."""
-    return b.mover.steps * sum(2 * prod(p) for m in some for p in products(m))
+    return b.optimizer_kind.steps * sum(2 * prod(p) for m in some for p in products(m))
 
 
 def workspace(b: Bucket, p: Policy) -> Bytes:
@@ -81,4 +81,4 @@ def workspace(b: Bucket, p: Policy) -> Bytes:
 
 def touched(b: Bucket, p: Policy) -> Bytes:
     """What AdamW reads and writes, with one average; and the gathered bucket, written and read again."""
-    return update.touched(b.shard_size, p.keeping(b.moments), b.mover) + 2 * b.shard_size * BYTES[p.products]
+    return update.touched(b.shard_size, p.keeping(b.moments), b.optimizer_kind) + 2 * b.shard_size * BYTES[p.products]

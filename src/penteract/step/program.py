@@ -11,7 +11,7 @@ from penteract.config.fp8 import check_gather
 from penteract.config.layout import Edit, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.movers import PLAIN, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision import Policy, policy
 from penteract.errors import BadInput
 from penteract.model.decoder import homes, record, shared
@@ -133,7 +133,7 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
     *,
     rank: int = 0,
     precision: str | Policy = "fp32",
-    movers: Movers = PLAIN,
+    optimizer_kinds: OptimizerKinds = PLAIN,
     schedule: ScheduleName | None = None,
     training: bool = True,
 ) -> Program:
@@ -159,7 +159,7 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
     all_homes = homes(whole, layout, where)
     units = units_of([trained[s] for s in own], whole)
     mine = tuple(p for unit in units for p in unit.params)[::-1]
-    made = buckets(units, all_homes, mesh, rank, precision, movers=movers)
+    made = buckets(units, all_homes, mesh, rank, precision, optimizer_kinds=optimizer_kinds)
     actions = tuple(_actions(layout, name, training)[pp_rank])
     everything = tuple({n: q for do in trained for n, q in do.params.items()}.values())
     program = Program(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from penteract.config.layout import Elementwise
-from penteract.config.movers import ADAMW, Mover
+from penteract.config.optimizers import ADAMW, OptimizerKind
 from penteract.config.precision import BLOCK, BYTES, Policy
 from penteract.parallel.data import Bucket
 from penteract.units import Bytes
@@ -20,16 +20,16 @@ INDEX = 4  # bytes of a code while it is looked up
 CHANCE = 16  # bytes an element of random bits while they are mixed
 
 
-def kept(elements: int, p: Policy, mover: Mover = ADAMW, *, scaled: bool = False) -> Bytes:
-    """Between steps: a master where there is one, the mover's averages, and the scales of their blocks, for which there
-    is room too where they are `scaled`."""
-    room = len(mover.averages) * _scales(elements) if scaled and p.moments != "int8" else 0
-    return sum(kept_apart(elements, p, mover)) + room
+def kept(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW, *, scaled: bool = False) -> Bytes:
+    """Between steps: a master where there is one, the optimizer's averages, and the scales of their blocks, for which
+    there is room too where they are `scaled`."""
+    room = len(optimizer_kind.averages) * _scales(elements) if scaled and p.moments != "int8" else 0
+    return sum(kept_apart(elements, p, optimizer_kind)) + room
 
 
-def kept_apart(elements: int, p: Policy, mover: Mover = ADAMW) -> tuple[Bytes, ...]:
+def kept_apart(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW) -> tuple[Bytes, ...]:
     """The same, of each buffer: the master, the averages, their scales."""
-    n = len(mover.averages)
+    n = len(optimizer_kind.averages)
     master = (elements * p.widths["master"],) if p.master else ()
     scales = (_scales(elements),) * n if p.moments == "int8" else ()
     return (*master, *[elements * p.widths["moment"]] * n, *scales)
@@ -98,9 +98,9 @@ def wire_workspace(elements: int, p: Policy) -> Bytes:
     return min(elements, SLICE) * p.widths["gradient"] if p.reduce != p.gradient else 0
 
 
-def touched(elements: int, p: Policy, mover: Mover = ADAMW) -> Bytes:
+def touched(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW) -> Bytes:
     """Read: the gradient (twice, for its norm too), the averages, the master. Written: all but the gradient, and the
     parameter where it is another."""
     w = p.widths
     moved = 2 * w["master"] + w["parameter"] if p.master else 2 * w["parameter"]
-    return elements * (2 * w["gradient"] + moved) + 2 * (kept(elements, p, mover) - elements * w["master"])
+    return elements * (2 * w["gradient"] + moved) + 2 * (kept(elements, p, optimizer_kind) - elements * w["master"])

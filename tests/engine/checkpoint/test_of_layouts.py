@@ -13,7 +13,7 @@ import torch.distributed as dist
 from engine.checkpoint.shards import load_whole, noise
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.movers import PLAIN, Mover, Movers
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint.manifest import read
 from penteract.engine.comm.distributed import Gloo
@@ -70,9 +70,11 @@ def bits(t: torch.Tensor) -> torch.Tensor:
     return t.contiguous().reshape(-1).view(torch.uint8)
 
 
-def visit(rank: int, groups: Groups, layout: Layout, folder: Path, action: Action, movers: Movers = PLAIN) -> list[str]:
+def visit(
+    rank: int, groups: Groups, layout: Layout, folder: Path, action: Action, optimizer_kinds: OptimizerKinds = PLAIN
+) -> list[str]:
     """One rank saves the truth, or loads it; what differs then."""
-    p = compile_step(MODEL, layout, 48, rank=rank, precision="bf16", movers=movers)
+    p = compile_step(MODEL, layout, 48, rank=rank, precision="bf16", optimizer_kinds=optimizer_kinds)
     everyone = tuple(range(layout.world))
     groups.make([*needed(p), Round((everyone,))])
     state = allocate(p, CPU)
@@ -116,8 +118,8 @@ def test_any_layout_reads_any_other(pool: Pool, tmp_path: Path, wrote: Layout, r
 
 @pytest.mark.parametrize(("wrote", "reads"), [PAIRS[3], PAIRS[6]], ids=str)
 def test_what_muon_keeps_is_read_on_any_layout(pool: Pool, tmp_path: Path, wrote: Layout, reads: Layout) -> None:
-    movers = Movers(matrices=Mover("muon", 5))
-    pool.run(visit, wrote, tmp_path, "save", movers)
+    optimizer_kinds = OptimizerKinds(matrices=OptimizerKind("muon", 5))
+    pool.run(visit, wrote, tmp_path, "save", optimizer_kinds)
     names = {n.rsplit("/", 1)[-1] for n in read(checkpoint.latest(tmp_path)).tensors if "/" in n}
     assert names >= {"mean", "square", "momentum"}
-    assert [wrong for rank in pool.run(visit, reads, tmp_path, "load", movers) for wrong in rank] == []
+    assert [wrong for rank in pool.run(visit, reads, tmp_path, "load", optimizer_kinds) for wrong in rank] == []

@@ -163,7 +163,7 @@ class BucketCosts:
         """Of moving a bucket's parameters, or `elements` of this rank's; but for what its matrices take."""
         p, n = self.policy, elements or b.shard_size
         read = n * p.widths["gradient"]  # for the norm, which is not the update's
-        every = muon.touched(b, p) if b.mover.by_matrix else touched(n, p.keeping(b.moments))
+        every = muon.touched(b, p) if b.optimizer_kind.by_matrix else touched(n, p.keeping(b.moments))
         return self.rates.update(every - read)
 
     def matrices(self, b: Bucket, rank: int) -> tuple[Sequence[Wire], Seconds]:
@@ -178,4 +178,4 @@ class BucketCosts:
 
     def _products(self, b: Bucket, some: tuple[Matrix, ...]) -> Seconds:
         made = Counter(product for m in some for product in muon.products(m))
-        return fsum(b.mover.steps * n * self.rates.product(Product(1, *one)) for one, n in made.items())
+        return fsum(b.optimizer_kind.steps * n * self.rates.product(Product(1, *one)) for one, n in made.items())

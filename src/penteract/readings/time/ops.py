@@ -197,7 +197,7 @@ class BucketOps:
             yield from self.passing.update(bucket)
             return
         yield RUN, self._took("update", b), UPDATE, names.UPDATE
-        if b.mover.by_matrix:
+        if b.optimizer_kind.by_matrix:
             yield from self._matrices(b)
 
     def _matrices(self, b: Bucket) -> Iterator[Op]:
@@ -285,7 +285,7 @@ class Passing:
 
     def _copies(self, op_name: Copy, bucket: int, n: int, keys: list[Key]) -> Iterator[Op]:
         b, policy, rates = self.ops.buckets[bucket], self.ops.costs.policy, self.ops.costs.rates
-        for amount in kept_apart(n, policy.keeping(b.moments), b.mover):
+        for amount in kept_apart(n, policy.keeping(b.moments), b.optimizer_kind):
             keys.append(("h", 0, self.count))
             self.count += 1
             yield START, OUT if op_name == "to_host" else IN, ps(rates.copy(op_name, amount)), keys[-1], op_name

@@ -123,7 +123,7 @@ def program(steps: StepClock, layout: Layout, stage: int) -> Program:
     """Of the first rank of a stage."""
     c = steps.composer
     return compile_step(c.model, layout, c.sequence_length, rank=first_rank(Mesh(layout), stage), precision=c.policy,
-                        movers=c.movers)  # fmt: skip
+                        optimizer_kinds=c.optimizer_kinds)  # fmt: skip
 
 
 def write_trace(steps: StepClock, layout: Layout, write: Callable[[str], object], stages: Collection[int]) -> Span:

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.config.movers import Average
+from penteract.config.optimizers import Average
 from penteract.config.precision import BLOCK
 from penteract.config.run import Optimizer
 from penteract.engine import moments, stochastic_rounding

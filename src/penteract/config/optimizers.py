@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-MoverName = Literal["adamw", "muon"]
-MOVERS: tuple[MoverName, ...] = ("adamw", "muon")
+OptimizerName = Literal["adamw", "muon"]
+OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "muon")
 Average = Literal["mean", "square", "momentum"]
 
-_AVERAGES: Mapping[MoverName, tuple[Average, ...]] = MappingProxyType(
+_AVERAGES: Mapping[OptimizerName, tuple[Average, ...]] = MappingProxyType(
     {"adamw": ("mean", "square"), "muon": ("momentum",)}
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Mover:
+class OptimizerKind:
     """What moves the parameters of a bucket.
 
     adamw   each element by itself
     muon    each matrix as one: its momentum, made orthogonal by `steps` of Newton-Schulz
     """
 
-    name: MoverName = "adamw"
+    name: OptimizerName = "adamw"
     steps: int = 0
 
     @property
@@ -38,18 +38,18 @@ class Mover:
         return self.name == "muon"
 
 
-ADAMW = Mover()
+ADAMW = OptimizerKind()
 
 
 @dataclass(frozen=True, slots=True)
-class Movers:
+class OptimizerKinds:
     """Of a run: one for matrices between hidden states, one for all else (tables, the head, norms, biases, routers)."""
 
-    matrices: Mover = ADAMW
-    rest: Mover = ADAMW
+    matrices: OptimizerKind = ADAMW
+    rest: OptimizerKind = ADAMW
 
-    def of(self, *, matrix: bool) -> Mover:
+    def of(self, *, matrix: bool) -> OptimizerKind:
         return self.matrices if matrix else self.rest
 
 
-PLAIN = Movers()
+PLAIN = OptimizerKinds()
