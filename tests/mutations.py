@@ -13,7 +13,7 @@ import layouts
 from layouts import Subject
 from penteract.config.precision import Policy
 from penteract.engine import feed
-from penteract.engine.comm.comm import Flight
+from penteract.engine.comm.comm import Work
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.run import Run
 from penteract.engine.state import Flat
@@ -95,7 +95,7 @@ def bucket_reduced_twice(s: Subject) -> None:
 def target_counts_not_summed(s: Subject) -> None:
     real = Distributed.sum
 
-    def only_floats(self: Distributed, ranks: Any, x: torch.Tensor) -> Flight | None:
+    def only_floats(self: Distributed, ranks: Any, x: torch.Tensor) -> Work | None:
         return real(self, ranks, x) if x.is_floating_point() else None
 
     s.patches.enter_context(patch.object(Distributed, "sum", only_floats))
@@ -104,7 +104,7 @@ def target_counts_not_summed(s: Subject) -> None:
 def _instead_of(s: Subject, kind: str, stand_in: Any) -> None:
     real = Distributed.start
 
-    def start(self: Distributed, said: str, ranks: Any, x: torch.Tensor, y: torch.Tensor, attrs: Any) -> Flight:
+    def start(self: Distributed, said: str, ranks: Any, x: torch.Tensor, y: torch.Tensor, attrs: Any) -> Work:
         if said == kind:
             return stand_in(lambda: real(self, said, ranks, x, y, attrs), self, x, y)
         return real(self, said, ranks, x, y, attrs)
@@ -113,15 +113,15 @@ def _instead_of(s: Subject, kind: str, stand_in: Any) -> None:
 
 
 def gather_dropped(s: Subject) -> None:
-    def own(real: Any, comm: Distributed, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def own(real: Any, comm: Distributed, x: torch.Tensor, y: torch.Tensor) -> Work:
         y.copy_(x.repeat(len(y) // len(x), *[1] * (x.dim() - 1)))
-        return Flight([], (x, y))
+        return Work([], (x, y))
 
     _instead_of(s, "all_gather", own)
 
 
 def gather_doubled(s: Subject) -> None:
-    def twice(real: Any, comm: Distributed, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def twice(real: Any, comm: Distributed, x: torch.Tensor, y: torch.Tensor) -> Work:
         comm.finish(real())
         return real()
 
@@ -131,9 +131,9 @@ def gather_doubled(s: Subject) -> None:
 def scatter_dropped(s: Subject) -> None:
     """Under context by gathering, the only such collective is a redistribution's backward."""
 
-    def own(real: Any, comm: Distributed, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def own(real: Any, comm: Distributed, x: torch.Tensor, y: torch.Tensor) -> Work:
         y.copy_(x[: len(y)])
-        return Flight([], (x, y))
+        return Work([], (x, y))
 
     _instead_of(s, "reduce_scatter", own)
 
@@ -141,7 +141,7 @@ def scatter_dropped(s: Subject) -> None:
 def ring_turned_round(s: Subject) -> None:
     real = Distributed._shift
 
-    def shift(self: Distributed, group: Any, ranks: Any, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def shift(self: Distributed, group: Any, ranks: Any, x: torch.Tensor, y: torch.Tensor) -> Work:
         return real(self, group, ranks[::-1], x, y)
 
     s.patches.enter_context(patch.object(Distributed, "_shift", shift))

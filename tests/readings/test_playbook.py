@@ -143,8 +143,9 @@ def test_full_recomputation(m: ModelSpec, t: int) -> None:
 def test_micro_batches_in_flight(schedule: str, flight: int) -> None:
     """1F1B keeps p micro-batches on the first stage, all forward all backward m. A layer's output is its neighbour's
     input, so the stage's own layers keep L/p times a layer's."""
-    # type: ignore[arg-type]
-    layout = Layout(pp=4, schedule=schedule, gradient_accumulation_steps=8, micro_batch_size=b)
+    layout = Layout(
+        pp=4, schedule=schedule, gradient_accumulation_steps=8, micro_batch_size=b  # type: ignore[arg-type]
+    )  # fmt: skip
     deep = replace(LLAMA, layers=8)
     rows = [r for r in told(deep, layout).rows if r.kind == "kept" and "sent" not in r.detail]
     assert {r.flight for r in rows} == {flight}

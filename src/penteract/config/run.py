@@ -9,7 +9,7 @@ from penteract.config.fp8 import Fp8
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.modules import Pattern
-from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerName, OptimizerKinds
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds, OptimizerName
 from penteract.config.precision import RECIPES, Policy
 from penteract.errors import BadInput
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 import torch
 
-from penteract.engine.comm.comm import Comm, Flight, Work
+from penteract.engine.comm.comm import Comm, Waitable, Work
 from penteract.engine.comm.distributed import Gloo, Nccl
 from penteract.engine.cpu_affinity import threads_of
 from penteract.engine.storages import Storages, bytes_of
@@ -39,7 +39,7 @@ class Device(Protocol):
         """Waits that are put on a stream of their own, after all that has been computed so far."""
         ...
 
-    def copy(self, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def copy(self, x: torch.Tensor, y: torch.Tensor) -> Work:
         """Begin to copy x to y, of the same shape and dtype, between the device and the host; both are pinned until it
         is waited for. It begins after all that is computed so far, so what it reads is there, and what it writes over
         has been read."""
@@ -78,9 +78,9 @@ class Cpu:
     def aside(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def copy(self, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def copy(self, x: torch.Tensor, y: torch.Tensor) -> Work:
         y.copy_(x)
-        return Flight((), (x, y))
+        return Work((), (x, y))
 
     def staged(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -124,13 +124,13 @@ class Cuda:
     def aside(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self._after_compute("waits"))
 
-    def copy(self, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def copy(self, x: torch.Tensor, y: torch.Tensor) -> Work:
         stream = self._after_compute(f"to {y.device.type}")
         with torch.cuda.stream(stream):
             y.copy_(x, non_blocking=True)
             event = torch.cuda.Event()
             event.record(stream)
-        return Flight((Landing(event),), (x, y))
+        return Work((Landing(event),), (x, y))
 
     def _after_compute(self, name: str) -> torch.cuda.Stream:
         if name not in self.streams:
@@ -158,7 +158,7 @@ class Cuda:
 class Witness(Protocol):
     """Of a fake device: `on_copy` is told where a copy goes, and hands out what is waited for; `aside` what waits."""
 
-    def on_copy(self, y: torch.Tensor) -> Work: ...
+    def on_copy(self, y: torch.Tensor) -> Waitable: ...
 
     def aside(self) -> AbstractContextManager[None]: ...
 
@@ -172,9 +172,9 @@ class Fake(Cpu):
     def aside(self) -> AbstractContextManager[None]:
         return self.witness.aside()
 
-    def copy(self, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def copy(self, x: torch.Tensor, y: torch.Tensor) -> Work:
         y.copy_(x)
-        return Flight((self.witness.on_copy(y),), (x, y))
+        return Work((self.witness.on_copy(y),), (x, y))
 
 
 def device_of(at: torch.device) -> Device:

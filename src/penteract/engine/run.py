@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from penteract.engine.comm.comm import Comm, Flight
+from penteract.engine.comm.comm import Comm, Work
 from penteract.engine.device import Device, device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.feed import Batch
@@ -49,10 +49,10 @@ class Run:
     batches: Sequence[Batch] = field(default_factory=list[Batch])
     counts: torch.Tensor = field(init=False)  # targets of the step, for each term that is a mean over them
     registers: dict[tuple[Slot, int], Any] = field(default_factory=dict[tuple[Slot, int], Any])
-    flights: dict[tuple[Slot, int], Flight | None] = field(default_factory=dict[tuple[Slot, int], Flight | None])
-    sends: list[Flight] = field(default_factory=list[Flight])  # to other stages, not yet waited for
-    reducing: dict[int, Flight | None] = field(default_factory=dict[int, "Flight | None"])
-    gathering: dict[int, Flight] = field(default_factory=dict[int, Flight])
+    works: dict[tuple[Slot, int], Work | None] = field(default_factory=dict[tuple[Slot, int], Work | None])
+    sends: list[Work] = field(default_factory=list[Work])  # to other stages, not yet waited for
+    reducing: dict[int, Work | None] = field(default_factory=dict[int, "Work | None"])
+    gathering: dict[int, Work] = field(default_factory=dict[int, Work])
     added: set[int] = field(default_factory=set[int])  # buckets whose shard has a sum of this step
     written: set[str] = field(default_factory=set[str])
     received: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
@@ -134,7 +134,7 @@ class Run:
         if phase == "start":
             self._start(slot, call)
         elif phase == "finish":
-            self.comm.finish(self.flights.pop((slot, call.ins[-1])))
+            self.comm.finish(self.works.pop((slot, call.ins[-1])))
         elif phase == "weight_gradient":
             kernel = self.kernels[site.op_name].weight_gradient
             assert kernel is not None
@@ -163,19 +163,19 @@ class Run:
             elif peer == self.p.rank:
                 (self.registers[slot, r],) = self._make(slot, (r,))
                 self.registers[slot, r].copy_(own[t.what, t.micro])
-                self.flights[slot, r] = None
+                self.works[slot, r] = None
             elif t.kind == "Send":
                 self.sends.append(self.comm.send(self.registers[slot, r], peer, ranks, t.what))
             else:
                 (self.registers[slot, r],) = self._make(slot, (r,))
-                self.flights[slot, r] = self.comm.receive(self.registers[slot, r], peer, ranks, t.what)
+                self.works[slot, r] = self.comm.receive(self.registers[slot, r], peer, ranks, t.what)
 
     def arrive(self, slot: Slot, register: int) -> None:
-        self.comm.finish(self.flights.pop((slot, register)))
+        self.comm.finish(self.works.pop((slot, register)))
 
     def settle(self) -> None:
-        for flight in self.sends:
-            self.comm.finish(flight)
+        for work in self.sends:
+            self.comm.finish(work)
         self.sends.clear()
 
     def open(self, bucket: int) -> None:
@@ -259,8 +259,8 @@ class Run:
 
     def settle_parameters(self) -> None:
         """Wait for all that was gathered: before anything but a step reads parameters."""
-        for flight in self.gathering.values():
-            self.comm.finish(flight)
+        for work in self.gathering.values():
+            self.comm.finish(work)
         self.gathering.clear()
 
     def end(self) -> None:
@@ -308,7 +308,7 @@ class Run:
         x, *beside = self._read(slot, call.ins)
         if site.op_name in COPIES:
             (y,) = self._make(slot, call.outs)
-            self.registers[slot, call.outs[0]], self.flights[slot, call.outs[0]] = y, self.device.copy(x, y)
+            self.registers[slot, call.outs[0]], self.works[slot, call.outs[0]] = y, self.device.copy(x, y)
             return
         ranks = self._ranks(str(site.attrs["axis"]))
         if site.op_name == "all_to_all_v":
@@ -318,12 +318,12 @@ class Run:
                 send, receive = receive, send
             self.received[site.layer, slot[1]] = sum(splits.received)
             (y,) = self._make(slot, call.outs)
-            flight = self.comm.start_uneven(ranks, x, y, send, receive)
+            work = self.comm.start_uneven(ranks, x, y, send, receive)
         else:
             (y,) = self._make(slot, call.outs)
-            flight = self.comm.start(site.op_name, ranks, x, y, site.attrs)
+            work = self.comm.start(site.op_name, ranks, x, y, site.attrs)
         self.registers[slot, call.outs[0]] = y
-        self.flights[slot, call.outs[0]] = flight
+        self.works[slot, call.outs[0]] = work
 
 
 def _largest(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from penteract.config.precision import BLOCK
-from penteract.engine.comm.comm import Comm, Flight
+from penteract.engine.comm.comm import Comm, Work
 from penteract.engine.device import Device
 from penteract.engine.state import Buffers, Flat
 
@@ -41,8 +41,8 @@ class Streamed:
     device: Device
     comm: Comm
     ahead: Iterator[tuple[int, Flat, slice]] | None = None
-    coming: deque[tuple[Guest, list[Flight]]] = field(default_factory=deque[tuple[Guest, list[Flight]]])
-    leaving: deque[list[Flight]] = field(default_factory=deque[list[Flight]])
+    coming: deque[tuple[Guest, list[Work]]] = field(default_factory=deque[tuple[Guest, list[Work]]])
+    leaving: deque[list[Work]] = field(default_factory=deque[list[Work]])
 
     def slices(self, flat: Flat) -> Iterator[Flat]:
         """Those of one flat. The one that follows, of the next flat too, is on its way while one is moved; what has
@@ -51,10 +51,10 @@ class Streamed:
             self.ahead = self._all()
             self._fetch()
         for _ in self._cut(flat):
-            guest, flights = self.coming.popleft()
+            guest, works = self.coming.popleft()
             assert guest.owner is flat, "flats are moved in another order than was told"
             self._fetch()
-            self._finish(flights)
+            self._finish(works)
             yield guest.flat
             self.leaving.append([self.device.copy(x, guest.there[name]) for name, x in guest.here.items()])
 
@@ -83,12 +83,12 @@ class Streamed:
             self._finish(self.leaving.popleft())
         there = {name: _part(name, x, part) for name, x in owner.apart.items()}
         here = {name: self.places[place][name].view(x.dtype)[: len(x)] for name, x in there.items()}
-        flights = [self.device.copy(x, here[name]) for name, x in there.items()]
-        self.coming.append((Guest(owner, owner.part(part, here), here, there), flights))
+        works = [self.device.copy(x, here[name]) for name, x in there.items()]
+        self.coming.append((Guest(owner, owner.part(part, here), here, there), works))
 
-    def _finish(self, flights: list[Flight]) -> None:
-        for flight in flights:
-            self.comm.finish(flight)
+    def _finish(self, works: list[Work]) -> None:
+        for work in works:
+            self.comm.finish(work)
 
 
 def _part(name: str, x: torch.Tensor, part: slice) -> torch.Tensor:

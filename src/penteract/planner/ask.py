@@ -21,7 +21,7 @@ from penteract.config.layout import (
     Layout,
 )
 from penteract.config.model import ModelSpec
-from penteract.config.optimizers import OptimizerName, OptimizerKinds
+from penteract.config.optimizers import OptimizerKinds, OptimizerName
 from penteract.config.precision import RECIPES, Policy
 from penteract.config.recompute import WHOLE, Budget, name_of, words_of
 from penteract.config.run import Optimizer

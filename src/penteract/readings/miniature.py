@@ -90,8 +90,8 @@ class Miniature:
         summed: tuple[Event, ...] = tuple([("reduce", b) for b in range(len(self.program.buckets))])
         p = self.program
         first = [t for a in p.actions if isinstance(a, Exchange) for t in a.transfers if t.micro == 0]
-        # type: ignore[arg-type]
-        walks = [Compute(kind, 0, c) for c, chunk in enumerate(p.chunks) for kind in chunk.actions]
+        chunks = enumerate(p.chunks)
+        walks = [Compute(kind, 0, c) for c, chunk in chunks for kind in chunk.actions]  # type: ignore[arg-type]
         actions = (Exchange(tuple(first)), *walks)
         return replace(p, actions=actions, events={(len(actions), 0): Around(summed)})
 

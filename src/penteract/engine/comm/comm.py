@@ -14,17 +14,17 @@ from penteract.step.program import Program
 Ranks = tuple[int, ...]
 
 
-class Work(Protocol):
+class Waitable(Protocol):
     """What is under way; as torch.distributed hands it out."""
 
     def wait(self) -> Any: ...
 
 
 @dataclass(slots=True)
-class Flight:
+class Work:
     """A collective, a message or a copy under way. It pins its buffers."""
 
-    works: Sequence[Work]
+    waits: Sequence[Waitable]
     pinned: tuple[torch.Tensor, ...]
 
 
@@ -41,33 +41,31 @@ class Comm(Protocol):
         wait. By all ranks of the world, before the first step."""
         ...
 
-    def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Flight:
+    def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
         """Begin a collective of equal shares, one of `ops.collectives.KINDS`, from x into y. ValueError where there is
         none of this name. `attrs`: "reduce" may be "max"."""
         ...
 
-    def start_uneven(
-        self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]
-    ) -> Flight:
+    def start_uneven(self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]) -> Work:
         """All-to-all of rows: `send[i]` of x to the group's rank i, `receive[i]` from it."""
         ...
 
-    def sum(self, ranks: Ranks, x: torch.Tensor) -> Flight | None:
+    def sum(self, ranks: Ranks, x: torch.Tensor) -> Work | None:
         """Sum x over `ranks`, in place; nothing over one."""
         ...
 
-    def largest(self, ranks: Ranks, x: torch.Tensor) -> Flight | None:
+    def largest(self, ranks: Ranks, x: torch.Tensor) -> Work | None:
         """The largest of each number of x over `ranks`, in place; nothing over one."""
         ...
 
-    def finish(self, flight: Flight | None) -> None:
+    def finish(self, work: Work | None) -> None:
         """Wait; on a GPU: let the stream wait."""
         ...
 
-    def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Payload) -> Flight:
+    def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Payload) -> Work:
         """Post a message of a pipeline of `ranks`."""
         ...
 
-    def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Payload) -> Flight:
+    def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Payload) -> Work:
         """Post the other half of a message."""
         ...

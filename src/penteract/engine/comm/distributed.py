@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from penteract.engine import compat
-from penteract.engine.comm.comm import Flight, Ranks
+from penteract.engine.comm.comm import Ranks, Work
 from penteract.engine.comm.groups import CHANNELS, Channel, Groups, needed
 from penteract.engine.dtypes import dtype_of
 from penteract.schedule.actions import Exchange
@@ -28,66 +28,64 @@ class Distributed:
     def open(self, p: Program) -> None:
         self.groups.make(needed(p))
 
-    def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Flight:
+    def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
         """Begin `kind` from x into y."""
         group = self.groups[ranks]
         match kind:
             case "all_gather":
-                return Flight([compat.all_gather(y, x, group)], (x, y))
+                return Work([compat.all_gather(y, x, group)], (x, y))
             case "reduce_scatter":
-                return Flight([compat.reduce_scatter(y, x, group)], (x, y))
+                return Work([compat.reduce_scatter(y, x, group)], (x, y))
             case "all_reduce":
                 y.copy_(x)
                 op = dist.ReduceOp.MAX if attrs.get("reduce") == "max" else dist.ReduceOp.SUM
-                return Flight([dist.all_reduce(y, op, group=group, async_op=True)], (y,))
+                return Work([dist.all_reduce(y, op, group=group, async_op=True)], (y,))
             case "all_to_all":
-                return Flight([dist.all_to_all_single(y, x, group=group, async_op=True)], (x, y))
+                return Work([dist.all_to_all_single(y, x, group=group, async_op=True)], (x, y))
             case "shift":
                 return self._shift(group, ranks, x, y)
             case _:
                 raise ValueError(f"no collective named {kind}")
 
-    def start_uneven(
-        self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]
-    ) -> Flight:
+    def start_uneven(self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]) -> Work:
         """All-to-all of rows: `send[i]` of x to the group's rank i, `receive[i]` from it."""
-        work = dist.all_to_all_single(y, x, receive, send, group=self.groups[ranks], async_op=True)
-        return Flight([work], (x, y))
+        one = dist.all_to_all_single(y, x, receive, send, group=self.groups[ranks], async_op=True)
+        return Work([one], (x, y))
 
-    def sum(self, ranks: Ranks, x: torch.Tensor) -> Flight | None:
+    def sum(self, ranks: Ranks, x: torch.Tensor) -> Work | None:
         """Sum x over `ranks`, in place."""
         if len(ranks) == 1:
             return None
-        return Flight([dist.all_reduce(x, group=self.groups[ranks], async_op=True)], (x,))
+        return Work([dist.all_reduce(x, group=self.groups[ranks], async_op=True)], (x,))
 
-    def largest(self, ranks: Ranks, x: torch.Tensor) -> Flight | None:
+    def largest(self, ranks: Ranks, x: torch.Tensor) -> Work | None:
         """The largest of each number of x over `ranks`, in place."""
         if len(ranks) == 1:
             return None
-        return Flight([dist.all_reduce(x, dist.ReduceOp.MAX, group=self.groups[ranks], async_op=True)], (x,))
+        return Work([dist.all_reduce(x, dist.ReduceOp.MAX, group=self.groups[ranks], async_op=True)], (x,))
 
-    def finish(self, flight: Flight | None) -> None:
+    def finish(self, work: Work | None) -> None:
         """Wait; on a GPU: let the stream wait."""
-        for work in flight.works if flight is not None else ():
-            work.wait()
+        for one in work.waits if work is not None else ():
+            one.wait()
 
-    def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Channel) -> Flight:
+    def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Channel) -> Work:
         """Post a message of a pipeline of `ranks`. Each has a handle of its own: NCCL gives one for a whole batch, and
         to wait for what is received would be to wait for what is sent with it."""
-        return Flight([dist.isend(x, to, group=self.groups.of(ranks, what))], (x,))
+        return Work([dist.isend(x, to, group=self.groups.of(ranks, what))], (x,))
 
-    def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Channel) -> Flight:
+    def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Channel) -> Work:
         """Post the other half of a message."""
-        return Flight([dist.irecv(x, of, group=self.groups.of(ranks, what))], (x,))
+        return Work([dist.irecv(x, of, group=self.groups.of(ranks, what))], (x,))
 
-    def _shift(self, group: Any, ring: Ranks, x: torch.Tensor, y: torch.Tensor) -> Flight:
+    def _shift(self, group: Any, ring: Ranks, x: torch.Tensor, y: torch.Tensor) -> Work:
         """x to the next of the ring, y from the one before."""
         me = ring.index(self.rank)
         ops = [
             dist.P2POp(dist.isend, x, ring[(me + 1) % len(ring)], group),
             dist.P2POp(dist.irecv, y, ring[me - 1], group),
         ]
-        return Flight(dist.batch_isend_irecv(ops), (x, y))
+        return Work(dist.batch_isend_irecv(ops), (x, y))
 
 
 class Gloo(Distributed):

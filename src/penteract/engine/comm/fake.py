@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from penteract.engine.comm.comm import Flight, Ranks, Work
+from penteract.engine.comm.comm import Ranks, Waitable, Work
 from penteract.ops.collectives import KINDS
 from penteract.schedule.actions import Payload
 from penteract.step.program import Program
@@ -23,7 +23,7 @@ class Witness(Protocol):
     "shift" from the last of two ranks to the first; or "send" or "recv" of `what` with one rank. -> what is waited for.
     """
 
-    def on_wire(self, kind: str, ranks: Ranks, amount: int, what: str = "") -> Work: ...
+    def on_wire(self, kind: str, ranks: Ranks, amount: int, what: str = "") -> Waitable: ...
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Fake:
 
     def open(self, p: Program) -> None: ...
 
-    def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Flight:
+    def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
         if kind not in KINDS:
             raise ValueError(f"no collective named {kind}")
         if kind == "all_reduce":
@@ -46,25 +46,23 @@ class Fake:
             me = ranks.index(self.rank)
             ranks = (ranks[(me + 1) % len(ranks)], ranks[me - 1])
         amount = y.nbytes if kind == "all_gather" else x.nbytes
-        return Flight([self.witness.on_wire(kind, ranks, amount)], (x, y))
+        return Work([self.witness.on_wire(kind, ranks, amount)], (x, y))
 
-    def start_uneven(
-        self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]
-    ) -> Flight:
+    def start_uneven(self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]) -> Work:
         y.zero_()
-        return Flight([self.witness.on_wire("all_to_all_v", ranks, x.nbytes)], (x, y))
+        return Work([self.witness.on_wire("all_to_all_v", ranks, x.nbytes)], (x, y))
 
-    def sum(self, ranks: Ranks, x: torch.Tensor) -> Flight | None:
-        return None if len(ranks) == 1 else Flight([self.witness.on_wire("all_reduce", ranks, x.nbytes)], (x,))
+    def sum(self, ranks: Ranks, x: torch.Tensor) -> Work | None:
+        return None if len(ranks) == 1 else Work([self.witness.on_wire("all_reduce", ranks, x.nbytes)], (x,))
 
     largest = sum
 
-    def finish(self, flight: Flight | None) -> None:
-        for work in flight.works if flight is not None else ():
-            work.wait()
+    def finish(self, work: Work | None) -> None:
+        for one in work.waits if work is not None else ():
+            one.wait()
 
-    def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Payload) -> Flight:
-        return Flight([self.witness.on_wire("send", (to,), x.nbytes, what)], (x,))
+    def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Payload) -> Work:
+        return Work([self.witness.on_wire("send", (to,), x.nbytes, what)], (x,))
 
-    def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Payload) -> Flight:
-        return Flight([self.witness.on_wire("recv", (of,), x.nbytes, what)], (x,))
+    def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Payload) -> Work:
+        return Work([self.witness.on_wire("recv", (of,), x.nbytes, what)], (x,))
