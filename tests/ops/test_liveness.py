@@ -32,8 +32,8 @@ def test_groups_of_words_know_nothing_of_each_other(layout: Layout) -> None:
             for t in range(len(tapes))
         )
     known = {op.site.op_name for tape in tapes for op in tape.producer.values()} - {*NONE}
-    for op_names, fates in told.items():
-        for tape, (kept, again) in zip(tapes, fates, strict=True):
+    for op_names, lives_of in told.items():
+        for tape, (kept, again) in zip(tapes, lives_of, strict=True):
             alone = tape(op_names)
             assert kept == alone.kept
             assert again == {op for op in alone.again if op.site.op_name not in NONE}

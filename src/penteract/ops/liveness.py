@@ -95,9 +95,11 @@ def _sets(tapes: Sequence[Fates], always: Ops, group: set[str]) -> Iterator[tupl
     seen, waiting = {frozenset[str]()}, [frozenset[str]()]
     while waiting:
         op_names = waiting.pop()
-        fates = tuple(_within(told, told(always | op_names), group) for told in tapes)
-        yield op_names, fates
-        for more in {told.producer[r].site.op_name for told, fate in zip(tapes, fates, strict=True) for r in fate.kept}:
+        lives_of = tuple(_within(told, told(always | op_names), group) for told in tapes)
+        yield op_names, lives_of
+        for more in {
+            told.producer[r].site.op_name for told, fate in zip(tapes, lives_of, strict=True) for r in fate.kept
+        }:
             if (larger := op_names | {more}) not in seen:
                 seen.add(larger)
                 waiting.append(larger)

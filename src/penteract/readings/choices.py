@@ -56,8 +56,8 @@ class Choices(NamedTuple):
         measures = [_measure(quoter, kind, tape, plain) for kind, tape in zip(kinds, tapes, strict=True)]
         tables = [
             [
-                Choice(tuple(op_names), *zip(*map(_told, measures, fates), strict=True))  # type: ignore[arg-type]
-                for op_names, fates in table
+                Choice(tuple(op_names), *zip(*map(_told, measures, lives_of), strict=True))  # type: ignore[arg-type]
+                for op_names, lives_of in table
             ]
             for table in groups([Fates.of(tape) for tape in tapes], NONE)
         ]
