@@ -40,7 +40,7 @@ from penteract.engine import trainer as engine
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.rank import Rank, join
 from penteract.engine.state import State, fill
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 from penteract.step.program import Program
 from penteract.units import gib
 
@@ -126,11 +126,11 @@ def as_run(asked: argparse.Namespace, case: Case, world: int) -> RunSpec:
 def measure(rank: Rank, asked: argparse.Namespace, case: Case) -> dict[str, Any]:
     run = as_run(asked, case, rank.world)
     lay = run.layout
-    quoter = Quoter(
+    estimator = Estimator(
         run.model, cluster(asked.gpus), asked.seq, precision=run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
     )  # fmt: skip
-    quote = quoter.quote(lay)
-    planned, by_stage = quoter.time(quote).seconds, [gib(b) for b in quote.by_stage]
+    estimate = estimator.estimate(lay)
+    planned, by_stage = estimator.time(estimate).seconds, [gib(b) for b in estimate.by_stage]
     samples, _ = open_samples(run.data, open_tokenizer(run.tokenizer), run.sequence_length, 0)
     made = engine.Trainer.build(run, rank)
     torch.cuda.synchronize()

@@ -21,7 +21,7 @@ from penteract import Layout
 from penteract.config.catalog import model
 from penteract.config.hardware import cluster
 from penteract.planner.ask import as_text
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 from penteract.units import gib
 
 MEASURED_WITH = "Megatron-LM core_v0.16.1, TransformerEngine 2.11, torch 2.11, one node of 8 H200, November 2026"
@@ -45,17 +45,17 @@ def main() -> None:
     pairs: list[tuple[float, int]] = []
     for name, spec, length, layout, measured, memory in ROWS:
         layout = replace(layout, zero=1, attention="cudnn")
-        quoter = Quoter(spec, theirs(cluster("8xH200")), sequence_length=length)
+        estimator = Estimator(spec, theirs(cluster("8xH200")), sequence_length=length)
         with fused():
-            quote = quoter.quote(layout)
-            time = quoter.time(quote)
+            estimate = estimator.estimate(layout)
+            time = estimator.time(estimate)
         predicted = layout.global_batch_size * length / time.seconds / layout.world
         pairs.append((predicted, measured))
         rows.append({
             "row": name, "model": spec.name, "sequence_length": length, "layout": as_text(layout, "reference"),
             "gradient_accumulation_steps": layout.gradient_accumulation_steps, "attention": layout.attention,
             "measured_tokens_per_s_per_gpu": measured, "predicted": round(predicted), "ratio": round(predicted / measured, 3),
-            "measured_gib": memory, "predicted_gib": round(gib(quote.allocated), 1), "limited_by": time.limited_by,
+            "measured_gib": memory, "predicted_gib": round(gib(estimate.allocated), 1), "limited_by": time.limited_by,
             "parts_ms": {part: round(1e3 * s, 1) for part, s in time.parts.items() if s > 1e-6},
         })  # fmt: skip
     off = sorted(abs(predicted / measured - 1) for predicted, measured in pairs)

@@ -61,7 +61,7 @@ def row(rank: Rank, asked: argparse.Namespace, layout: str) -> dict[str, Any]:
             "device_gib": gib(torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0])}  # fmt: skip
     every: list[Any] = [None] * rank.world
     dist.all_gather_object(every, mine)
-    by_stage = [gib(b) for b in best.quote.by_stage]
+    by_stage = [gib(b) for b in best.estimate.by_stage]
     each = rank.world // run.layout.pp
     return {
         "layout": layout, "attention": best.layout.attention, "losses": losses, "step_ms": took,

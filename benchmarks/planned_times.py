@@ -30,7 +30,7 @@ from penteract.config.catalog import model
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.run import Optimizer, Precision
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 from penteract.units import gib
 
 RESULTS = Path(__file__).parent / "results"
@@ -51,15 +51,15 @@ def options(name: str) -> Iterator[Row]:
         fields = {k: v for k, v in said.items() if k not in {*_PRECISION, "kind"}}
         dp = world // fields.get("tp", 1)
         steps = {"gradient_accumulation_steps": record["sequences_a_step"] // dp}
-        quoter = Quoter(model(record["model"]), cluster(record["gpus"]), record["sequence_length"],
+        estimator = Estimator(model(record["model"]), cluster(record["gpus"]), record["sequence_length"],
                         precision=precision.policy, optimizer_kinds=optimizer.optimizer_kinds)  # fmt: skip
         kernels = ("triton", "reference") if "elementwise" not in fields else (fields.pop("elementwise"),)
         found = list[tuple[float, bool]]()
         for kernel in kernels:  # older rows ran without kernels of our own: their memory tells
             lay = Layout(**{"dp": dp, "zero": 1, "attention": "cudnn", "loss": "chunked", **steps, **fields},
                          elementwise=kernel)  # fmt: skip
-            quote = quoter.quote(lay)
-            found.append((quoter.time(quote).seconds, gib(quote.allocated) == max(row["predicted"]["allocated_gib"])))
+            estimate = estimator.estimate(lay)
+            found.append((estimator.time(estimate).seconds, gib(estimate.allocated) == max(row["predicted"]["allocated_gib"])))
         seconds, same = next((one for one in found if one[1]), found[0])
         yield row["case"], 1e3 * seconds, row["median_ms"], same
 
@@ -71,7 +71,7 @@ def planned() -> Iterator[Row]:
         for usual in ("", ",loss=reference", ",elementwise=reference", ",loss=reference,elementwise=reference"):
             best = plan(record["model"], record["gpus"], sequence_length=record["sequence_length"],
                         batch=record["batch"], layout=f"{row['layout']},attention={row['attention']}{usual}").best  # fmt: skip
-            same = max(map(gib, best.quote.by_stage)) == max(row["predicted"]["allocated_gib"])
+            same = max(map(gib, best.estimate.by_stage)) == max(row["predicted"]["allocated_gib"])
             if same:
                 break
         yield row["layout"], 1e3 * best.time.seconds, row["measured"]["step_ms"], same
@@ -86,25 +86,25 @@ def profiled() -> Iterator[Row]:
 
 def _of(row: Mapping[str, Any]) -> tuple[float, float]:
     spec = replace(model(row["model"]), layers=row["layers"])
-    quoter = Quoter(spec, cluster(row["gpus"]), row["sequence_length"])
+    estimator = Estimator(spec, cluster(row["gpus"]), row["sequence_length"])
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in row["layout"].items()}
-    return 1e3 * quoter.time(quoter.quote(Layout(**fields))).seconds, row["step_ms"]
+    return 1e3 * estimator.time(estimator.estimate(Layout(**fields))).seconds, row["step_ms"]
 
 
 def peers() -> Iterator[Row]:
     """Another trainer, on one node, whose pointwise kernels are fused."""
     for name, spec, length, layout, measured, _ in ROWS:
         lay = replace(layout, zero=1, attention="cudnn")
-        quoter = Quoter(spec, theirs(cluster("8xH200")), sequence_length=length)
+        estimator = Estimator(spec, theirs(cluster("8xH200")), sequence_length=length)
         tokens = lay.global_batch_size * length / lay.world
         with fused():
-            seconds = quoter.time(quoter.quote(lay)).seconds
+            seconds = estimator.time(estimator.estimate(lay)).seconds
         yield name, 1e3 * seconds, 1e3 * tokens / measured, None
 
 
 def sweep(path: Path) -> Iterator[Row]:
     """What the Ultra-Scale Playbook's authors measured on 8 to 128 H100s, with fused pointwise kernels."""
-    known = dict[tuple[str, int], Quoter]()
+    known = dict[tuple[str, int], Estimator]()
     with path.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["status"] != "completed" or row["gbs_sequences"] != "256":
@@ -112,11 +112,11 @@ def sweep(path: Path) -> Iterator[Row]:
             key = row["model_params_B"], int(row["nodes"])
             if key not in known:
                 nodes = theirs(cluster(f"{key[1]}x8xH100", fabric="efa"))
-                known[key] = Quoter(MODELS[key[0]], nodes, sequence_length=LENGTH)
+                known[key] = Estimator(MODELS[key[0]], nodes, sequence_length=LENGTH)
             lay = layout_of(row)
             tokens = lay.global_batch_size * LENGTH / lay.world
             with fused():
-                seconds = known[key].time(known[key].quote(lay)).seconds
+                seconds = known[key].time(known[key].estimate(lay)).seconds
             name = "/".join([*key[:1], row["nodes"], *(f"{k}{row[k]}" for k in ("dp", "tp", "pp")),
                              f"z{row['zero_stage']}", f"mbs{row['micro_batch_size']}"])  # fmt: skip
             yield name, 1e3 * seconds, 1e3 * tokens / float(row["tokens_per_s_per_gpu"]), None

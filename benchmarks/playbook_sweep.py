@@ -29,7 +29,7 @@ from provenance import provenance
 from penteract import Layout, ModelSpec
 from penteract.config.hardware import cluster
 from penteract.planner.ask import as_text
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 from penteract.units import gib
 
 MODELS = {
@@ -66,16 +66,16 @@ def layout_of(row: dict[str, str]) -> Layout:
 
 def group(name: str, nodes: int, rows: list[dict[str, str]]) -> dict[str, Any]:
     """One model on one number of nodes."""
-    quoter = Quoter(MODELS[name], theirs(cluster(f"{nodes}x8xH100", fabric="efa")), sequence_length=LENGTH)
+    estimator = Estimator(MODELS[name], theirs(cluster(f"{nodes}x8xH100", fabric="efa")), sequence_length=LENGTH)
     measured, predicted, memory = list[float](), list[float](), list[float]()
     for row in rows:
         layout = layout_of(row)
         with fused():
-            quote = quoter.quote(layout)
-            seconds = quoter.time(quote).seconds
+            estimate = estimator.estimate(layout)
+            seconds = estimator.time(estimate).seconds
         measured.append(float(row["tokens_per_s_per_gpu"]))
         predicted.append(layout.global_batch_size * LENGTH / seconds / layout.world)
-        memory.append(gib(quote.allocated) / (float(row["gpu_memory_GB"]) or float("nan")))
+        memory.append(gib(estimate.allocated) / (float(row["gpu_memory_GB"]) or float("nan")))
     best = max(range(len(rows)), key=measured.__getitem__)
     first = max(range(len(rows)), key=predicted.__getitem__)
     return {

@@ -29,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 from penteract.config.catalog import model
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 from penteract.readings.time.timeline import timeline
 
 USUAL = {"attention": "cudnn", "loss": "chunked", "elementwise": "triton"}
@@ -99,7 +99,7 @@ def measured(kernels: list[list[Any]]) -> dict[str, Any]:
 def planned(row: Mapping[str, Any]) -> dict[str, Any]:
     spec = replace(model(row["model"]), layers=row["layers"])
     layout = Layout(**{k: tuple(v) if isinstance(v, list) else v for k, v in row["layout"].items()})
-    line = timeline(Quoter(spec, cluster(row["gpus"]), row["sequence_length"]).steps, layout)
+    line = timeline(Estimator(spec, cluster(row["gpus"]), row["sequence_length"]).steps, layout)
     compute, wires, parts = list[Span](), defaultdict[str, list[Span]](list), defaultdict[str, float](float)
     for e in line.of(0):
         if e.stream == "host":

@@ -80,7 +80,7 @@ def actions(events: list[Event], y: float, end: int) -> list[str]:
 
 def picture() -> str:
     found = plan(MODEL, GPUS, sequence_length=LENGTH, batch=BATCH, layout=LAYOUT)
-    told = timeline(found.quoter.steps, found.best.layout)
+    told = timeline(found.estimator.steps, found.best.layout)
     events = [e for e in told.of(0) if e.start < e.end]
     streams = sorted({e.stream for e in events}, key=lambda s: (s != "compute", s != "host", s))
     whole = told.span.begins[0] + told.picoseconds

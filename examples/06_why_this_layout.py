@@ -25,9 +25,8 @@ def main() -> None:
     print(f"{ask.model.name} on {ask.cluster.name}, {ask.tokens:,} tokens a step")
     print(f"{counts.enumerated:,} layouts, {counts.fit:,} fit, {counts.simulated} had to be simulated")
     for timed in found.layouts:
-        print(
-            f"  {ask.text(timed.layout):50} {gib(timed.quote.allocated):6.2f} GiB  {timed.time.seconds:6.3f} s a step"
-        )
+        held = gib(timed.estimate.allocated)
+        print(f"  {ask.text(timed.layout):50} {held:6.2f} GiB  {timed.time.seconds:6.3f} s a step")
 
     print("\nwhy the first of them:")
     for line in explain(found, found.best).lines():
@@ -52,11 +51,11 @@ def main() -> None:
     times = [timed.time.seconds for timed in found.layouts]
     assert counts.enumerated == counts.fit + sum(counts.refused.values()), "every layout is accounted for"
     assert counts.simulated < counts.enumerated / 100, "bounds spare most simulations"
-    assert all(timed.quote.at_least <= timed.time.seconds for timed in found.layouts), "a bound is one"
-    assert all(timed.quote.allocated <= ask.usable for timed in found.layouts), "what is listed fits"
+    assert all(timed.estimate.at_least <= timed.time.seconds for timed in found.layouts), "a bound is one"
+    assert all(timed.estimate.allocated <= ask.usable for timed in found.layouts), "what is listed fits"
     assert times[0] <= min(times[1:]) * 1.001 and times[0] <= tried.time.seconds, "equal to four digits, or the fastest"
     assert abs(fsum(best.time.parts.values()) - best.time.seconds) < 1e-9, "the parts of a step are the step"
-    assert rows.total("parameters") == best.quote.memory["parameters"], "formulas sum to the price"
+    assert rows.total("parameters") == best.estimate.memory["parameters"], "formulas sum to the price"
     assert "torch" not in sys.modules
 
 

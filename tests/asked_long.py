@@ -1,8 +1,8 @@
-"""2,000 layouts, shuffled, asked of one quoter after each other: bit for bit what fresh ones answer. Run by
+"""2,000 layouts, shuffled, asked of one estimator after each other: bit for bit what fresh ones answer. Run by
 `make test-all`, which leaves the result in benchmarks/results/asked_2000.json.
 
 Both kernels of the loss, every schedule, every stage of ZeRO and all else that a layout says, of four models; half of
-the layouts differ from another in few fields. Then the quoter of a whole search is asked the same.
+the layouts differ from another in few fields. Then the estimator of a whole search is asked the same.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.planner.ask import Ask
 from penteract.planner.plan import plan_layouts
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 from readings.asked import ASKINGS, LENGTH, WORLD, Asking, answers, drawn_layouts, unlike
 
 ROOT = Path(__file__).resolve().parent.parent
 EACH, SEED = 500, 7
-OF_A_SEARCH = 100  # layouts that the quoter of a search is asked, of each model
+OF_A_SEARCH = 100  # layouts that the estimator of a search is asked, of each model
 RESULT = ROOT / "benchmarks" / "results" / "asked_2000.json"
 
 
-def searched(asking: Asking) -> Quoter:
-    """A quoter that a search has used."""
-    prices = asking.quoter()
+def searched(asking: Asking) -> Estimator:
+    """An estimator that a search has used."""
+    prices = asking.estimator()
     ask = Ask(model=asking.model, cluster=cluster("2x8xH100"), sequence_length=LENGTH, global_batch_size=2 * WORLD,
               precision=asking.precision)  # fmt: skip
     plan_layouts(ask, lambda _: prices)
@@ -42,7 +42,7 @@ def main() -> int:
         layouts = drawn_layouts(asking, EACH, SEED)
         wrong = [*unlike(asking, layouts)]
         used = searched(asking)
-        after = [lay for lay in layouts[:OF_A_SEARCH] if answers(used, lay) != answers(asking.quoter(), lay)]
+        after = [lay for lay in layouts[:OF_A_SEARCH] if answers(used, lay) != answers(asking.estimator(), lay)]
         told[name] = {
             "layouts": len(layouts), "schedules": _drawn(layouts, "schedule"), "losses": _drawn(layouts, "loss"),
             "stages_of_zero": _drawn(layouts, "zero"), "unlike_fresh": len(wrong), "asked_after_a_search": OF_A_SEARCH,

@@ -14,7 +14,7 @@ from penteract.config.precision import Policy
 from penteract.errors import PenteractError
 from penteract.planner.ask import HEADROOM, parse_axes
 from penteract.planner.collector import uncollected
-from penteract.planner.plan import Plan, plan_layouts, plan_one, quoter
+from penteract.planner.plan import Plan, estimator, plan_layouts, plan_one
 from penteract.planner.progress import Watch
 from penteract.planner.question import question
 from penteract.planner.trace import trace
@@ -60,8 +60,8 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     )  # fmt: skip
     with uncollected():
         if layout is not None:
-            return plan_one(ask, parse_axes(layout, flag="--layout", several=False), quoter)
-        return plan_layouts(ask, quoter, top=top, number=number, watch=watch)
+            return plan_one(ask, parse_axes(layout, flag="--layout", several=False), estimator)
+        return plan_layouts(ask, estimator, top=top, number=number, watch=watch)
 
 
 def train(run: str | Path | None = None, *, preset: str | None = None, **settings: Any) -> dict[str, Any]:

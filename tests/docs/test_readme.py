@@ -24,7 +24,7 @@ from penteract.config.layout import AttentionKernel, Layout
 from penteract.config.resolve import resolve
 from penteract.config.write import template
 from penteract.planner.plan import SLOWER_FP8
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -186,8 +186,8 @@ def test_times_are_as_far_from_the_record_as_it_says() -> None:
         row = record[name]
         model = replace(catalog.model(name), layers=row["layers"])
         for kernel, key in kernels:
-            quoter = Quoter(model, cluster("1xH200"), row[key]["sequence_length"])
-            seconds = quoter.time(quoter.quote(Layout(attention=kernel))).seconds
+            estimator = Estimator(model, cluster("1xH200"), row[key]["sequence_length"])
+            seconds = estimator.time(estimator.estimate(Layout(attention=kernel))).seconds
             ratios.append(row[key]["median_ms"] / 1e3 / seconds)
     assert told and (float(told[1]), float(told[2])) == (round(min(ratios), 1), round(max(ratios), 1))
 

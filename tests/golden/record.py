@@ -37,16 +37,16 @@ def record(question: Question) -> Record:
 def of_layout(found: Plan) -> Record:
     """Memory in bytes, time in seconds, of the one layout that was asked for."""
     timed = found.best
-    quote, time, used = timed.quote, timed.time, utilisation(found, timed)
+    estimate, time, used = timed.estimate, timed.time, utilisation(found, timed)
     parts = {part: rounded(seconds) for part, seconds in time.parts.items()}
     return {
         "layout": as_axes(timed.layout),
-        "fits": found.fits(quote),
-        "allocated_gib": round(gib(quote.allocated), 2),
-        "memory": {**quote.memory, "allocated": quote.allocated},
-        "allocated_by_pipeline_rank": list(quote.by_stage),
+        "fits": found.fits(estimate),
+        "allocated_gib": round(gib(estimate.allocated), 2),
+        "memory": {**estimate.memory, "allocated": estimate.allocated},
+        "allocated_by_pipeline_rank": list(estimate.by_stage),
         "step": rounded(time.seconds),
-        "step_at_least": rounded(quote.at_least),
+        "step_at_least": rounded(estimate.at_least),
         "step_parts": {part: seconds for part, seconds in parts.items() if seconds},
         "limited_by": time.limited_by,
         "tokens_per_s_per_gpu": rounded(found.rate(timed)),
@@ -68,8 +68,8 @@ def of_plan(found: Plan) -> Record:
 def _row(found: Plan, timed: Timed) -> Record:
     return {
         "layout": found.ask.text(timed.layout),
-        "allocated": timed.quote.allocated,
-        "allocated_gib": round(gib(timed.quote.allocated), 2),
+        "allocated": timed.estimate.allocated,
+        "allocated_gib": round(gib(timed.estimate.allocated), 2),
         "tokens_per_s_per_gpu": rounded(found.rate(timed)),
         "limited_by": timed.time.limited_by,
     }

@@ -26,8 +26,8 @@ from penteract.engine.dtypes import DTYPES
 from penteract.engine.state import allocate
 from penteract.engine.storages import bytes_of
 from penteract.readings.composed import Composer
+from penteract.readings.estimator import Estimator
 from penteract.readings.price import price, resident
-from penteract.readings.quote import Quoter
 from penteract.readings.why import why
 from penteract.step.program import compile_step
 from pool import Pool
@@ -86,14 +86,14 @@ def test_a_price_without_a_walk_is_that_of_the_walk(case: Case, drawn: list[tupl
     assume(not case.schedule)
     policy, mesh = with_drawn("bf16", drawn), Mesh(case.layout)
     composer = Composer(case.model, case.sequence_length, policy)
-    quote = Quoter(case.model, cluster("8xH200"), case.sequence_length, policy).quote(case.layout)
+    estimate = Estimator(case.model, cluster("8xH200"), case.sequence_length, policy).estimate(case.layout)
     for pp_rank in range(case.layout.pp):
         rank = mesh.group("pp", 0)[pp_rank]
         walked = price(compile_step(case.model, case.layout, case.sequence_length, rank=rank, precision=policy))
         summed = composer.rank(case.layout, pp_rank)
         assert summed.resident == walked.resident
         assert (summed.arena, summed.workspace, summed.host) == (walked.arena, walked.workspace, walked.host)
-        assert quote.by_stage[pp_rank] == summed.allocated
+        assert estimate.by_stage[pp_rank] == summed.allocated
 
 
 @pytest.mark.parametrize(("model", "layout"), IN_FP8, ids=str)

@@ -1,4 +1,4 @@
-"""A quoter of made-up formulas, quick and known: what the planner makes of quotes is tested with it."""
+"""An estimator of made-up formulas, quick and known: what the planner makes of estimates is tested with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Quote:
+class LayoutEstimate:
     layout: Layout
     memory: Mapping[str, int]
     allocated: int
@@ -36,17 +36,17 @@ class StepFlops:
 
 
 @dataclass
-class FakeQuoter:
+class FakeEstimator:
     """Memory and time as formulas of the layout. `slack` is how far a step is above its bound, by layout."""
 
     model: ModelSpec
     slack: Callable[[Layout], float] = lambda lay: 0.0
     policy: Policy = RECIPES["bf16"]
-    quoted: list[Layout] = field(default_factory=list)
+    estimated: list[Layout] = field(default_factory=list)
     timed: list[Layout] = field(default_factory=list)
 
-    def quote(self, lay: Layout) -> Quote:
-        self.quoted.append(lay)
+    def estimate(self, lay: Layout) -> LayoutEstimate:
+        self.estimated.append(lay)
         held, shards = 16 * GIB // (lay.tp * lay.pp), lay.shard_group or lay.dp * lay.cp
         memory = {
             "parameters": held // (shards if lay.zero == 3 and not lay.reshard_after_step else 1),
@@ -56,17 +56,17 @@ class FakeQuoter:
             "other": GIB // 4,
         }  # fmt: skip
         total = sum(memory.values())
-        return Quote(lay, memory, total, (total,) * lay.pp, self._passes(lay))
+        return LayoutEstimate(lay, memory, total, (total,) * lay.pp, self._passes(lay))
 
     def floor(self, lay: Layout) -> int:
-        """Below what a quote says, by an eighth: it must spare prices, and change nothing."""
+        """Below what an estimate says, by an eighth: it must spare prices, and change nothing."""
         (resident,), growth = self.least(lay)
         return resident + lay.micro_batch_size * self.kept(lay, growth)[0]
 
     def least(self, lay: Layout) -> tuple[tuple[int], int]:
-        quoted = self.quoted[:]
-        held = self.quote(lay).memory
-        self.quoted[:] = quoted
+        estimated = self.estimated[:]
+        held = self.estimate(lay).memory
+        self.estimated[:] = estimated
         each = held["activations"] // lay.micro_batch_size
         return ((sum(held.values()) - held["activations"]) * 7 // 8,), each * 7 // 8
 
@@ -78,7 +78,7 @@ class FakeQuoter:
         """All go."""
 
     @property
-    def bounds(self) -> FakeQuoter:
+    def bounds(self) -> FakeEstimator:
         return self
 
     def of(self, lay: Layout) -> float:
@@ -91,17 +91,17 @@ class FakeQuoter:
         """As if each micro-batch were as quick for each sequence as the largest."""
         return 0.98 * self._passes(lay) * (1 + 0.1 / largest) / (1 + 0.1 / lay.micro_batch_size)
 
-    def closer(self, quote: Quote) -> float:
+    def closer(self, estimate: LayoutEstimate) -> float:
         """Between its bound and its time."""
-        return 0.4 * quote.at_least + 0.6 * sum(self._parts(quote.layout).values())
+        return 0.4 * estimate.at_least + 0.6 * sum(self._parts(estimate.layout).values())
 
-    def first(self, quote: Quote) -> float:
+    def first(self, estimate: LayoutEstimate) -> float:
         """Nearer still."""
-        return 0.1 * quote.at_least + 0.9 * sum(self._parts(quote.layout).values())
+        return 0.1 * estimate.at_least + 0.9 * sum(self._parts(estimate.layout).values())
 
-    def time(self, quote: Quote) -> StepTime:
-        self.timed.append(quote.layout)
-        parts = self._parts(quote.layout)
+    def time(self, estimate: LayoutEstimate) -> StepTime:
+        self.timed.append(estimate.layout)
+        parts = self._parts(estimate.layout)
         limit = max(("tensor", "pipeline", "compute"), key=lambda k: parts[k] * (0.1 if k == "compute" else 1))
         return StepTime(sum(parts.values()), parts, limit)
 

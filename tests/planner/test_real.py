@@ -1,4 +1,4 @@
-"""What the planner takes for granted of quotes, asked of real ones; and its answer against simulating everything."""
+"""What the planner takes for granted of estimates, asked of real ones; and its answer against simulating everything."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from penteract.errors import BadInput
 from penteract.planner.ask import RECOMPUTE, Ask
 from penteract.planner.between import recomputations
 from penteract.planner.explain import explain
-from penteract.planner.plan import Plan, exact, plan_layouts, plan_one, quoter
+from penteract.planner.plan import Plan, estimator, exact, plan_layouts, plan_one
 from penteract.planner.report import as_dict, utilisation
 from penteract.planner.rows import TOO_LARGE, Branch, lower_stages, unfit
 from penteract.planner.search import Timed, four_digits
 from penteract.planner.space import Space
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 from penteract.step.program import compile_step
 
 ASKS = {
@@ -44,18 +44,18 @@ def drawn(name: str, n: int) -> list[tuple[Layout, ...]]:
 
 @pytest.mark.parametrize("name", ASKS)
 def test_a_larger_micro_batch_needs_no_less(name: str) -> None:
-    prices = quoter(ASKS[name])
+    prices = estimator(ASKS[name])
     for family in drawn(name, 40):
-        sizes = [prices.quote(lay).allocated for lay in family]
+        sizes = [prices.estimate(lay).allocated for lay in family]
         assert sizes == sorted(sizes), family[0]
 
 
 @pytest.mark.parametrize("name", ASKS)
 def test_recomputing_keeps_no_more_and_takes_no_less(name: str) -> None:
-    prices = quoter(ASKS[name])
+    prices = estimator(ASKS[name])
     for family in drawn(name, 30):
         plain, full = (replace(family[0], recompute=RECOMPUTE[kind]) for kind in ("none", "full"))
-        a, b = prices.quote(plain), prices.quote(full)
+        a, b = prices.estimate(plain), prices.estimate(full)
         assert b.allocated <= a.allocated or plain.schedule == "zb_h1", plain
         assert b.at_least >= a.at_least * (1 - 1e-9), plain
         assert prices.time(b).seconds >= prices.time(a).seconds * (1 - 1e-9), plain
@@ -63,24 +63,24 @@ def test_recomputing_keeps_no_more_and_takes_no_less(name: str) -> None:
 
 @pytest.mark.parametrize("name", ASKS)
 def test_recomputing_some_takes_no_less_than_none_and_more_the_further_it_goes(name: str) -> None:
-    prices = quoter(ASKS[name])
+    prices = estimator(ASKS[name])
     for run in drawn(name, 20):
         chain = [replace(run[0], recompute=RECOMPUTE["none"])]
         chain += [replace(run[0], **fields) for fields in recomputations(ASKS[name].model)]
         chain.append(replace(run[0], recompute=RECOMPUTE["full"]))
-        seconds = [prices.time(prices.quote(lay)).seconds for lay in chain]
+        seconds = [prices.time(prices.estimate(lay)).seconds for lay in chain]
         assert all(b >= a * (1 - 1e-9) for a, b in pairwise(seconds)), (run[0], seconds)
 
 
 @pytest.mark.parametrize("name", ASKS)
 def test_a_floor_is_below_what_is_allocated(name: str) -> None:
-    prices, shares = quoter(ASKS[name]), list[float]()
+    prices, shares = estimator(ASKS[name]), list[float]()
     for run in drawn(name, 60):
         for lay in (run[0], run[-1], replace(run[-1], recompute=("enter", "swiglu"))):
-            quote = prices.quote(lay)
-            shares.append(prices.floor(lay) / quote.allocated)
+            estimate = prices.estimate(lay)
+            shares.append(prices.floor(lay) / estimate.allocated)
             assert shares[-1] <= 1, lay
-            assert quote.at_least <= prices.time(quote).seconds * (1 + 1e-9), lay
+            assert estimate.at_least <= prices.time(estimate).seconds * (1 + 1e-9), lay
     assert sorted(shares)[len(shares) // 2] > 0.4  # half of them: it says something
 
 
@@ -112,19 +112,19 @@ BOUNDED = {
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_bounds_lie_one_below_the_other(name: str) -> None:
-    """Of a row, rough and its own; of each layout its quote's, that of a rank alone, and its simulated time; that of a
-    run's first step lies below the time, too."""
+    """Of a row, rough and its own; of each layout its estimate's, that of a rank alone, and its simulated time; that of
+    a run's first step lies below the time, too."""
     ask = BOUNDED[name]
-    prices, shares = quoter(ask), list[float]()
+    prices, shares = estimator(ask), list[float]()
     rows = [row for family in Space(ask).families(Counter()) for row in Branch(family, prices).rows()]
     for row in Random(5).sample(rows, 25):
         layouts = [lay for lay in map(row.layout, row.memories) if not unfit(prices, lay)]
         rough, own = row.rough_bound(ask.global_batch_size), row.bound()
         shares.append(rough / own)
         for lay in layouts:
-            quote = prices.quote(lay)
-            first, seconds = prices.first(quote), prices.time(quote).seconds
-            chain = [rough, own, quote.at_least, prices.closer(quote), seconds]
+            estimate = prices.estimate(lay)
+            first, seconds = prices.first(estimate), prices.time(estimate).seconds
+            chain = [rough, own, estimate.at_least, prices.closer(estimate), seconds]
             assert all(a <= b * (1 + 1e-9) for a, b in pairwise(chain)), (lay, chain)
             assert first <= seconds * (1 + 1e-9), (lay, first, seconds)
     assert max(shares) > 0.1  # they say something, though launches are most of so small a step
@@ -134,26 +134,26 @@ def test_bounds_lie_one_below_the_other(name: str) -> None:
 def test_a_pin_more_finds_nothing_better(pins: dict[str, tuple[Any, ...]]) -> None:
     """As the answer without it was the best of all."""
     ask = replace(LARGER, pins=pins)
-    every = plan_layouts(ask, quoter, top=1).best.time.seconds
+    every = plan_layouts(ask, estimator, top=1).best.time.seconds
     for recompute in pins.get("recompute", ("none", "full")):
-        some = plan_layouts(replace(ask, pins={**pins, "recompute": (recompute,)}), quoter, top=1)
+        some = plan_layouts(replace(ask, pins={**pins, "recompute": (recompute,)}), estimator, top=1)
         assert some.best.time.seconds >= every * 0.9989, recompute  # which counts to four digits
 
 
 def test_a_number_beyond_the_top_is_found() -> None:
-    found = plan_layouts(replace(ASKS["dense"], pins={"pp": (1,)}), quoter, top=1, number=3)
+    found = plan_layouts(replace(ASKS["dense"], pins={"pp": (1,)}), estimator, top=1, number=3)
     assert found.number(3).time.seconds >= found.best.time.seconds
 
 
 @pytest.mark.parametrize("name", ASKS)
 def test_bounds_are_below_and_parts_add_up(name: str) -> None:
-    prices = quoter(ASKS[name])
+    prices = estimator(ASKS[name])
     for family in drawn(name, 40):
-        quote = prices.quote(family[-1])
-        time = prices.time(quote)
-        assert quote.at_least <= time.seconds * (1 + 1e-9), quote.layout
+        estimate = prices.estimate(family[-1])
+        time = prices.time(estimate)
+        assert estimate.at_least <= time.seconds * (1 + 1e-9), estimate.layout
         assert sum(time.parts.values()) == pytest.approx(time.seconds)
-        assert sum(quote.memory.values()) == quote.allocated == max(quote.by_stage)
+        assert sum(estimate.memory.values()) == estimate.allocated == max(estimate.by_stage)
 
 
 def drawn_question(seed: int) -> Ask:
@@ -174,18 +174,18 @@ def drawn_question(seed: int) -> Ask:
 def test_a_plan_is_that_of_simulating_every_layout(seed: int) -> None:
     """None is faster that fits, but for those that recompute, or cut, more than they need to and are no faster."""
     ask, k = drawn_question(seed), 6
-    found = plan_layouts(ask, quoter, top=k)
+    found = plan_layouts(ask, estimator, top=k)
     listed, tried, every = list[Timed](), 0, 0
     for one in ask.each:
-        prices, fits = quoter(one), dict[Layout, Timed]()
+        prices, fits = estimator(one), dict[Layout, Timed]()
         refused = Counter[str]()
         legal = [lay for family in Space(one).families(refused) for run in family.runs() for lay in run]
         some, chosen = recomputations(one.model), dict[Layout, list[Layout]]()
         tried += len(legal) + refused.total()
 
-        def fit(lay: Layout, prices: Quoter = prices, fits: dict[Layout, Timed] = fits) -> bool:
-            if lay not in fits and (quote := prices.quote(lay)).allocated <= ask.usable:
-                fits[lay] = Timed(quote, prices.time(quote))
+        def fit(lay: Layout, prices: Estimator = prices, fits: dict[Layout, Timed] = fits) -> bool:
+            if lay not in fits and (estimate := prices.estimate(lay)).allocated <= ask.usable:
+                fits[lay] = Timed(estimate, prices.time(estimate))
             return lay in fits
 
         for lay in legal:
@@ -206,7 +206,7 @@ def test_a_plan_is_that_of_simulating_every_layout(seed: int) -> None:
                 listed.append(fits[lay])
         every += len(fits)
     best = sorted(listed, key=lambda t: t.order)[:k]
-    assert [(t.layout, t.quote.precision) for t in found.layouts] == [(t.layout, t.quote.precision) for t in best]
+    assert [(t.layout, t.estimate.precision) for t in found.layouts] == [(t.layout, t.estimate.precision) for t in best]
     c = found.counts
     assert c.enumerated == c.fit + sum(c.refused.values()) == tried + c.between.tried
     assert c.simulated <= every
@@ -216,7 +216,7 @@ def small(memory: float, model: ModelSpec = TINY) -> Plan:
     """The dense question on GPUs of so many GiB."""
     ask = ASKS["dense"]
     ask = replace(ask, model=model, cluster=replace(ask.cluster, memory_gib=memory), pins={"cp": (1,), "pp": (1, 2)})
-    return plan_layouts(ask, quoter)
+    return plan_layouts(ask, estimator)
 
 
 def test_less_memory_leaves_fewer() -> None:
@@ -225,7 +225,7 @@ def test_less_memory_leaves_fewer() -> None:
     assert plenty.counts.fit == plenty.counts.enumerated - sum(plenty.counts.refused.values())
     assert tight.counts.refused[TOO_LARGE] > plenty.counts.refused.get(TOO_LARGE, 0)
     assert tight.best.time.seconds >= plenty.best.time.seconds
-    assert all(tight.fits(t.quote) for t in tight.layouts)
+    assert all(tight.fits(t.estimate) for t in tight.layouts)
     told = explain(tight, tight.best)
     assert " needs " in told.fit
     assert told.fit.endswith(".")
@@ -242,29 +242,29 @@ def test_nothing_fits_and_what_would() -> None:
     found = small(0.004)
     assert (found.counts.fit, found.layouts) == (0, ())
     assert found.misses()[0].allocated > found.ask.usable
-    prices = quoter(found.ask)
-    assert found.misses()[0].allocated == min(prices.quote(m.layout).allocated for m in found.missed)
+    prices = estimator(found.ask)
+    assert found.misses()[0].allocated == min(prices.estimate(m.layout).allocated for m in found.missed)
     assert found.larger is not None
-    larger, quote = found.larger
+    larger, estimate = found.larger
     assert larger.gpus in (8, 16, 32, 64, 128, 256)
-    assert quote.layout.world == larger.gpus
-    assert quote.allocated <= found.ask.usable
+    assert estimate.layout.world == larger.gpus
+    assert estimate.allocated <= found.ask.usable
 
 
 def test_one_layout_is_priced_as_in_the_search() -> None:
     ask = ASKS["dense"]
-    best = plan_layouts(replace(ask, pins={"pp": (1,), "cp": (1,), "micro_batch_size": (2,)}), quoter).best
+    best = plan_layouts(replace(ask, pins={"pp": (1,), "cp": (1,), "micro_batch_size": (2,)}), estimator).best
     axes = {"tp": (best.layout.tp,), "micro_batch_size": (2,), "zero": (best.layout.zero,)}
-    alone = plan_one(ask, axes, quoter)
+    alone = plan_one(ask, axes, estimator)
     assert exact(ask, axes) == best.layout
-    assert (alone.best.quote, alone.best.time) == (best.quote, best.time)
+    assert (alone.best.estimate, alone.best.time) == (best.estimate, best.time)
 
 
 def test_what_the_engine_would_not_gather_as_codes_is_refused_and_counted() -> None:
     fp8 = replace(RECIPES["fp8_tensorwise"], fp8=Fp8(kind="tensorwise", gather=True))
     pins = {"pp": (1, 2), "cp": (1,), "micro_batch_size": (1, 4)}
     ask = replace(ASKS["dense"], precision=fp8, pins=pins)
-    found = plan_layouts(ask, quoter)
+    found = plan_layouts(ask, estimator)
     assert found.layouts and {t.layout.zero for t in found.layouts} == {3}
     for t in found.layouts:
         compile_step(ask.model, t.layout, ask.sequence_length, precision=fp8)
@@ -273,19 +273,19 @@ def test_what_the_engine_would_not_gather_as_codes_is_refused_and_counted() -> N
     assert counts.refused[why] > 0
     assert counts.enumerated == counts.fit + sum(counts.refused.values())
     with pytest.raises(BadInput, match="found zero = 1 / allowed zero = 3"):
-        plan_one(ask, {"zero": (1,)}, quoter)
-    tight = plan_layouts(replace(ask, cluster=replace(ask.cluster, memory_gib=0.005)), quoter)
+        plan_one(ask, {"zero": (1,)}, estimator)
+    tight = plan_layouts(replace(ask, cluster=replace(ask.cluster, memory_gib=0.005)), estimator)
     assert {miss.layout.zero for miss in tight.missed} == {3}
     assert tight.larger is not None
     compile_step(ask.model, tight.larger[1].layout, ask.sequence_length, precision=fp8)
 
 
 def test_utilisation_counts_what_is_computed_again() -> None:
-    found = plan_one(ASKS["dense"], {"recompute": ("full",)}, quoter)
+    found = plan_one(ASKS["dense"], {"recompute": ("full",)}, estimator)
     used = utilisation(found, found.best)
     assert used.mfu and used.mfu_causal and used.hfu
     assert used.mfu_causal < used.mfu < used.hfu < used.mfu * 4 / 3
-    plain = plan_one(ASKS["dense"], {}, quoter)
+    plain = plan_one(ASKS["dense"], {}, estimator)
     used = utilisation(plain, plain.best)
     assert used.hfu == used.mfu
     told = as_dict(plain)["layouts"][0]

@@ -16,7 +16,7 @@ profile = cProfile.Profile()
 profile.enable()
 found = plan("llama-3.1-8b", "8xH200", sequence_length=8192, batch="1Mi")
 profile.disable()
-recorder = found.quoter.composer.recorder
+recorder = found.estimator.composer.recorder
 print(json.dumps({
     "enumerated": found.counts.enumerated,
     "calls": pstats.Stats(profile).total_calls,

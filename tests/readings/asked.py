@@ -1,4 +1,4 @@
-"""Layouts in any order, and all that a quoter answers of each: what it was asked before must not show."""
+"""Layouts in any order, and all that an estimator answers of each: what it was asked before must not show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.config.presets import TINY, TINY_LATENT, TINY_MOE
 from penteract.config.rules import breaches
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 from penteract.schedule.registry import SCHEDULES
 
 WORLD = 16
@@ -29,14 +29,14 @@ OFFLOADS = ((), (), ("anchors",), ("*",), ("swiglu", "linear"))
 
 @dataclass(frozen=True)
 class Asking:
-    """What a quoter is made of, beside 2 nodes of 8 H100."""
+    """What an estimator is made of, beside 2 nodes of 8 H100."""
 
     model: ModelSpec
     precision: Policy = RECIPES["bf16"]
     optimizer_kinds: OptimizerKinds = PLAIN
 
-    def quoter(self) -> Quoter:
-        return Quoter(self.model, cluster("2x8xH100"), LENGTH, self.precision, self.optimizer_kinds)
+    def estimator(self) -> Estimator:
+        return Estimator(self.model, cluster("2x8xH100"), LENGTH, self.precision, self.optimizer_kinds)
 
 
 _MUON = OptimizerKinds(matrices=OptimizerKind("muon", 3))
@@ -104,22 +104,22 @@ def _fields(random: Random, model: ModelSpec) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def answers(quoter: Quoter, layout: Layout) -> dict[str, Any]:
+def answers(estimator: Estimator, layout: Layout) -> dict[str, Any]:
     """All that a search asks of a layout."""
-    quote = quoter.quote(layout)
+    estimate = estimator.estimate(layout)
     return {
-        "quote": quote, "time": quoter.time(quote), "floor": quoter.floor(layout),
-        "bound": quoter.bounds.of(layout), "at_least": quoter.bounds.at_least(layout),
-        "roughly": quoter.bounds.roughly(layout, LARGEST), "recomputed_flops": quoter.recomputed_flops(layout),
-        "ranks": [quoter.composer.rank(layout, r) for r in range(layout.pp)],
+        "estimate": estimate, "time": estimator.time(estimate), "floor": estimator.floor(layout),
+        "bound": estimator.bounds.of(layout), "at_least": estimator.bounds.at_least(layout),
+        "roughly": estimator.bounds.roughly(layout, LARGEST), "recomputed_flops": estimator.recomputed_flops(layout),
+        "ranks": [estimator.composer.rank(layout, r) for r in range(layout.pp)],
     }  # fmt: skip
 
 
 def unlike(asking: Asking, layouts: list[Layout]) -> Iterator[tuple[Layout, list[str]]]:
-    """Layouts of which a quoter that is asked one after the other answers otherwise than a fresh one, and where."""
-    used = asking.quoter()
+    """Layouts of which an estimator that is asked one after the other answers otherwise than a fresh one, and where."""
+    used = asking.estimator()
     for layout in layouts:
-        now, fresh = answers(used, layout), answers(asking.quoter(), layout)
+        now, fresh = answers(used, layout), answers(asking.estimator(), layout)
         if wrong := [name for name, value in fresh.items() if now[name] != value]:
             yield layout, wrong
 

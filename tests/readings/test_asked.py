@@ -1,4 +1,4 @@
-"""What a quoter says of a layout hangs on the layout alone, and not on what was asked before it.
+"""What an estimator says of a layout hangs on the layout alone, and not on what was asked before it.
 
 `tests/asked_long.py` (`make test-all`) asks 2,000 layouts.
 """
@@ -28,6 +28,6 @@ def test_the_body_of_the_loss_decides_which_gradients_may_wait(zero: int) -> Non
         for loss in ("reference", "chunked")
     ]
     for first, second in (pair, pair[::-1]):
-        used = asking.quoter()
+        used = asking.estimator()
         answers(used, first)
-        assert answers(used, second) == answers(asking.quoter(), second)
+        assert answers(used, second) == answers(asking.estimator(), second)

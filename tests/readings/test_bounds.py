@@ -17,7 +17,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.precision import RECIPES
 from penteract.config.presets import TINY
 from penteract.readings.composed import Composer
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 from penteract.readings.rates import Rates
 from penteract.readings.time.bounds import Bounds, RankOf, count_gathers, gathered
 from penteract.readings.time.step import StepClock
@@ -73,11 +73,11 @@ def test_codes_spare_wires_and_memory_but_no_work() -> None:
     told = dict[bool, tuple[float, int]]()
     for gather in (False, True):
         policy = replace(RECIPES["fp8_tensorwise"], fp8=replace(fp8, gather=gather))
-        prices = Quoter(model, cluster("16xH100"), 256, policy)
-        quote = prices.quote(Layout(dp=16, zero=3, reduce_scatter_once=True))
-        time = prices.time(quote)
-        assert quote.at_least <= time.seconds
-        told[gather] = time.parts["data"], quote.memory["other"]
+        prices = Estimator(model, cluster("16xH100"), 256, policy)
+        estimate = prices.estimate(Layout(dp=16, zero=3, reduce_scatter_once=True))
+        time = prices.time(estimate)
+        assert estimate.at_least <= time.seconds
+        told[gather] = time.parts["data"], estimate.memory["other"]
     linears = 4 * 4096**2 + 3 * 4096 * 8192
     assert told[True][0] < 0.9 * told[False][0]
     assert told[False][1] - told[True][1] >= 2 * linears - 16 * 7 * TINY.layers
@@ -85,16 +85,16 @@ def test_codes_spare_wires_and_memory_but_no_work() -> None:
 
 def test_stages_cost_time_and_spare_memory() -> None:
     """Each stage keeps less than the one before, whatever the schedule, and parts sum up."""
-    prices = Quoter(TINY, cluster("4xH200"), 256)
+    prices = Estimator(TINY, cluster("4xH200"), 256)
     base = Layout(dp=4, gradient_accumulation_steps=4)
-    told = {z: prices.quote(replace(base, zero=z)) for z in range(4)}
+    told = {z: prices.estimate(replace(base, zero=z)) for z in range(4)}
     states = [sum(told[z].memory[k] for k in ("parameters", "gradients", "optimizer")) for z in range(4)]
     assert states == sorted(states, reverse=True) and len({*states}) == 4
     for flags in ({}, {"reduce_scatter_once": True}, {"reshard_after_step": True}, {"shard_group": 2}):
         for schedule, pp in (("1f1b", 1), ("1f1b", 2), ("gpipe", 2), ("zb_h1", 2)):
             lay = Layout(dp=4 // pp, pp=pp, schedule=schedule, gradient_accumulation_steps=4, zero=3, **flags)
-            quote = prices.quote(lay)
-            time = prices.time(quote)
-            assert quote.at_least <= time.seconds * (1 + 1e-9)
+            estimate = prices.estimate(lay)
+            time = prices.time(estimate)
+            assert estimate.at_least <= time.seconds * (1 + 1e-9)
             assert sum(time.parts.values()) == pytest.approx(time.seconds)
-            assert sum(quote.memory.values()) == quote.allocated == max(quote.by_stage)
+            assert sum(estimate.memory.values()) == estimate.allocated == max(estimate.by_stage)

@@ -19,8 +19,8 @@ from penteract.config.recompute import NONE, Budget
 from penteract.errors import BadInput
 from penteract.ops.declarations import declaration_of
 from penteract.readings.budget import _Solver, within
+from penteract.readings.estimator import Estimator
 from penteract.readings.price import price
-from penteract.readings.quote import Quoter
 from penteract.step.program import compile_step
 
 MODEL = ModelSpec(layers=3, hidden_size=256, heads=8, kv_heads=8, head_size=32, ffn_size=768, vocab_size=512)
@@ -29,8 +29,8 @@ LAYOUTS = (Layout(), Layout(pp=2, schedule="zb_h1", gradient_accumulation_steps=
 
 
 @cache
-def quoter() -> Quoter:
-    return Quoter(MODEL, cluster("8xH200"), 256)
+def estimator() -> Estimator:
+    return Estimator(MODEL, cluster("8xH200"), 256)
 
 
 @cache
@@ -45,7 +45,7 @@ def again(layout: Layout) -> float:
 
 
 def _again(chunk: Any, widths: Any, layout: Layout) -> float:
-    rates, total = quoter().rates, 0.0
+    rates, total = estimator().rates, 0.0
     said = {id(c.site) for instructions in [chunk.actions["Fwd"]] for c in (i.call for i in instructions)}
     for name, instructions in chunk.actions.items():
         for call in (i.call for i in instructions if name != "Fwd"):
@@ -83,12 +83,12 @@ def every_subset(layout: Layout) -> tuple[tuple[float, int, int], ...]:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_no_subset_of_words_is_cheaper(layout: Layout) -> None:
-    plain = quoter().quote(replace(layout, recompute=NONE))
+    plain = estimator().estimate(replace(layout, recompute=NONE))
     for fraction in (0.9, 0.75, 0.62):
-        chosen = within(quoter(), layout, Budget(fraction))
+        chosen = within(estimator(), layout, Budget(fraction))
         limit = fraction * plain.memory["activations"]
         fits = [cost for cost, activations, _ in every_subset(layout) if activations <= limit]
-        assert chosen.quote.memory["activations"] <= limit
+        assert chosen.estimate.memory["activations"] <= limit
         assert chosen.cost == pytest.approx(again(chosen.layout), rel=1e-9)
         assert chosen.cost <= min(fits, default=float("inf")) * (1 + 1e-9)
         assert not chosen.layout.uniform or chosen.cost == pytest.approx(min(fits), rel=1e-9, abs=1e-15)
@@ -100,17 +100,18 @@ def test_no_subset_of_words_is_cheaper(layout: Layout) -> None:
 def test_no_pair_of_sets_is_cheaper(fraction: float) -> None:
     """Of all that share the layers, the first n with one set and the rest with another."""
     layout = LAYOUTS[0]
-    plain = quoter().quote(replace(layout, recompute=NONE))
+    plain = estimator().estimate(replace(layout, recompute=NONE))
     limit = int(plain.allocated - (1 - fraction) * plain.memory["activations"])
     try:
-        chosen = within(quoter(), layout, Budget(allocated=limit))
+        chosen = within(estimator(), layout, Budget(allocated=limit))
     except BadInput:
         assert min(total for _, _, total in every_subset(layout)) > limit
         return
     whole = ((uniform(lean)[0], lean, (), MODEL.layers) for lean in SETS)
     parts = ((mixed(lean, rest, n), lean, rest, n) for lean, rest in PAIRS for n in range(1, MODEL.layers))
-    best = next(cost for cost, *how in sorted([*whole, *parts]) if quoter().quote(shared(*how)).allocated <= limit)
-    assert chosen.quote.allocated <= limit
+    held = ((cost, estimator().estimate(shared(*how)).allocated) for cost, *how in sorted([*whole, *parts]))
+    best = next(cost for cost, allocated in held if allocated <= limit)
+    assert chosen.estimate.allocated <= limit
     assert chosen.cost <= best * (1 + 1e-9)
 
 
@@ -138,15 +139,15 @@ def mixed(lean: tuple[str, ...], rest: tuple[str, ...], first: int) -> float:
 
 def test_what_cannot_be_reached_says_what_can() -> None:
     with pytest.raises(BadInput, match="no recomputation keeps so little") as refused:
-        within(quoter(), LAYOUTS[0], Budget(0.01))
+        within(estimator(), LAYOUTS[0], Budget(0.01))
     least = float(refused.value.allowed.removeprefix("at least "))
-    assert within(quoter(), LAYOUTS[0], Budget(least)).quote.allocated > 0
+    assert within(estimator(), LAYOUTS[0], Budget(least)).estimate.allocated > 0
     with pytest.raises(BadInput):
-        within(quoter(), LAYOUTS[0], Budget(least - 0.005))
+        within(estimator(), LAYOUTS[0], Budget(least - 0.005))
 
 
 def test_what_fits_is_left_as_it_is() -> None:
-    chosen = within(quoter(), LAYOUTS[0], Budget(1.0))
+    chosen = within(estimator(), LAYOUTS[0], Budget(1.0))
     assert chosen.cost == 0
     assert chosen.layout == LAYOUTS[0]
     assert "nothing in every layer" in chosen.text()
@@ -158,8 +159,8 @@ EXPERTS = replace(MODEL, layers=4, moe=MoESpec(experts=4, top_k=2, ffn_size=256,
 @pytest.mark.parametrize("layout", [Layout(), Layout(pp=2, gradient_accumulation_steps=4)], ids=str)
 def test_a_bound_lies_below_the_price(layout: Layout) -> None:
     """Of one set and of two, at a limit of one byte less than the price and at the price: refused above it alone."""
-    some = Quoter(EXPERTS, cluster("8xH200"), 256)
-    plain = some.quote(replace(layout, recompute=NONE))
+    some = Estimator(EXPERTS, cluster("8xH200"), 256)
+    plain = some.estimate(replace(layout, recompute=NONE))
     solver = _Solver.of(some, layout, plain, 0)
     sets = solver.choices.frontier
     assert len(sets) > 20
@@ -170,7 +171,7 @@ def test_a_bound_lies_below_the_price(layout: Layout) -> None:
     ]:
         for first in range(1, solver.depth):
             lay = solver._shared(lean, rest, first) if lean is not rest else replace(layout, recompute=lean.op_names)
-            price = some.quote(lay).allocated
+            price = some.estimate(lay).allocated
             ranks = tuple(replace(rank, room=rank.room + price) for rank in solver.ranks)
             assert replace(solver, ranks=ranks).may_fit(lean, rest, first), (lean.op_names, rest.op_names, first)
 
@@ -178,7 +179,7 @@ def test_a_bound_lies_below_the_price(layout: Layout) -> None:
 @pytest.mark.parametrize("fraction", [0.9])
 def test_no_pair_of_sets_of_experts_is_cheaper(fraction: float) -> None:
     """All pairs of sets that none betters, all numbers of layers: priced one by one, without a bound."""
-    some = Quoter(EXPERTS, cluster("8xH200"), 256)
+    some = Estimator(EXPERTS, cluster("8xH200"), 256)
     chosen = within(some, Layout(), Budget(fraction))
     plain = chosen.plain
     limit = plain.allocated - (1 - fraction) * plain.memory["activations"]
@@ -190,4 +191,4 @@ def test_no_pair_of_sets_of_experts_is_cheaper(fraction: float) -> None:
         if cost >= chosen.cost * (1 - 1e-9):
             break
         lay = replace(Layout(), recompute=a.op_names) if a is b else solver._shared(a, b, n)
-        assert some.quote(lay).allocated > limit, (a.op_names, b.op_names, n)
+        assert some.estimate(lay).allocated > limit, (a.op_names, b.op_names, n)

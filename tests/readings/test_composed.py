@@ -16,8 +16,8 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.readings.composed import Composer
+from penteract.readings.estimator import Estimator
 from penteract.readings.price import price
-from penteract.readings.quote import Quoter
 from penteract.schedule.in_flight import _most, most_in_flight
 from penteract.schedule.registry import SCHEDULES, schedule_of
 from penteract.step.program import compile_step
@@ -55,9 +55,9 @@ def test_equals_the_walk_where_weights_are_gathered_as_codes(
     assert coded.resident["ring"] < whole.resident["ring"]
     assert coded.redistributions["all_reduce", "sequence"] <= whole.redistributions["all_reduce", "sequence"]
     if case.precision.compute == "bf16":
-        prices = Quoter(model, cluster("8xH100"), case.sequence_length, case.precision, optimizer_kinds)
+        prices = Estimator(model, cluster("8xH100"), case.sequence_length, case.precision, optimizer_kinds)
         ranks = (prices.composer.rank(case.layout, r) for r in range(case.layout.pp))
-        assert prices.quote(case.layout).by_stage == tuple(rank.allocated for rank in ranks)
+        assert prices.estimate(case.layout).by_stage == tuple(rank.allocated for rank in ranks)
 
 
 def check(

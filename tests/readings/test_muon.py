@@ -10,8 +10,8 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
+from penteract.readings.estimator import Estimator
 from penteract.readings.price import Price, price
-from penteract.readings.quote import Quoter
 from penteract.step.program import compile_step
 
 MUON = OptimizerKinds(matrices=OptimizerKind("muon", 5))
@@ -64,10 +64,10 @@ def test_an_update_takes_longer_and_the_bound_stays_one(layout: Layout) -> None:
     large = replace(MODEL, hidden_size=2048, ffn_size=8192, head_size=256)
     took = list[float]()
     for optimizer_kinds in (PLAIN, MUON):
-        quoter = Quoter(large, cluster("8xH200"), 2048, optimizer_kinds=optimizer_kinds)
-        quote = quoter.quote(layout)
-        time = quoter.time(quote)
-        assert quote.at_least <= time.seconds * (1 + 1e-9)
+        estimator = Estimator(large, cluster("8xH200"), 2048, optimizer_kinds=optimizer_kinds)
+        estimate = estimator.estimate(layout)
+        time = estimator.time(estimate)
+        assert estimate.at_least <= time.seconds * (1 + 1e-9)
         took.append(time.parts["update"])
     assert took[0] < took[1]
 
@@ -75,7 +75,7 @@ def test_an_update_takes_longer_and_the_bound_stays_one(layout: Layout) -> None:
 def test_larger_buckets_keep_more_ranks_at_work() -> None:
     """A bucket of one matrix has one rank at work and seven that wait."""
     large = replace(MODEL, hidden_size=2048, ffn_size=8192, head_size=256)
-    quoter = Quoter(large, cluster("8xH200"), 2048, optimizer_kinds=MUON)
+    estimator = Estimator(large, cluster("8xH200"), 2048, optimizer_kinds=MUON)
     layouts = (Layout(dp=8, zero=1, bucket_bytes=size) for size in (2**24, 2**32))
-    one, many = (quoter.time(quoter.quote(layout)).parts["update"] for layout in layouts)
+    one, many = (estimator.time(estimator.estimate(layout)).parts["update"] for layout in layouts)
     assert many < one / 3

@@ -12,7 +12,7 @@ from penteract.config.layout import Elementwise, Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision import RECIPES
 from penteract.ops.declarations.declaration import Product
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 
 LAYERS, D, F, X, K, TOKENS = 3, 2048, 1024, 8, 2, 4096
 MODEL = ModelSpec(
@@ -21,9 +21,9 @@ MODEL = ModelSpec(
 )  # fmt: skip
 
 
-def prices(kind: str, *, experts: bool) -> Quoter:
+def prices(kind: str, *, experts: bool) -> Estimator:
     fp8 = replace(usual(kind), experts=experts)  # type: ignore[arg-type]
-    return Quoter(MODEL, cluster("1xH200"), TOKENS, replace(RECIPES["bf16"], fp8=fp8))
+    return Estimator(MODEL, cluster("1xH200"), TOKENS, replace(RECIPES["bf16"], fp8=fp8))
 
 
 @pytest.mark.parametrize("elementwise", ["reference", "triton"])
@@ -32,10 +32,10 @@ def test_two_phases_of_three_are_at_the_speed_of_codes(kind: str, elementwise: E
     layout, told = Layout(elementwise=elementwise), dict[bool, tuple[float, int]]()
     for experts in (False, True):
         some = prices(kind, experts=experts)
-        quote = some.quote(layout)
-        time = some.time(quote)
-        assert quote.at_least <= time.seconds
-        told[experts] = time.parts["compute"], quote.allocated
+        estimate = some.estimate(layout)
+        time = some.time(estimate)
+        assert estimate.at_least <= time.seconds
+        told[experts] = time.parts["compute"], estimate.allocated
     rates, won, rows = prices(kind, experts=True).rates, 0.0, TOKENS * K
     readings = 1 if (kind, elementwise) == ("blockwise", "triton") else 2
     for n, k in ((F, D), (D, F)) * 3:  # gate, up and down, forward and back
@@ -47,7 +47,7 @@ def test_two_phases_of_three_are_at_the_speed_of_codes(kind: str, elementwise: E
 
 
 def test_what_is_kept_is_the_same() -> None:
-    with_them, without = (prices("rowwise", experts=experts).quote(Layout()).memory for experts in (True, False))
+    with_them, without = (prices("rowwise", experts=experts).estimate(Layout()).memory for experts in (True, False))
     assert {kind: n for kind, n in with_them.items() if kind != "other"} == {
         kind: n for kind, n in without.items() if kind != "other"
     }

@@ -24,9 +24,9 @@ from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.engine import named
 from penteract.ops.offload import COPIES
+from penteract.readings.estimator import Estimator
 from penteract.readings.ideal import PARTS
 from penteract.readings.price import price
-from penteract.readings.quote import Quoter
 from penteract.readings.time.clock import PS
 from penteract.readings.time.ranks import Ranks
 from penteract.readings.time.step import StepClock
@@ -46,24 +46,24 @@ BETWEEN = {names.WAIT_SENT, names.WAIT_RANKS}
 
 
 @st.composite
-def asked(draw: st.DrawFn) -> tuple[Quoter, Layout]:
+def asked(draw: st.DrawFn) -> tuple[Estimator, Layout]:
     case = draw(cases())
     assume(not case.schedule)
     precision: Policy = draw(st.sampled_from([RECIPES["bf16"], NARROW]))
     optimizer_kinds = draw(st.sampled_from([PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 2))]))
     away = case.layout.offload_optimizer and optimizer_kinds is PLAIN
     model = replace(case.model, layers=case.model.layers + draw(st.integers(0, 3)))
-    return Quoter(model, NODE, case.sequence_length, precision, optimizer_kinds), replace(
+    return Estimator(model, NODE, case.sequence_length, precision, optimizer_kinds), replace(
         case.layout, offload_optimizer=away
     )
 
 
 @DRAWN
 @given(asked())
-def test_is_the_step_that_is_timed(question: tuple[Quoter, Layout]) -> None:
+def test_is_the_step_that_is_timed(question: tuple[Estimator, Layout]) -> None:
     prices, lay = question
     told = timeline(prices.steps, lay)
-    assert told.picoseconds / PS == prices.time(prices.quote(lay)).seconds
+    assert told.picoseconds / PS == prices.time(prices.estimate(lay)).seconds
     assert min(told.span.begins) == 0
     for (stage, stream), some in by_stream(told).items():
         begin = told.span.begins[stage]
@@ -87,7 +87,7 @@ def by_stream(told: Timeline) -> dict[tuple[int, str], list[Event]]:
 
 @DRAWN
 @given(asked())
-def test_computes_for_as_long_as_the_parts_say(question: tuple[Quoter, Layout]) -> None:
+def test_computes_for_as_long_as_the_parts_say(question: tuple[Estimator, Layout]) -> None:
     """And has no hole: what is not of a part is a wait for peers, which the step counts to its pipeline.
 
     Nothing is slower beside a wire here, as that is no time of its own."""
@@ -107,7 +107,7 @@ def test_computes_for_as_long_as_the_parts_say(question: tuple[Quoter, Layout]) 
 def test_waits_for_the_last_rank_before_the_update() -> None:
     """Backward ends last on the first stage: the others say until when they wait, and that is one moment for all."""
     lay = Layout(pp=4, gradient_accumulation_steps=6, loss="chunked", attention="cudnn")
-    told = timeline(Quoter(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("4xH200"), 4096).steps, lay)
+    told = timeline(Estimator(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("4xH200"), 4096).steps, lay)
     waits = [e for e in told.events if e.name == names.WAIT_RANKS]
     assert [e.stage for e in waits if e.end > e.start] == [1, 2, 3]
     assert len({e.end for e in waits}) == 1 and {(e.stream, e.action, e.unit) for e in waits} == {("compute", "", "")}
@@ -122,7 +122,7 @@ def spent(ranks: Ranks, r: int) -> list[int]:
 
 @DRAWN
 @given(asked())
-def test_has_the_names_of_a_run(question: tuple[Quoter, Layout]) -> None:
+def test_has_the_names_of_a_run(question: tuple[Estimator, Layout]) -> None:
     prices, lay = question
     told = timeline(prices.steps, lay)
     for r in range(lay.pp):
@@ -159,7 +159,7 @@ def names_of_a_run(steps: StepClock, layout: Layout, stage: int) -> list[str]:
     return found
 
 
-def traced(prices: Quoter, lay: Layout) -> list[dict[str, Any]]:
+def traced(prices: Estimator, lay: Layout) -> list[dict[str, Any]]:
     lines = list[str]()
     write_trace(prices.steps, lay, lines.append, range(lay.pp))
     return json.loads("".join(lines))["traceEvents"]
@@ -167,7 +167,7 @@ def traced(prices: Quoter, lay: Layout) -> list[dict[str, Any]]:
 
 @DRAWN
 @given(asked())
-def test_trace_has_every_event_and_the_memory_of_the_price(question: tuple[Quoter, Layout]) -> None:
+def test_trace_has_every_event_and_the_memory_of_the_price(question: tuple[Estimator, Layout]) -> None:
     check_trace(*question)
 
 
@@ -175,10 +175,10 @@ def test_trace_has_every_event_and_the_memory_of_the_price(question: tuple[Quote
 @given(coded_cases())
 def test_and_where_weights_travel_as_codes(case: Case) -> None:
     assume(not case.schedule)
-    check_trace(Quoter(case.model, NODE, case.sequence_length, case.precision, case.optimizer_kinds), case.layout)
+    check_trace(Estimator(case.model, NODE, case.sequence_length, case.precision, case.optimizer_kinds), case.layout)
 
 
-def check_trace(prices: Quoter, lay: Layout) -> None:
+def check_trace(prices: Estimator, lay: Layout) -> None:
     rows, told = traced(prices, lay), timeline(prices.steps, lay)
     spans = [row for row in rows if row["ph"] == "X"]
     tracks = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
@@ -188,8 +188,8 @@ def check_trace(prices: Quoter, lay: Layout) -> None:
     assert all(s["ts"] >= 0 and s["dur"] >= 0 and s["cat"] for s in spans)
     for whole in (round, int):  # how Perfetto reads times: as it is now, and before; it drops what overlaps
         assert not list(overlaps(spans, whole))
-    quote = prices.quote(lay)
-    for r, allocated in enumerate(quote.by_stage):
+    estimate = prices.estimate(lay)
+    for r, allocated in enumerate(estimate.by_stage):
         counts = [row for row in rows if row["ph"] == "C" and row["pid"] == r + 1]
         assert round(counts[-1]["ts"] * 1000) == (told.span.begins[r] + told.picoseconds + 500) // 1000
         assert all(one["ts"] <= other["ts"] for one, other in pairwise(counts))
@@ -216,7 +216,7 @@ def overlaps(spans: list[dict[str, Any]], whole: Callable[[float], int]) -> Iter
 def test_tracks_are_in_order() -> None:
     """By their numbers, as Perfetto sorts, and by the index by which Chrome does; none has the number of a process."""
     lay = Layout(tp=2, pp=4, loss="chunked", attention="cudnn", gradient_accumulation_steps=6)
-    rows = traced(Quoter(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("8xH200"), 4096), lay)
+    rows = traced(Estimator(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("8xH200"), 4096), lay)
     named = sorted((row["tid"], row["args"]["name"]) for row in rows if row["name"] == "thread_name")
     assert [name for tid, name in named if tid // 1000 == 2] == [
         "compute", "host", "tp (2 ranks)", "world (8 ranks)", "values from stage 0", "values to stage 2",
@@ -232,14 +232,14 @@ def test_of_a_real_model(asked: dict[str, Any]) -> None:
     lay = replace(
         Layout(dp=8, loss="chunked", elementwise="triton", attention="cudnn", gradient_accumulation_steps=6), **asked
     )
-    prices = Quoter(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("8xH200"), 4096)
-    rows, quote = traced(prices, lay), prices.quote(lay)
+    prices = Estimator(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("8xH200"), 4096)
+    rows, estimate = traced(prices, lay), prices.estimate(lay)
     peaks = [max(sum(row["args"].values()) for row in rows if row["ph"] == "C" and row["pid"] == r + 1)
              for r in range(lay.pp)]  # fmt: skip
-    assert tuple(peaks) == quote.by_stage
+    assert tuple(peaks) == estimate.by_stage
     tracks = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     told = timeline(prices.steps, lay)
     for r, begin in enumerate(told.span.begins):
         on = [row for row in rows if row["ph"] == "X" and row["pid"] == r + 1 and tracks[row["tid"]] == "compute"]
         ends = max(row["ts"] + row["dur"] for row in on)
-        assert ends <= begin / 10**6 + prices.time(quote).seconds * 10**6 + 0.01
+        assert ends <= begin / 10**6 + prices.time(estimate).seconds * 10**6 + 0.01

@@ -24,8 +24,8 @@ from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.ops.symbols import values
 from penteract.parallel.data import UNIT
+from penteract.readings.estimator import Estimator
 from penteract.readings.price import Price, price
-from penteract.readings.quote import Quoter
 from penteract.readings.row import PART_OF, Why
 from penteract.readings.why import why
 from penteract.schedule.actions import Compute
@@ -211,18 +211,18 @@ def test_text_and_json() -> None:
 
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3]], ids=str)
 def test_the_whole_is_what_a_plan_sums_up(layout: Layout) -> None:
-    """Of the fullest rank, rows and the quote's memory have the same sums under the same names."""
-    quote = Quoter(DENSE, cluster(f"{layout.world}xH200"), sequence_length=64, precision="bf16").quote(layout)
-    fullest = quote.by_stage.index(max(quote.by_stage))
+    """Of the fullest rank, rows and the estimate's memory have the same sums under the same names."""
+    estimate = Estimator(DENSE, cluster(f"{layout.world}xH200"), sequence_length=64, precision="bf16").estimate(layout)
+    fullest = estimate.by_stage.index(max(estimate.by_stage))
     rank = Mesh(layout).group("pp", 0)[fullest]
-    told = why(DENSE, layout, 64, "bf16", rank).whole(quote.memory["activations"], quote.memory["other"])
+    told = why(DENSE, layout, 64, "bf16", rank).whole(estimate.memory["activations"], estimate.memory["other"])
     found = Counter[str]()
     for row in told.rows:
         if row.kind not in ("flops", "wires"):
             assert row.value > 0
             found[PART_OF.get(row.kind, row.kind)] += row.value
-    assert found == Counter(quote.memory)
-    assert found.total() == quote.allocated
+    assert found == Counter(estimate.memory)
+    assert found.total() == estimate.allocated
 
 
 def test_a_line_is_the_program_s_own() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from penteract.config.hardware import Cluster, reference
 from penteract.config.resolve import Resolved
 from penteract.readings.budget import Chosen, within
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 
 
 def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:
@@ -24,7 +24,7 @@ def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:
     known = reference()
     node = Cluster(name="reference", gpus=run.layout.world, gpu=known.gpu, inside=known.inside, curves=known)
     chosen = within(
-        Quoter(
+        Estimator(
             run.model, node, run.sequence_length, run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
         ),
         run.layout,

@@ -76,13 +76,13 @@ def _traced(chosen: Timed, trace: Path, stage: int | None) -> str:
 
 def _asked(found: Plan, chosen: Timed) -> Ask:
     """The question in the precision of one answer."""
-    return replace(found.ask, precision=chosen.quote.precision, also=())
+    return replace(found.ask, precision=chosen.estimate.precision, also=())
 
 
 def _write(path: Path, found: Plan, chosen: Timed) -> None:
     if not found.counts.fit:
         raise BadInput("MEMORY", "no run file of what does not fit", where="--out",
-                       found=f"{gib(chosen.quote.allocated):.1f} GiB a GPU",
+                       found=f"{gib(chosen.estimate.allocated):.1f} GiB a GPU",
                        allowed=f"{gib(found.ask.usable):.1f} GiB", fix="another layout, or more GPUs")  # fmt: skip
     try:
         path.write_text(run_file(_asked(found, chosen), chosen.layout), encoding="utf-8")

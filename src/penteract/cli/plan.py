@@ -24,7 +24,7 @@ from penteract.planner.ask import HEADROOM
 from penteract.planner.catalogue import catalogue, catalogue_rows
 from penteract.planner.collector import uncollected
 from penteract.planner.explain import contest, explain, named
-from penteract.planner.plan import Plan, quoter
+from penteract.planner.plan import Plan, estimator
 from penteract.planner.progress import Stopped
 from penteract.planner.report import as_dict, budget
 from penteract.planner.search import Timed
@@ -196,14 +196,14 @@ def _check_words(*, layout: str | None, fix: str | None, tokens: str | None, usd
 
 def _reasons(found: Plan, chosen: Timed, why: int | None) -> list[str]:
     lines = explain(found, chosen).lines()
-    return lines + ([_what_if(found, chosen)] if why is not None and len(found.search.quotes) > 1 else [])
+    return lines + ([_what_if(found, chosen)] if why is not None and len(found.search.estimates) > 1 else [])
 
 
 def _what_if(found: Plan, chosen: Timed) -> str:
     two = contest(found, chosen)
     if two is None:
         return "There is no layout of another mesh."
-    told = "; ".join(change.text() for change in what_if(found, *two, quoter))
+    told = "; ".join(change.text() for change in what_if(found, *two, estimator))
     return f"What would let {named(found, two[1])} win: {told}."
 
 
@@ -211,10 +211,10 @@ def _by_line(found: Plan, chosen: Timed) -> str:
     """The memory of the fullest rank, by the lines that cause it."""
     from penteract.readings.why import why as why_text  # here: most plans are told without it
 
-    stage = max(range(len(chosen.quote.by_stage)), key=lambda i: chosen.quote.by_stage[i])
+    stage = max(range(len(chosen.estimate.by_stage)), key=lambda i: chosen.estimate.by_stage[i])
     rank = Mesh(chosen.layout).group("pp", 0)[stage]
     ask = found.ask
-    memory, how = chosen.quote.memory, chosen.quote.precision
+    memory, how = chosen.estimate.memory, chosen.estimate.precision
     told = why_text(ask.model, chosen.layout, ask.sequence_length, how, rank, optimizer_kinds=ask.optimizer_kinds)
     return told.whole(memory["activations"], memory["other"]).text()
 

@@ -22,7 +22,7 @@ from penteract.config.recompute import NONE
 from penteract.planner.ask import EDITS, RECOMPUTE, Ask
 from penteract.planner.rows import TOO_LARGE, Higher, Priced, Sharing, lower_stages
 from penteract.planner.search import Search, four_digits
-from penteract.readings.quote import Quote
+from penteract.readings.estimator import LayoutEstimate
 from penteract.units import Seconds
 
 _FULL = RECOMPUTE["full"]
@@ -58,7 +58,7 @@ def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
     fits = {(_rest(q.layout), q.layout.recompute, _sharing(q.layout), q.precision) for q in found.fits}
     candidates = sorted(_candidates(found, search), key=lambda c: (c[0], c[1].zero))
     some, told.candidates = recomputations(ask.model), len(candidates)
-    reached = dict[tuple[tuple[Any, ...], Policy], dict[Sharing, tuple[int, Quote | Higher]]]()
+    reached = dict[tuple[tuple[Any, ...], Policy], dict[Sharing, tuple[int, LayoutEstimate | Higher]]]()
 
     def beyond(bound: Seconds) -> bool:
         return len(best) == k and four_digits(bound) > four_digits(best[-1].time.seconds)
@@ -81,19 +81,19 @@ def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
         options = [Layout(**{**axes, **less}) for less in some]
         for i, less in enumerate(options[:enough]):
             told.tried += 1
-            quote = found.within(search.quoters[precision], less)
-            if quote:
+            estimate = found.within(search.estimators[precision], less)
+            if estimate:
                 told.fit += 1
-                known[own] = i, quote
-                search.add(quote)
-                if not beyond(quote.at_least):
+                known[own] = i, estimate
+                search.add(estimate)
+                if not beyond(estimate.at_least):
                     best = search.best(k)
                 break
             found.refused[TOO_LARGE] += 1
         else:
             if options[enough:]:
                 others = tuple([one for _, one in simpler])
-                higher = Higher(tuple(options[enough:]), search.quoters[precision], others, told)
+                higher = Higher(tuple(options[enough:]), search.estimators[precision], others, told)
                 found.higher.append(higher)
                 known[own] = enough, higher
 
@@ -114,10 +114,10 @@ def _candidates(found: Priced, search: Search) -> Iterator[tuple[Seconds, Layout
     for layout, precision in chain(full, higher, rows):
         if layout.recompute != _FULL:
             continue
-        yield search.quoters[precision].bounds.of(replace(layout, recompute=NONE)), layout, precision
+        yield search.estimators[precision].bounds.of(replace(layout, recompute=NONE)), layout, precision
 
 
 def _only_lower(search: Search, layout: Layout, precision: Policy, *, own_fits: bool) -> bool:
     """Whether without recomputation it fits with less cut alone."""
     usable = search.frontier.found.usable
-    return not own_fits and search.quoters[precision].quote(replace(layout, recompute=NONE)).allocated > usable
+    return not own_fits and search.estimators[precision].estimate(replace(layout, recompute=NONE)).allocated > usable

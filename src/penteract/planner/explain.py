@@ -1,4 +1,4 @@
-"""Why this layout: the Ultra-Scale Playbook's three steps (fit, reach the batch, speed up), told with its quotes."""
+"""Why this layout: the Ultra-Scale Playbook's three steps (fit, reach the batch, speed up), told with its estimates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penteract.planner.effort import effort
 from penteract.planner.legality import Legality
 from penteract.planner.plan import Plan
 from penteract.planner.search import Timed
-from penteract.readings.quote import Quote
+from penteract.readings.estimator import LayoutEstimate
 from penteract.units import Seconds, show_bytes
 
 _SIMPLER = 3  # layouts told that are simpler, and do not fit
@@ -31,7 +31,7 @@ class Move:
 
     def text(self) -> str:
         was, now = self.before.time.seconds, self.after.time.seconds
-        grown = self.after.quote.allocated - self.before.quote.allocated
+        grown = self.after.estimate.allocated - self.before.estimate.allocated
         memory = f"{show_bytes(abs(grown))} {'more' if grown > 0 else 'less'}" if grown else "the same memory"
         return (
             f"{self.what}: {_faster(was, now)} ({was:.3g} -> {now:.3g} s{_mostly(self.before, self.after)}), {memory}"
@@ -57,9 +57,9 @@ class Explanation:
 
 def explain(plan: Plan, chosen: Timed) -> Explanation:
     """Why `chosen`, one of the plan's layouts, is where it is."""
-    simplest = plan.search.timed(plan.search.simplest(chosen.quote.precision))
+    simplest = plan.search.timed(plan.search.simplest(chosen.estimate.precision))
     return Explanation(
-        fit=_fit(plan, simplest.quote),
+        fit=_fit(plan, simplest.estimate),
         batch=_batch(plan, chosen),
         moves=tuple(_moves(plan, simplest, chosen)),
         rival=_rival(plan, chosen),
@@ -69,7 +69,7 @@ def explain(plan: Plan, chosen: Timed) -> Explanation:
 
 def contest(plan: Plan, chosen: Timed) -> tuple[Timed, Timed] | None:
     """Who leads and who follows: the best and `chosen`, or where that is the best, the best layout of another mesh."""
-    if chosen.quote != plan.best.quote:
+    if chosen.estimate != plan.best.estimate:
         return plan.best, chosen
     found = plan.search.best(1, among=lambda q: mesh(q.layout) != mesh(chosen.layout))
     return (chosen, found[0]) if found else None
@@ -88,7 +88,7 @@ def difference(a: Timed, b: Timed) -> list[tuple[str, Seconds]]:
     return sorted(told, key=lambda item: -abs(item[1]))
 
 
-def _fit(plan: Plan, simplest: Quote) -> str:
+def _fit(plan: Plan, simplest: LayoutEstimate) -> str:
     """The least that fits, and why the simpler ones do not."""
     ask = plan.ask
     need = f"{show_bytes(simplest.allocated)} a GPU"
@@ -97,8 +97,8 @@ def _fit(plan: Plan, simplest: Quote) -> str:
     most = effort(simplest.layout)
     simpler = [m for m in plan.missed if effort(m.layout) < most and m.precision == simplest.precision]
     first = sorted(simpler, key=lambda m: effort(m.layout))[:_SIMPLER]
-    prices = plan.search.quoters[simplest.precision]
-    told = [f"{ask.text(m.layout)} needs {show_bytes(prices.quote(m.layout).allocated)}" for m in first]
+    prices = plan.search.estimators[simplest.precision]
+    told = [f"{ask.text(m.layout)} needs {show_bytes(prices.estimate(m.layout).allocated)}" for m in first]
     if not told and simplest.layout.dp < ask.cluster.gpus:
         alone = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
         why = alone.batch(ask.cluster.gpus, 1, max(1, ask.global_batch_size // ask.cluster.gpus))
@@ -118,7 +118,7 @@ def _batch(plan: Plan, chosen: Timed) -> str:
 
 def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
     """From the simplest to the chosen one axis at a time, each time the change that helps most."""
-    now, goal, how = simplest, chosen.layout, chosen.quote.precision
+    now, goal, how = simplest, chosen.layout, chosen.estimate.precision
     while now.layout != goal:
         tried = [(what, plan.search.find(lay, how)) for what, lay in _steps(plan, now.layout, goal)]
         timed = [(what, plan.search.timed(q)) for what, q in tried if q]
@@ -173,7 +173,7 @@ def _rival(plan: Plan, chosen: Timed) -> str:
 
 def named(plan: Plan, timed: Timed) -> str:
     """A layout, and its precision where there are several."""
-    return plan.ask.text(timed.layout) + (f" in {timed.quote.precision.name}" if plan.ask.also else "")
+    return plan.ask.text(timed.layout) + (f" in {timed.estimate.precision.name}" if plan.ask.also else "")
 
 
 def _needs(layout: Layout) -> str:
@@ -186,13 +186,14 @@ def _needs(layout: Layout) -> str:
 
 
 def _leaner(plan: Plan, chosen: Timed) -> str:
-    most = _LESS * chosen.quote.allocated
+    most = _LESS * chosen.estimate.allocated
     found = plan.search.best(1, among=lambda q: q.allocated <= most, slower_too=True)
     if not found:
         return "With less memory: no layout needs a fifth less."
     there = found[0]
     slower = there.time.seconds / chosen.time.seconds - 1
-    need = f"{show_bytes(there.quote.allocated)}, {show_bytes(chosen.quote.allocated - there.quote.allocated)} less"
+    allocated, spared = there.estimate.allocated, chosen.estimate.allocated - there.estimate.allocated
+    need = f"{show_bytes(allocated)}, {show_bytes(spared)} less"
     return f"With less memory: {named(plan, there)} needs {need}, and is {slower:.1%} slower."
 
 

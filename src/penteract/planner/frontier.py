@@ -15,7 +15,7 @@ from penteract.planner.effort import Effort, effort
 from penteract.planner.progress import Pulse
 from penteract.planner.rows import Branch, Priced, Row, unfit
 from penteract.planner.space import Family
-from penteract.readings.quote import Quote, Quoter
+from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.units import Seconds
 
 _STILL = Pulse()
@@ -36,7 +36,7 @@ class Frontier:
     _heap: list[tuple[Seconds, int, _Key, bool]] = field(default_factory=list[tuple[Seconds, int, _Key, bool]])
     _serial: Iterator[int] = field(default_factory=count)  # among equals the first
 
-    def add(self, families: Iterable[Family], prices: Quoter, pulse: Pulse = _STILL) -> None:
+    def add(self, families: Iterable[Family], prices: Estimator, pulse: Pulse = _STILL) -> None:
         """Families of one precision, each with the same fields."""
         for family in families:
             pulse()
@@ -82,7 +82,7 @@ class Frontier:
         while row:
             row = row.price(self.found)
 
-    def simplest(self, precision: Policy, most: Effort | None) -> Quote | None:
+    def simplest(self, precision: Policy, most: Effort | None) -> LayoutEstimate | None:
         """Of layouts that fit, the one with the least effort, if that is less than `most`; whatever its bound is."""
         own = [b for b in self.branches if b.prices.policy == precision]
         heap: list[tuple[Effort, int, Branch | tuple[Layout, ...]]] = []
@@ -95,8 +95,8 @@ class Frontier:
                 smallest, *larger = item
                 if unfit(own[0].prices, smallest):
                     runs = (tuple(larger),) if larger else ()
-                elif quote := self.found.within(own[0].prices, smallest):  # if it does not fit, the larger do not
-                    return quote
+                elif estimate := self.found.within(own[0].prices, smallest):  # if it does not fit, the larger do not
+                    return estimate
             for run in runs:
                 heappush(heap, (effort(run[0]), next(self._serial), run))
         return None

@@ -12,15 +12,15 @@ from penteract.errors import BadInput
 from penteract.planner.ask import Ask, Values
 from penteract.planner.rows import unfit
 from penteract.planner.space import Space
-from penteract.readings.quote import Quote, Quoter
+from penteract.readings.estimator import Estimator, LayoutEstimate
 
-Make = Callable[[Ask], Quoter]  # a question's prices
+Make = Callable[[Ask], Estimator]  # a question's prices
 
 _LARGEST = 64  # times the GPUs asked for
 _HELD = ("parameters", "gradients", "optimizer")
 
 
-def larger_cluster(ask: Ask, make: Make) -> tuple[Cluster, Quote] | None:
+def larger_cluster(ask: Ask, make: Make) -> tuple[Cluster, LayoutEstimate] | None:
     """The smallest multiple (2, 4, … times) of the GPUs on which some layout fits, and one that does.
 
     None where 64 times as many do not help.
@@ -34,7 +34,7 @@ def larger_cluster(ask: Ask, make: Make) -> tuple[Cluster, Quote] | None:
     return None
 
 
-def _frugal(ask: Ask, make: Make) -> Quote | None:
+def _frugal(ask: Ask, make: Make) -> LayoutEstimate | None:
     """A layout that fits among those that keep least: one sequence at a time, all recomputed, all state cut.
 
     What a rank holds between steps is the same for every context degree, so a stage too large for one is for all.
@@ -52,10 +52,10 @@ def _frugal(ask: Ask, make: Make) -> Quote | None:
         cut = (lay.tp, lay.pp, lay.ep, lay.expert_tp)
         if cut in hopeless or (ask.precision.fp8 and unfit(prices, lay)):
             continue
-        quote = prices.quote(lay)
-        if quote.allocated <= ask.usable:
-            return quote
-        if sum(quote.memory.get(kind, 0) for kind in _HELD) > ask.usable:
+        estimate = prices.estimate(lay)
+        if estimate.allocated <= ask.usable:
+            return estimate
+        if sum(estimate.memory.get(kind, 0) for kind in _HELD) > ask.usable:
             hopeless.add(cut)
     return None
 

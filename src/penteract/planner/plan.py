@@ -28,7 +28,7 @@ from penteract.planner.rows import TOO_LARGE, Miss, Priced
 from penteract.planner.search import Search, Timed
 from penteract.planner.space import NOT_TRIED, Space, divisors
 from penteract.readings.budget import within
-from penteract.readings.quote import Quote, Quoter
+from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.step.program import check_words
 from penteract.units import show_bytes
 
@@ -61,15 +61,15 @@ class Counts:
 class Plan:
     """The answer. `layouts` are the best, fastest first, but for those that recompute or cut more than they need to.
 
-    `larger` is, where nothing fits, a cluster of more such GPUs that has a layout which does, and that layout's quote.
-    `complete`: the search was not stopped; of one that was, better layouts may be among those not looked at.
+    `larger` is, where nothing fits, a cluster of more such GPUs that has a layout which does, and that layout's
+    estimate. `complete`: the search was not stopped; of one that was, better layouts may be among those not looked at.
     """
 
     ask: Ask
     counts: Counts
     layouts: tuple[Timed, ...]
     search: Search = field(repr=False)
-    larger: tuple[Cluster, Quote] | None = None
+    larger: tuple[Cluster, LayoutEstimate] | None = None
     complete: bool = True
 
     @property
@@ -78,17 +78,17 @@ class Plan:
         return tuple(self.search.frontier.found.nearest.values())
 
     @property
-    def quoter(self) -> Quoter:
+    def estimator(self) -> Estimator:
         """The prices in the first precision."""
-        return self.search.quoters[self.ask.precision]
+        return self.search.estimators[self.ask.precision]
 
-    def misses(self, most: int = 3) -> list[Quote]:
+    def misses(self, most: int = 3) -> list[LayoutEstimate]:
         """Of those over memory, the nearest."""
-        found = list[Quote]()
+        found = list[LayoutEstimate]()
         for miss in sorted(self.missed, key=lambda m: m.size):
             if len(found) == most and miss.size > found[-1].allocated:
                 break
-            found.append(self.search.quoters[miss.precision].quote(miss.layout))
+            found.append(self.search.estimators[miss.precision].estimate(miss.layout))
             found = sorted(found, key=lambda q: q.allocated)[:most]
         return found
 
@@ -140,19 +140,19 @@ class Plan:
         """Whether there was more than one layout."""
         return bool(self.search.frontier.branches)
 
-    def fits(self, quote: Quote) -> bool:
+    def fits(self, estimate: LayoutEstimate) -> bool:
         """Whether a layout's tensors stay within the memory that they may take."""
-        return not self.ask.usable or quote.allocated <= self.ask.usable
+        return not self.ask.usable or estimate.allocated <= self.ask.usable
 
     def rate(self, timed: Timed) -> float:
         """Tokens a second and GPU."""
         return self.ask.tokens / timed.time.seconds / timed.layout.world
 
 
-def quoter(ask: Ask) -> Quoter:
+def estimator(ask: Ask) -> Estimator:
     """The prices of a question."""
     length = ask.sequence_length
-    return Quoter(
+    return Estimator(
         ask.model, ask.cluster, sequence_length=length, precision=ask.precision, optimizer_kinds=ask.optimizer_kinds
     )
 
@@ -170,12 +170,13 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch:
         refuse_pins(ask)
     if number > enumerated:
         raise _no_such(number, enumerated)
-    quoters, frontier, between = dict[Policy, Quoter](), Frontier(Priced(ask.usable), ask.global_batch_size), Between()
-    search = Search(quoters, frontier)
+    estimators, between = dict[Policy, Estimator](), Between()
+    frontier = Frontier(Priced(ask.usable), ask.global_batch_size)
+    search = Search(estimators, frontier)
     search.pulse = Pulse(watch, lambda seconds: search.progress(seconds, enumerated + between.tried, most))
     try:
         for space in spaces:
-            quoters[space.ask.precision] = prices = make(space.ask)
+            estimators[space.ask.precision] = prices = make(space.ask)
             frontier.add(space.families(frontier.found.refused), prices, search.pulse)
         if ask.pins and not frontier.branches:
             refuse_pins(ask, f"no layout can have these values: {frontier.found.refused.most_common(1)[0][0]}")
@@ -210,17 +211,17 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
     it cannot be.
     """
     check_step(ask)
-    quoters = dict[Policy, Quoter]()
-    search = Search(quoters)
+    estimators = dict[Policy, Estimator]()
+    search = Search(estimators)
     for one in ask.each:
         layout, prices = exact(one, axes), make(one)
         if budget := budget_of(str(axes.get("recompute", ("",))[0])):
             layout = within(prices, layout, budget).layout
-        quoters[one.precision] = prices
+        estimators[one.precision] = prices
         with told_by("--layout"):
             prices.check_sizes(layout)
-        search.add(prices.quote(layout))
-    every, found = search.quotes, search.frontier.found
+        search.add(prices.estimate(layout))
+    every, found = search.estimates, search.frontier.found
     for q in every:
         if ask.usable and q.allocated > ask.usable:
             found.miss(q.allocated, q.layout, q.precision)

@@ -46,9 +46,9 @@ def utilisation(plan: Plan, timed: Timed) -> Utilisation:
     gpu = plan.ask.cluster.gpu
     if gpu is None:
         return Utilisation(None, None, None)
-    asked = plan.quoter.model_flops(plan.ask.tokens)
-    peak = timed.time.seconds * timed.layout.world * gpu.peak(timed.quote.precision.products)
-    again = plan.search.quoters[timed.quote.precision].recomputed_flops(timed.layout)
+    asked = plan.estimator.model_flops(plan.ask.tokens)
+    peak = timed.time.seconds * timed.layout.world * gpu.peak(timed.estimate.precision.products)
+    again = plan.search.estimators[timed.estimate.precision].recomputed_flops(timed.layout)
     return Utilisation(asked.full / peak, asked.causal / peak, (asked.full + again) / peak)
 
 
@@ -79,9 +79,9 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "notes": list(plan.notes),
         "not_tried": list(plan.not_tried),
         "layouts": [entry(plan, timed) for timed in plan.layouts],
-        "nearest_misses": [_miss(plan, quote) for quote in plan.misses()] if not counts.fit else [],
+        "nearest_misses": [_miss(plan, estimate) for estimate in plan.misses()] if not counts.fit else [],
         "larger": plan.larger and {"cluster": plan.larger[0].name, **_miss(plan, plan.larger[1])},
-        "basis": dict(plan.quoter.basis),
+        "basis": dict(plan.estimator.basis),
     }  # fmt: skip
 
 
@@ -90,10 +90,10 @@ def entry(plan: Plan, timed: Timed) -> dict[str, Any]:
     used = utilisation(plan, timed)
     return {
         "layout": as_axes(timed.layout),
-        "precision": timed.quote.precision.name,
-        "memory": memory(timed.quote.memory, timed.quote.allocated)
-        | {"by_stage_gib": [gib(size) for size in timed.quote.by_stage]},
-        "time": {"step_s": timed.time.seconds, "at_least_s": timed.quote.at_least}
+        "precision": timed.estimate.precision.name,
+        "memory": memory(timed.estimate.memory, timed.estimate.allocated)
+        | {"by_stage_gib": [gib(size) for size in timed.estimate.by_stage]},
+        "time": {"step_s": timed.time.seconds, "at_least_s": timed.estimate.at_least}
         | {f"{part}_s": seconds for part, seconds in timed.time.parts.items()},
         "tokens_per_s_per_gpu": plan.rate(timed),
         "mfu": used.mfu,
@@ -108,10 +108,10 @@ def memory(kinds: Mapping[str, int], allocated: int) -> dict[str, Any]:
     return {f"{kind}_gib": gib(kinds.get(kind, 0)) for kind in MEMORY} | {"allocated_gib": gib(allocated)}
 
 
-def _miss(plan: Plan, quote: Any) -> dict[str, Any]:
-    over = gib(quote.allocated - plan.ask.usable)
-    named = {"layout": as_axes(quote.layout), "precision": quote.precision.name}
-    return named | {"memory": memory(quote.memory, quote.allocated), "over_gib": over}
+def _miss(plan: Plan, estimate: Any) -> dict[str, Any]:
+    over = gib(estimate.allocated - plan.ask.usable)
+    named = {"layout": as_axes(estimate.layout), "precision": estimate.precision.name}
+    return named | {"memory": memory(estimate.memory, estimate.allocated), "over_gib": over}
 
 
 def _model(ask: Ask) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from penteract.config.precision import Policy
 from penteract.config.recompute import NONE
 from penteract.errors import BadInput
 from penteract.planner.space import Family, Memory
+from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.floor import Growths
 from penteract.readings.memory import Least
-from penteract.readings.quote import Quote, Quoter
 from penteract.schedule.registry import schedule_of
 from penteract.units import Bytes, Seconds
 
@@ -35,7 +35,7 @@ def plain(recompute: tuple[str, ...]) -> tuple[str, ...]:
 class Slower(NamedTuple):
     """A layout left without a price: `twin`, the same with less recomputed, fits and is no slower."""
 
-    twin: Quote
+    twin: LayoutEstimate
     row: Row
     memory: Memory
 
@@ -61,8 +61,8 @@ class Higher:
     """
 
     options: tuple[Layout, ...]
-    prices: Quoter
-    lower: tuple[Quote | Higher, ...]
+    prices: Estimator
+    lower: tuple[LayoutEstimate | Higher, ...]
     between: Tried | None = None
 
     @property
@@ -94,7 +94,7 @@ class Miss(NamedTuple):
 class Priced:
     """What pricing legal layouts gives.
 
-    `fits`     the quotes within memory
+    `fits`     the estimates within memory
     `slower`   layouts with more recomputation than what fits: no faster, and priced when less memory is asked for
     `higher`   layouts with a higher stage of ZeRO than what fits: priced where their bound is among the best
     `refused`  how many are not looked at, or do not fit, by reason
@@ -103,7 +103,7 @@ class Priced:
     """
 
     usable: Bytes = 0
-    fits: list[Quote] = field(default_factory=list[Quote])
+    fits: list[LayoutEstimate] = field(default_factory=list[LayoutEstimate])
     slower: list[Slower] = field(default_factory=list[Slower])
     higher: list[Higher] = field(default_factory=list[Higher])
     refused: Counter[str] = field(default_factory=Counter[str])
@@ -121,21 +121,21 @@ class Priced:
         if alike not in self.nearest or size < self.nearest[alike].size:
             self.nearest[alike] = Miss(size, layout, precision)
 
-    def within(self, prices: Quoter, layout: Layout) -> Quote | None:
-        """The quote of a layout that fits in `usable` bytes (0: any); None, and it is noted, where it does not."""
+    def within(self, prices: Estimator, layout: Layout) -> LayoutEstimate | None:
+        """The estimate of a layout that fits in `usable` bytes (0: any); None, and it is noted, where it does not."""
         size = prices.floor(layout) if self.usable else 0
         if size <= self.usable:
             return self.priced(prices, layout)
         self.miss(size, layout, prices.policy)
         return None
 
-    def priced(self, prices: Quoter, layout: Layout) -> Quote | None:
+    def priced(self, prices: Estimator, layout: Layout) -> LayoutEstimate | None:
         """The same of a layout whose lower bound fits."""
         self.count += 1
-        quote = prices.quote(layout)
-        if not self.usable or quote.allocated <= self.usable:
-            return quote
-        self.miss(quote.allocated, layout, prices.policy)
+        estimate = prices.estimate(layout)
+        if not self.usable or estimate.allocated <= self.usable:
+            return estimate
+        self.miss(estimate.allocated, layout, prices.policy)
         return None
 
 
@@ -144,7 +144,7 @@ class Branch:
     """A family with the prices of one precision, and by memory the smallest micro-batch known to be too large."""
 
     family: Family
-    prices: Quoter
+    prices: Estimator
     too_large: dict[Memory, int] = field(default_factory=dict[Memory, int])
     known: dict[Memory, Least] = field(default_factory=dict[Memory, Least])
 
@@ -189,7 +189,7 @@ class Row:
     steps: int
     memories: tuple[Memory, ...]
     more: tuple[Memory, ...] = ()
-    fits: dict[Memory, Quote] = field(default_factory=dict[Memory, Quote])
+    fits: dict[Memory, LayoutEstimate] = field(default_factory=dict[Memory, LayoutEstimate])
     higher: dict[Memory, Higher] = field(default_factory=dict[Memory, Higher])
     second: bool = False
 
@@ -233,9 +233,9 @@ class Row:
                 found.refused[SMALLER_TOO_LARGE] += 1
             elif prices.policy.fp8 and (why := unfit(prices, self.layout(memory))):
                 found.refused[why] += 1
-            elif quote := self._within(found, memory, floor(memory) if found.usable else 0):
-                fits[memory] = quote
-                found.fits.append(quote)
+            elif estimate := self._within(found, memory, floor(memory) if found.usable else 0):
+                fits[memory] = estimate
+                found.fits.append(estimate)
             else:
                 found.refused[TOO_LARGE] += 1
                 too_large[memory] = self.size
@@ -248,7 +248,7 @@ class Row:
                 left.append(memory)
         return replace(self, memories=tuple(left), more=(), second=True) if left else None
 
-    def _within(self, found: Priced, memory: Memory, least: Bytes) -> Quote | None:
+    def _within(self, found: Priced, memory: Memory, least: Bytes) -> LayoutEstimate | None:
         """As `Priced.within`; what comes nearest is of interest only as long as nothing fits."""
         if least <= found.usable:
             return found.priced(self.branch.prices, self.layout(memory))
@@ -275,7 +275,7 @@ class Row:
         return floor
 
 
-def unfit(prices: Quoter, layout: Layout) -> str:
+def unfit(prices: Estimator, layout: Layout) -> str:
     """Why a layout cannot be in its recipe of FP8; nothing where it can."""
     try:
         prices.check_sizes(layout)

@@ -1,8 +1,8 @@
 """The best layouts of very many, exactly: priced, and simulated, from the lowest bound up.
 
-What passes take bounds the time of all layouts that share them, before any is priced; a quote's `at_least` bounds its
-simulated time. So once the k-th best simulated time lies below every bound that is left, no layout that is left can be
-among the best k (branch and bound): it is neither priced nor simulated.
+What passes take bounds the time of all layouts that share them, before any is priced; an estimate's `at_least` bounds
+its simulated time. So once the k-th best simulated time lies below every bound that is left, no layout that is left can
+be among the best k (branch and bound): it is neither priced nor simulated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penteract.planner.effort import Effort, effort
 from penteract.planner.frontier import Frontier
 from penteract.planner.progress import Progress, Pulse
 from penteract.planner.rows import NEEDLESS, TOO_LARGE, Higher, Slower, unfit
-from penteract.readings.quote import Quote, Quoter, StepTime
+from penteract.readings.estimator import Estimator, LayoutEstimate, StepTime
 from penteract.units import Seconds
 
 Order = tuple[Seconds, Effort, Seconds]
@@ -29,12 +29,12 @@ Order = tuple[Seconds, Effort, Seconds]
 class Timed:
     """A layout with its price and its simulated step."""
 
-    quote: Quote
+    estimate: LayoutEstimate
     time: StepTime
 
     @property
     def layout(self) -> Layout:
-        return self.quote.layout
+        return self.estimate.layout
 
     @property
     def order(self) -> Order:
@@ -46,22 +46,24 @@ class Timed:
 class Search:
     """Best layouts, of those that are priced and of the frontier; a layout is simulated once however many searches ask.
 
-    `quoters` by precision.
+    `estimators` by precision.
     """
 
-    quoters: Mapping[Policy, Quoter]
+    estimators: Mapping[Policy, Estimator]
     frontier: Frontier = field(default_factory=Frontier)
     pulse: Pulse = field(default_factory=Pulse)
     _times: dict[tuple[Layout, Policy], Timed] = field(default_factory=dict[tuple[Layout, Policy], Timed], repr=False)
-    _higher: dict[Higher, Quote | None] = field(default_factory=dict[Higher, "Quote | None"], repr=False)
+    _higher: dict[Higher, LayoutEstimate | None] = field(
+        default_factory=dict[Higher, "LayoutEstimate | None"], repr=False
+    )
     _closer: dict[tuple[Layout, Policy], list[Seconds]] = field(
         default_factory=dict[tuple[Layout, Policy], "list[Seconds]"], repr=False
     )
-    adopted: list[Quote] = field(default_factory=list[Quote])  # of a higher stage than they need
+    adopted: list[LayoutEstimate] = field(default_factory=list[LayoutEstimate])  # of a higher stage than they need
     _rankings: dict[int, Ranking] = field(default_factory=dict[int, "Ranking"], repr=False)
 
     @property
-    def quotes(self) -> list[Quote]:
+    def estimates(self) -> list[LayoutEstimate]:
         """Of those that are priced and fit."""
         return self.frontier.found.fits
 
@@ -70,43 +72,43 @@ class Search:
         """How many layouts were."""
         return len(self._times)
 
-    def add(self, quote: Quote) -> None:
+    def add(self, estimate: LayoutEstimate) -> None:
         """One more to choose among."""
-        self.quotes.append(quote)
+        self.estimates.append(estimate)
 
-    def find(self, layout: Layout, precision: Policy) -> Quote | None:
-        """The quote of a layout that is tried and fits, if nothing simpler makes it needless."""
+    def find(self, layout: Layout, precision: Policy) -> LayoutEstimate | None:
+        """The estimate of a layout that is tried and fits, if nothing simpler makes it needless."""
         self.frontier.reach(layout, precision)
-        return next((q for q in self.quotes if q.layout == layout and q.precision == precision), None)
+        return next((q for q in self.estimates if q.layout == layout and q.precision == precision), None)
 
-    def simplest(self, precision: Policy) -> Quote:
+    def simplest(self, precision: Policy) -> LayoutEstimate:
         """Of what fits, if anything does."""
-        own = (q for q in self.quotes if q.precision == precision)
+        own = (q for q in self.estimates if q.precision == precision)
         known = min(own, key=lambda q: (effort(q.layout), q.allocated))
         return self.frontier.simplest(precision, effort(known.layout)) or known
 
-    def timed(self, quote: Quote) -> Timed:
-        key = quote.layout, quote.precision
+    def timed(self, estimate: LayoutEstimate) -> Timed:
+        key = estimate.layout, estimate.precision
         if key not in self._times:
-            self._times[key] = Timed(quote, self.quoters[quote.precision].time(quote))
+            self._times[key] = Timed(estimate, self.estimators[estimate.precision].time(estimate))
         return self._times[key]
 
-    def closer(self, quote: Quote, than: Seconds) -> Seconds:
+    def closer(self, estimate: LayoutEstimate, than: Seconds) -> Seconds:
         """A bound above `than`, the closest if none is; its time, if that is known."""
-        key, prices = (quote.layout, quote.precision), self.quoters[quote.precision]
+        key, prices = (estimate.layout, estimate.precision), self.estimators[estimate.precision]
         if key in self._times:
             return self._times[key].time.seconds
-        bounds, known = (prices.closer, prices.first), self._closer.setdefault(key, [quote.at_least])
+        bounds, known = (prices.closer, prices.first), self._closer.setdefault(key, [estimate.at_least])
         while known[-1] <= than and len(known) <= len(bounds):
-            known.append(max(known[-1], bounds[len(known) - 1](quote)))
+            known.append(max(known[-1], bounds[len(known) - 1](estimate)))
         return known[-1]
 
     def best(
         self,
         k: int,
         *,
-        among: Callable[[Quote], bool] | None = None,
-        kind: Callable[[Quote], Hashable] | None = None,
+        among: Callable[[LayoutEstimate], bool] | None = None,
+        kind: Callable[[LayoutEstimate], Hashable] | None = None,
         slower_too: bool = False,
     ) -> list[Timed]:
         """The `k` fastest, one of each `kind`, fastest first. Exact: nothing is sampled.
@@ -130,17 +132,17 @@ class Search:
         best, found = self.so_far(k), self.frontier.found
         return Progress(seconds, found.count, layouts - found.fit - found.refused.total(), best[0] if best else None)
 
-    def quote(self, item: Quote | Slower | Higher) -> Quote | None:
+    def estimate(self, item: LayoutEstimate | Slower | Higher) -> LayoutEstimate | None:
         """Of what is found, if it fits."""
         if isinstance(item, Slower):
-            return self.quoters[item.precision].quote(item.layout)
+            return self.estimators[item.precision].estimate(item.layout)
         if isinstance(item, Higher):
             if item not in self._higher:
                 self._higher[item] = self._first(item)
             return self._higher[item]
         return item
 
-    def _first(self, item: Higher) -> Quote | None:
+    def _first(self, item: Higher) -> LayoutEstimate | None:
         """Of the options of a higher stage, the first that fits."""
         found, told = self.frontier.found, item.between
         if not told:
@@ -149,42 +151,43 @@ class Search:
             if told:
                 told.tried += 1
             why = unfit(item.prices, layout)
-            if not why and (quote := found.within(item.prices, layout)):
+            if not why and (estimate := found.within(item.prices, layout)):
                 found.refused[NEEDLESS] += 1
-                return quote
+                return estimate
             found.refused[why or TOO_LARGE] += 1
         return None
 
-    def _as_fast(self, low: Quote | Higher, seconds: Seconds) -> bool:
+    def _as_fast(self, low: LayoutEstimate | Higher, seconds: Seconds) -> bool:
         """Whether it fits, and takes no longer."""
-        if four_digits(low.at_least) > seconds or (quote := self.quote(low)) is None:
+        if four_digits(low.at_least) > seconds or (estimate := self.estimate(low)) is None:
             return False
-        if four_digits(quote.at_least) > seconds or four_digits(self.closer(quote, seconds)) > seconds:
+        if four_digits(estimate.at_least) > seconds or four_digits(self.closer(estimate, seconds)) > seconds:
             return False
-        return four_digits(self.timed(quote).time.seconds) <= seconds
+        return four_digits(self.timed(estimate).time.seconds) <= seconds
 
     def adopt(self, item: Higher, timed: Timed) -> bool:
         """Whether a higher stage is faster than all lower ones that fit: then it is one of those to choose among."""
         seconds = four_digits(timed.time.seconds)
         if any(self._as_fast(low, seconds) for low in item.lower):
             return False
-        if timed.quote not in self.adopted:
-            self.adopted.append(timed.quote)
+        if timed.estimate not in self.adopted:
+            self.adopted.append(timed.estimate)
             self.frontier.found.refused[NEEDLESS] -= 1
-            self.add(timed.quote)
+            self.add(timed.estimate)
             if item.between:
                 item.between.fit += 1
         return True
 
 
-def _itself(quote: Quote) -> Hashable:
-    return quote.layout, quote.precision
+def _itself(estimate: LayoutEstimate) -> Hashable:
+    return estimate.layout, estimate.precision
 
 
 _Place = tuple[
     Order, Seconds, int
 ]  # of a layout; among equals that of the lower bound, then that which was found first
-_Waiting = tuple[Seconds, int, Seconds, Quote | Slower | Higher]  # a bound, its serial, the first bound that it had
+# a bound, its serial, the first bound that it had
+_Waiting = tuple[Seconds, int, Seconds, LayoutEstimate | Slower | Higher]
 
 
 @dataclass(slots=True)
@@ -198,13 +201,13 @@ class Ranking:
 
     search: Search
     k: int
-    among: Callable[[Quote], bool] = lambda _: True
-    kind: Callable[[Quote], Hashable] = _itself
+    among: Callable[[LayoutEstimate], bool] = lambda _: True
+    kind: Callable[[LayoutEstimate], Hashable] = _itself
     slower_too: bool = False
     _found: dict[Hashable, tuple[_Place, Timed]] = field(default_factory=dict[Hashable, tuple[_Place, Timed]])
     _last: Seconds = inf  # of the k-th, to four digits
     _waiting: list[_Waiting] = field(default_factory=list[_Waiting])
-    _taken: tuple[int, int, int] = (0, 0, 0)  # of what was found: quotes, and those left without a price
+    _taken: tuple[int, int, int] = (0, 0, 0)  # of what was found: estimates, and those left without a price
     _serial: Iterator[int] = field(default_factory=count)
 
     def best(self) -> list[Timed]:
@@ -229,27 +232,27 @@ class Ranking:
 
     def _take(self) -> None:
         """What was found since the last time."""
-        found, (quotes, slower, higher) = self.search.frontier.found, self._taken
-        for quote in found.fits[quotes:]:
-            self._wait(quote.at_least, quote)
+        found, (estimates, slower, higher) = self.search.frontier.found, self._taken
+        for estimate in found.fits[estimates:]:
+            self._wait(estimate.at_least, estimate)
         for other in found.slower[slower:] if self.slower_too else ():
             self._wait(other.bound, other)
         for one in found.higher[higher:]:
             self._wait(one.at_least, one)
         self._taken = len(found.fits), len(found.slower), len(found.higher)
 
-    def _wait(self, bound: Seconds, item: Quote | Slower | Higher) -> None:
+    def _wait(self, bound: Seconds, item: LayoutEstimate | Slower | Higher) -> None:
         heappush(self._waiting, (bound, next(self._serial), bound, item))
 
-    def _consider(self, known: Seconds, serial: int, bound: Seconds, item: Quote | Slower | Higher) -> None:
+    def _consider(self, known: Seconds, serial: int, bound: Seconds, item: LayoutEstimate | Slower | Higher) -> None:
         search = self.search
-        quote = search.quote(item)
-        if quote is None or not self.among(quote) or four_digits(quote.at_least) > self._last:
+        estimate = search.estimate(item)
+        if estimate is None or not self.among(estimate) or four_digits(estimate.at_least) > self._last:
             return
-        if (closer := search.closer(quote, known)) > known:
+        if (closer := search.closer(estimate, known)) > known:
             heappush(self._waiting, (closer, serial, bound, item))
             return
-        now, key = search.timed(quote), self.kind(quote)
+        now, key = search.timed(estimate), self.kind(estimate)
         if four_digits(now.time.seconds) > self._last:
             return
         if isinstance(item, Higher) and not search.adopt(item, now) and not self.slower_too:

@@ -82,8 +82,8 @@ def _row(plan: Plan, number: int, timed: Timed) -> tuple[str, ...]:
     return (
         str(number),
         plan.ask.text(timed.layout),
-        timed.quote.precision.name,
-        show_bytes(timed.quote.allocated),
+        timed.estimate.precision.name,
+        show_bytes(timed.estimate.allocated),
         _spaced(round(plan.rate(timed))),
         f"{timed.time.seconds:.3g} s",
         "-" if used is None else f"{used:.1%}",
@@ -94,20 +94,20 @@ def _row(plan: Plan, number: int, timed: Timed) -> tuple[str, ...]:
 
 def details(plan: Plan, timed: Timed) -> str:
     """Memory and time of one layout, by kind."""
-    kinds = {kind: timed.quote.memory.get(kind, 0) for kind in MEMORY}
+    kinds = {kind: timed.estimate.memory.get(kind, 0) for kind in MEMORY}
     stages = ""
-    if len(set(timed.quote.by_stage)) > 1:
-        each = ", ".join(map(show_bytes, timed.quote.by_stage))
+    if len(set(timed.estimate.by_stage)) > 1:
+        each = ", ".join(map(show_bytes, timed.estimate.by_stage))
         stages = f"\n  by pipeline rank: {each}"
-    precision = f" in {timed.quote.precision.name}" if plan.ask.also else ""
+    precision = f" in {timed.estimate.precision.name}" if plan.ask.also else ""
     used = utilisation(plan, timed)
-    peak = "of the peak in bf16 " if timed.quote.precision.fp8 else ""
+    peak = "of the peak in bf16 " if timed.estimate.precision.fp8 else ""
     rates = "" if used.mfu is None else (
         f"\n  MFU {used.mfu:.1%} {peak}(full attention), {used.mfu_causal:.1%} (causal half), HFU {used.hfu:.1%}"
     )  # fmt: skip
     return "\n".join(
         [
-            f"Memory of {plan.ask.text(timed.layout)}{precision}: {show_bytes(timed.quote.allocated)}",
+            f"Memory of {plan.ask.text(timed.layout)}{precision}: {show_bytes(timed.estimate.allocated)}",
             _bars(kinds, show_bytes) + stages,
             *_edited(timed),
             f"Step: {timed.time.seconds:.3g} s; {timed.time.limited_by}",
@@ -118,7 +118,7 @@ def details(plan: Plan, timed: Timed) -> str:
 
 def _edited(timed: Timed) -> list[str]:
     """What is recomputed and offloaded, where that is not the plain."""
-    lay, host = timed.layout, timed.quote.host
+    lay, host = timed.layout, timed.estimate.host
     words = {name: value for name, value in as_axes(lay).items() if name in EDITS and value != "none"}
     lines = ["Recomputed: " + ", ".join(f"{name} {value}" for name, value in words.items())] if words else []
     there = [*lay.offload, *["the optimizer"] * lay.offload_optimizer]
@@ -134,8 +134,8 @@ def nothing_fits(plan: Plan) -> str:
     lines += [f"  {ask.text(q.layout)} needs {show_bytes(q.allocated)}, {show_bytes(q.allocated - ask.usable)} too many"
               for q in plan.misses()]  # fmt: skip
     if plan.larger:
-        cluster, quote = plan.larger
-        lines.append(f"On {cluster.name} it fits: {ask.text(quote.layout)} needs {show_bytes(quote.allocated)}.")
+        cluster, estimate = plan.larger
+        lines.append(f"On {cluster.name} it fits: {ask.text(estimate.layout)} needs {show_bytes(estimate.allocated)}.")
     elif plan.counts.enumerated > 1:
         lines.append("Nor does it on many more of these GPUs; a shorter sequence or a smaller model would.")
     return "\n".join(lines)
@@ -153,9 +153,9 @@ def spent(b: Budget, gpus: int) -> str:
 def basis(plan: Plan) -> str:
     """Where the rates come from, in each precision."""
     told: list[str] = []
-    for precision, quoter in plan.search.quoters.items():
+    for precision, estimator in plan.search.estimators.items():
         told.append(f"Rates in {precision.name}:" if plan.ask.also else "Rates:")
-        told += [f"  {what}: {whence}" for what, whence in quoter.basis.items()]
+        told += [f"  {what}: {whence}" for what, whence in estimator.basis.items()]
     return "\n".join(told)
 
 
@@ -170,7 +170,7 @@ def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation:
         parts.append(details(plan, chosen))
     if explanation and plan.counts.enumerated > 1:
         parts.append("\n".join(explanation))
-    rates = plan.quoter.basis.get("collective", "unknown")
+    rates = plan.estimator.basis.get("collective", "unknown")
     parts.append(
         f"Rates {rates}\nTimes are modelled, to rank layouts; how far recorded steps are: README, What the numbers are"
     )

@@ -28,9 +28,10 @@ def check_file(path: Path, where: str = "--trace") -> None:
 
 def check_stage(found: Plan, timed: Timed, stage: int | None) -> None:
     """Refuse a layout that does not fit, and a stage that it does not have."""
-    if not found.fits(timed.quote):
+    if not found.fits(timed.estimate):
         raise BadInput("MEMORY", "no trace of what does not fit", where="--trace",
-                       found=f"{gib(timed.quote.allocated):.1f} GiB a GPU", allowed=f"{gib(found.ask.usable):.1f} GiB",
+                       found=f"{gib(timed.estimate.allocated):.1f} GiB a GPU",
+                       allowed=f"{gib(found.ask.usable):.1f} GiB",
                        fix="another layout, or more GPUs")  # fmt: skip
     pp = timed.layout.pp
     if stage is not None and not 0 <= stage < pp:
@@ -49,7 +50,7 @@ def trace(found: Plan, path: str | Path, *, number: int = 1, stage: int | None =
     check_file(path)
     check_stage(found, timed, stage)
     stages = range(timed.layout.pp) if stage is None else (stage,)
-    steps = found.search.quoters[timed.quote.precision].steps
+    steps = found.search.estimators[timed.estimate.precision].steps
     try:
         file = path.open("x", encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, ValueError):

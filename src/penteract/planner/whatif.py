@@ -1,4 +1,4 @@
-"""What would have to change for the runner-up to win: one factor at a time, both layouts quoted again."""
+"""What would have to change for the runner-up to win: one factor at a time, both layouts estimated again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penteract.planner.ask import Ask
 from penteract.planner.grow import Make
 from penteract.planner.plan import Plan
 from penteract.planner.search import Timed
-from penteract.readings.quote import Quoter
+from penteract.readings.estimator import Estimator
 from penteract.schedule.registry import schedule_of
 
 _REACH = 8.0  # times more or less: further is no change of the same question
@@ -51,13 +51,13 @@ def what_if(plan: Plan, first: Timed, rival: Timed, make: Make) -> list[Change]:
     return changes
 
 
-Racer = tuple[Quoter, Layout]
+Racer = tuple[Estimator, Layout]
 
 
 def _racers(ask: Ask, first: Timed, rival: Timed, make: Make) -> tuple[Racer, Racer]:
     """Both layouts with prices of the question, each in its precision."""
-    made = {p: make(replace(ask, precision=p, also=())) for p in {first.quote.precision, rival.quote.precision}}
-    return (made[first.quote.precision], first.layout), (made[rival.quote.precision], rival.layout)
+    made = {p: make(replace(ask, precision=p, also=())) for p in {first.estimate.precision, rival.estimate.precision}}
+    return (made[first.estimate.precision], first.layout), (made[rival.estimate.precision], rival.layout)
 
 
 def _ahead(ask: Ask, first: Timed, rival: Timed, make: Make) -> bool:
@@ -67,7 +67,7 @@ def _ahead(ask: Ask, first: Timed, rival: Timed, make: Make) -> bool:
 def _wins(first: Racer, rival: Racer) -> bool:
     """Whether the second is faster."""
     (a, one), (b, other) = first, rival
-    return b.time(b.quote(other)).seconds < a.time(a.quote(one)).seconds
+    return b.time(b.estimate(other)).seconds < a.time(a.estimate(one)).seconds
 
 
 def _bisect(wins: Callable[[float], bool]) -> float | None:

@@ -25,8 +25,8 @@ from penteract.config.layout import Layout
 from penteract.config.recompute import NONE, Budget
 from penteract.errors import BadInput
 from penteract.readings.choices import Choice, Choices, hull
+from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.pieces import ENDS, Kind
-from penteract.readings.quote import Quote, Quoter
 from penteract.readings.stages import Chain, StageSum
 from penteract.schedule.in_flight import most_in_flight
 from penteract.units import Bytes, Seconds, show_bytes
@@ -34,20 +34,20 @@ from penteract.units import Bytes, Seconds, show_bytes
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A layout within a budget, with its quote and that of the same without recomputation. `cost`: seconds of what a
+    """A layout within a budget, with its estimate and that of the same without recomputation. `cost`: seconds of what a
     micro-batch makes again on the rank that makes most."""
 
-    quote: Quote
-    plain: Quote
+    estimate: LayoutEstimate
+    plain: LayoutEstimate
     cost: Seconds
 
     @property
     def layout(self) -> Layout:
-        return self.quote.layout
+        return self.estimate.layout
 
     def text(self) -> str:
         """What was chosen, what it spares, and what it costs."""
-        lay, less = self.layout, self.plain.allocated - self.quote.allocated
+        lay, less = self.layout, self.plain.allocated - self.estimate.allocated
         op_names = " ".join(w for w in lay.recompute if w not in NONE) or "nothing"
         where = "every layer" if lay.uniform else f"the first {lay.recompute_first} layers of a stage"
         others = " ".join(w for w in lay.recompute_else if w not in NONE) or "nothing"
@@ -56,12 +56,12 @@ class Chosen:
         return f"recomputes {op_names} in {where}{rest}: {spared}, {self.cost * 1e3:.3g} ms more a micro-batch"
 
 
-def within(quoter: Quoter, layout: Layout, budget: Budget) -> Chosen:
+def within(estimator: Estimator, layout: Layout, budget: Budget) -> Chosen:
     """The cheapest recomputation of `layout` within `budget`. Raises BadInput, naming the least that can be reached."""
-    plain = quoter.quote(_uniform(layout, NONE))
+    plain = estimator.estimate(_uniform(layout, NONE))
     kept = plain.memory["activations"]
     limit = budget.allocated or plain.allocated - (1 - budget.fraction) * kept
-    solver = _Solver.of(quoter, layout, plain, limit)
+    solver = _Solver.of(estimator, layout, plain, limit)
     best = solver.mixed(solver.uniform())
     if best is None:
         least = solver.leanest()
@@ -72,7 +72,7 @@ def within(quoter: Quoter, layout: Layout, budget: Budget) -> Chosen:
         where = "memory.budget_gib" if budget.allocated else "memory.budget"
         raise BadInput("BUDGET", "no recomputation keeps so little", where=where, found=found,
                        allowed=f"at least {reach}", fix=fix)  # fmt: skip
-    return Chosen(quoter.quote(best[1]), plain, best[0])
+    return Chosen(estimator.estimate(best[1]), plain, best[0])
 
 
 _Found = tuple[Seconds, Layout]
@@ -99,7 +99,7 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True)
 class _Solver:
-    quoter: Quoter
+    estimator: Estimator
     layout: Layout
     kinds: tuple[Kind, ...]
     choices: Choices
@@ -112,11 +112,11 @@ class _Solver:
     )
 
     @staticmethod
-    def of(quoter: Quoter, layout: Layout, plain: Quote, limit: float) -> _Solver:
-        lay, composer = plain.layout, quoter.composer
+    def of(estimator: Estimator, layout: Layout, plain: LayoutEstimate, limit: float) -> _Solver:
+        lay, composer = plain.layout, estimator.composer
         by_rank = composer.deal(lay).by_rank
         kinds = tuple(dict.fromkeys(k for chains in by_rank for chain in chains for k, _ in chain))
-        told = Choices.of(quoter, kinds, lay)
+        told = Choices.of(estimator, kinds, lay)
         none = next(c for c in told.every if c.op_names == NONE)
         back = "Inp" if lay.split_backward else "Bwd"
         members = tuple((c, ("Fwd", back)) for c in range(lay.vpp))
@@ -136,7 +136,7 @@ class _Solver:
             spread = tuple((k, min(some), max(some)) for k, some in places.items())
             ranks.append(_Rank(chunks, spread, base, flights[r], limit - beside))
         depth = max(place + 1 for rank in ranks for chunk in rank.chunks for place, _ in chunk)
-        return _Solver(quoter, layout, kinds, told, tuple(ranks), limit, depth)
+        return _Solver(estimator, layout, kinds, told, tuple(ranks), limit, depth)
 
     # ---- sums ----------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class _Solver:
         """Of a piece of each kind."""
         if choice.op_names not in self.scratches:
             layout = _uniform(self.layout, choice.op_names)
-            pieces = [self.quoter.composer.holding(layout, kind) for kind in self.kinds]
+            pieces = [self.estimator.composer.holding(layout, kind) for kind in self.kinds]
             self.scratches[choice.op_names] = tuple(
                 [(max(p.scratch.values(), default=0), max(p.routed_scratch.values(), default=0)) for p in pieces]
             )
@@ -186,11 +186,13 @@ class _Solver:
 
     def fits(self, layout: Layout) -> bool:
         """By its price."""
-        return self.quoter.quote(layout).allocated <= self.limit
+        return self.estimator.estimate(layout).allocated <= self.limit
 
     def leanest(self) -> Bytes:
         """The least, in all, that one set for all layers reaches, of those that none betters."""
-        return min([self.quoter.quote(_uniform(self.layout, c.op_names)).allocated for c in self.choices.frontier])
+        return min(
+            [self.estimator.estimate(_uniform(self.layout, c.op_names)).allocated for c in self.choices.frontier]
+        )
 
     # ---- searches ------------------------------------------------------------------------------------------------
 

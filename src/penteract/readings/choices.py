@@ -12,9 +12,9 @@ from penteract.config.layout import Layout
 from penteract.config.recompute import NONE
 from penteract.ops.liveness import Fate, Fates, groups
 from penteract.ops.tape import Tape
+from penteract.readings.estimator import Estimator
 from penteract.readings.load import Balanced
 from penteract.readings.pieces import Kind, bytes_of
-from penteract.readings.quote import Quoter
 from penteract.readings.time.cost import seconds_alone
 from penteract.step.places import aligned
 from penteract.units import Bytes, Seconds
@@ -50,10 +50,10 @@ class Choices(NamedTuple):
     frontier: tuple[Choice, ...]
 
     @staticmethod
-    def of(quoter: Quoter, kinds: Sequence[Kind], plain: Layout) -> Choices:
+    def of(estimator: Estimator, kinds: Sequence[Kind], plain: Layout) -> Choices:
         """For these kinds of pieces of a layout that recomputes nothing."""
-        tapes = [quoter.composer.recorder.tape(plain, kind) for kind in kinds]
-        measures = [_measure(quoter, kind, tape, plain) for kind, tape in zip(kinds, tapes, strict=True)]
+        tapes = [estimator.composer.recorder.tape(plain, kind) for kind in kinds]
+        measures = [_measure(estimator, kind, tape, plain) for kind, tape in zip(kinds, tapes, strict=True)]
         tables = [
             [
                 Choice(tuple(op_names), *zip(*map(_told, measures, lives_of), strict=True))  # type: ignore[arg-type]
@@ -121,10 +121,10 @@ def _no_worse(a: Choice, b: Choice) -> bool:
 _Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a register; of an op, by its identity
 
 
-def _measure(quoter: Quoter, kind: Kind, tape: Tape, layout: Layout) -> _Measure:
-    composer = quoter.composer
+def _measure(estimator: Estimator, kind: Kind, tape: Tape, layout: Layout) -> _Measure:
+    composer = estimator.composer
     load, widths = Balanced.of(composer.model, layout, composer.sequence_length), composer.widths
-    alone = seconds_alone(composer.piece(layout, kind), quoter.steps.device(layout))
+    alone = seconds_alone(composer.piece(layout, kind), estimator.steps.device(layout))
     spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}
 
     def size(r: int) -> Bytes:

@@ -23,7 +23,7 @@ from penteract.units import Bytes, Flops, Seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Quote:
+class LayoutEstimate:
     """Memory by kind of the fullest pipeline rank, in bytes, and a lower bound of the step's time.
 
     memory    parameters, gradients, optimizer, activations (kept and scratch), other (data, what a declaration
@@ -51,7 +51,7 @@ class StepTime:
 
 
 @dataclass(slots=True)
-class Quoter:
+class Estimator:
     """Quotes layouts of one model on one cluster. What two of them share is priced once."""
 
     model: ModelSpec
@@ -85,11 +85,11 @@ class Quoter:
 
     # ---- a layout --------------------------------------------------------------------------------------------
 
-    def quote(self, layout: Layout) -> Quote:
+    def estimate(self, layout: Layout) -> LayoutEstimate:
         """Price a legal layout."""
         held = self.memory.of(layout)
         bound = self.bounds.of(layout)
-        return Quote(layout, held.kinds, held.allocated, held.by_stage, bound, held.host, self.composer.policy)
+        return LayoutEstimate(layout, held.kinds, held.allocated, held.by_stage, bound, held.host, self.composer.policy)
 
     def check_sizes(self, layout: Layout) -> None:
         """Refuse, as the engine does, a layout whose linears are not whole units of their FP8 recipe, or that does not
@@ -111,21 +111,22 @@ class Quoter:
         return self.memory.floor.per_sequence(layout, growth)
 
     def floor(self, layout: Layout) -> Bytes:
-        """Bytes that the fullest rank holds at least: `quote.allocated` is no less."""
+        """Bytes that the fullest rank holds at least: `estimate.allocated` is no less."""
         return self.memory.at_least(layout, self.memory.least(layout))
 
-    def closer(self, quote: Quote) -> Seconds:
-        """A bound nearer to the step's time than the quote's own: dearer, and far cheaper than to play it."""
-        return max(quote.at_least, self.bounds.alone(quote.layout)) if quote.layout.pp > 1 else quote.at_least
+    def closer(self, estimate: LayoutEstimate) -> Seconds:
+        """A bound nearer to the step's time than the estimate's own: dearer, and far cheaper than to play it."""
+        known, lay = estimate.at_least, estimate.layout
+        return max(known, self.bounds.alone(lay)) if lay.pp > 1 else known
 
-    def first(self, quote: Quote) -> Seconds:
+    def first(self, estimate: LayoutEstimate) -> Seconds:
         """A bound nearer still, from the first step of a run, which `time` goes on from."""
-        return self.steps.first(quote.layout)
+        return self.steps.first(estimate.layout)
 
-    def time(self, quote: Quote) -> StepTime:
+    def time(self, estimate: LayoutEstimate) -> StepTime:
         """The step's time, played."""
-        told = self.steps.step(quote.layout)
-        lay, parts = quote.layout, dict(zip(PARTS, told.parts, strict=True))
+        told = self.steps.step(estimate.layout)
+        lay, parts = estimate.layout, dict(zip(PARTS, told.parts, strict=True))
         parts = {name: parts[name] for name in PARTS if name != "host" or lay.offload or lay.offload_optimizer}
         return StepTime(told.seconds, parts, self._limit(lay, parts, told.seconds))
 
