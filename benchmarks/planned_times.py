@@ -59,7 +59,9 @@ def options(name: str) -> Iterator[Row]:
             lay = Layout(**{"dp": dp, "zero": 1, "attention": "cudnn", "loss": "chunked", **steps, **fields},
                          elementwise=kernel)  # fmt: skip
             estimate = estimator.estimate(lay)
-            found.append((estimator.time(estimate).seconds, gib(estimate.allocated) == max(row["predicted"]["allocated_gib"])))
+            found.append(
+                (estimator.time(estimate).seconds, gib(estimate.allocated) == max(row["predicted"]["allocated_gib"]))
+            )
         seconds, same = next((one for one in found if one[1]), found[0])
         yield row["case"], 1e3 * seconds, row["median_ms"], same
 
