@@ -21,7 +21,7 @@ from penteract.config.presets import TINY, TINY_MOE
 from penteract.model.count import Counts, count, parameters
 from penteract.model.decoder import record
 
-HF = json.loads((Path(__file__).parents[1] / "spec" / "hf_counts.json").read_text())["counts"]
+HF = json.loads((Path(__file__).parents[1] / "config" / "hf_counts.json").read_text())["counts"]
 GPT_PADDING = 50_304 - 50_257  # rows of the table that are no token
 
 
