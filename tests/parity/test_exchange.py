@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from layouts import CPU, Case, _prepare
-from observe import Watched
+from observe import Watched, dropped_at_once
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.engine.comm.distributed import Distributed
@@ -46,7 +46,7 @@ def peaks(rank: int, groups: Groups, case: Case) -> dict[str, tuple[int, int]]:
         if name == "beside the arena":
             run.memory = Arena(plan_arena(p), p.precision, CPU)
             assert [t.nbytes for t in run.memory.resident()] == [priced.arena]
-        with Watched() as watched:
+        with Watched() as watched, dropped_at_once():
             walk(p, run, counted=False)
         seen[name] = watched.peak, expected
     return seen
