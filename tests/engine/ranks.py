@@ -48,8 +48,8 @@ def act(order: str, x: object) -> None:
 
     from penteract.errors import BadNumerics, Preempted
 
-    if order == "raise":
-        time.sleep(1)
+    if order in ("raise", "raise first"):
+        time.sleep(1 if order == "raise" else 0.6)
         raise BadNumerics("NUMERICS", "the loss is not finite", where="step 7", fix="a smaller rate")
     if order == "bug":
         time.sleep(1)

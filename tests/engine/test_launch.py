@@ -93,6 +93,19 @@ def test_the_culprits_code_and_line(tmp_path: Path, capfd: pytest.CaptureFixture
     assert [line.split("]")[0] for line in err] == ["error[PEER", "error[NUMERICS"]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_error_that_all_ranks_fail_with_is_printed_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], first: int
+) -> None:
+    """Whichever rank is the first to tell the others of it."""
+    orders = {str(r): "raise first" if r == first else "raise" for r in range(2)}
+    assert run(tmp_path, 2, orders) == 73
+    err = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error[")]
+    assert [line.split("]")[0] for line in err] == ["error[NUMERICS"]
+    rows = [json.loads(line) for line in (tmp_path / "errors.jsonl").read_text().splitlines()]
+    assert [row["rank"] for row in rows] == [first]
+
+
 def test_a_killed_rank_ends_the_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     begun = time.monotonic()
     assert run(tmp_path, 2, {"1": "kill"}) == 72

@@ -168,9 +168,7 @@ def _verdict(ranks: _Ranks, rows: list[dict[str, Any]]) -> tuple[int, str]:
     if not any(ranks.ended.values()):
         return 0, ""
     if own := next((row for row in rows if row["exit_code"] != PeerLost.exit_code), None):
-        return int(own["exit_code"]), rundir.told(own) if own["rank"] or ranks.ended.get(
-            0
-        ) == PeerLost.exit_code else ""
+        return int(own["exit_code"]), "" if _rank0_printed(own, ranks, rows) else rundir.told(own)
     culprits = [r for r, c in ranks.ended.items() if c not in (0, PeerLost.exit_code) and r not in ranks.given_up]
     if ranks.asked and all(ranks.ended[r] < 0 for r in culprits):
         error = Preempted("STOPPED", "stopped before it could save", where=str(ranks.folder),
@@ -181,6 +179,17 @@ def _verdict(ranks: _Ranks, rows: list[dict[str, Any]]) -> tuple[int, str]:
         return PeerLost.exit_code, "" if rank0_told or not rows else rundir.told(rows[0])
     alike = ranks.ended.get(0) == ranks.ended[culprits[0]]  # then rank 0 has said it on this terminal
     return _untold(ranks, 0 if alike else culprits[0])
+
+
+def _rank0_printed(own: dict[str, Any], ranks: _Ranks, rows: list[dict[str, Any]]) -> bool:
+    """Whether rank 0 has printed what `own` says: as its own error, or as the one that all ranks failed with alike.
+
+    Of an error that several ranks fail with only the first to tell the others writes a row; the rest print it.
+    """
+    ended = ranks.ended.get(0)
+    if own["rank"] == 0:
+        return ended != PeerLost.exit_code
+    return ended == own["exit_code"] and all(row["rank"] != 0 for row in rows)
 
 
 def _untold(ranks: _Ranks, rank: int) -> tuple[int, str]:
