@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penteract.config.layout import Layout
@@ -17,6 +19,17 @@ FEW = {"tied": 40, "experts": 30, "ahead": 20, "fp8": 40}
 def test_one_quoter_answers_as_fresh_ones_do(name: str) -> None:
     asking = ASKINGS[name]
     assert [*unlike(asking, drawn_layouts(asking, FEW[name], seed=11))] == []
+
+
+@pytest.mark.parametrize("name", ASKINGS)
+def test_what_is_held_between_steps_does_not_depend_on_the_micro_batch(name: str) -> None:
+    """A search asks it once for all sizes and counts of the micro-batch."""
+    asking = ASKINGS[name]
+    estimator = asking.estimator()
+    for layout in drawn_layouts(asking, FEW[name], seed=12):
+        sizes = [replace(layout, micro_batch_size=n) for n in (1, 2, 8)]
+        steps = [replace(layout, gradient_accumulation_steps=layout.gradient_accumulation_steps * n) for n in (2, 3)]
+        assert len({estimator.least(lay) for lay in (*sizes, *steps)}) == 1, layout
 
 
 @pytest.mark.parametrize("zero", [2, 3])

@@ -267,10 +267,10 @@ class Row:
         branch, kept, one = self.branch, dict[Growths, list[Bytes]](), self.layout(self.memories[0])
 
         def floor(memory: Memory) -> Bytes:
-            resident, growth = branch.least(memory)
-            if growth not in kept:
-                kept[growth] = branch.prices.kept(one, growth)
-            return max([held + self.size * n for held, n in zip(resident, kept[growth], strict=True)])
+            least = branch.least(memory)
+            if least.growth not in kept:
+                kept[least.growth] = branch.prices.kept(one, least.growth)
+            return least.total(kept[least.growth], self.size)
 
         return floor
 

@@ -183,10 +183,9 @@ def _itself(estimate: LayoutEstimate) -> Hashable:
     return estimate.layout, estimate.precision
 
 
-_Place = tuple[
-    Order, Seconds, int
-]  # of a layout; among equals that of the lower bound, then that which was found first
-# a bound, its serial, the first bound that it had
+# Where a layout stands: its order, then its lower bound, then its serial.
+_Place = tuple[Order, Seconds, int]
+# A bound, its serial, the first bound that it had.
 _Waiting = tuple[Seconds, int, Seconds, LayoutEstimate | Slower | Higher]
 
 
@@ -195,8 +194,7 @@ class Ranking:
     """The `k` best of a search, one of each `kind`, so far as it has come.
 
     What is found waits with its bound, and again with a closer one, and is taken from the lowest up until the k-th best
-    lies below all that wait.
-    Whatever was passed over stays so when more is found: the k-th best only becomes faster.
+    lies below all that wait. Whatever was passed over stays so when more is found: the k-th best only becomes faster.
     """
 
     search: Search

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -33,6 +33,11 @@ class Least(NamedTuple):
 
     resident: tuple[Bytes, ...]
     growth: Growths
+
+    def total(self, per_sequence: Sequence[Bytes], size: int) -> Bytes:
+        """Bytes that the fullest rank holds at least with `size` sequences in a micro-batch, of which the stages of
+        each group keep `per_sequence`."""
+        return max([held + size * kept for held, kept in zip(self.resident, per_sequence, strict=True)])
 
 
 class _Beside(NamedTuple):
@@ -76,8 +81,7 @@ class Memory:
 
     def at_least(self, layout: Layout, least: Least) -> Bytes:
         """Bytes that the fullest rank holds at least, of which `least` is known: what is allocated is no less."""
-        kept, size = self.floor.per_sequence(layout, least.growth), layout.micro_batch_size
-        return max([resident + size * n for resident, n in zip(least.resident, kept, strict=True)])
+        return least.total(self.floor.per_sequence(layout, least.growth), layout.micro_batch_size)
 
     def _states(self, layout: Layout) -> list[State]:
         """Of each group of pipeline ranks with the same stages."""
