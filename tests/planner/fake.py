@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision import RECIPES, Policy
+from penteract.readings.memory import Least
 
 GIB = 2**30
 
@@ -60,15 +61,15 @@ class FakeEstimator:
 
     def floor(self, lay: Layout) -> int:
         """Below what an estimate says, by an eighth: it must spare prices, and change nothing."""
-        (resident,), growth = self.least(lay)
-        return resident + lay.micro_batch_size * self.kept(lay, growth)[0]
+        least = self.least(lay)
+        return least.total(self.kept(lay, least.growth), lay.micro_batch_size)
 
-    def least(self, lay: Layout) -> tuple[tuple[int], int]:
+    def least(self, lay: Layout) -> Least:
         estimated = self.estimated[:]
         held = self.estimate(lay).memory
         self.estimated[:] = estimated
         each = held["activations"] // lay.micro_batch_size
-        return ((sum(held.values()) - held["activations"]) * 7 // 8,), each * 7 // 8
+        return Least(((sum(held.values()) - held["activations"]) * 7 // 8,), each * 7 // 8)
 
     def kept(self, lay: Layout, growth: int) -> list[int]:
         """Of one group of ranks."""
