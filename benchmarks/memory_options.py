@@ -93,7 +93,7 @@ CASES: Mapping[str, list[Case]] = {
 
 
 def drawn_on_device(p: Program, state: State, seed: int) -> None:
-    """Weights by name and by the place of a piece, drawn where they are kept. In fp32: masters that begin where bf16
+    """Weights by name and by the place of a piece, drawn where they are kept. In fp32: master weights that begin where bf16
     has a number would lose their first small updates when they are rounded."""
 
     def drawn(name: str, shape: tuple[int, ...], scale: float) -> torch.Tensor:

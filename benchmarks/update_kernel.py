@@ -57,19 +57,19 @@ SPEC = Optimizer(learning_rate=1e-3)
 
 
 def shard(n: int, policy: Policy, device: torch.device) -> Flat:
-    """A matrix of normal numbers, its averages zero."""
+    """A matrix of normal numbers, its moments zero."""
     width = min(WIDTH, n)
     q = Param("w", (n // width + 1, 2 * width), (Shard(1, "tp"),))
     places = (Place.of(q, Mesh(Layout(tp=2)), 1, at=0, begin=0, count=n),) if policy.stochastic else ()
     parameter = (torch.randn(n, device=device) * 0.02).to(dtype_of("parameter", policy))
     master = parameter.to(dtype_of("master", policy)) if policy.master else parameter
-    averages = {kind: torch.zeros(n, dtype=dtype_of("moment", policy), device=device) for kind in ("mean", "square")}
+    moments = {kind: torch.zeros(n, dtype=dtype_of("moment", policy), device=device) for kind in ("mean", "square")}
     coded = policy.moments == "int8"
-    scales = {kind: torch.zeros(n // BLOCK, device=device) for kind in averages if coded}
+    scales = {kind: torch.zeros(n // BLOCK, device=device) for kind in moments if coded}
     bucket = Bucket((q,), (0,), n, (0,), True, False, (0,), (0,), moments=policy.moments)
     gradient = torch.zeros(n, dtype=dtype_of("gradient", policy), device=device)
     return Flat(
-        bucket, range(n), parameter, gradient, None, None, master, averages, scales, is_sliced(policy), places,  # type: ignore[arg-type]
+        bucket, range(n), parameter, gradient, None, None, master, moments, scales, is_sliced(policy), places,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def correct(made: Kernels) -> list[dict[str, Any]]:
     made.kernel.update(twin, made.kernel.factors(made.norm))
     rows: list[dict[str, Any]] = []
     then, now = wide(made.flat), wide(twin)
-    stored, other = ({"master": f.master, "parameter": f.own_parameter} | f.averages for f in (made.flat, twin))
+    stored, other = ({"master": f.master, "parameter": f.own_parameter} | f.moments for f in (made.flat, twin))
     for kind, was in before.items():
         gap = (now[kind] - then[kind]).abs()
         row: dict[str, Any] = {"what": kind, "dtype": str(stored[kind].dtype), "largest_difference": gap.max().item()}
@@ -140,7 +140,7 @@ def correct(made: Kernels) -> list[dict[str, Any]]:
 def overflow(made: Kernels) -> dict[str, Any]:
     """A norm that is not finite: the kernel leaves all as it was."""
     flat = made.flat
-    kept = [flat.parameter, flat.master, *flat.averages.values(), *flat.scales.values()]
+    kept = [flat.parameter, flat.master, *flat.moments.values(), *flat.scales.values()]
     before = [x.clone() for x in kept]
     made.kernel.update(flat, made.kernel.factors(torch.full_like(made.norm, float("inf"))))
     return {"what": "overflow", "held": all(torch.equal(x, y) for x, y in zip(before, kept, strict=True))}
@@ -149,7 +149,7 @@ def overflow(made: Kernels) -> dict[str, Any]:
 def wide(flat: Flat) -> dict[str, torch.Tensor]:
     """Copies in fp32, by kind."""
     whole = slice(0, len(flat.master))
-    kinds: dict[str, torch.Tensor] = {kind: flat.read(kind, whole, torch.float32) for kind in flat.averages}
+    kinds: dict[str, torch.Tensor] = {kind: flat.read(kind, whole, torch.float32) for kind in flat.moments}
     return {
         kind: x.float().clone() for kind, x in (kinds | {"master": flat.master, "parameter": flat.parameter}).items()
     }

@@ -19,7 +19,7 @@ from penteract.engine.run import Run
 from penteract.engine.state import Flat
 from penteract.ops.declarations import OPS
 from penteract.ops.lower import Instruction
-from penteract.ops.params import holders
+from penteract.ops.params import reduce_ranks
 from penteract.parallel import data
 from penteract.parallel.data import Bucket
 from penteract.readings import price as price_module
@@ -57,10 +57,10 @@ def routing_taken_for_balanced(s: Subject) -> None:
 def tensor_ranks_left_out_of_reductions(s: Subject) -> None:
     p = s.priced
 
-    def only_dp(param: Any, homes: Any, mesh: Any, rank: int) -> tuple[int, ...]:
+    def only_dp(param: Any, owning_stages: Any, mesh: Any, rank: int) -> tuple[int, ...]:
         return mesh.group("dp", rank)
 
-    with patch.object(data, "holders", only_dp):
+    with patch.object(data, "reduce_ranks", only_dp):
         wrong = compile_step(p.model, p.layout, p.sequence_length, rank=p.rank, precision=p.precision)
     s.priced = s.program = wrong
 
@@ -154,7 +154,7 @@ def shards_of_the_next_holder(s: Subject) -> None:
     """Each rank takes its neighbour's part of a bucket for its own."""
 
     def shard(self: Bucket, rank: int) -> range:
-        at = (self.sharers.index(rank) + 1) % self.shards * self.shard_size
+        at = (self.shard_ranks.index(rank) + 1) % self.shards * self.shard_size
         return range(at, at + self.shard_size)
 
     s.patches.enter_context(patch.object(Bucket, "shard", shard))
@@ -174,7 +174,7 @@ def shards_summed_by_all(s: Subject) -> None:
 
     def everywhere(self: Run, bucket: int) -> None:
         flat = self.state.flats[bucket]
-        self.reducing[bucket] = self.comm.sum(flat.bucket.holders, flat.gradient)
+        self.reducing[bucket] = self.comm.sum(flat.bucket.reduce_ranks, flat.gradient)
 
     s.patches.enter_context(patch.object(Run, "reduce", everywhere))
 
@@ -308,11 +308,11 @@ def embedding_kept_at_home(s: Subject) -> None:
     """The last stage's use of the table is not summed with the first stage's."""
     p = s.priced
 
-    def alone(param: Any, homes: tuple[int, ...], mesh: Any, rank: int) -> tuple[int, ...]:
+    def alone(param: Any, owning_stages: tuple[int, ...], mesh: Any, rank: int) -> tuple[int, ...]:
         here = (mesh.coordinates(rank)["pp"],)
-        return holders(param, here, mesh, rank)
+        return reduce_ranks(param, here, mesh, rank)
 
-    with patch.object(data, "holders", alone):
+    with patch.object(data, "reduce_ranks", alone):
         wrong = compile_step(p.model, p.layout, p.sequence_length, rank=p.rank, precision=p.precision)
     s.priced = s.program = wrong
 

@@ -88,7 +88,7 @@ class Small:
 def kept(state: State, *, whole: bool = True) -> list[torch.Tensor]:
     """Copies of all that an update may move, as bits; unless `whole`, of parameters the rank's own alone."""
     flats = [(f, f.parameter if whole else f.own_parameter) for f in state.flats]
-    tensors = [t for f, own in flats for t in (own, f.master, *f.averages.values(), *f.scales.values())]
+    tensors = [t for f, own in flats for t in (own, f.master, *f.moments.values(), *f.scales.values())]
     return [t.clone().view(torch.uint8) for t in [*tensors, *state.biases.values()]]
 
 

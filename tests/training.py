@@ -57,7 +57,7 @@ def whole(run: Run) -> dict[str, torch.Tensor]:
         b, buffer = flat.bucket, flat.parameter
         if b.cut_parameters:
             buffer = torch.full((b.size,), float("nan"), dtype=flat.own_parameter.dtype)
-            run.comm.finish(run.comm.start("all_gather", b.sharers, flat.own_parameter, buffer, {}))
+            run.comm.finish(run.comm.start("all_gather", b.shard_ranks, flat.own_parameter, buffer, {}))
         for q, at in zip(b.params, b.offsets, strict=True):
             out[q.name] = buffer[at : at + q.numel(run.p.mesh)].view(q.local_shape(run.p.mesh))
         assert not buffer[b.offsets[-1] + b.params[-1].numel(run.p.mesh) :].any()

@@ -119,7 +119,7 @@ class Walked(Silent):
         if b.gathered_as == "code":
             for n in self._coded(b):
                 self.add("code", bytes=n * self.p.widths["parameter"])
-        number = self.start("start", "all_gather", ranks=b.sharers, bytes=b.size * self.p.widths[b.gathered_as])
+        number = self.start("start", "all_gather", ranks=b.shard_ranks, bytes=b.size * self.p.widths[b.gathered_as])
         self.flights["gather", bucket] = number
 
     def _coded(self, b: Bucket) -> Iterator[int]:
@@ -137,7 +137,7 @@ class Walked(Silent):
         b, widths = self.p.buckets[bucket], self.p.widths
         if b.summed:
             self._narrow(b.size)
-            kind, ranks = ("reduce_scatter", b.sharers) if b.shards > 1 else ("all_reduce", b.replicas)
+            kind, ranks = ("reduce_scatter", b.shard_ranks) if b.shards > 1 else ("all_reduce", b.replicate_ranks)
             self.flights["sum", bucket] = self.start("start", kind, ranks=ranks, bytes=b.size * widths["reduce"])
 
     def land(self, bucket: int) -> None:
@@ -152,7 +152,7 @@ class Walked(Silent):
         if b.cut_gradients:
             self._narrow(b.shard_size)
         amount = b.shard_size * self.p.widths["reduce"]
-        self.flights["sum", bucket] = self.start("start", "all_reduce", ranks=b.replicas, bytes=amount)
+        self.flights["sum", bucket] = self.start("start", "all_reduce", ranks=b.replicate_ranks, bytes=amount)
         self.stream = "compute"
 
     def widen(self, bucket: int) -> None:
@@ -232,12 +232,12 @@ class _Passing:
             self.coming.append(self._copies("from_host", *item))
 
     def _copies(self, way: str, bucket: int, n: int) -> list[int]:
-        """Of a master, and of averages with their scales."""
+        """Of a master, and of moments with their scales."""
         b, p = self.walked.p.buckets[bucket], self.walked.p.precision
         p = p.keeping(b.moments)
         each = [n * p.widths["master"]] * bool(p.master)
-        each += [n * p.widths["moment"]] * len(b.optimizer_kind.averages)
-        each += [n // BLOCK * FLOAT] * len(b.optimizer_kind.averages) * (p.moments == "int8")
+        each += [n * p.widths["moment"]] * len(b.optimizer_kind.moments)
+        each += [n // BLOCK * FLOAT] * len(b.optimizer_kind.moments) * (p.moments == "int8")
         return [self.walked.start("copy", way, bytes=one) for one in each]
 
     def _wait(self, numbers: list[int]) -> None:

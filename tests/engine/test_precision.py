@@ -232,7 +232,7 @@ def test_moments_by_name_are_read_by_others_and_read_theirs(tmp_path: Path) -> N
 
 
 def moments_of(run: Small) -> dict[str, torch.Tensor]:
-    """The first averages in full precision."""
+    """The first moments in full precision."""
     slices = state_slices(run.trainer.program, run.state)
     return {s.name: s.tensor.clone() for s in slices if s.name.endswith("/mean")}
 
@@ -244,7 +244,7 @@ def test_what_is_kept_in_fewer_bits_is_widened_and_narrowed_by_slices(tmp_path: 
     run.step(1)
     _save(tmp_path, run)
     before, program, shards = kept(run.state), run.trainer.program, [len(f.master) for f in run.state.flats]
-    wide, slice_ = 4 * 3 * sum(shards), 4 * 4 * 2 * BLOCK  # the master and two averages; a slice and its codes
+    wide, slice_ = 4 * 3 * sum(shards), 4 * 4 * 2 * BLOCK  # the master and two moments; a slice and its codes
     assert max(shards) * 4 > 2 * slice_
     with patch.object(update, "SLICE", 2 * BLOCK):
         with Storages() as seen:

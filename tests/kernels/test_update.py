@@ -74,7 +74,7 @@ def wide(flat: Flat) -> dict[str, torch.Tensor]:
 
 
 def bits(flat: Flat) -> list[torch.Tensor]:
-    kept = [flat.own_parameter, flat.master, *flat.averages.values(), *flat.scales.values()]
+    kept = [flat.own_parameter, flat.master, *flat.moments.values(), *flat.scales.values()]
     return [x.contiguous().view(torch.uint8).clone() for x in kept]
 
 
@@ -118,14 +118,14 @@ def _close(adamw: AdamW, ours: Flat, theirs: Flat, before: dict[str, torch.Tenso
     tiny = 2.0**-140  # products that are nearly nothing lose their last bits
     for kind, there in then.items():
         buffer = {"master": ours.master, "parameter": ours.own_parameter}.get(kind)
-        narrow = (ours.averages[kind] if buffer is None else buffer).dtype  # type: ignore[index]
+        narrow = (ours.moments[kind] if buffer is None else buffer).dtype  # type: ignore[index]
         gap = (now[kind] - there).abs()
         if narrow == torch.float32:
             assert (gap <= off[kind] + tiny).all(), (kind, (gap / (off[kind] + tiny)).max())
             continue
         if narrow == torch.uint8:
             assert torch.allclose(ours.scales[kind], theirs.scales[kind], rtol=3 * EPS, atol=0)  # type: ignore[index]
-            codes = ours.averages[kind].int() - theirs.averages[kind].int()  # type: ignore[index]
+            codes = ours.moments[kind].int() - theirs.moments[kind].int()  # type: ignore[index]
             other, apart = codes != 0, codes.abs() > 1
         else:
             steps = [x.to(narrow).view(torch.int16).int() for x in (now[kind], there)]
@@ -209,9 +209,9 @@ def test_codes_are_those_of_bucketize_at_and_beside_every_border(signed: bool) -
     spec = replace(SPEC, betas=(0.0, 0.0), clip_norm=0.0)
     adamw = AdamW(spec, DEVICE, kernel=Update(spec))
     adamw.update(flat, adamw.factors(torch.ones((), device=DEVICE)))
-    codes, scales = torch.zeros_like(flat.averages["mean"]), torch.zeros_like(flat.scales["mean"])
+    codes, scales = torch.zeros_like(flat.moments["mean"]), torch.zeros_like(flat.scales["mean"])
     moments.write(codes, scales, flat.gradient.clone() if signed else flat.gradient.square(), signed=signed)
-    assert torch.equal(flat.averages[kind], codes) and torch.equal(flat.scales[kind], scales)  # type: ignore[index]
+    assert torch.equal(flat.moments[kind], codes) and torch.equal(flat.scales[kind], scales)  # type: ignore[index]
     assert len(codes.unique()) > 250
 
 
@@ -220,8 +220,8 @@ def _alone(n: int) -> Flat:
     own, codes = torch.zeros(n, device=DEVICE), torch.zeros(n, dtype=torch.uint8, device=DEVICE)
     bucket = Bucket((), (), n, (0,), False, False, (0,), (0,), moments="int8")
     scales = {kind: torch.zeros(n // BLOCK, device=DEVICE) for kind in ("mean", "square")}
-    averages = {"mean": codes, "square": codes.clone()}
-    return Flat(bucket, range(n), own, own.clone(), None, None, own, averages, scales, True)  # type: ignore[arg-type]
+    moments = {"mean": codes, "square": codes.clone()}
+    return Flat(bucket, range(n), own, own.clone(), None, None, own, moments, scales, True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["fp32", CODED, "fp16"])

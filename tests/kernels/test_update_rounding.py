@@ -54,7 +54,7 @@ def decayed(kernel: int, flat: Flat, step: int = 7, parts: int = 0) -> torch.Ten
     ends = [n * i // parts for i in range(parts + 1)] if parts else [0, n]
     for begin, end in pairwise(ends):
         at = slice(begin, end)
-        here: Buffers = {kind: x[at] for kind, x in moved.averages.items()}
+        here: Buffers = {kind: x[at] for kind, x in moved.moments.items()}
         adamw.update(moved.part(at, here) if parts else moved, adamw.factors(torch.ones((), device=DEVICE)))
     return moved.own_parameter.view(torch.int16)
 

@@ -11,7 +11,7 @@ from penteract.errors import BadInput, Bug
 from penteract.model.decoder import record
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
-from penteract.ops.params import Param, Shard, holders
+from penteract.ops.params import Param, Shard, reduce_ranks
 from penteract.step.program import compile_step
 
 MODEL = ModelSpec(layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=64, vocab_size=64)
@@ -96,4 +96,4 @@ def test_holders_are_the_ranks_with_the_same_piece() -> None:
                     for r in range(layout.world)
                     if mesh.coordinates(r)["pp"] == at["pp"] and [s.index(mesh, r) for s in shards] == piece
                 ]
-                assert list(holders(q, (at["pp"],), mesh, rank)) == want
+                assert list(reduce_ranks(q, (at["pp"],), mesh, rank)) == want

@@ -1,4 +1,4 @@
-"""Buckets: every parameter once, shards equal and whole together, and the same bucket for all of its holders."""
+"""Buckets: every parameter once, shards equal and whole together, and the same bucket for all of its reduce group."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_shards_of_a_bucket_are_equal_and_make_it_whole(case: Case) -> None:
         for b in p.buckets:
             used = sum(q.numel(p.mesh) for q in b.params)
             assert used <= b.size < used + (b.shards * UNIT if b.shards > 1 else 1)
-            shards = [b.shard(rank) for rank in b.sharers]
+            shards = [b.shard(rank) for rank in b.shard_ranks]
             assert {len(s) for s in shards} == {b.shard_size}
             assert [i for s in shards for i in s] == list(range(b.size))
-            assert set(b.sharers) & set(b.replicas) == {p.rank}
-            assert len(b.sharers) * len(b.replicas) == len(b.holders)
+            assert set(b.shard_ranks) & set(b.replicate_ranks) == {p.rank}
+            assert len(b.shard_ranks) * len(b.replicate_ranks) == len(b.reduce_ranks)
             if not lay.shard_group:
-                assert b.sharers == (b.holders if lay.zero else (p.rank,))
+                assert b.shard_ranks == (b.reduce_ranks if lay.zero else (p.rank,))
 
 
 @given(case=cases(max_ranks=8))
@@ -41,10 +41,10 @@ def test_holders_agree_on_who_has_which_shard(case: Case) -> None:
         for i, b in enumerate(p.buckets):
             if b.across_stages:  # others number it otherwise
                 continue
-            for rank in b.sharers:
+            for rank in b.shard_ranks:
                 other = programs[rank].buckets[i]
-                assert (other.params, other.size, other.sharers) == (b.params, b.size, b.sharers)
-            for rank in b.replicas:
+                assert (other.params, other.size, other.shard_ranks) == (b.params, b.size, b.shard_ranks)
+            for rank in b.replicate_ranks:
                 assert programs[rank].buckets[i].shard(rank) == b.shard(p.rank)
 
 
@@ -54,8 +54,8 @@ def test_groups_are_neighbours_in_dp_and_cp() -> None:
     dense, experts = Param("a", (6, 5)), Param("b", (4, 6, 5), (Shard(0, "ep"),))
     units = [Unit((dense,)), Unit((experts,))]
     b, a = buckets(units, {"a": (0,), "b": (0,)}, mesh, 5, RECIPES["fp32"])
-    assert a.sharers == tuple(range(8)) and a.replicas == (5, 13)
-    assert b.sharers == (0, 1, 4, 5) and b.replicas == (5, 13)
+    assert a.shard_ranks == tuple(range(8)) and a.replicate_ranks == (5, 13)
+    assert b.shard_ranks == (0, 1, 4, 5) and b.replicate_ranks == (5, 13)
     assert (a.unit, b.unit, a.cut_parameters, b.cut_gradients) == (0, 1, True, True)
 
 
@@ -63,11 +63,11 @@ def test_what_stages_share_is_packed_alike_by_all() -> None:
     """Two stages hold a and b among others, and meet them in different orders."""
     mesh = Mesh(Layout(dp=2, pp=2, bucket_bytes=0, zero=1))
     a, b, first, last = (Param(n, (6, 5)) for n in ("a", "b", "first", "last"))
-    homes = {"a": (0, 1), "b": (0, 1), "first": (0,), "last": (1,)}
+    owning_stages = {"a": (0, 1), "b": (0, 1), "first": (0,), "last": (1,)}
 
     def shared(params: Iterable[Param], rank: int) -> list[Bucket]:
-        made = buckets([Unit(tuple(params)[::-1])], homes, mesh, rank, RECIPES["fp32"])
+        made = buckets([Unit(tuple(params)[::-1])], owning_stages, mesh, rank, RECIPES["fp32"])
         assert [x.across_stages for x in made] == [False, True, True]
-        return [replace(x, replicas=()) for x in made if x.across_stages]
+        return [replace(x, replicate_ranks=()) for x in made if x.across_stages]
 
     assert shared([b, first, a], 0) == shared([last, a, b], 2)

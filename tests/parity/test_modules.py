@@ -68,9 +68,9 @@ def test_moments_are_what_the_last_pattern_says_and_take_what_is_priced(
         for q in flat.bucket.params:
             said = [dtype for names, dtype in drawn if fnmatchcase(q.name, names)]
             wanted = said[-1] if said else "int8"
-            assert {t.dtype for t in flat.averages.values()} == {DTYPES[wanted]}, q.name
+            assert {t.dtype for t in flat.moments.values()} == {DTYPES[wanted]}, q.name
             scales = [len(t) * BLOCK for t in flat.scales.values()]  # whole blocks of them
-            assert scales == [len(flat.master)] * len(flat.averages) * (wanted == "int8")
+            assert scales == [len(flat.master)] * len(flat.moments) * (wanted == "int8")
             seen[q.name] += 1
     assert seen == Counter(q.name for q in p.params)
     kept = resident(p)

@@ -44,7 +44,8 @@ LAYOUTS = [
 
 @dataclass
 class Told:
-    """What a rank found: its masters and momenta, each a slice of a global tensor; and where its price is wrong."""
+    """What a rank found: its master weights and momenta, each a slice of a global tensor; and where its price is
+    wrong."""
 
     values: dict[tuple[str, str], tuple[Any, int, torch.Tensor]]
     differences: list[str]

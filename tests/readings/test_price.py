@@ -62,7 +62,7 @@ def test_what_stays_is_what_is_allocated(layout: Layout, precision: str | Policy
         assert kept["gradients"] == bytes_of([*(f.gradient for f in summed), *(f.own_gradient for f in flats)])
         assert kept.get("ring", 0) == bytes_of(state.rings)
         assert sum(kept.values()) - kept["data"] == bytes_of(state.resident())
-        own = [t for f in flats for t in (f.own_parameter, f.master, *f.averages.values(), *f.scales.values())]
+        own = [t for f in flats for t in (f.own_parameter, f.master, *f.moments.values(), *f.scales.values())]
         optimizer = bytes_of([*(f.parameter for f in whole), *own]) - bound
         if layout.offload_optimizer:
             assert price(p).host == bytes_of(state.on_host()) == optimizer

@@ -129,7 +129,7 @@ def test_they_are_of_the_size_of_the_tensors_that_are_summed(model: ModelSpec, p
 @given(cases(), st.integers(0, 7))
 def test_every_sum_on_the_wire_is_waited_for_once(case: Case, of: int) -> None:
     p = case.compile(of % case.layout.world)
-    alone = {b for b, bucket in enumerate(p.buckets) if bucket.cut_gradients and len(bucket.replicas) == 1}
+    alone = {b for b, bucket in enumerate(p.buckets) if bucket.cut_gradients and len(bucket.replicate_ranks) == 1}
     widened = [int(said.split()[1]) for said in asked(p) if said.startswith("widen")]
     assert sorted(widened) == [b for b, bucket in enumerate(p.buckets) if bucket.summed and b not in alone]
 

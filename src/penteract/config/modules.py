@@ -14,7 +14,7 @@ from typing import Literal
 from penteract.config.fp8 import Fp8
 from penteract.errors import BadInput
 
-# linears: in what a layer's linears multiply, by the name of their weight; moments: of the optimizer's averages.
+# linears: in what a layer's linears multiply, by the name of their weight; moments: what the optimizer keeps.
 Part = Literal["linears", "moments"]
 PARTS: tuple[Part, ...] = ("linears", "moments")
 CODES = "fp8"  # of `linears`: as the recipe of FP8 has it

@@ -1,4 +1,4 @@
-"""What moves parameters, by their role: which averages it keeps of each, and what it asks of their matrices."""
+"""What updates parameters, by their role: which moments it keeps of each, and what it asks of their matrices."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Literal
 
 OptimizerName = Literal["adamw", "muon"]
 OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "muon")
-Average = Literal["mean", "square", "momentum"]
+Moment = Literal["mean", "square", "momentum"]
 
-_AVERAGES: Mapping[OptimizerName, tuple[Average, ...]] = MappingProxyType(
+_MOMENTS: Mapping[OptimizerName, tuple[Moment, ...]] = MappingProxyType(
     {"adamw": ("mean", "square"), "muon": ("momentum",)}
 )
 
@@ -28,9 +28,9 @@ class OptimizerKind:
     steps: int = 0
 
     @property
-    def averages(self) -> tuple[Average, ...]:
+    def moments(self) -> tuple[Moment, ...]:
         """Kept between steps, an element each for every element of a parameter."""
-        return _AVERAGES[self.name]
+        return _MOMENTS[self.name]
 
     @property
     def by_matrix(self) -> bool:

@@ -1,6 +1,6 @@
 """Precision as a policy: the dtype of every role that numbers play in a step, and the recipes that have a name.
 
-Micikevicius 2018 (1710.03740) for masters and loss scaling; Dettmers 2022 (2110.02861) for moments of 8 bits.
+Micikevicius 2018 (1710.03740) for master weights and loss scaling; Dettmers 2022 (2110.02861) for moments of 8 bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penteract.errors import BadInput
 # compute: activations; stat: statistics kept beside them (1/rms, log-sum-exp), and what updates are computed in;
 # index: token and expert numbers; host: a value in host memory as plain Python (split sizes), no bytes on the device;
 # parameter: what products read; gradient: where gradients accumulate; reduce: their sums on the wire;
-# master: the copy that the optimizer moves (0: parameters are moved themselves); moment: one of its averages;
+# master: the copy that the optimizer updates (0: parameters are updated themselves); moment: one of its moments;
 # code: of FP8, as which weights may travel.
 Role = Literal["compute", "stat", "index", "host", "parameter", "gradient", "reduce", "master", "moment", "code"]
 Widths = Mapping[Role, int]  # bytes of one element of each role
@@ -112,11 +112,11 @@ class Policy:
         return "bf16" if self.compute == "fp16" else self.compute
 
     def moments_of(self, name: str) -> str:
-        """The dtype of a parameter's averages."""
+        """The dtype of a parameter's moments."""
         return decided(self.modules, "moments", name, self.moments) if self.modules else self.moments
 
     def keeping(self, moments: str) -> Policy:
-        """The policy of parameters alone whose averages are of one dtype."""
+        """The policy of parameters alone whose moments are of one dtype."""
         return self if moments == self.moments else _keeping(self, moments)
 
     def linears(self, layers: int, ahead: int = 0) -> Linears:

@@ -1,4 +1,4 @@
-"""An optimizer's averages in few bits: blocks of codes with a scale each.
+"""An optimizer's moments in few bits: blocks of codes with a scale each.
 
 Dettmers 2022 (2110.02861), §2: a dynamic code spends its levels by decades, so that what is a millionth of a block's
 largest element still has one. The largest has the code of one, hence reading and writing again changes nothing. Second

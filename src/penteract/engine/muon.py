@@ -40,12 +40,12 @@ class Muon(AdamW):
         for part in parts:
             self._average(flat, part, own[part], factors)
         if b.shards > 1:
-            self.comm.finish(self.comm.start("all_gather", b.sharers, own, whole, {}))
+            self.comm.finish(self.comm.start("all_gather", b.shard_ranks, own, whole, {}))
         self._deal(b, whole)
         if b.shards > 1:  # in place: the rest of the buffer is of no use then
-            self.comm.finish(self.comm.start("reduce_scatter", b.sharers, whole, own, {}))
+            self.comm.finish(self.comm.start("reduce_scatter", b.shard_ranks, whole, own, {}))
         else:
-            self.comm.finish(self.comm.sum(b.replicas, whole))
+            self.comm.finish(self.comm.sum(b.replicate_ranks, whole))
         for part in parts:
             self._apply(flat, part, own[part], factors)
         flat.follow()

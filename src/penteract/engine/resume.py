@@ -1,6 +1,6 @@
 """What must stay as it was when a run goes on: kept in its checkpoints, and asked before anything starts.
 
-The precision need not: masters and moments are saved as numbers (`saved.py`). That it is another is told.
+The precision need not: master weights and moments are saved as numbers (`saved.py`). That it is another is told.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def other_precision(extra: Mapping[str, Any], spec: RunSpec) -> str:
     if then is None or then["policy"] == now["policy"]:
         return ""
     return (
-        f"trained in {then['name']} so far, goes on in {now['name']}: masters and moments are read as numbers, and "
-        "rounded to what they are kept in; what one recipe alone keeps begins anew"
+        f"trained in {then['name']} so far, goes on in {now['name']}: master weights and moments are read as numbers "
+        "and rounded to what they are kept in; what one recipe alone keeps begins anew"
     )
 
 

@@ -193,9 +193,9 @@ class Run:
         wire = narrowed(flat.gradient, self.wire)
         if flat.bucket.shards > 1:  # in place: the rest of the buffer is of no use then
             own = wire[flat.shard.start : flat.shard.stop]
-            self.reducing[bucket] = self.comm.start("reduce_scatter", flat.bucket.sharers, wire, own, {})
+            self.reducing[bucket] = self.comm.start("reduce_scatter", flat.bucket.shard_ranks, wire, own, {})
         else:
-            self.reducing[bucket] = self.comm.sum(flat.bucket.replicas, wire)
+            self.reducing[bucket] = self.comm.sum(flat.bucket.replicate_ranks, wire)
 
     def land(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
@@ -209,11 +209,12 @@ class Run:
 
     def replicate(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
-        with self.device.aside():  # it waits for the sum over sharers, and no computation should wait with it
+        # it waits for the reduce-scatter over the shard group, and no computation should wait with it
+        with self.device.aside():
             self.comm.finish(self.reducing.pop(bucket, None))
             cut = flat.bucket.cut_gradients
             wire = narrowed(flat.own_gradient, self.wire) if cut else flat.landed(self.wire)
-            self.reducing[bucket] = self.comm.sum(flat.bucket.replicas, wire)
+            self.reducing[bucket] = self.comm.sum(flat.bucket.replicate_ranks, wire)
 
     def after(self, action: Compute | Overlapped | Exchange) -> None:
         if self.on_action is not None:
@@ -252,7 +253,7 @@ class Run:
         flat, own = self.state.flats[bucket], self.state.flats[bucket].own_parameter
         if flat.bucket.gathered_as == "code" and self.state.codes is not None:
             own = self.state.codes.put(flat.bucket, flat.shard, flat.parameter)
-        self.gathering[bucket] = self.comm.start("all_gather", flat.bucket.sharers, own, flat.parameter, {})
+        self.gathering[bucket] = self.comm.start("all_gather", flat.bucket.shard_ranks, own, flat.parameter, {})
 
     def need(self, bucket: int) -> None:
         self.comm.finish(self.gathering.pop(bucket, None))

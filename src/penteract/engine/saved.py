@@ -38,7 +38,7 @@ KINDS: Mapping[str, Kept] = MappingProxyType(
 
 
 def state_slices(p: Program, state: State) -> Iterator[Slice]:
-    """Parameters and averages as rectangles of global tensors, and routers' biases: views where they are kept in
+    """Parameters and moments as rectangles of global tensors, and routers' biases: views where they are kept in
     the dtype that they are saved in, and copies on the CPU otherwise."""
     yield from _slices(p, state, _logical(p, state))
 
@@ -105,7 +105,7 @@ def slices(p: Program, pieces: Iterable[Piece], suffix: str = "") -> Iterator[Sl
     for piece in pieces:
         q, bucket = piece.param, bucket_of[piece.param.name]
         # Replicas of a shard have the same bytes: they take turns at writing them.
-        owner = bucket.replicas[number[q.name] % len(bucket.replicas)] == p.rank
+        owner = bucket.replicate_ranks[number[q.name] % len(bucket.replicate_ranks)] == p.rank
         origin, at = q.offset(p.mesh, p.rank), 0
         for offset, size in rectangles(q.local_shape(p.mesh), piece.begin, piece.begin + len(piece.values)):
             there = tuple(o + i for o, i in zip(origin, offset, strict=True))
@@ -115,7 +115,7 @@ def slices(p: Program, pieces: Iterable[Piece], suffix: str = "") -> Iterator[Sl
 
 
 def after_load(run: Run) -> None:
-    """Parameters follow their masters, on all holders. Called by every rank."""
+    """Parameters follow their master weights, on all ranks that hold them. Called by every rank."""
     for b, flat in enumerate(run.state.flats):
         flat.follow()
         if flat.bucket.shards > 1 and flat.cut_parameter is None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from penteract.config.optimizers import ADAMW, Average, OptimizerKind
+from penteract.config.optimizers import ADAMW, Moment, OptimizerKind
 from penteract.config.precision import BLOCK, Policy
 from penteract.engine import moments
 from penteract.engine.codes import Codes, Part
@@ -25,7 +25,7 @@ from penteract.step.program import Program
 from penteract.step.ring import Ring, gradient_ring, parameter_ring
 from penteract.step.update import is_sliced, through
 
-Kept = Literal["master"] | Average  # what the optimizer keeps
+Kept = Literal["master"] | Moment  # what the optimizer keeps
 Buffers = dict[str, torch.Tensor]  # of what it keeps beside parameters: by kind, and "mean/scales"
 
 
@@ -53,8 +53,8 @@ class Flat:
     cut_parameter: torch.Tensor | None  # [shard_size]
     cut_gradient: torch.Tensor | None
     master: torch.Tensor  # [shard_size]
-    averages: dict[Average, torch.Tensor]  # that its optimizer keeps
-    scales: dict[Average, torch.Tensor]  # of them, [shard_size / 256], where they are codes
+    moments: dict[Moment, torch.Tensor]  # that its optimizer keeps
+    scales: dict[Moment, torch.Tensor]  # of them, [shard_size / 256], where they are codes
     sliced: bool  # what is narrower than the update is widened by slices
     places: tuple[Place, ...] = ()  # of parameters that are rounded by chance
 
@@ -69,14 +69,14 @@ class Flat:
         """What the optimizer keeps of the shard beside its parameters: on the host where the bucket says so."""
         scales = {f"{kind}/scales": x for kind, x in self.scales.items()}
         master = {} if self.master.data_ptr() == self.own_parameter.data_ptr() else {"master": self.master}
-        return {**master, **self.averages, **scales}
+        return {**master, **self.moments, **scales}
 
     def part(self, at: slice, here: Buffers) -> Flat:
         """Elements of the shard as a flat of their own, with what the optimizer keeps of them `here`."""
         own, shard = self.own_parameter[at], self.shard[at]
         return replace(
             self, shard=shard, cut_parameter=own, cut_gradient=self.own_gradient[at],
-            master=here.get("master", own), averages={kind: here[kind] for kind in self.averages},
+            master=here.get("master", own), moments={kind: here[kind] for kind in self.moments},
             scales={kind: here[f"{kind}/scales"] for kind in self.scales},
             places=tuple(replace(q, at=q.at - at.start) for q in self.places),
         )  # fmt: skip
@@ -100,7 +100,7 @@ class Flat:
 
     def kept(self, kind: Kept) -> torch.Tensor | None:
         """All of what the optimizer keeps of a kind; None where its optimizer keeps no such."""
-        return self.master if kind == "master" else self.averages.get(kind)
+        return self.master if kind == "master" else self.moments.get(kind)
 
     def read(self, kind: Kept, part: slice, dtype: torch.dtype) -> torch.Tensor:
         """Elements of what the optimizer keeps as `dtype`: views where they are that already."""
@@ -118,10 +118,10 @@ class Flat:
             return self.master[part], None
         scales = self.scales.get(kind)
         blocks = slice(part.start // BLOCK, part.stop // BLOCK)
-        return self.averages[kind][part], None if scales is None else scales[blocks]
+        return self.moments[kind][part], None if scales is None else scales[blocks]
 
     def follow(self) -> None:
-        """The shard's parameters are its masters, rounded."""
+        """The shard's parameters are its master weights, rounded."""
         if self.master.dtype != self.own_parameter.dtype:
             self.own_parameter.copy_(self.master)
 
@@ -183,12 +183,12 @@ def allocate(p: Program, device: torch.device) -> State:
         gradient, cut_gradient = sums.buffers(i, b, dtype["gradient"], cut=b.cut_gradients)
         policy = p.precision.keeping(b.moments)
         made = _optimizer(b.shard_size, policy, device, b.optimizer_kind, host=b.offloaded)
-        names = b.optimizer_kind.averages
-        averages = {kind: made[kind] for kind in names}
+        names = b.optimizer_kind.moments
+        moments = {kind: made[kind] for kind in names}
         scales = {kind: made[f"{kind}/scales"] for kind in names if f"{kind}/scales" in made}
         places = tuple(_places(p, b)) if p.precision.stochastic else ()
         flat = Flat(
-            b, shard, parameter, gradient, cut_parameter, cut_gradient, parameter, averages, scales,
+            b, shard, parameter, gradient, cut_parameter, cut_gradient, parameter, moments, scales,
             is_sliced(policy), places,
         )  # fmt: skip
         flat.master = made.get("master", flat.own_parameter)
@@ -230,7 +230,7 @@ def _optimizer(
     scaled: bool = False,
 ) -> Buffers:
     """What the optimizer keeps of n elements: on the device, or on the host, page-locked for copies beside compute.
-    `scaled`: with scales, though averages of this dtype have none."""
+    `scaled`: with scales, though moments of this dtype have none."""
     where, pinned = (torch.device("cpu"), device_of(device).pinned) if host else (device, False)
 
     def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -238,8 +238,8 @@ def _optimizer(
 
     moment, scaled = dtype_of("moment", p), scaled or p.moments == "int8"
     master = {"master": zeros(n, dtype_of("master", p))} if p.master else {}
-    scales = {f"{kind}/scales": zeros(n // BLOCK, torch.float32) for kind in optimizer_kind.averages if scaled}
-    return {**master, **{kind: zeros(n, moment) for kind in optimizer_kind.averages}, **scales}
+    scales = {f"{kind}/scales": zeros(n // BLOCK, torch.float32) for kind in optimizer_kind.moments if scaled}
+    return {**master, **{kind: zeros(n, moment) for kind in optimizer_kind.moments}, **scales}
 
 
 def _places(p: Program, b: Bucket) -> Iterator[Place]:
@@ -284,7 +284,7 @@ def initialise(p: Program, state: State, seed: int) -> None:
 
 
 def fill(state: State, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
-    """Set parameters, and masters in full precision, from each one's whole local rectangle, one at a time."""
+    """Set parameters, and master weights in full precision, from each one's whole local rectangle, one at a time."""
     masters, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in ("master", "parameter"))
     cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
     for q, value in whole:

@@ -33,7 +33,7 @@ class Streamed:
     """`slices(flat)` are flats whose buffers are on the device, for an optimizer to move in place, one after another.
 
     flats   in the order in which they are moved: all of them, once a step, and then `settle`
-    places  on the device, that slices take in turns: three, or as many as there are slices; narrow averages take a part
+    places  on the device, that slices take in turns: three, or as many as there are slices; narrow moments take a part
     """
 
     flats: Sequence[Flat]

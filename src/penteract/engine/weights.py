@@ -50,7 +50,7 @@ def step_of(path: Path) -> Path:
 
 
 def start_from(weights: Weights, p: Program, state: State) -> None:
-    """Fill this rank's parameters and masters, and the biases of its routers, a rectangle at a time."""
+    """Fill this rank's parameters and master weights, and the biases of its routers, a rectangle at a time."""
     stat = dtype_of("stat", p.precision)
     boxes = ((q, (q.offset(p.mesh, p.rank), q.local_shape(p.mesh))) for q in p.params)
     fill(state, ((q, weights.rectangle(q.name, box, stat)) for q, box in boxes))

@@ -13,7 +13,7 @@ from penteract.model.block import block
 from penteract.model.ends import embed, score
 from penteract.model.norm import norm
 from penteract.ops.do import Do, Value
-from penteract.ops.params import Homes, Param
+from penteract.ops.params import OwningStages, Param
 from penteract.parallel.pipeline import stage_layers
 
 
@@ -67,12 +67,12 @@ def record(m: ModelSpec, mesh: Mesh, number: int, sequence_length: int, linears:
     return do
 
 
-def homes(m: ModelSpec, layout: Layout, names: dict[str, int]) -> Homes:
+def owning_stages(m: ModelSpec, layout: Layout, names: dict[str, int]) -> OwningStages:
     """parameter name -> pipeline ranks that hold it. `names`: the pipeline rank whose tape says it."""
     both = shared(m)
     if both.isdisjoint(names):
         return {name: (p,) for name, p in names.items()}
-    stages = layout.placement.homes
+    stages = layout.placement.owning_stages
     ends = tuple(sorted({stages[0][0], stages[-1][0]}))
     return {name: ends if name in both else (p,) for name, p in names.items()}
 

@@ -61,17 +61,17 @@ class Param:
         return tuple(at)
 
     def cut(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
-        """How it is cut: parameters that are cut alike, and live on the same stages, have the same holders."""
+        """How it is cut: parameters that are cut alike, and live on the same stages, have the same `reduce_ranks`."""
         return tuple((s.axis, s.pieces(mesh)) for s in self.shards if s.pieces(mesh) > 1)
 
     def numel(self, mesh: Mesh) -> int:
         return prod(self.local_shape(mesh))
 
 
-Homes = Mapping[str, tuple[int, ...]]  # parameter name -> the pipeline ranks that hold it
+OwningStages = Mapping[str, tuple[int, ...]]  # parameter name -> the pipeline ranks that hold it
 
 
-def holders(param: Param, homes: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[int, ...]:
+def reduce_ranks(param: Param, owning_stages: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[int, ...]:
     """The ranks that hold the same piece of `param` as `rank`: they must agree on its gradient.
 
     Every rank sees other tokens (dp, cp, and tp in the sequence-parallel region) or other heads, so a gradient is a
@@ -85,4 +85,4 @@ def holders(param: Param, homes: tuple[int, ...], mesh: Mesh, rank: int) -> tupl
         else:
             each, at = lay.tp // s.pieces(mesh), s.index(mesh, rank)
             tp = range(at * each, (at + 1) * each)
-    return mesh.ranks(homes, rows, tp)
+    return mesh.ranks(owning_stages, rows, tp)

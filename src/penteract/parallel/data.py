@@ -2,7 +2,7 @@
 
 Split      sequences; every rank of a group holds the same parameters. ZeRO cuts what they keep of them: stage 1 what
            the optimizer keeps, stage 2 gradients too, stage 3 parameters too; HSDP cuts within groups of ranks.
-Traffic    bucket   a flat buffer of gradients is summed over its holders as soon as its last writer has run, while
+Traffic    bucket   a flat buffer of gradients is summed over its reduce group as soon as its last writer has run, while
            backward goes on. No redistribution of the network reduces gradients.
            shard    under ZeRO the sum is a reduce-scatter: each of the ranks that share the bucket gets its own equal
            part, keeps optimizer state for that part alone, moves it, and an all-gather makes the parameters whole.
@@ -26,7 +26,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.optimizers import ADAMW, PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import Policy, Role, grain
-from penteract.ops.params import Homes, Param, holders
+from penteract.ops.params import OwningStages, Param, reduce_ranks
 from penteract.parallel.matrix import Matrix, matrices, peers
 
 UNIT = 8  # elements: shards begin where a load of 16 bytes may, in bf16 too
@@ -38,7 +38,7 @@ class Alike(NamedTuple):
     """What parameters of one bucket have in common."""
 
     cut: tuple[tuple[str, int], ...]
-    homes: tuple[int, ...]
+    owning_stages: tuple[int, ...]
     decay: bool
     moments: str
     late: bool = False  # its gradient may wait, so that zero-bubble writes it in another action
@@ -64,12 +64,12 @@ class Unit:
 class Bucket:
     """Parameters that live in one flat buffer. It is homogeneous: one group that must agree, one optimizer group.
 
-    sharers   the holders that share one copy of what is cut, in their order: a shard each
-    replicas  the holders with this rank's shard, one in each group of sharers
-    unit      the unit that it is a part of, counted on the rank in the order of forward
-    matrices  those that its optimizer needs whole; `peers`: the ranks with the slices of each
-    gathered_as  what its shards go over wires as, and lie whole for a while: "parameter", or codes of FP8
-    moments   the dtype of the averages that its optimizer keeps
+    shard_ranks      those that share one copy of what is sharded, in their order: a shard each
+    replicate_ranks  those with this rank's shard, one in each shard group
+    unit             the unit that it is a part of, counted on the rank in the order of forward
+    matrices         those that its optimizer needs whole; `peers`: the ranks with the slices of each
+    gathered_as      what its shards go over wires as, and lie whole for a while: "parameter", or codes of FP8
+    moments          the dtype of the moments that its optimizer keeps
 
     The buffer may end in padding, zero from the start and zero after every update.
     """
@@ -77,11 +77,13 @@ class Bucket:
     params: tuple[Param, ...]
     offsets: tuple[int, ...]  # in elements
     size: int  # in elements, with padding
-    holders: tuple[int, ...]
+    reduce_ranks: tuple[int, ...]
     decay: bool
-    across_stages: bool  # a parameter with several homes: summed after the last backward, as stages differ in order
-    sharers: tuple[int, ...]
-    replicas: tuple[int, ...]
+    across_stages: (
+        bool  # a parameter with several owning stages: summed after the last backward, as stages differ in order
+    )
+    shard_ranks: tuple[int, ...]
+    replicate_ranks: tuple[int, ...]
     unit: int = NONE
     shards: int = 1
     late: bool = False  # its gradients may wait
@@ -97,12 +99,12 @@ class Bucket:
     @property
     def summed(self) -> bool:
         """Whether its gradients are a sum over ranks."""
-        return len(self.holders) > 1
+        return len(self.reduce_ranks) > 1
 
     @property
     def team(self) -> tuple[int, ...]:
         """The ranks that share the work on its matrices: those that share its shards, or else have all of it alike."""
-        return self.sharers if self.shards > 1 else self.replicas
+        return self.shard_ranks if self.shards > 1 else self.replicate_ranks
 
     @property
     def gathered_after_update(self) -> bool:
@@ -115,8 +117,8 @@ class Bucket:
         return self.size // self.shards
 
     def shard(self, rank: int) -> range:
-        """The elements whose optimizer state `rank`, one of the sharers, keeps."""
-        at = self.sharers.index(rank) * self.shard_size if self.shards > 1 else 0
+        """The elements whose optimizer state `rank`, one of the shard group, keeps."""
+        at = self.shard_ranks.index(rank) * self.shard_size if self.shards > 1 else 0
         return range(at, at + self.shard_size)
 
 
@@ -142,8 +144,8 @@ class Pack:
 
     def at(self, stage: int) -> Pack:
         """The same parameters of another pipeline rank, unless several share them."""
-        several = len(self.alike.homes) > 1
-        return self if several else replace(self, alike=self.alike._replace(homes=(stage,)))
+        several = len(self.alike.owning_stages) > 1
+        return self if several else replace(self, alike=self.alike._replace(owning_stages=(stage,)))
 
 
 def _shapes(alike: Alike, params: Iterable[Param]) -> tuple[object, ...]:
@@ -154,8 +156,8 @@ def packs(packing: Packing, units: Sequence[Unit]) -> Iterator[Pack]:
     """The units of a rank in the order of forward -> groups of about layout.bucket_bytes, as backward finishes them.
 
     Those of what is cut from ZeRO 2 on are of one unit; what a unit needs together under ZeRO 3 is in one, however
-    large. Parameters with several homes come last, in the order of their names: stages hold them among different
-    others, and must pack them alike and talk about them in one order.
+    large. Parameters with several owning stages come last, in the order of their names: stages hold them among
+    different others, and must pack them alike and talk about them in one order.
     """
     whole = list[Param]()
     for number, unit in reversed(list(enumerate(units))):
@@ -206,7 +208,7 @@ class Filling:
 class Packing:
     """Which parameters of a rank go together, and how many fill a pack."""
 
-    homes: Homes
+    owning_stages: OwningStages
     mesh: Mesh
     policy: Policy
     optimizer_kinds: OptimizerKinds
@@ -238,14 +240,15 @@ class Packing:
 
     def turn(self, p: Param) -> str:
         """By which parameters are packed that are not of one unit; among equals as backward finishes them."""
-        return p.name if len(self.homes[p.name]) > 1 else ""
+        return p.name if len(self.owning_stages[p.name]) > 1 else ""
 
     def kind(self, p: Param, unit: Unit = _NO_UNIT) -> tuple[Alike, int]:
         """What it shares with those that it may be packed with, and its elements on a rank."""
         same = id(p), p.name in unit.late, p.name in unit.coded
         if same not in self.known:
             alike = Alike(
-                p.cut(self.mesh), self.homes[p.name], p.decay, self.policy.moments_of(p.name), p.name in unit.late,
+                p.cut(self.mesh), self.owning_stages[p.name], p.decay, self.policy.moments_of(p.name),
+                p.name in unit.late,
                 self.optimizer_kinds.of(matrix=p.matrix), "code" if p.name in unit.coded else "parameter",
             )  # fmt: skip
             self.known[same] = alike, p.numel(self.mesh)
@@ -253,13 +256,13 @@ class Packing:
 
     def _cut(self, p: Param, unit: Unit) -> bool:
         """Whether it is cut with its unit."""
-        return self.mesh.layout.cuts_units and p.name not in unit.shared and len(self.homes[p.name]) == 1
+        return self.mesh.layout.cuts_units and p.name not in unit.shared and len(self.owning_stages[p.name]) == 1
 
 
 def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Of the holders of a piece -> those that share a copy of it with `rank`, and those that have the same shard.
+    """Of `reduce_ranks` of a piece -> those that share a copy of it with `rank`, and those that have the same shard.
 
-    Under ZeRO 0 each has all of it. A group of sharers is `shard_group` neighbours in (dp, cp) read as one number.
+    Under ZeRO 0 each has all of it. A shard group is `shard_group` neighbours in (dp, cp) read as one number.
     """
     lay = layout
     if not lay.zero:
@@ -276,10 +279,10 @@ def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[t
 
 def bucket_of(pack: Pack, mesh: Mesh, rank: int) -> Bucket:
     """The flat buffer of a pack on one rank."""
-    lay, where = mesh.layout, pack.alike.homes
-    members = holders(pack.params[0], where, mesh, rank)
-    sharers, replicas = shard_groups(members, lay, rank)
-    shards = len(sharers)
+    lay, where = mesh.layout, pack.alike.owning_stages
+    members = reduce_ranks(pack.params[0], where, mesh, rank)
+    shard_ranks, replicate_ranks = shard_groups(members, lay, rank)
+    shards = len(shard_ranks)
     block = grain(pack.alike.moments)
     fewest = CODES if pack.alike.gathered_as == "code" else UNIT
     each = shards * (max(fewest, block) if shards > 1 else block)
@@ -287,7 +290,8 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int) -> Bucket:
     cut = pack.unit != NONE and shards > 1
     optimizer_kind, whole = pack.alike.optimizer_kind, pack.alike.optimizer_kind.by_matrix
     return Bucket(
-        pack.params, pack.offsets, size, members, pack.alike.decay, len(where) > 1, sharers, replicas, pack.unit,
+        pack.params, pack.offsets, size, members, pack.alike.decay, len(where) > 1, shard_ranks, replicate_ranks,
+        pack.unit,
         shards, pack.alike.late, cut_gradients=cut and not lay.reduce_scatter_once,
         cut_parameters=cut and lay.zero == 3,
         optimizer_kind=optimizer_kind, matrices=tuple(matrices(pack.params, pack.offsets, mesh)) if whole else (),
@@ -299,7 +303,7 @@ def bucket_of(pack: Pack, mesh: Mesh, rank: int) -> Bucket:
 
 def buckets(
     units: Sequence[Unit],
-    homes: Homes,
+    owning_stages: OwningStages,
     mesh: Mesh,
     rank: int,
     policy: Policy,
@@ -307,4 +311,6 @@ def buckets(
     optimizer_kinds: OptimizerKinds = PLAIN,
 ) -> tuple[Bucket, ...]:
     """The flat buckets of a rank, in the order in which they fill."""
-    return tuple(bucket_of(pack, mesh, rank) for pack in packs(Packing(homes, mesh, policy, optimizer_kinds), units))
+    return tuple(
+        bucket_of(pack, mesh, rank) for pack in packs(Packing(owning_stages, mesh, policy, optimizer_kinds), units)
+    )

@@ -15,12 +15,12 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import Policy
-from penteract.model.decoder import homes, part, shared
+from penteract.model.decoder import owning_stages, part, shared
 from penteract.model.modules import anonymous, first_like
 from penteract.ops.declarations.fp8 import is_coded, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
-from penteract.ops.params import Homes, Param, holders
+from penteract.ops.params import OwningStages, Param, reduce_ranks
 from penteract.ops.symbols import Size, symbolic
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, Unit, buckets, shard_groups
@@ -130,7 +130,7 @@ def miniature(
         for do, layers in zip(said, stages, strict=True)
     )
     owned = tuple(_owned(said, chunks, alike))
-    where = homes(m, layout, {o.param.name: at for o in owned})
+    where = owning_stages(m, layout, {o.param.name: at for o in owned})
     coded = {op.site.params[0] for chunk in chunks for op in chunk.tape.ops if is_coded(op.site)}
     program = Short(
         model, mesh, rank, length, precision, chunks, tuple(o.param for o in owned), (), where,
@@ -150,7 +150,7 @@ def miniature(
     ]
     whole = [unit for some in units for unit in some]
     real = buckets(
-        _once(whole), homes(m, layout, {q.name: at for u in whole for q in u.params}), mesh, rank, precision,
+        _once(whole), owning_stages(m, layout, {q.name: at for u in whole for q in u.params}), mesh, rank, precision,
         optimizer_kinds=optimizer_kinds,
     )  # fmt: skip
     reads = _reads(chunks, units, real)
@@ -193,21 +193,22 @@ def _owned(said: list[Do], chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, 
 
 
 def _bucket(
-    q: Param, where: Homes, mesh: Mesh, cut: Mesh, rank: int, both: frozenset[str], optimizer_kind: OptimizerKind
+    q: Param, where: OwningStages, mesh: Mesh, cut: Mesh, rank: int, both: frozenset[str], optimizer_kind: OptimizerKind
 ) -> Bucket:
     """A parameter as a bucket of its own, summed last. Who holds it is a size too: what cuts it divides the stage."""
-    members, size = holders(q, where[q.name], mesh, rank), q.numel(cut)
+    members, size = reduce_ranks(q, where[q.name], mesh, rank), q.numel(cut)
     count = cut.size("stage") // prod(s.pieces(cut) for s in q.shards) * len(where[q.name])
     assert count == len(members), q.name
     lay, copies = mesh.layout, 1
-    sharers, replicas = shard_groups(members, lay, rank)
+    shard_ranks, replicate_ranks = shard_groups(members, lay, rank)
     if lay.shard_group:
         each = lay.shard_group if lay.shard_group >= lay.ep or not _by_experts(q) else cut.layout.ep
         copies = cut.layout.dp * cut.layout.cp // each
-    shards = count // copies if lay.zero and len(sharers) > 1 else 1
+    shards = count // copies if lay.zero and len(shard_ranks) > 1 else 1
     cuts = lay.zero >= 2 and q.name not in both and len(where[q.name]) == 1 and shards > 1
     return Bucket(
-        (q,), (0,), size, members, q.decay, across_stages=True, sharers=sharers, replicas=replicas, shards=shards,
+        (q,), (0,), size, members, q.decay, across_stages=True, shard_ranks=shard_ranks,
+        replicate_ranks=replicate_ranks, shards=shards,
         cut_gradients=cuts and not lay.reduce_scatter_once, cut_parameters=cuts and lay.zero == 3,
         optimizer_kind=optimizer_kind, offloaded=lay.offload_optimizer and not optimizer_kind.by_matrix,
     )  # fmt: skip

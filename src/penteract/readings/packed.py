@@ -15,7 +15,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision import Policy
-from penteract.model.decoder import homes, shared
+from penteract.model.decoder import owning_stages, shared
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket, Pack, Packing, Unit, bucket_of, packs
 from penteract.readings.counted import Counted, count_packs
@@ -150,7 +150,7 @@ class Packer:
         packing = self._packing(layout, [run.unit for run in runs.units], stage)
         own = {unit: self._unit_packs(layout, unit, stage) for unit in dict.fromkeys(run.unit for run in runs.units)}
         found = count_packs(packing, [(run.unit, own[run.unit], run.number) for run in runs.units])
-        return tuple([(self.alike.setdefault((*pack.kind, pack.alike.homes), pack), n) for pack, n in found])
+        return tuple([(self.alike.setdefault((*pack.kind, pack.alike.owning_stages), pack), n) for pack, n in found])
 
     @tracked
     def _unit_packs(self, layout: Layout, unit: Unit, stage: int) -> list[Pack]:
@@ -212,7 +212,7 @@ class Packer:
         return bool(shared(self.model)) and any(run.kind in ENDS for run in runs.units)
 
     def _packing(self, layout: Layout, units: Sequence[Unit], stage: int) -> Packing:
-        where = homes(self.model, layout, {p.name: stage for unit in units for p in unit.params})
+        where = owning_stages(self.model, layout, {p.name: stage for unit in units for p in unit.params})
         return Packing(where, Mesh(layout), self.policy, self.optimizer_kinds)
 
 

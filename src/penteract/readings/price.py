@@ -132,7 +132,7 @@ class Pricing(Silent):
         b = self.p.buckets[bucket]
         if b.shards > 1:
             whole, shard = Spec((b.size,), "reduce"), Spec((b.shard_size,), "reduce")
-            self._bucket_wire("reduce_scatter", b.sharers, whole, shard)
+            self._bucket_wire("reduce_scatter", b.shard_ranks, whole, shard)
         else:
             self.replicate(bucket)
         if b.summed:
@@ -140,8 +140,8 @@ class Pricing(Silent):
 
     def replicate(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
-        if len(b.replicas) > 1:
-            self._bucket_wire("all_reduce", b.replicas, *[Spec((b.shard_size,), "reduce")] * 2)
+        if len(b.replicate_ranks) > 1:
+            self._bucket_wire("all_reduce", b.replicate_ranks, *[Spec((b.shard_size,), "reduce")] * 2)
 
     def after(self, action: Compute | Overlapped | Exchange) -> None:
         self.price.kept.append((str(action), self.now))
@@ -159,7 +159,7 @@ class Pricing(Silent):
     def gather(self, bucket: int) -> None:
         b = self.p.buckets[bucket]
         own, whole = Spec((b.shard_size,), b.gathered_as), Spec((b.size,), b.gathered_as)
-        self._bucket_wire("all_gather", b.sharers, own, whole)
+        self._bucket_wire("all_gather", b.shard_ranks, own, whole)
         self._note(gather_workspace(b, self.p.layout.elementwise), None)
 
     def end(self) -> None:
@@ -246,7 +246,7 @@ def away(b: Bucket, p: Policy) -> Bytes:
 
 def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
     """Parameters and gradients are there for all of each bucket, padding included, or for the rank's own shard where
-    they are cut. What the optimizer keeps is there for the shard: its averages, and a master copy where it does not
+    they are cut. What the optimizer keeps is there for the shard: its moments, and a master copy where it does not
     move the parameters themselves, unless it is on the host."""
     parameters = gradients = optimizer = 0
     for b in buckets:

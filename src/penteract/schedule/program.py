@@ -73,7 +73,7 @@ class Program:
         stage, names = self.placement.stages[self.rank][chunk], list[str]()
         if stage > 0:
             names += ["Recv value", "Send gradient"]
-        if stage < len(self.placement.homes) - 1:
+        if stage < len(self.placement.owning_stages) - 1:
             names += ["Send value", "Recv gradient"]
         return names
 
@@ -92,12 +92,12 @@ class Program:
                 self._fault(f"{part} comes before {need}")
 
     def _require_peer(self, transfer: Transfer) -> None:
-        message, homes = message_of(transfer, self.rank, self.placement), self.placement.homes
+        message, owning_stages = message_of(transfer, self.rank, self.placement), self.placement.owning_stages
         other = message.target if transfer.kind == "Send" else message.source
-        if not 0 <= other < len(homes):
+        if not 0 <= other < len(owning_stages):
             self._fault(f"{transfer} leaves the pipeline")
-        if transfer.peer != homes[other][0]:
-            self._fault(f"{transfer} names the wrong rank, stage {other} is on rank {homes[other][0]}")
+        if transfer.peer != owning_stages[other][0]:
+            self._fault(f"{transfer} names the wrong rank, stage {other} is on rank {owning_stages[other][0]}")
 
     def _require_copies(self, own: list[Transfer]) -> None:
         """Both halves of a message to this rank itself, one after the other."""

@@ -15,15 +15,15 @@ from penteract.schedule.actions import ComputeList
 class Placement:
     """Which global stage each model chunk of each pipeline rank is. Compared by identity: make one for each (pp, vpp).
 
-    stages  by rank and chunk; ascending on a rank, as a forward pass takes its chunks in this order
-    homes   (rank, chunk) of each stage: the inverse
+    stages         by rank and chunk; ascending on a rank, as a forward pass takes its chunks in this order
+    owning_stages  (rank, chunk) of each stage: the inverse
     reached ranks in the order in which the first micro-batch comes to them
 
     Raises Bug("SCHEDULE") unless every stage from 0 on has one home, and all ranks have as many.
     """
 
     stages: tuple[tuple[int, ...], ...]
-    homes: tuple[tuple[int, int], ...] = field(init=False)
+    owning_stages: tuple[tuple[int, int], ...] = field(init=False)
     reached: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -31,7 +31,7 @@ class Placement:
         ascending = all(tuple(sorted(own)) == own and len(own) == self.vpp for own in self.stages)
         if not ascending or sorted(found) != list(range(self.pp * self.vpp)):
             raise Bug("SCHEDULE", "not a placement of stages", found=str(self.stages))
-        object.__setattr__(self, "homes", tuple(found[s] for s in sorted(found)))
+        object.__setattr__(self, "owning_stages", tuple(found[s] for s in sorted(found)))
         object.__setattr__(self, "reached", tuple(sorted(range(self.pp), key=self.stages.__getitem__)))
 
     @property
@@ -69,8 +69,8 @@ class Schedule:
     least_pp …      sizes that it exists for, ends included
     rounds          whether micro-batches come in whole rounds of pp
     split_backward  whether input and weight gradients are actions of their own (`Inp`, `Wgt`), not one (`Bwd`)
-    overlapped           whether passes are walked in turns (`Overlapped`); the clock plays none, so no layout names
-                         such
+    overlapped      whether passes are walked in turns (`Overlapped`); the clock plays none, so no layout names
+                    such
     alternates      whether backwards begin as soon as they can, so that no more micro-batches are in flight from
                     `steady_after` on; else all forwards come first, and each micro-batch keeps as much as the last
     steady_after    (pp, vpp) -> micro-batches after which one turn more changes no list but by one more of the same

@@ -83,7 +83,7 @@ class Held(Protocol):
     @property
     def shards(self) -> int: ...
     @property
-    def replicas(self) -> tuple[int, ...]: ...
+    def replicate_ranks(self) -> tuple[int, ...]: ...
 
 
 @dataclass(slots=True)
@@ -237,7 +237,7 @@ class FsdpRule:
 
     def _has_replicas(self, bucket: int) -> bool:
         b = self.buckets[bucket]
-        return b.shards > 1 and len(b.replicas) > 1
+        return b.shards > 1 and len(b.replicate_ranks) > 1
 
 
 def upcoming(turns: Sequence[Sequence[int]]) -> list[int]:
@@ -258,7 +258,7 @@ class _Whole(NamedTuple):
     cut_parameters: bool = True
     cut_gradients: bool = False
     shards: int = 2
-    replicas: tuple[int, ...] = ()
+    replicate_ranks: tuple[int, ...] = ()
 
 
 @cache

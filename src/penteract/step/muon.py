@@ -52,13 +52,13 @@ def wires(b: Bucket, some: tuple[Matrix, ...], p: Policy) -> Iterator[Wire]:
     """What a rank that has `some` of the matrices puts on wires: the bucket there, their slices over tp, and back."""
     width = BYTES[p.products]
     if b.shards > 1:
-        yield Wire("all_gather", b.sharers, b.size * width)
+        yield Wire("all_gather", b.shard_ranks, b.size * width)
     if len(b.peers) > 1:
         yield from (Wire("all_gather", b.peers, prod(m.shape) * width) for m in some)
     if b.shards > 1:
-        yield Wire("reduce_scatter", b.sharers, b.size * width)
-    elif len(b.replicas) > 1:
-        yield Wire("all_reduce", b.replicas, b.size * width)
+        yield Wire("reduce_scatter", b.shard_ranks, b.size * width)
+    elif len(b.replicate_ranks) > 1:
+        yield Wire("all_reduce", b.replicate_ranks, b.size * width)
 
 
 def flops(b: Bucket, some: tuple[Matrix, ...]) -> Flops:

@@ -19,7 +19,7 @@ from penteract.units import Bytes
 ALIGNMENT = 512  # of a register's first byte: what kernels with wide loads ask for
 
 Span = tuple[str, str]  # the action in which a register is born, and the one in which it dies
-Moment = tuple[str, int, int]  # action, its run of instructions of one layer, instruction
+Instant = tuple[str, int, int]  # action, its run of instructions of one layer, instruction
 _Need = tuple[int, int, Bytes]  # the instructions that make and free a register, its bytes
 BORDERS = ("Recv value", "Recv gradient", "Send value", "Send gradient")  # as moments: outside of any action
 
@@ -27,8 +27,8 @@ BORDERS = ("Recv value", "Recv gradient", "Send value", "Send gradient")  # as m
 class Life(NamedTuple):
     """From when to when a register is alive."""
 
-    born: Moment
-    dies: Moment
+    born: Instant
+    dies: Instant
 
     @property
     def span(self) -> Span:
@@ -79,8 +79,8 @@ def aligned(spec: Spec, widths: Widths) -> Bytes:
 
 def lives(chunk: Chunk) -> dict[int, Life]:
     """Every register's life, in the order in which they are born."""
-    born: dict[int, Moment] = {}
-    dies: dict[int, Moment] = {}
+    born: dict[int, Instant] = {}
+    dies: dict[int, Instant] = {}
     born |= {
         r: (name, 0, 0)
         for r, name in zip((chunk.entry, chunk.exit_gradient), BORDERS[:2], strict=True)

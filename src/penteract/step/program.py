@@ -14,14 +14,14 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision import Policy, policy
 from penteract.errors import BadInput
-from penteract.model.decoder import homes, record, shared
+from penteract.model.decoder import owning_stages, record, shared
 from penteract.model.modules import check_modules
 from penteract.ops.declarations import OPS
 from penteract.ops.declarations.fp8 import check_sizes, is_coded, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.offload import ANCHORS
-from penteract.ops.params import Homes, Param
+from penteract.ops.params import OwningStages, Param
 from penteract.ops.spec import Widths
 from penteract.ops.tape import OpCall, Site
 from penteract.parallel.data import Bucket, Unit, buckets
@@ -62,7 +62,7 @@ class Program:
     chunks: tuple[Chunk, ...]
     params: tuple[Param, ...]  # of this rank
     everything: tuple[Param, ...]  # of all stages
-    homes: Homes
+    owning_stages: OwningStages
     buckets: tuple[Bucket, ...]
     actions: tuple[Compute | Overlapped | Exchange, ...]
     events: Events
@@ -155,15 +155,15 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
     # Passes forward alone run on the state of training: it has the same buckets, whatever they leave out.
     every, stages = precision.linears(whole.layers, whole.predict_ahead), range(layout.stages)
     trained = said if whole is model else [record(whole, mesh, s, sequence_length, every) for s in stages]
-    where = {n: home for (home, _), do in zip(layout.placement.homes, trained, strict=True) for n in do.params}
-    all_homes = homes(whole, layout, where)
+    where = {n: home for (home, _), do in zip(layout.placement.owning_stages, trained, strict=True) for n in do.params}
+    all_owning_stages = owning_stages(whole, layout, where)
     units = units_of([trained[s] for s in own], whole)
     mine = tuple(p for unit in units for p in unit.params)[::-1]
-    made = buckets(units, all_homes, mesh, rank, precision, optimizer_kinds=optimizer_kinds)
+    made = buckets(units, all_owning_stages, mesh, rank, precision, optimizer_kinds=optimizer_kinds)
     actions = tuple(_actions(layout, name, training)[pp_rank])
     everything = tuple({n: q for do in trained for n, q in do.params.items()}.values())
     program = Program(
-        model, mesh, rank, sequence_length, precision, chunks, mine, everything, all_homes, made, actions, {}
+        model, mesh, rank, sequence_length, precision, chunks, mine, everything, all_owning_stages, made, actions, {}
     )
     if training:
         check_sizes((op.site for c in chunks for op in c.tape.ops), pieces=2 if layout.cp > 1 else 1)

@@ -21,15 +21,15 @@ CHANCE = 16  # bytes an element of random bits while they are mixed
 
 
 def kept(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW, *, scaled: bool = False) -> Bytes:
-    """Between steps: a master where there is one, the optimizer's averages, and the scales of their blocks, for which
+    """Between steps: a master where there is one, the optimizer's moments, and the scales of their blocks, for which
     there is room too where they are `scaled`."""
-    room = len(optimizer_kind.averages) * _scales(elements) if scaled and p.moments != "int8" else 0
+    room = len(optimizer_kind.moments) * _scales(elements) if scaled and p.moments != "int8" else 0
     return sum(kept_apart(elements, p, optimizer_kind)) + room
 
 
 def kept_apart(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW) -> tuple[Bytes, ...]:
-    """The same, of each buffer: the master, the averages, their scales."""
-    n = len(optimizer_kind.averages)
+    """The same, of each buffer: the master, the moments, their scales."""
+    n = len(optimizer_kind.moments)
     master = (elements * p.widths["master"],) if p.master else ()
     scales = (_scales(elements),) * n if p.moments == "int8" else ()
     return (*master, *[elements * p.widths["moment"]] * n, *scales)
@@ -53,7 +53,7 @@ def is_sliced(p: Policy) -> bool:
 class Through:
     """The places on the device that slices of what is on the host take in turns: how many, and the elements of each.
 
-    p       has the widest averages of them
+    p       has the widest moments of them
     scaled  some have scales
     """
 
@@ -99,7 +99,7 @@ def wire_workspace(elements: int, p: Policy) -> Bytes:
 
 
 def touched(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW) -> Bytes:
-    """Read: the gradient (twice, for its norm too), the averages, the master. Written: all but the gradient, and the
+    """Read: the gradient (twice, for its norm too), the moments, the master. Written: all but the gradient, and the
     parameter where it is another."""
     w = p.widths
     moved = 2 * w["master"] + w["parameter"] if p.master else 2 * w["parameter"]

@@ -122,7 +122,7 @@ def closing(p: Outside, summing: Iterable[int]) -> Iterator[tuple[Any, ...]]:
     yield from (("widen", b) for b in summing)
     yield from (("agree", agreement) for agreement in after_backward(p))
     for b, bucket in enumerate(p.buckets):
-        if bucket.replicas[0] == p.rank:  # one rank counts each element
+        if bucket.replicate_ranks[0] == p.rank:  # one rank counts each element
             yield "measure", b
     yield "agree", totals(p)
     yield ("factors",)

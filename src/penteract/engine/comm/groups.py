@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch.distributed as dist
 
 from penteract.engine.comm.comm import Ranks
-from penteract.ops.params import Param, holders
+from penteract.ops.params import Param, reduce_ranks
 from penteract.parallel.data import shard_groups
 from penteract.parallel.matrix import peers
 from penteract.schedule.actions import Payload
@@ -73,9 +73,12 @@ def needed(p: Program) -> list[Round]:
     if lay.pp > 1:
         lines = _groups(lay.world, lambda r: mesh.group("pp", r))
         rounds += [Round(lines, what) for what in CHANNELS]
-    # A group of holders is decided by what is cut and where it lives: one look at each kind is enough. What lives on
+    # A reduce group is decided by what is cut and where it lives: one look at each kind is enough. What lives on
     # one stage is cut alike on all of them.
-    kinds = {(q.cut(mesh), q.matrix, p.homes[q.name] if len(p.homes[q.name]) > 1 else ()): q for q in p.everything}
+    kinds = {
+        (q.cut(mesh), q.matrix, p.owning_stages[q.name] if len(p.owning_stages[q.name]) > 1 else ()): q
+        for q in p.everything
+    }
     for (_, matrix, several), q in kinds.items():
         first = mesh.group("pp", 0)[several[0] if several else 0]
         for i, some in enumerate(_holding(p, q, several, first)):
@@ -89,8 +92,12 @@ def needed(p: Program) -> list[Round]:
 def _holding(p: Program, q: Param, several: tuple[int, ...], rank: int) -> tuple[Ranks, Ranks]:
     """Who share a parameter of this kind with a rank, and who have the same shard; itself where it has none."""
     here = p.mesh.coordinates(rank)["pp"]
-    homes = several or (here,)
-    return shard_groups(holders(q, homes, p.mesh, rank), p.layout, rank) if here in homes else ((rank,), (rank,))
+    owning_stages = several or (here,)
+    return (
+        shard_groups(reduce_ranks(q, owning_stages, p.mesh, rank), p.layout, rank)
+        if here in owning_stages
+        else ((rank,), (rank,))
+    )
 
 
 def axes(p: Program) -> Iterator[str]:

@@ -69,9 +69,9 @@ class Passes(NamedTuple):
 class Once(NamedTuple):
     """What happens to a rank's buckets, in seconds.
 
-    update   of all of them, after the norm is known; `measure`: of their squares, before it is
-    sums     on the busiest wire, of gradients that gather all micro-batches: none begins before the last of them
-    beside   of compute in each micro-batch, where gradients are cut; `wires`: of sums then, on each wire
+    update      of all of them, after the norm is known; `measure`: of their squares, before it is
+    sums        on the busiest wire, of gradients that gather all micro-batches: none begins before the last of them
+    beside      of compute in each micro-batch, where gradients are cut; `wires`: of sums then, on each wire
     wires_once  on each wire in a step
     """
 
@@ -192,11 +192,11 @@ class Bounds:
             if b.cut_gradients:
                 beside += n * costs.landed(b)
             if b.shards > 1:
-                (wires if b.cut_gradients else last)[b.sharers] += n * costs.on_wire("reduce_scatter", b)
+                (wires if b.cut_gradients else last)[b.shard_ranks] += n * costs.on_wire("reduce_scatter", b)
                 if not b.cut_parameters:
-                    once[b.sharers] += n * costs.on_wire("all_gather", b)
-            if len(b.replicas) > 1:
-                last[b.replicas] += n * costs.on_wire("all_reduce", b)
+                    once[b.shard_ranks] += n * costs.on_wire("all_gather", b)
+            if len(b.replicate_ranks) > 1:
+                last[b.replicate_ranks] += n * costs.on_wire("all_reduce", b)
         for ranks, seconds in last.items():
             once[ranks] += seconds
         return Once(max(update, *copies), measure, max(last.values(), default=0.0), beside, dict(wires), dict(once))
@@ -230,7 +230,7 @@ class Bounds:
         packer, costs, out = self.steps.composer.packer, self.steps.bucket_costs, defaultdict[_Ranks, Seconds](float)
         for b in packer.buckets_of(layout, unit, stage):
             if b.cut_parameters and b.shards > 1:
-                out[b.sharers] += costs.on_wire("all_gather", b)
+                out[b.shard_ranks] += costs.on_wire("all_gather", b)
         return dict(out)
 
     @tracked
@@ -293,7 +293,7 @@ class Bounds:
             return []
         amount = steps.message(layout)
         known = [steps.rates.collective("send", Span(2, 1 + across), amount) for across in (False, True)]
-        pairs = [(placement.homes[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
+        pairs = [(placement.owning_stages[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
         return [known[steps.across(layout, a, b)] for a, b in pairs]
 
 

@@ -124,7 +124,7 @@ class BucketCosts:
         role = b.gathered_as if kind == "all_gather" else "reduce"
         whole, shard = Spec((b.size,), role), Spec((b.shard_size,), role)
         ends = {"all_gather": (shard, whole), "reduce_scatter": (whole, shard), "all_reduce": (shard, shard)}[kind]
-        wire, group = counted(kind, *ends), b.replicas if kind == "all_reduce" else b.sharers
+        wire, group = counted(kind, *ends), b.replicate_ranks if kind == "all_reduce" else b.shard_ranks
         amount = wire.numel() * self.policy.widths[wire.role]
         return self.rates.collective(kind, Span.of(group, self.gpus_per_node), amount)
 

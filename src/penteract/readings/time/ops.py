@@ -156,25 +156,25 @@ class BucketOps:
         """Shards of parameters to all who share the bucket; as codes of FP8 where they travel so."""
         if b.gathered_as == "code":
             yield RUN, self._took("coded", b), DATA, names.CODE
-        yield START, self._stream(b.sharers), self._took("all_gather", b), key, names.GATHER
+        yield START, self._stream(b.shard_ranks), self._took("all_gather", b), key, names.GATHER
 
     def reduce(self, b: Bucket, key: Key) -> Iterator[Op]:
         """The sum of its gradients: to each who shares it its own shard, or all of it."""
-        if len(b.holders) == 1:
+        if len(b.reduce_ranks) == 1:
             return
         if took := self._took("narrowed", b):
             yield RUN, took, DATA, names.NARROW
-        kind, ranks = ("reduce_scatter", b.sharers) if b.shards > 1 else ("all_reduce", b.replicas)
+        kind, ranks = ("reduce_scatter", b.shard_ranks) if b.shards > 1 else ("all_reduce", b.replicate_ranks)
         yield START, self._stream(ranks), self._took(kind, b), key, names.of_sum(b)
 
     def replicate(self, b: Bucket, waited: Key, key: Key) -> Iterator[Op]:
         """The sum of a shard's gradients over its replicas."""
         before = self._took("narrowed_shard", b) if b.cut_gradients else 0
-        yield BESIDE, waited, before, self._stream(b.replicas), self._took("all_reduce", b), key, names.REPLICATE
+        yield BESIDE, waited, before, self._stream(b.replicate_ranks), self._took("all_reduce", b), key, names.REPLICATE
 
     def land(self, b: Bucket, key: Key) -> Iterator[Op]:
         """Wait for a sum of gradients that are cut, and add it to the shard's."""
-        if len(b.holders) > 1:
+        if len(b.reduce_ranks) > 1:
             yield WAIT, key, DATA, names.WAIT_GRADIENTS
         yield RUN, self._took("landed", b), DATA, names.ADD
 

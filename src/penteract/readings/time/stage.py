@@ -33,7 +33,7 @@ class Cut(NamedTuple):
     cut_parameters: bool
     cut_gradients: bool
     shards: int
-    replicas: tuple[int, ...]
+    replicate_ranks: tuple[int, ...]
 
 
 class Touched(NamedTuple):
@@ -101,7 +101,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         held = [
-            Cut(pack.unit, b.cut_parameters, b.cut_gradients, b.shards, b.replicas)
+            Cut(pack.unit, b.cut_parameters, b.cut_gradients, b.shards, b.replicate_ranks)
             for pack, b in zip(self.packs, self.buckets, strict=True)
         ]
         self.rule = FsdpRule(held, self.places)

@@ -291,7 +291,7 @@ def apart(ranks: Ranks) -> int:
 
 def _streams(ops: BucketOps, b: Bucket) -> None:
     """Of all that a bucket is moved over, so that a clock knows every stream of its ranks."""
-    for ranks in (b.sharers, b.replicas, b.peers):
+    for ranks in (b.shard_ranks, b.replicate_ranks, b.peers):
         if len(ranks) > 1:
             ops.streams.of(ranks, DATA)
 

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.config.optimizers import Average
+from penteract.config.optimizers import Moment
 from penteract.config.precision import BLOCK
 from penteract.config.run import Optimizer
 from penteract.engine import moments, stochastic_rounding
@@ -92,9 +92,9 @@ def table(places: tuple[Place, ...], n: int, seed: int) -> torch.Tensor:
     return out
 
 
-def _average(flat: Flat, kind: Average) -> tuple[torch.Tensor | None, ...]:
+def _average(flat: Flat, kind: Moment) -> tuple[torch.Tensor | None, ...]:
     """What is kept, and of codes their scales, levels and borders."""
-    kept, scales = flat.averages[kind], flat.scales.get(kind)
+    kept, scales = flat.moments[kind], flat.scales.get(kind)
     if scales is None:
         return kept, None, None, None
     code = moments.code(kept.device, signed=kind != "square")
