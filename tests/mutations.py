@@ -185,17 +185,17 @@ def padding_not_cleared(s: Subject) -> None:
     def opened(self: Run, bucket: int) -> None:
         self.written.difference_update(q.name for q in self.state.flats[bucket].bucket.params)
 
-    s.patches.enter_context(patch.object(Run, "open", opened))
+    s.patches.enter_context(patch.object(Run, "acquire_gradient_buffer", opened))
 
 
 def micro_batches_not_added(s: Subject) -> None:
-    land = Run.land
+    wait = Run.wait_reduce_scatter
 
     def last(self: Run, bucket: int) -> None:
         self.added.discard(bucket)
-        land(self, bucket)
+        wait(self, bucket)
 
-    s.patches.enter_context(patch.object(Run, "land", last))
+    s.patches.enter_context(patch.object(Run, "wait_reduce_scatter", last))
 
 
 def unit_not_gathered_again(s: Subject) -> None:

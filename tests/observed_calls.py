@@ -46,7 +46,7 @@ class Seen(NamedTuple):
     send, recv a message to or from `ranks[0]`, on the line of `name`; of a batch, all have the same number
     copy       to or from the host, of `name`
     wait       for what has this number
-    narrow, widen, land, measure, update, code   work on a bucket beside its sums and gathers
+    narrow, widen, wait_reduce_scatter, measure, update, code   work on a bucket beside its sums and gathers
 
     number     of what is started, in order, from 0
     stream     that waits with it, or does it: "compute", or "waits" beside it
@@ -224,7 +224,7 @@ def _watched(notes: _Notes) -> type[torch.Tensor]:
 
 def _landed(notes: _Notes, x: torch.Tensor, way: str) -> None:
     if not notes.inside:
-        notes.add("land", way, bucket=notes.shards[x.data_ptr()])
+        notes.add("wait_reduce_scatter", way, bucket=notes.shards[x.data_ptr()])
 
 
 @dataclass

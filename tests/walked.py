@@ -130,7 +130,7 @@ class Walked(Silent):
             if n > 0 and q.name in names:
                 yield n
 
-    def need(self, bucket: int) -> None:
+    def wait_all_gather(self, bucket: int) -> None:
         self.wait(self.flights.pop(("gather", bucket), None))
 
     def reduce(self, bucket: int) -> None:
@@ -140,9 +140,9 @@ class Walked(Silent):
             kind, ranks = ("reduce_scatter", b.shard_ranks) if b.shards > 1 else ("all_reduce", b.replicate_ranks)
             self.flights["sum", bucket] = self.start("start", kind, ranks=ranks, bytes=b.size * widths["reduce"])
 
-    def land(self, bucket: int) -> None:
+    def wait_reduce_scatter(self, bucket: int) -> None:
         self.wait(self.flights.pop(("sum", bucket)))
-        self.add("land", "add" if bucket in self.written else "write", bucket=bucket)
+        self.add("wait_reduce_scatter", "add" if bucket in self.written else "write", bucket=bucket)
         self.written.add(bucket)
 
     def replicate(self, bucket: int) -> None:

@@ -97,11 +97,12 @@ def twice(run: Run, bucket: int) -> None:
     REAL["measure"](run, bucket)
 
 
-REAL = {name: getattr(Run, name) for name in ("need", "measure", "update")}
+REAL = {name: getattr(Run, name) for name in ("wait_all_gather", "measure", "update")}
 
 
 @pytest.mark.parametrize(
-    ("question", "fault"), [("need", late), ("need", unbidden), ("measure", twice), ("update", late)]
+    ("question", "fault"),
+    [("wait_all_gather", late), ("wait_all_gather", unbidden), ("measure", twice), ("update", late)],
 )
 def test_what_is_not_in_its_place_is_seen(question: str, fault: Callable[[Run, int], None]) -> None:
     case = Case(replace(DENSE, layers=4), Layout(dp=2, zero=3))

@@ -33,7 +33,8 @@ NODE = cluster("8xH100")
 NARROW = replace(RECIPES["bf16"], reduce="bf16")
 PRECISIONS = [RECIPES["fp64"], RECIPES["bf16"], NARROW]
 OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 2))]
-WORK = {"narrow": "narrow gradients", "widen": "widen gradients", "land": "add gradients", "measure": "squares",
+WORK = {"narrow": "narrow gradients", "widen": "widen gradients", "wait_reduce_scatter": "add gradients",
+"measure": "squares",
         "update": "update", "code": "code"}  # fmt: skip
 BESIDE_NOTES = {"largest weights", "orthogonalise"}  # computed by what an observer takes for one thing
 Event = tuple[Any, ...]

@@ -43,9 +43,9 @@ class Named:
         with record_function(names.WAIT_STAGE):
             self.run.arrive(slot, register)
 
-    def need(self, bucket: int) -> None:
+    def wait_all_gather(self, bucket: int) -> None:
         with record_function(names.WAIT_PARAMETERS):
-            self.run.need(bucket)
+            self.run.wait_all_gather(bucket)
 
     def gather(self, bucket: int) -> None:
         with record_function(names.GATHER):
@@ -55,9 +55,9 @@ class Named:
         with record_function(names.of_sum(self.run.p.buckets[bucket])):
             self.run.reduce(bucket)
 
-    def land(self, bucket: int) -> None:
+    def wait_reduce_scatter(self, bucket: int) -> None:
         with record_function(names.ADD):
-            self.run.land(bucket)
+            self.run.wait_reduce_scatter(bucket)
 
     def replicate(self, bucket: int) -> None:
         with record_function(names.REPLICATE):

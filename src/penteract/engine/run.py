@@ -178,7 +178,7 @@ class Run:
             self.comm.finish(work)
         self.sends.clear()
 
-    def open(self, bucket: int) -> None:
+    def acquire_gradient_buffer(self, bucket: int) -> None:
         """What lies there is of others: first writers overwrite it, and padding is cleared."""
         flat = self.state.flats[bucket]
         self.written.difference_update(q.name for q in flat.bucket.params)
@@ -197,7 +197,7 @@ class Run:
         else:
             self.reducing[bucket] = self.comm.sum(flat.bucket.replicate_ranks, wire)
 
-    def land(self, bucket: int) -> None:
+    def wait_reduce_scatter(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
         self.comm.finish(self.reducing.pop(bucket))
         landed = flat.landed(self.wire)
@@ -255,7 +255,7 @@ class Run:
             own = self.state.codes.put(flat.bucket, flat.shard, flat.parameter)
         self.gathering[bucket] = self.comm.start("all_gather", flat.bucket.shard_ranks, own, flat.parameter, {})
 
-    def need(self, bucket: int) -> None:
+    def wait_all_gather(self, bucket: int) -> None:
         self.comm.finish(self.gathering.pop(bucket, None))
 
     def settle_parameters(self) -> None:

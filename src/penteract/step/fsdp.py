@@ -20,7 +20,7 @@ from penteract.errors import Bug
 from penteract.parallel.data import NONE
 from penteract.step.ring import PLACES
 
-Question = Literal["gather", "need", "open", "reduce", "land", "replicate"]
+Question = Literal["gather", "wait_all_gather", "acquire_gradient_buffer", "reduce", "wait_reduce_scatter", "replicate"]
 Event = tuple[Question, int]  # what to ask a reading about which bucket
 At = Any  # where an instruction stands in its action: ordered
 
@@ -140,7 +140,7 @@ class FsdpRule:
         around = _Around()
         there, gathering, turn = self._gathers(around, left, passing.turns, following)
         for at, b in due.needs:
-            around.before[at].append(("need", b))
+            around.before[at].append(("wait_all_gather", b))
         replicating = self._whole_sums(around, left.replicating, due.sums)
         leaving = self._cut_sums(around, left.leaving, passing.writes, last)
         return around.before, around.after, Left(there, gathering, turn, leaving, replicating)
@@ -157,7 +157,7 @@ class FsdpRule:
             events.append(("replicate", waiting))
         leaving = {b for some in left.leaving for b, _ in some}
         for b in sorted(leaving, key=lambda b: (written(b), b)):
-            self._land(events, b, last=True)
+            self._wait_reduce_scatter(events, b, last=True)
         return events
 
     # ---- parameters ------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class FsdpRule:
                     before.extend(("gather", b) for b in self.cut[unit])
             if now in gathering:
                 gathering.remove(now)
-                before.extend(("need", b) for b in self.cut[now])
+                before.extend(("wait_all_gather", b) for b in self.cut[now])
         return tuple(there), frozenset(gathering), turns[-1][1]
 
     # ---- gradients -------------------------------------------------------------------------------------------
@@ -216,9 +216,9 @@ class FsdpRule:
                     if tenant[place] != NONE and closed[other] > at:
                         raise Bug("BUCKET", f"bucket {other} is still written at {closed[other]} when its place is "
                                   f"taken at {at}")  # fmt: skip
-                    self._land(around.before[at], other, last=done)
+                    self._wait_reduce_scatter(around.before[at], other, last=done)
                 leaving[place], tenant[place] = [], unit
-            around.before[at].append(("open", b))
+            around.before[at].append(("acquire_gradient_buffer", b))
             around.after[until].append(("reduce", b))
             leaving[place].append((b, last(b)))
         return tuple(map(tuple, leaving))
@@ -230,8 +230,8 @@ class FsdpRule:
         events.append(("reduce", bucket))
         return bucket if self._has_replicas(bucket) else NONE
 
-    def _land(self, events: list[Event], bucket: int, *, last: bool) -> None:
-        events.append(("land", bucket))
+    def _wait_reduce_scatter(self, events: list[Event], bucket: int, *, last: bool) -> None:
+        events.append(("wait_reduce_scatter", bucket))
         if last and self._has_replicas(bucket):
             events.append(("replicate", bucket))
 

@@ -40,16 +40,16 @@ class Reading(Protocol):
     def settle(self) -> None:
         """Wait until all that was sent has left: right before more is, so that nothing waits for a send meanwhile."""
 
-    def need(self, bucket: int) -> None:
+    def wait_all_gather(self, bucket: int) -> None:
         """Wait until a bucket's parameters are whole."""
 
-    def open(self, bucket: int) -> None:
+    def acquire_gradient_buffer(self, bucket: int) -> None:
         """Give gradients of a bucket, that are whole in one action alone, their place."""
 
     def reduce(self, bucket: int) -> None:
         """Put the sum of a bucket's gradients on the wire: to each who shares it its own shard, or all of it."""
 
-    def land(self, bucket: int) -> None:
+    def wait_reduce_scatter(self, bucket: int) -> None:
         """Wait for a sum of gradients that are cut, and add it to the shard's."""
 
     def replicate(self, bucket: int) -> None:
@@ -89,10 +89,10 @@ class Silent:
     def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None: ...
     def arrive(self, slot: Slot, register: int) -> None: ...
     def settle(self) -> None: ...
-    def need(self, bucket: int) -> None: ...
-    def open(self, bucket: int) -> None: ...
+    def wait_all_gather(self, bucket: int) -> None: ...
+    def acquire_gradient_buffer(self, bucket: int) -> None: ...
     def reduce(self, bucket: int) -> None: ...
-    def land(self, bucket: int) -> None: ...
+    def wait_reduce_scatter(self, bucket: int) -> None: ...
     def replicate(self, bucket: int) -> None: ...
     def after(self, action: Compute | Overlapped | Exchange) -> None: ...
     def widen(self, bucket: int) -> None: ...
@@ -171,21 +171,21 @@ def _actions(p: Program, reading: Reading, *, counted: bool) -> list[int]:
 def _ask(p: Program, reading: Reading, events: tuple[Event, ...], flying: dict[int, None]) -> None:
     """`flying`: buckets whose sum is on the wire, the last one that was put there last."""
     for question, bucket in events:
-        if question in ("reduce", "land", "replicate"):
+        if question in ("reduce", "wait_reduce_scatter", "replicate"):
             flying.pop(bucket, None)
-            if question != "land" and p.buckets[bucket].summed:
+            if question != "wait_reduce_scatter" and p.buckets[bucket].summed:
                 flying[bucket] = None
         match question:
             case "gather":
                 reading.gather(bucket)
-            case "need":
-                reading.need(bucket)
-            case "open":
-                reading.open(bucket)
+            case "wait_all_gather":
+                reading.wait_all_gather(bucket)
+            case "acquire_gradient_buffer":
+                reading.acquire_gradient_buffer(bucket)
             case "reduce":
                 reading.reduce(bucket)
-            case "land":
-                reading.land(bucket)
+            case "wait_reduce_scatter":
+                reading.wait_reduce_scatter(bucket)
             case "replicate":
                 reading.replicate(bucket)
 

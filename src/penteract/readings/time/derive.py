@@ -165,12 +165,12 @@ class _Derivation:
             k, pos = int(at[0]), int(at[1])
             unit = through.units[k]
             for event in events:
-                if event[0] == "need" and not stage.buckets[event[1]].cut_parameters:
+                if event[0] == "wait_all_gather" and not stage.buckets[event[1]].cut_parameters:
                     beside[k].append((pos, when, self._number(("p", 0, 0, len(needs[k])))))
                     needs[k] += (event[1],)
-                elif event[0] != "open":
+                elif event[0] != "acquire_gradient_buffer":
                     beside[k].append((pos, when, self._event(event, unit)))
-                    if event[0] in ("reduce", "replicate", "land") and stage.buckets[event[1]].summed:
+                    if event[0] in ("reduce", "replicate", "wait_reduce_scatter") and stage.buckets[event[1]].summed:
                         sums.append(event)
         if through.arrives != NEVER:  # after what happens to buckets, right before it is read
             beside[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
@@ -188,7 +188,7 @@ class _Derivation:
     def _event(self, event: Event, unit: int) -> int:
         """What happens to a bucket in a segment of `unit`, as a number of ops."""
         question, b = event
-        own, number = self._gathered(b) if question in ("gather", "need") else self.home[b]
+        own, number = self._gathered(b) if question in ("gather", "wait_all_gather") else self.home[b]
         key = (question, id(self.stage.buckets[b]), own - unit, number)
         found = self.shared.made.get(key)
         return self._number(key, b) if found is None else found
@@ -211,7 +211,7 @@ class _Derivation:
         match question:
             case "gather":
                 return list(make.gather(bucket, ("g", away, number)))
-            case "need":
+            case "wait_all_gather":
                 return [(WAIT, ("g", away, number), DATA, names.WAIT_PARAMETERS)]
             case "p":
                 return [(WAIT, ("p", 0, number), DATA, names.WAIT_PARAMETERS)]
@@ -219,8 +219,8 @@ class _Derivation:
                 return [(WAIT, MESSAGE, PIPELINE, names.WAIT_STAGE)]
             case "reduce":
                 return list(make.reduce(bucket, ("r", away, number)))
-            case "land":
-                return list(make.land(bucket, ("r", away, number)))
+            case "wait_reduce_scatter":
+                return list(make.wait_reduce_scatter(bucket, ("r", away, number)))
             case _:
                 return list(make.replicate(bucket, ("r", away, number), ("r", away, number)))
 
@@ -228,7 +228,7 @@ class _Derivation:
         """Keep which sums are on the wire."""
         for question, b in events:
             self.summing.pop(b, None)
-            if question != "land" and self.stage.buckets[b].summed:
+            if question != "wait_reduce_scatter" and self.stage.buckets[b].summed:
                 self.summing[b] = ("r", *self.home[b])
 
     # ---- outside of the actions ------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ class BucketOps:
         before = self._took("narrowed_shard", b) if b.cut_gradients else 0
         yield BESIDE, waited, before, self._stream(b.replicate_ranks), self._took("all_reduce", b), key, names.REPLICATE
 
-    def land(self, b: Bucket, key: Key) -> Iterator[Op]:
+    def wait_reduce_scatter(self, b: Bucket, key: Key) -> Iterator[Op]:
         """Wait for a sum of gradients that are cut, and add it to the shard's."""
         if len(b.reduce_ranks) > 1:
             yield WAIT, key, DATA, names.WAIT_GRADIENTS
