@@ -24,7 +24,7 @@ import oracle
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.engine.comm.distributed import Distributed
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Arena
@@ -59,7 +59,7 @@ CASES = [
 ]
 
 
-def one_step(p: Program, rank: Rank, groups: Groups) -> Run:
+def one_step(p: Program, rank: Rank, groups: ProcessGroups) -> Run:
     """Compile, feed, walk."""
     groups.make(needed(p))
     state = allocate(p, rank.device)
@@ -101,7 +101,7 @@ def worst(p: Program, run: Run) -> tuple[float, float]:
 
 def main(out: Path, commit: str) -> None:
     torch.set_grad_enabled(False)
-    rank, groups, rows = join(os.environ, "auto"), Groups(), list[dict[str, Any]]()
+    rank, groups, rows = join(os.environ, "auto"), ProcessGroups(), list[dict[str, Any]]()
     for m, layout in CASES:
         p = compile_step(m, layout, 16, rank=rank.number, precision="fp64")
         begun = time.perf_counter()

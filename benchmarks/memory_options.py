@@ -39,7 +39,7 @@ from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSp
 from penteract.engine import trainer as engine
 from penteract.engine.data import open_samples, open_tokenizer
 from penteract.engine.rank import Rank, join
-from penteract.engine.state import State, fill
+from penteract.engine.state import TrainingState, fill
 from penteract.readings.estimator import Estimator
 from penteract.step.program import Program
 from penteract.units import gib
@@ -92,7 +92,7 @@ CASES: Mapping[str, list[Case]] = {
 }  # fmt: skip
 
 
-def drawn_on_device(p: Program, state: State, seed: int) -> None:
+def drawn_on_device(p: Program, state: TrainingState, seed: int) -> None:
     """Weights by name and by the place of a piece, drawn where they are kept. In fp32: master weights that begin where bf16
     has a number would lose their first small updates when they are rounded."""
 

@@ -37,7 +37,7 @@ from penteract.engine.dtypes import dtype_of
 from penteract.engine.optimizer import AdamW
 from penteract.engine.scaling import LossScale
 from penteract.engine.state import Flat
-from penteract.engine.stochastic_rounding import Place
+from penteract.engine.stochastic_rounding import ParameterSlice
 from penteract.engine.storages import Storages
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket
@@ -60,7 +60,7 @@ def shard(n: int, policy: Policy, device: torch.device) -> Flat:
     """A matrix of normal numbers, its moments zero."""
     width = min(WIDTH, n)
     q = Param("w", (n // width + 1, 2 * width), (Shard(1, "tp"),))
-    places = (Place.of(q, Mesh(Layout(tp=2)), 1, at=0, begin=0, count=n),) if policy.stochastic else ()
+    places = (ParameterSlice.of(q, Mesh(Layout(tp=2)), 1, at=0, begin=0, count=n),) if policy.stochastic else ()
     parameter = (torch.randn(n, device=device) * 0.02).to(dtype_of("parameter", policy))
     master = parameter.to(dtype_of("master", policy)) if policy.master else parameter
     moments = {kind: torch.zeros(n, dtype=dtype_of("moment", policy), device=device) for kind in ("mean", "square")}

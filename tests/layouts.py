@@ -21,13 +21,13 @@ from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision import Policy
 from penteract.engine.comm.distributed import Gloo
-from penteract.engine.comm.groups import Groups, Round, needed
+from penteract.engine.comm.groups import ProcessGroups, Round, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Arena, Fresh
 from penteract.engine.run import Run
-from penteract.engine.state import Piece, allocate, initialise
+from penteract.engine.state import ParameterPart, allocate, initialise
 from penteract.readings.load import Recorded
 from penteract.readings.price import Price, price
 from penteract.schedule.registry import ScheduleName
@@ -110,13 +110,13 @@ Mutation = Callable[[Subject], None]
 Reference = tuple[dict[str, torch.Tensor], dict[str, float]]
 
 
-def reference(rank: int, groups: Groups, case: Case) -> Reference:
+def reference(rank: int, groups: ProcessGroups, case: Case) -> Reference:
     """The oracle's gradients and losses for the first batch, in float64."""
     lay = case.layout
     return made_once(rank, groups, lay, lambda: _reference(case.model, case.sequence_length, lay.global_batch_size))
 
 
-def made_once(rank: int, groups: Groups, layout: Layout, make: Callable[[], Any]) -> Any:
+def made_once(rank: int, groups: ProcessGroups, layout: Layout, make: Callable[[], Any]) -> Any:
     """What the last rank of a layout makes, for all of them."""
     everyone = tuple(range(layout.world))
     groups.make([Round((everyone,))])
@@ -150,7 +150,7 @@ def steer(biases: dict[str, torch.Tensor]) -> None:
         b[0], b[-1] = -10.0, 0.2
 
 
-def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = None) -> Verdict:
+def run_case(rank: int, groups: ProcessGroups, case: Case, mutate: Mutation | None = None) -> Verdict:
     """One step of `case` on this rank."""
     p = case.compile(rank)
     groups.make(needed(p))
@@ -169,7 +169,9 @@ def run_case(rank: int, groups: Groups, case: Case, mutate: Mutation | None = No
     return verdict
 
 
-def _step(subject: Subject, groups: Groups, load: Mapping[tuple[int, int], int] | None = None) -> tuple[Run, Verdict]:
+def _step(
+    subject: Subject, groups: ProcessGroups, load: Mapping[tuple[int, int], int] | None = None
+) -> tuple[Run, Verdict]:
     """Walk the step under observation; what is observed against its price. `load`: what an earlier walk received."""
     run = _prepare(subject.program, groups, subject.kernels)
     wires, watched, prices = Wires(run.p.rank), Watched(), _Prices(subject.priced, run, load or {})
@@ -188,7 +190,7 @@ def _step(subject: Subject, groups: Groups, load: Mapping[tuple[int, int], int] 
     return run, verdict
 
 
-def _prepare(p: Program, groups: Groups, kernels: dict[str, TorchKernel]) -> Run:
+def _prepare(p: Program, groups: ProcessGroups, kernels: dict[str, TorchKernel]) -> Run:
     state = allocate(p, CPU)
     initialise(p, state, 0)
     steer(state.biases)
@@ -240,7 +242,7 @@ def _settled(watched: Watched, expected: int) -> int:
 
 
 def _compare_values(
-    p: Program, want: Reference, gradients: list[Piece], losses: dict[str, float], verdict: Verdict
+    p: Program, want: Reference, gradients: list[ParameterPart], losses: dict[str, float], verdict: Verdict
 ) -> None:
     for piece in gradients:
         q = piece.param
@@ -272,7 +274,7 @@ def _compare_bytes(priced: Price, wires: Wires, watched: Watched, alive: list[in
             yield "kept", f"after {action}: priced {expected}, alive {observed}"
 
 
-def _in_arena(p: Program, groups: Groups) -> Run:
+def _in_arena(p: Program, groups: ProcessGroups) -> Run:
     """The step with every register at its planned place, unobserved."""
     run = _prepare(p, groups, dict(REFERENCE))
     run.memory = Arena(plan_arena(p), p.precision, CPU)

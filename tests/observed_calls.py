@@ -21,7 +21,7 @@ from layouts import CPU, Case
 from penteract.config.run import Optimizer
 from penteract.engine import device
 from penteract.engine import run as run_module
-from penteract.engine.comm.fake import Fake
+from penteract.engine.comm.fake import FakeComm
 from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
@@ -29,7 +29,7 @@ from penteract.engine.memory import Fresh
 from penteract.engine.muon import Muon
 from penteract.engine.optimizer import AdamW
 from penteract.engine.run import Run
-from penteract.engine.state import State, allocate
+from penteract.engine.state import TrainingState, allocate
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 from penteract.step.program import Program
@@ -80,8 +80,8 @@ def observation(p: Program, *, counted: bool = True) -> Observation:
     notes = _Notes(p.rank)
     with notes.watching():
         state = allocate(p, CPU)
-        comm = Fake(p.rank, notes)
-        run = Run(p, state, comm, _bodies(notes), _Zeros(p.precision, CPU), fake=device.Fake(notes))
+        comm = FakeComm(p.rank, notes)
+        run = Run(p, state, comm, _bodies(notes), _Zeros(p.precision, CPU), fake=device.FakeDevice(notes))
         said = (Optimizer(), CPU, 0, state.scaling)
         muon = any(b.optimizer_kind.by_matrix for b in p.buckets)
         made = Muon(*said, comm=comm, policy=p.precision) if muon else AdamW(*said)
@@ -110,7 +110,7 @@ class _Notes:
     host: set[int] = field(default_factory=set)  # storages that are there
     inside: int = 0  # of something that has been written down as a whole
 
-    def know(self, state: State, run: Run) -> None:
+    def know(self, state: TrainingState, run: Run) -> None:
         """What addresses and identities mean."""
         for i, flat in enumerate(state.flats):
             self.shards[flat.own_gradient.data_ptr()] = i

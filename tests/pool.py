@@ -32,9 +32,9 @@ def _serve(rank: int, world: int, port: int, inbox: Any, outbox: Any) -> None:
     torch.set_num_interop_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
-    from penteract.engine.comm.groups import Groups
+    from penteract.engine.comm.groups import ProcessGroups
 
-    groups = Groups()
+    groups = ProcessGroups()
     while (job := inbox.get()) is not None:
         function, arguments, others = job
         _keep_count(rank, others)

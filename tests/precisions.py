@@ -15,7 +15,7 @@ from penteract.config.precision import RECIPES, Policy
 from penteract.config.run import Data, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.rank import Rank
-from penteract.engine.state import State
+from penteract.engine.state import TrainingState
 from penteract.engine.trainer import Outcome, Trainer
 
 SMALL = ModelSpec(
@@ -74,7 +74,7 @@ class Small:
         self.trainer = Trainer.build(self.spec, Rank(0, 1, torch.device("cpu"), None))  # type: ignore[arg-type]
 
     @property
-    def state(self) -> State:
+    def state(self) -> TrainingState:
         return self.trainer.state
 
     @torch.no_grad()  # as a run does, and without a word to the tests that follow
@@ -85,7 +85,7 @@ class Small:
         return [self.step(n).loss for n in range(1, self.steps + 1)]
 
 
-def kept(state: State, *, whole: bool = True) -> list[torch.Tensor]:
+def kept(state: TrainingState, *, whole: bool = True) -> list[torch.Tensor]:
     """Copies of all that an update may move, as bits; unless `whole`, of parameters the rank's own alone."""
     flats = [(f, f.parameter if whole else f.own_parameter) for f in state.flats]
     tensors = [t for f, own in flats for t in (own, f.master, *f.moments.values(), *f.scales.values())]

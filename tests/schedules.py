@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 from layouts import Case, Verdict, run_case
-from penteract.engine.comm.groups import Groups
+from penteract.engine.comm.groups import ProcessGroups
 from penteract.schedule.actions import Compute, ComputeList
 from penteract.schedule.gpipe import ALL_FORWARD
 from penteract.schedule.interleaved import INTERLEAVED
@@ -62,7 +62,7 @@ def registered() -> Iterator[None]:
             del SCHEDULES[s.name]
 
 
-def run_registered(rank: int, groups: Groups, case: Case) -> Verdict:
+def run_registered(rank: int, groups: ProcessGroups, case: Case) -> Verdict:
     """`run_case` on a rank of the pool, which is a process of its own."""
     with registered():
         return run_case(rank, groups, case)

@@ -9,7 +9,7 @@ import torch
 from layouts import CPU, Case
 from penteract.config.run import Optimizer
 from penteract.engine.comm.distributed import Gloo
-from penteract.engine.comm.groups import Groups
+from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.feed import constants, micro_batch, samples_of, target_count
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Fresh
@@ -24,7 +24,7 @@ from samples import sample
 OPTIMIZER = Optimizer(learning_rate=1e-2, weight_decay=0.1, clip_norm=0.5)
 
 
-def trainer(case: Case, p: Program, groups: Groups) -> Run:
+def trainer(case: Case, p: Program, groups: ProcessGroups) -> Run:
     """One rank in float64, with AdamW, or Muon where the case has it move matrices."""
     state = allocate(p, CPU)
     initialise(p, state, 0)

@@ -10,7 +10,7 @@ import pytest
 
 from penteract.cli.budget import settle_budget
 from penteract.config.layout import Layout
-from penteract.config.recompute import NONE, Budget
+from penteract.config.recompute import NONE, MemoryBudget
 from penteract.config.resolve import resolve
 from penteract.config.write import to_toml
 
@@ -39,7 +39,7 @@ def test_it_is_chosen_anew_for_the_layout_that_goes_on(tell: Tell, started: Call
     assert tell("train", *BUDGET).code == 0
     again, fresh = (call["resolved"].run.layout for call in started)
     assert recomputed(again) == recomputed(fresh) and again.recompute != NONE
-    assert started[0]["resolved"].budget == Budget(allocated=int(0.05 * 2**30))
+    assert started[0]["resolved"].budget == MemoryBudget(allocated=int(0.05 * 2**30))
     less = tell("train", "--resume", run, "--parallel.tp", "1", "--memory.budget_gib", "0.03")
     assert less.code == 2 and "no recomputation keeps so little · memory.budget_gib" in less.err
 
@@ -60,12 +60,17 @@ def test_a_run_file_holds_the_budget_and_the_choice(layout: str, tmp_path: Path)
         (["--memory.recompute", "none"], NONE, None),
         (["--memory.recompute", "full"], ("*",), None),
         (["--memory.recompute", "swiglu"], ("swiglu",), None),
-        (["--memory.budget", "1"], NONE, Budget(1.0)),
-        (["--memory.budget_gib", "1"], NONE, Budget(allocated=2**30)),
+        (["--memory.budget", "1"], NONE, MemoryBudget(1.0)),
+        (["--memory.budget_gib", "1"], NONE, MemoryBudget(allocated=2**30)),
     ],
 )
 def test_the_command_line_has_the_last_word(
-    words: list[str], recompute: tuple[str, ...], budget: Budget | None, tell: Tell, started: Calls, tmp_path: Path
+    words: list[str],
+    recompute: tuple[str, ...],
+    budget: MemoryBudget | None,
+    tell: Tell,
+    started: Calls,
+    tmp_path: Path,
 ) -> None:
     run = a_run(tmp_path / "runs" / "a", *BUDGET)
     assert resolve(run / "run.toml").run.layout.recompute_first  # two sets of words were chosen

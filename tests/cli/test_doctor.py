@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 import torch
 
-from penteract.engine.doctor.machine import Disk, Gpus, Host, Limits, Machine, Torch, Use
+from penteract.engine.doctor.machine import Disk, Gpus, Host, HostReport, ProcessLimits, Torch, Use
 from penteract.engine.doctor.probe import here
 
 Tell = Callable[..., Any]
 
-SOUND = Machine(
+SOUND = HostReport(
     host=Host(system="Linux", python="3.11", cores=4, allowed=4, memory=2**34, available=2**34, shm=2**34),
     gpus=Gpus(),
     torch=Torch(version="2.13.0", gloo=True, device="cpu"),
     disk=Disk(folder="runs", asked="/runs", free=2**40, total=2**40, speed=1e9),
-    limits=Limits(),
+    limits=ProcessLimits(),
     use=Use(ranks=1, threads=4),
 )
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], list[tuple[Any, ...]]]:
+def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[HostReport], list[tuple[Any, ...]]]:
     """Puts a described machine in the place of this one; gives what was asked of it."""
 
-    def put(machine: Machine) -> list[tuple[Any, ...]]:
+    def put(machine: HostReport) -> list[tuple[Any, ...]]:
         asked: list[tuple[Any, ...]] = []
         monkeypatch.setattr(here, "this_machine", lambda *words: asked.append(words) or machine)
         return asked
@@ -38,7 +38,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[[Machine], list[tuple[Any,
     return put
 
 
-def test_a_run_can_start(tell: Tell, seen: Callable[[Machine], list[Any]]) -> None:
+def test_a_run_can_start(tell: Tell, seen: Callable[[HostReport], list[Any]]) -> None:
     asked = seen(SOUND)
     said = tell("doctor")
     assert (said.code, said.err) == (0, "")
@@ -55,7 +55,7 @@ def test_help_says_what_its_exit_code_means(tell: Tell) -> None:
     assert "2 when something is bad" in " ".join(said.out.split())
 
 
-def test_without_torch_it_says_what_to_install(tell: Tell, seen: Callable[[Machine], list[Any]]) -> None:
+def test_without_torch_it_says_what_to_install(tell: Tell, seen: Callable[[HostReport], list[Any]]) -> None:
     seen(replace(SOUND, torch=None))
     said = tell("doctor")
     assert said.code == 2
@@ -63,7 +63,7 @@ def test_without_torch_it_says_what_to_install(tell: Tell, seen: Callable[[Machi
     assert said.out.endswith("bad: 1, note: 1. Nothing can be trained as it is.\n")
 
 
-def test_json(tell: Tell, seen: Callable[[Machine], list[Any]]) -> None:
+def test_json(tell: Tell, seen: Callable[[HostReport], list[Any]]) -> None:
     seen(replace(SOUND, disk=replace(SOUND.disk, error="Read-only file system", speed=None)))
     said = tell("doctor", "--json")
     given = json.loads(said.out)
@@ -72,7 +72,9 @@ def test_json(tell: Tell, seen: Callable[[Machine], list[Any]]) -> None:
     assert given["machine"]["host"]["cores"] == 4
 
 
-def test_ranks_of_a_launcher(tell: Tell, seen: Callable[[Machine], list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_launcher(
+    tell: Tell, seen: Callable[[HostReport], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = seen(SOUND)
     place = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     for name, value in (place | {"LOCAL_WORLD_SIZE": "8"}).items():

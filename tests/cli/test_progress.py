@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from penteract import plan
-from penteract.cli.progress import AFTER, Line, sentence
+from penteract.cli.progress import AFTER, ProgressLine, sentence
 from penteract.planner.plan import NOT_REACHED
 from penteract.planner.progress import EVERY, Progress, Pulse, Stopped
 
@@ -51,7 +51,7 @@ def test_a_line_is_shown_after_two_seconds_and_leaves_nothing() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=200)
     clock = ticking(AFTER / 2)
-    with Line(shown=True, console=console, clock=clock) as line:
+    with ProgressLine(shown=True, console=console, clock=clock) as line:
         line(progress(1.0))
         assert screen.getvalue() == ""
         line(progress(2.0))
@@ -61,7 +61,7 @@ def test_a_line_is_shown_after_two_seconds_and_leaves_nothing() -> None:
 
 def test_nothing_is_shown_where_nobody_sees_it() -> None:
     screen = io.StringIO()
-    with Line(shown=False, console=Console(file=screen, force_terminal=True), clock=ticking(AFTER)) as line:
+    with ProgressLine(shown=False, console=Console(file=screen, force_terminal=True), clock=ticking(AFTER)) as line:
         line(progress(10.0))
     assert screen.getvalue() == ""
 

@@ -12,13 +12,13 @@ import pytest
 from penteract.engine.doctor.finding import Finding, numbered
 from penteract.engine.doctor.machine import (
     Disk,
-    Gpu,
     Gpus,
+    GpuState,
     Host,
-    Limits,
-    Machine,
+    HostReport,
     Package,
     Port,
+    ProcessLimits,
     Torch,
     TorchDevice,
     Use,
@@ -28,19 +28,19 @@ from penteract.engine.doctor.software import compiled, older
 from penteract.units import GIB, MIB
 
 PACKAGES = tuple(Package(name=n, found="9.9") for n in ("torch", "numpy", "safetensors", "tokenizers", "datasets"))
-LAPTOP = Machine(
+LAPTOP = HostReport(
     host=Host(
         system="Linux 6.1", python="3.11.7", cores=8, allowed=8, memory=16 * GIB, available=12 * GIB, shm=8 * GIB
     ),
     gpus=Gpus(why=""),
     torch=Torch(version="2.13.0+cpu", gloo=True, device="cpu", threads=8),
     disk=Disk(folder="runs", asked="/home/a/runs", free=200 * GIB, total=500 * GIB, speed=1e9, kind="ext4"),
-    limits=Limits(nofile=(65536, 65536), memlock=(-1, -1), nproc=(-1, -1)),
+    limits=ProcessLimits(nofile=(65536, 65536), memlock=(-1, -1), nproc=(-1, -1)),
     packages=PACKAGES,
     interfaces=("lo", "eth0"),
     use=Use(ranks=1, threads=8),
 )
-H200 = Gpu(
+H200 = GpuState(
     index=0, name="NVIDIA H200", memory=140 * GIB, free=139 * GIB, capability=(9, 0), power_limit=700.0,
     power_default=700.0, clock=345, clock_most=1980, ecc=True, corrected=0, uncorrected=0, persistence=True, mig=False,
     processes=(), links=18, links_down=0,
@@ -63,7 +63,7 @@ NODE = replace(
 )  # fmt: skip
 
 
-def told(it: Machine, *states: str) -> list[Finding]:
+def told(it: HostReport, *states: str) -> list[Finding]:
     return [f for f in examine(it) if f.state in (states or ("warn", "bad"))]
 
 
@@ -72,17 +72,17 @@ def only(found: Sequence[Finding]) -> Finding:
     return found[0]
 
 
-def with_gpu(it: Machine, index: int, **changes: Any) -> Machine:
+def with_gpu(it: HostReport, index: int, **changes: Any) -> HostReport:
     devices = tuple(replace(g, **changes) if g.index == index else g for g in it.gpus.devices)
     return replace(it, gpus=replace(it.gpus, devices=devices))
 
 
-def with_environment(it: Machine, **variables: str) -> Machine:
+def with_environment(it: HostReport, **variables: str) -> HostReport:
     return replace(it, environment=variables)
 
 
 @pytest.mark.parametrize("it", [LAPTOP, NODE])
-def test_nothing_is_wrong_with_a_sound_machine(it: Machine) -> None:
+def test_nothing_is_wrong_with_a_sound_machine(it: HostReport) -> None:
     assert told(it) == []
     assert can_train(examine(it))
 
@@ -219,7 +219,7 @@ def test_gpus_that_do_not_reach_each_other() -> None:
 
 def test_questions_stay_open_where_no_tool_is() -> None:
     """Only torch tells: no word of ECC, power or NVLink, and what would answer."""
-    bare = tuple(Gpu(index=i, name="NVIDIA H200", memory=140 * GIB, capability=(9, 0)) for i in range(2))
+    bare = tuple(GpuState(index=i, name="NVIDIA H200", memory=140 * GIB, capability=(9, 0)) for i in range(2))
     peers = (("X", "P2P"), ("P2P", "X"))
     why = "nvidia-ml-py and nvidia-smi are absent"
     it = replace(NODE, gpus=Gpus(source="torch", why=why, loaded=True, devices=bare, matrix=peers))
@@ -233,7 +233,7 @@ def test_questions_stay_open_where_no_tool_is() -> None:
 
 
 def test_limits() -> None:
-    low = Limits(nofile=(1024, 524288), memlock=(8 * MIB, 8 * MIB), nproc=(-1, -1), tasks=512)
+    low = ProcessLimits(nofile=(1024, 524288), memlock=(8 * MIB, 8 * MIB), nproc=(-1, -1), tasks=512)
     assert [f.fix.split(",")[0] for f in told(replace(NODE, limits=low))] == [
         "ulimit -n 65536", "ulimit -l unlimited", "ulimit -u unlimited",
     ]  # fmt: skip
@@ -290,7 +290,7 @@ def test_json_is_what_the_table_documents() -> None:
     assert list(given) == ["schema", "version", "can_train", "findings", "machine"]
     assert given["can_train"] is False
     assert {tuple(row) for row in given["findings"]} == {("area", "what", "state", "fix")}
-    assert set(given["machine"]) == {f.name for f in fields(Machine)}
+    assert set(given["machine"]) == {f.name for f in fields(HostReport)}
 
 
 def test_numbers_for_people() -> None:

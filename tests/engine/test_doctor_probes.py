@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penteract.engine import rank
-from penteract.engine.doctor.machine import Gpu, Port, Torch, TorchDevice, Use
+from penteract.engine.doctor.machine import GpuState, Port, Torch, TorchDevice, Use
 from penteract.engine.doctor.probe import cgroup, child, gpus, network, smi
 from penteract.engine.doctor.probe.disk import disk as probe_disk
 from penteract.engine.doctor.probe.here import this_machine
@@ -134,5 +134,5 @@ def test_gpus_by_torch_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     seen = tuple(TorchDevice(name="NVIDIA L4", memory=24 * GIB, capability=(8, 9)) for _ in range(2))
     found = gpus.gpus(Torch(version="2.13", devices=seen, peers=((True, False), (False, True))))
     assert (found.source, found.why) == ("torch", "nvidia-ml-py and nvidia-smi are absent")
-    assert found.devices[1] == Gpu(index=1, name="NVIDIA L4", memory=24 * GIB, capability=(8, 9))
+    assert found.devices[1] == GpuState(index=1, name="NVIDIA L4", memory=24 * GIB, capability=(8, 9))
     assert found.matrix == (("X", "-"), ("-", "X"))

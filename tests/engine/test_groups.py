@@ -16,13 +16,13 @@ from observed_calls import observation
 from penteract.config.catalog import model as find_model
 from penteract.config.layout import Layout
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
-from penteract.engine.comm.groups import CHANNELS, Groups, Round, needed
+from penteract.engine.comm.groups import CHANNELS, ProcessGroups, Round, needed
 from penteract.step.program import compile_step
 from pool import Pool
 from strategies import cases, coded_cases
 
 
-def made(rounds: list[Round], rank: int, world: int, groups: Groups | None = None) -> list[tuple[int, ...]]:
+def made(rounds: list[Round], rank: int, world: int, groups: ProcessGroups | None = None) -> list[tuple[int, ...]]:
     """The groups that a rank asks torch for."""
     asked = list[tuple[int, ...]]()
 
@@ -36,7 +36,7 @@ def made(rounds: list[Round], rank: int, world: int, groups: Groups | None = Non
         patch.object(dist, "get_rank", lambda: rank),
         patch.object(dist, "get_world_size", lambda: world),
     ):
-        (groups or Groups()).make(rounds)
+        (groups or ProcessGroups()).make(rounds)
     return asked
 
 
@@ -103,12 +103,12 @@ def test_and_where_bodies_agree(case: Case) -> None:
 
 def test_groups_that_are_there_are_not_made_again() -> None:
     layouts = (Layout(dp=2, tp=2), Layout(dp=2, tp=2, zero=1), Layout(tp=4), Layout(dp=4))
-    model, groups = find_model("llama-3.2-1b"), Groups()
+    model, groups = find_model("llama-3.2-1b"), ProcessGroups()
     counts = [len(made(needed(compile_step(model, lay, 128, precision="bf16")), 1, 4, groups)) for lay in layouts]
     assert counts == [2, 0, 0, 0]  # the world has its group
 
 
-def crossed(rank: int, groups: Groups) -> list[tuple[int, ...]]:
+def crossed(rank: int, groups: ProcessGroups) -> list[tuple[int, ...]]:
     """Rounds in which ranks have unlike groups, and some none, made and used at once."""
     world = range(dist.get_world_size())
     rounds = [
@@ -120,7 +120,7 @@ def crossed(rank: int, groups: Groups) -> list[tuple[int, ...]]:
     return [ranks for ranks, group in _own(groups, rounds, rank) if dist.get_process_group_ranks(group) == [*ranks]]
 
 
-def _own(groups: Groups, rounds: list[Round], rank: int) -> Iterator[tuple[tuple[int, ...], object]]:
+def _own(groups: ProcessGroups, rounds: list[Round], rank: int) -> Iterator[tuple[tuple[int, ...], object]]:
     for some, channel in rounds:
         own = next(g for g in some if rank in g)
         if len(own) > 1:

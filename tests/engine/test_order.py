@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from layouts import Case
 from observed_calls import Seen, observation
-from penteract.config.fp8 import Kind, usual
+from penteract.config.fp8 import Fp8Scaling, usual
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
@@ -56,7 +56,7 @@ def test_and_where_weights_travel_as_codes(case: Case, of: int) -> None:
 
 @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
 @given(coded_cases(), st.integers(0, 7), st.sampled_from(["tensorwise", "rowwise", "delayed"]))
-def test_and_where_bodies_agree_on_scales(case: Case, of: int, kind: Kind) -> None:
+def test_and_where_bodies_agree_on_scales(case: Case, of: int, kind: Fp8Scaling) -> None:
     assert isinstance(case.precision, Policy)
     check(replace(case, precision=replace(case.precision, fp8=usual(kind))), of % case.layout.world)
 

@@ -13,8 +13,8 @@ from penteract.engine.comm import comm, distributed, fake
 from penteract.engine.memory import Allocator, Arena, Fresh
 
 BEHIND = {
-    comm.Comm: (distributed.Gloo, distributed.Nccl, fake.Fake),
-    device.Device: (device.Cpu, device.Cuda, device.Fake),
+    comm.Comm: (distributed.Gloo, distributed.Nccl, fake.FakeComm),
+    device.Device: (device.Cpu, device.Cuda, device.FakeDevice),
     Allocator: (Arena, Fresh),
 }
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.engine import wire
-from penteract.engine.stochastic_rounding import Place, chances, round_into
+from penteract.engine.stochastic_rounding import ParameterSlice, chances, round_into
 from penteract.ops.params import Param, Shard
 from penteract.step import update
 
@@ -20,7 +20,7 @@ STEP = torch.tensor(7.0, dtype=torch.float64)
 
 
 def of(q: Param, mesh: Mesh, rank: int, begin: int, count: int, step: torch.Tensor = STEP) -> torch.Tensor:
-    place = Place.of(q, mesh, rank, at=3, begin=begin, count=count)
+    place = ParameterSlice.of(q, mesh, rank, at=3, begin=begin, count=count)
     return chances([place], slice(3, 3 + count), 5, step)
 
 

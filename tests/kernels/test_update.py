@@ -17,7 +17,7 @@ from penteract.config.run import Optimizer
 from penteract.engine import moments, trainer
 from penteract.engine.kernels.triton.update import TILE, Update
 from penteract.engine.optimizer import AdamW
-from penteract.engine.state import Flat, State, allocate, initialise
+from penteract.engine.state import Flat, TrainingState, allocate, initialise
 from penteract.engine.storages import Storages
 from penteract.parallel.data import Bucket
 from penteract.step import update as step_update
@@ -34,7 +34,7 @@ EPS = 2.0**-23  # from one to the next number of fp32; a rounding is off by half
 FINITE = 4.0
 
 
-def state(policy: Policy, rank: int = 3) -> State:
+def state(policy: Policy, rank: int = 3) -> TrainingState:
     """A rank's, of the second ranks of tp and dp: parameters cut by either, before the first step."""
     made = allocate(p := compile_step(MODEL, LAYOUT, 64, rank=rank, precision=policy), DEVICE)
     initialise(p, made, 0)
@@ -45,7 +45,7 @@ def state(policy: Policy, rank: int = 3) -> State:
     return made
 
 
-def optimizer_kinds(s: State, spec: Optimizer = SPEC, seed: int = 5) -> tuple[AdamW, AdamW]:
+def optimizer_kinds(s: TrainingState, spec: Optimizer = SPEC, seed: int = 5) -> tuple[AdamW, AdamW]:
     """By torch, by the kernel."""
     both = AdamW(spec, DEVICE, seed, s.scaling), AdamW(spec, DEVICE, seed, s.scaling, Update(spec, seed))
     for adamw in both:
@@ -53,7 +53,7 @@ def optimizer_kinds(s: State, spec: Optimizer = SPEC, seed: int = 5) -> tuple[Ad
     return both
 
 
-def draw(s: State, step: int) -> None:
+def draw(s: TrainingState, step: int) -> None:
     """Gradients from 1e-9 to 1, with the loss's scale where there is one."""
     generator = torch.Generator().manual_seed(step)
     scale = 1.0 if s.scaling is None else s.scaling.used.item()

@@ -15,7 +15,7 @@ from penteract.config.run import Optimizer
 from penteract.engine.kernels.triton.update import TILE, Update
 from penteract.engine.optimizer import AdamW
 from penteract.engine.state import Buffers, Flat
-from penteract.engine.stochastic_rounding import Place
+from penteract.engine.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket
 
@@ -32,7 +32,7 @@ CUTS = {
 }
 
 
-def pure(places: tuple[Place, ...], n: int) -> Flat:
+def pure(places: tuple[ParameterSlice, ...], n: int) -> Flat:
     """Parameters without master that only decay: a product and nothing else, the same bits in both kernels."""
     generator = torch.Generator().manual_seed(n)
     own = torch.randn(n, generator=generator).bfloat16().to(DEVICE)
@@ -65,9 +65,9 @@ def test_numbers_are_rounded_up_where_torch_rounds_them_up(cut: str) -> None:
     q, other, rank = CUTS[cut], Param("z", (50, 7)), 3
     numel = q.numel(MESH)
     for begin, count in ((0, numel // 3), (numel // 3 + 1, numel // 2)):
-        first = Place.of(other, MESH, rank, at=0, begin=343, count=7)
-        second = Place.of(q, MESH, rank, at=7, begin=begin, count=count)
-        third = Place.of(other, MESH, rank, at=9 + count, begin=0, count=30)
+        first = ParameterSlice.of(other, MESH, rank, at=0, begin=343, count=7)
+        second = ParameterSlice.of(q, MESH, rank, at=7, begin=begin, count=count)
+        third = ParameterSlice.of(other, MESH, rank, at=9 + count, begin=0, count=30)
         flat = pure((first, second, third), count + 50)
         rounded = decayed(0, flat)
         assert torch.equal(decayed(1, flat), rounded)
@@ -79,7 +79,7 @@ def test_numbers_are_rounded_up_where_torch_rounds_them_up(cut: str) -> None:
 def test_bits_are_those_of_torch_where_places_and_steps_are_large() -> None:
     """Beyond 2^31 elements, and where products wrap."""
     n, far = 2 * TILE, 2**41 + 12345
-    for place in (Place("w", (2**40, 2**20), (2**21, 1), far, 0, 2**33 + 5, n),
-                  Place("w", (8, 2**34 + 3), (2**35, 1), 7, 0, 2**34 - 100, n)):  # fmt: skip
+    for place in (ParameterSlice("w", (2**40, 2**20), (2**21, 1), far, 0, 2**33 + 5, n),
+                  ParameterSlice("w", (8, 2**34 + 3), (2**35, 1), 7, 0, 2**34 - 100, n)):  # fmt: skip
         flat = pure((place,), n)
         assert torch.equal(decayed(1, flat, step=2**22 + 1), decayed(0, flat, step=2**22 + 1))

@@ -18,7 +18,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.presets import TINY, TINY_MOE
-from penteract.model.count import Counts, count, parameters
+from penteract.model.count import ParameterCounts, count, parameters
 from penteract.model.decoder import record
 
 HF = json.loads((Path(__file__).parents[1] / "config" / "hf_counts.json").read_text())["counts"]
@@ -72,7 +72,7 @@ def test_llamas_closed_form(name: str) -> None:
     expected = tables + m.layers * layer + norms + m.qk_norm * 2 * m.layers * m.head_size
     matmul = m.layers * layer + m.vocab_size * m.hidden_size
     table = m.vocab_size * m.hidden_size
-    assert parameters(m) == Counts(total=expected, active=expected, embedding=table, matmul=matmul)
+    assert parameters(m) == ParameterCounts(total=expected, active=expected, embedding=table, matmul=matmul)
 
 
 @pytest.mark.parametrize("name", [n for n in catalog.names() if n.startswith("gpt")])
@@ -82,7 +82,7 @@ def test_gpts_closed_form(name: str) -> None:
     tables, width = (m.vocab_size + m.max_positions) * m.hidden_size, m.hidden_size
     expected = tables + m.layers * (12 * width**2 + 13 * width) + 2 * width
     matmul = m.layers * 12 * width**2 + m.vocab_size * width
-    assert parameters(m) == Counts(total=expected, active=expected, embedding=tables, matmul=matmul)
+    assert parameters(m) == ParameterCounts(total=expected, active=expected, embedding=tables, matmul=matmul)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from penteract.config.kernels import most_documents
 from penteract.config.precision import RECIPES
 from penteract.engine.kernels.cudnn import cudnn
 from penteract.engine.kernels.flash import ends, flash
-from penteract.engine.kernels.order import Order, Piece
+from penteract.engine.kernels.order import ChunkOrder, QueryRun
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.storages import Storages
 from penteract.ops.declarations import declaration_of
@@ -44,15 +44,15 @@ def test_workspace_is_what_is_declared(case: Case):
 @pytest.mark.parametrize(
     ("start", "piece", "queries", "keys"),
     [
-        ([0, 0, 0, 0], Piece(0, 0, 4), [0, 0, 4, 4, 4, 4], [0, 0, 4, 4, 4, 4]),
-        ([0, 0, 2, 3], Piece(0, 0, 4), [0, 0, 2, 3, 4, 4], [0, 0, 2, 3, 4, 4]),
-        ([0, 1, 2, 3], Piece(0, 0, 4), [0, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4]),
-        ([5, 5, 10, 10], Piece(0, 8, 4), [0, 0, 2, 4, 4, 4], [0, 5, 10, 12, 12, 12]),
-        ([8, 8, 8, 11], Piece(4, 8, 4), [0, 0, 3, 4, 4, 4], [0, 8, 11, 12, 12, 12]),
-        ([0], Piece(0, 0, 1), [0, 0, 1], [0, 0, 1]),
+        ([0, 0, 0, 0], QueryRun(0, 0, 4), [0, 0, 4, 4, 4, 4], [0, 0, 4, 4, 4, 4]),
+        ([0, 0, 2, 3], QueryRun(0, 0, 4), [0, 0, 2, 3, 4, 4], [0, 0, 2, 3, 4, 4]),
+        ([0, 1, 2, 3], QueryRun(0, 0, 4), [0, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4]),
+        ([5, 5, 10, 10], QueryRun(0, 8, 4), [0, 0, 2, 4, 4, 4], [0, 5, 10, 12, 12, 12]),
+        ([8, 8, 8, 11], QueryRun(4, 8, 4), [0, 0, 3, 4, 4, 4], [0, 8, 11, 12, 12, 12]),
+        ([0], QueryRun(0, 0, 1), [0, 0, 1], [0, 0, 1]),
     ],
 )
-def test_ends_of_documents(start: list[int], piece: Piece, queries: list[int], keys: list[int]):
+def test_ends_of_documents(start: list[int], piece: QueryRun, queries: list[int], keys: list[int]):
     found = ends(torch.tensor(start), piece)
     assert [x.tolist() for x in found] == [queries, keys]
     assert all(x.dtype == torch.int32 for x in found)
@@ -64,7 +64,7 @@ def test_a_list_of_ends_is_much_shorter_than_a_sequence():
 
 
 def test_an_order_restores_and_puts_back():
-    order = Order((0, 3, 1, 2))
+    order = ChunkOrder((0, 3, 1, 2))
     x = torch.tensor([0, 1, 6, 7, 2, 3, 4, 5])
     assert order.restore(x).tolist() == list(range(8))
     back = torch.empty_like(x)
@@ -74,11 +74,11 @@ def test_an_order_restores_and_puts_back():
     assert back.tolist() == [0, 1, 0, 0, 2, 3, 0, 0]
     order.add(order.restore(x), back, end=2)
     assert back.tolist() == [0, 2, 0, 0, 2, 3, 0, 0]
-    assert Order().restore(x) is x
+    assert ChunkOrder().restore(x) is x
 
 
 def test_ends_that_ignore_documents_are_seen(monkeypatch: pytest.MonkeyPatch):
-    def blind(start: torch.Tensor, piece: Piece) -> Any:
+    def blind(start: torch.Tensor, piece: QueryRun) -> Any:
         return ends(torch.zeros_like(start), piece)
 
     monkeypatch.setattr("penteract.engine.kernels.flash.ends", blind)

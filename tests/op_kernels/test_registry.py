@@ -16,7 +16,7 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision import RECIPES
-from penteract.engine.comm.groups import Groups
+from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.kernels.checks import check_kernels
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
@@ -101,7 +101,7 @@ def test_one_entry_is_chosen_run_priced_and_timed() -> None:
 def run() -> dict[str, torch.Tensor]:
     """Gradients of a step in one process."""
     p = CASE.compile(0)
-    case = _prepare(p, Groups(), kernels(p, CPU))
+    case = _prepare(p, ProcessGroups(), kernels(p, CPU))
     walk(case.p, case, counted=False)
     return {name: x.clone() for name, x in case.state.gradients.items()}
 
@@ -127,7 +127,7 @@ def test_a_step_selects_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     p = CASE.compile(0)
     with registered("rms_norm", Implementation("first layer", first_layer, ENTRY.kernels)):
-        run = _prepare(p, Groups(), kernels(p, CPU))
+        run = _prepare(p, ProcessGroups(), kernels(p, CPU))
     monkeypatch.setattr("penteract.engine.kernels.registry.implementation", None)
     ran.clear()
     walk(p, run, counted=False)

@@ -11,7 +11,7 @@ from layouts import CPU, Case
 from observe import Wires
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.readings.load import Recorded
 from penteract.readings.price import price
@@ -29,7 +29,7 @@ LAYOUTS = [
 ]
 
 
-def told(rank: int, groups: Groups, case: Case, steps: int) -> list[str]:
+def told(rank: int, groups: ProcessGroups, case: Case, steps: int) -> list[str]:
     """What is wrong on this rank."""
     p = case.compile(rank)
     groups.make(needed(p))

@@ -15,7 +15,7 @@ from observe import Watched, dropped_at_once
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.engine.comm.distributed import Distributed
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Arena
 from penteract.readings.price import price
@@ -35,7 +35,7 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-def peaks(rank: int, groups: Groups, case: Case) -> dict[str, tuple[int, int]]:
+def peaks(rank: int, groups: ProcessGroups, case: Case) -> dict[str, tuple[int, int]]:
     """What lived at once at the most, and what the price says of it."""
     p = case.compile(rank)
     groups.make(needed(p))
@@ -81,7 +81,7 @@ def listening(watched: Watched, wrong: list[str]) -> Iterator[None]:
         yield
 
 
-def staged(rank: int, groups: Groups, case: Case) -> list[str]:
+def staged(rank: int, groups: ProcessGroups, case: Case) -> list[str]:
     p = case.compile(rank)
     groups.make(needed(p))
     run, wrong = _prepare(p, groups, dict(REFERENCE)), list[str]()
@@ -108,7 +108,7 @@ def test_a_staged_piece_would_be_seen(pool: Pool) -> None:
     assert pool.run(clumsy, Case(MODEL, LAYOUTS[0]))[0]
 
 
-def clumsy(rank: int, groups: Groups, case: Case) -> list[str]:
+def clumsy(rank: int, groups: ProcessGroups, case: Case) -> list[str]:
     start = Distributed.start
 
     def copying(self: Distributed, kind: str, ranks: Any, x: torch.Tensor, *said: Any) -> Any:

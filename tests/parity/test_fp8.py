@@ -20,7 +20,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.config.precision import RECIPES, Policy
 from penteract.engine import run as run_module
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
@@ -86,14 +86,14 @@ class Whole:
 
 
 def in_one_process(case: Case) -> Whole:
-    run = _prepare(on_its_own(case).compile(0), Groups(), dict(REFERENCE))
+    run = _prepare(on_its_own(case).compile(0), ProcessGroups(), dict(REFERENCE))
     walk(run.p, run)
     history = run.state.history
     seen = dict(zip(history.names, history.steps[0].tolist(), strict=True)) if history is not None else {}
     return Whole(run.state.gradients, seen, run.totals[1])
 
 
-def held(rank: int, groups: Groups, case: Case, past: dict[str, list[float]]) -> list[str]:
+def held(rank: int, groups: ProcessGroups, case: Case, past: dict[str, list[float]]) -> list[str]:
     """What is wrong on this rank."""
     p = case.compile(rank)
     groups.make(needed(p))
@@ -161,7 +161,7 @@ def test_a_layout_is_one_process(pool: Pool, model: ModelSpec, layout: Layout, n
     assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
 
 
-def alone(rank: int, groups: Groups, case: Case) -> list[str]:
+def alone(rank: int, groups: ProcessGroups, case: Case) -> list[str]:
     """`held`, where every rank makes scales of what it has itself."""
     with patch.object(run_module, "_largest", lambda comm, p, axis, x: None):
         told = held(rank, groups, case, {})

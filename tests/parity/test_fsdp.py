@@ -19,7 +19,7 @@ from layouts import Case
 from observe import Wires
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.engine.comm.groups import Groups, Round, needed
+from penteract.engine.comm.groups import ProcessGroups, Round, needed
 from penteract.parallel.data import UNIT
 from pool import Pool
 from samples import sample, stacked
@@ -70,7 +70,7 @@ def _scatter() -> tuple[str, Callable[..., Any]]:
     return name, getattr(dist, name)
 
 
-def sharded_by_torch(rank: int, groups: Groups, case: Case, steps: int) -> Any:
+def sharded_by_torch(rank: int, groups: ProcessGroups, case: Case, steps: int) -> Any:
     """Some steps of ours, and of FSDP2 with torch's AdamW -> losses of both, how far parameters are apart, how far they
     moved, and elements that both handed to a reduce-scatter."""
     lay, m, length = case.layout, case.model, case.sequence_length

@@ -20,7 +20,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.engine import checkpoint
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.run import Run
 from penteract.engine.saved import after_load, load_state, state_slices
@@ -54,7 +54,7 @@ def recipe(policy: Policy, *, gather: bool, powers: bool = False) -> Policy:
     return replace(policy, fp8=replace(usual("tensorwise"), gather=gather, powers=powers))
 
 
-def joined(rank: int, groups: Groups, case: Case) -> Run:
+def joined(rank: int, groups: ProcessGroups, case: Case) -> Run:
     """This rank's trainer."""
     p = case.compile(rank)
     groups.make(needed(p))
@@ -70,7 +70,7 @@ def bits(run: Run) -> list[torch.Tensor]:
 # ---- the same numbers --------------------------------------------------------------------------------------------
 
 
-def alike(rank: int, groups: Groups, cases: tuple[Case, Case], steps: int) -> tuple[bool, list[int]]:
+def alike(rank: int, groups: ProcessGroups, cases: tuple[Case, Case], steps: int) -> tuple[bool, list[int]]:
     """Whether two runs have the same losses, and which of their buffers differ."""
     runs = [joined(rank, groups, case) for case in cases]
     one, other = (([*train(run, steps)], bits(run)) for run in runs)
@@ -87,7 +87,7 @@ def test_a_run_is_the_same_to_the_bit(pool: Pool, model: ModelSpec, layout: Layo
     assert pool.run(alike, cases, 3) == [(True, [])] * layout.world
 
 
-def deaf(rank: int, groups: Groups, cases: tuple[Case, Case], steps: int) -> tuple[bool, list[int]]:
+def deaf(rank: int, groups: ProcessGroups, cases: tuple[Case, Case], steps: int) -> tuple[bool, list[int]]:
     """`alike`, where every rank makes scales of its own shards."""
     agree = Run.agree
 
@@ -106,7 +106,7 @@ def test_scales_of_a_shard_alone_are_seen(pool: Pool) -> None:
     assert all(told != (True, []) for told in pool.run(deaf, cases, 3))
 
 
-def resumed(rank: int, groups: Groups, cases: tuple[Case, Case], folder: Path) -> list[int]:
+def resumed(rank: int, groups: ProcessGroups, cases: tuple[Case, Case], folder: Path) -> list[int]:
     """Which buffers differ, where a run of the second case goes on with what one of the first has saved."""
     first, second = (joined(rank, groups, case) for case in cases)
     world = cases[0].layout.world
@@ -130,7 +130,7 @@ def test_a_checkpoint_is_of_numbers_whatever_travels(pool: Pool, tmp_path: Path)
 # ---- bytes -------------------------------------------------------------------------------------------------------
 
 
-def measured(rank: int, groups: Groups, cases: tuple[Case, Case]) -> list[str]:
+def measured(rank: int, groups: ProcessGroups, cases: tuple[Case, Case]) -> list[str]:
     """What a step of the second case took, beside its price; and its loss beside that of the first."""
     plain, p = (case.compile(rank) for case in cases)
     groups.make(needed(p))

@@ -16,7 +16,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision import RECIPES, Policy
 from penteract.config.run import Optimizer
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.device import Cpu
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optimizer import AdamW
@@ -55,7 +55,7 @@ class Counted(Cpu):
         return Cpu.copy(self, x, y)
 
 
-def trained(p: Program, groups: Groups, steps: int) -> tuple[Run, list[torch.Tensor]]:
+def trained(p: Program, groups: ProcessGroups, steps: int) -> tuple[Run, list[torch.Tensor]]:
     """A few steps with updates, and all that was left at the end: gradients and totals too."""
     run = _prepare(p, groups, dict(REFERENCE))
     counts = run.counts.clone()
@@ -71,7 +71,7 @@ def trained(p: Program, groups: Groups, steps: int) -> tuple[Run, list[torch.Ten
     return run, [*kept(run.state, whole=whole), *gradients, run.totals.view(torch.uint8)]
 
 
-def optimizer_on_host(rank: int, groups: Groups, case: Case) -> list[str]:
+def optimizer_on_host(rank: int, groups: ProcessGroups, case: Case) -> list[str]:
     """What is wrong on this rank."""
     lay = case.layout
     there, here = (replace(case, layout=replace(lay, offload_optimizer=on)).compile(rank) for on in (True, False))
@@ -107,7 +107,7 @@ def test_an_optimizer_on_the_host_moves_the_same_bits(
     assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
 
 
-def edited(rank: int, groups: Groups, case: Case, more: dict[str, object]) -> list[str]:
+def edited(rank: int, groups: ProcessGroups, case: Case, more: dict[str, object]) -> list[str]:
     """Where a step with these edits differs from one that keeps everything on the device."""
     lay = case.layout
     plain = replace(

@@ -13,7 +13,7 @@ from observe import Watched, Wires
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.optimizers import OptimizerKind, OptimizerKinds
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.run import Run
 from penteract.engine.storages import bytes_of
 from penteract.readings.load import Recorded
@@ -51,7 +51,7 @@ class Told:
     differences: list[str]
 
 
-def trained(rank: int, groups: Groups, case: Case) -> Told:
+def trained(rank: int, groups: ProcessGroups, case: Case) -> Told:
     """`STEPS` of Muon; the first is held against its price."""
     p = case.compile(rank)
     groups.make(needed(p))

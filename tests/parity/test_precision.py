@@ -14,7 +14,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision import RECIPES, Policy
 from penteract.config.run import Optimizer
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.kernels.kernel import Env, Tensors
 from penteract.engine.kernels.reference import REFERENCE
@@ -65,13 +65,13 @@ def losses(run: Run) -> list[float]:
 
 def in_one_process(case: Case) -> tuple[dict[str, torch.Tensor], list[float]]:
     """A step's gradients, and the losses of a few."""
-    run = _prepare(on_its_own(case).compile(0), Groups(), dict(REFERENCE))
+    run = _prepare(on_its_own(case).compile(0), ProcessGroups(), dict(REFERENCE))
     walk(run.p, run)
     gradients = {name: t.clone() for name, t in run.state.gradients.items()}
     return gradients, losses(run)
 
 
-def held(rank: int, groups: Groups, case: Case) -> list[str]:
+def held(rank: int, groups: ProcessGroups, case: Case) -> list[str]:
     """What is wrong on this rank."""
     p = case.compile(rank)
     groups.make(needed(p))
@@ -107,7 +107,7 @@ def test_a_layout_is_one_process_in_every_recipe(pool: Pool, policy: Policy) -> 
         assert [f"{layout} rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
 
 
-def overflowed(rank: int, groups: Groups, case: Case, step: int, what: str) -> list[int]:
+def overflowed(rank: int, groups: ProcessGroups, case: Case, step: int, what: str) -> list[int]:
     """Which of this rank's buffers differ, where one element of one rank's gradient, or its loss alone, overflowed in
     `step`, from those of a run that made no such step, its scale set by hand."""
     p = case.compile(rank)

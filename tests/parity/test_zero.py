@@ -13,7 +13,7 @@ import torch
 from layouts import Case, run_case
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.storages import Storages
 from pool import Pool
 from tiny import SIZES
@@ -55,7 +55,7 @@ def test_shards_are_one_process_and_their_price(pool: Pool, model: ModelSpec, la
     assert not [f"rank {rank}: {v}" for rank, v in enumerate(verdicts) if v.red]
 
 
-def trained(rank: int, groups: Groups, case: Case, steps: int) -> dict[str, torch.Tensor]:
+def trained(rank: int, groups: ProcessGroups, case: Case, steps: int) -> dict[str, torch.Tensor]:
     """This rank's parameters after `steps` of AdamW in float64."""
     p = case.compile(rank)
     groups.make(needed(p))
@@ -84,7 +84,7 @@ def test_several_steps_move_parameters_as_without_shards(
             assert max((one[n] - other[n]).abs().max().item() for n in one) < 1e-12, cut
 
 
-def lasting(rank: int, groups: Groups, case: Case) -> int:
+def lasting(rank: int, groups: ProcessGroups, case: Case) -> int:
     """Bytes of all storages that are alive after two steps of a rank, but its data."""
     p = case.compile(rank)
     groups.make(needed(p))

@@ -15,7 +15,7 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.recompute import NONE, Budget
+from penteract.config.recompute import NONE, MemoryBudget
 from penteract.errors import BadInput
 from penteract.ops.declarations import declaration_of
 from penteract.readings.budget import _Solver, within
@@ -85,7 +85,7 @@ def every_subset(layout: Layout) -> tuple[tuple[float, int, int], ...]:
 def test_no_subset_of_words_is_cheaper(layout: Layout) -> None:
     plain = estimator().estimate(replace(layout, recompute=NONE))
     for fraction in (0.9, 0.75, 0.62):
-        chosen = within(estimator(), layout, Budget(fraction))
+        chosen = within(estimator(), layout, MemoryBudget(fraction))
         limit = fraction * plain.memory["activations"]
         fits = [cost for cost, activations, _ in every_subset(layout) if activations <= limit]
         assert chosen.estimate.memory["activations"] <= limit
@@ -103,7 +103,7 @@ def test_no_pair_of_sets_is_cheaper(fraction: float) -> None:
     plain = estimator().estimate(replace(layout, recompute=NONE))
     limit = int(plain.allocated - (1 - fraction) * plain.memory["activations"])
     try:
-        chosen = within(estimator(), layout, Budget(allocated=limit))
+        chosen = within(estimator(), layout, MemoryBudget(allocated=limit))
     except BadInput:
         assert min(total for _, _, total in every_subset(layout)) > limit
         return
@@ -139,15 +139,15 @@ def mixed(lean: tuple[str, ...], rest: tuple[str, ...], first: int) -> float:
 
 def test_what_cannot_be_reached_says_what_can() -> None:
     with pytest.raises(BadInput, match="no recomputation keeps so little") as refused:
-        within(estimator(), LAYOUTS[0], Budget(0.01))
+        within(estimator(), LAYOUTS[0], MemoryBudget(0.01))
     least = float(refused.value.allowed.removeprefix("at least "))
-    assert within(estimator(), LAYOUTS[0], Budget(least)).estimate.allocated > 0
+    assert within(estimator(), LAYOUTS[0], MemoryBudget(least)).estimate.allocated > 0
     with pytest.raises(BadInput):
-        within(estimator(), LAYOUTS[0], Budget(least - 0.005))
+        within(estimator(), LAYOUTS[0], MemoryBudget(least - 0.005))
 
 
 def test_what_fits_is_left_as_it_is() -> None:
-    chosen = within(estimator(), LAYOUTS[0], Budget(1.0))
+    chosen = within(estimator(), LAYOUTS[0], MemoryBudget(1.0))
     assert chosen.cost == 0
     assert chosen.layout == LAYOUTS[0]
     assert "nothing in every layer" in chosen.text()
@@ -180,7 +180,7 @@ def test_a_bound_lies_below_the_price(layout: Layout) -> None:
 def test_no_pair_of_sets_of_experts_is_cheaper(fraction: float) -> None:
     """All pairs of sets that none betters, all numbers of layers: priced one by one, without a bound."""
     some = Estimator(EXPERTS, cluster("8xH200"), 256)
-    chosen = within(some, Layout(), Budget(fraction))
+    chosen = within(some, Layout(), MemoryBudget(fraction))
     plain = chosen.plain
     limit = plain.allocated - (1 - fraction) * plain.memory["activations"]
     solver = _Solver.of(some, Layout(), plain, limit)

@@ -20,7 +20,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy, policy
 from penteract.readings.composed import Composer
-from penteract.readings.rates import Rates, Span
+from penteract.readings.rates import GroupSpan, Rates
 from penteract.readings.time.clock import BESIDE, IN, LOOK, OUT, RUN, START, WAIT, Key, Op, ps
 from penteract.readings.time.derive import derive
 from penteract.readings.time.line import Post, line_of
@@ -125,7 +125,7 @@ def seen_from_outside(case: Case, rank: int, rates: Rates) -> Iterator[Event]:
             case "kernel":
                 yield "compute", f"{s.phase} {s.name} ({s.line})"
             case "start":
-                took = ps(rates.collective(s.name, Span.of(s.ranks, 8), s.bytes))
+                took = ps(rates.collective(s.name, GroupSpan.of(s.ranks, 8), s.bytes))
                 yield "start", s.ranks, None if s.name == "all_to_all_v" else took, s.number  # its rows are data
             case "copy":
                 yield "start", s.name, ps(rates.copy(s.name, s.bytes)), s.number

@@ -14,7 +14,7 @@ import pytest
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.readings.row import Kind
+from penteract.readings.row import TermKind
 from penteract.readings.why import Why, why
 
 h, a, v, s, b = 64, 8, 192, 128, 3
@@ -34,7 +34,7 @@ def told(m: ModelSpec, layout: Layout = ONE, rank: int = 0) -> Why:
     return why(m, layout, s, "bf16", rank)
 
 
-def of_a_layer(kind: Kind, m: ModelSpec, layout: Layout = ONE) -> int:
+def of_a_layer(kind: TermKind, m: ModelSpec, layout: Layout = ONE) -> int:
     """What one more layer adds."""
     return told(replace(m, layers=m.layers + 1), layout).total(kind) - told(m, layout).total(kind)
 

@@ -15,7 +15,7 @@ from penteract.errors import BadInput
 from penteract.ops.declarations.declaration import Product
 from penteract.readings.curve import Curve
 from penteract.readings.gemm import fit, terms
-from penteract.readings.rates import Rates, Span
+from penteract.readings.rates import GroupSpan, Rates
 
 NODE = cluster("8xH200")
 RATES = Rates.of(NODE, "bf16")
@@ -25,8 +25,16 @@ DEVICES = {
     dtype: [(gpu(name), Rates.of(cluster(name), dtype)) for name in ("H200", "B200", "H100-PCIe")] for dtype in DTYPES
 }
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "all_to_all_v")
-ONE_NODE, TWO_NODES = Span(2, 1), Span(2, 2)  # of a message
-SPANS = (Span(2, 1), Span(3, 1), Span(8, 1), Span(2, 2), Span(16, 2), Span(16, 16), Span(512, 64))
+ONE_NODE, TWO_NODES = GroupSpan(2, 1), GroupSpan(2, 2)  # of a message
+SPANS = (
+    GroupSpan(2, 1),
+    GroupSpan(3, 1),
+    GroupSpan(8, 1),
+    GroupSpan(2, 2),
+    GroupSpan(16, 2),
+    GroupSpan(16, 16),
+    GroupSpan(512, 64),
+)
 sizes = st.integers(1, 2**34)
 dims = st.integers(1, 2**17)
 
@@ -49,7 +57,7 @@ def test_collectives_pass_through_their_points() -> None:
     for kind, ranks, points in KNOWN.collectives:
         for i, (size, _) in enumerate(points):
             least = min(us for _, us in points[i:])
-            assert RATES.collective(kind, Span(ranks, 1), int(size)) == pytest.approx(least * 1e-6, rel=1e-9)
+            assert RATES.collective(kind, GroupSpan(ranks, 1), int(size)) == pytest.approx(least * 1e-6, rel=1e-9)
 
 
 def test_sends_and_pointwise_words_pass_through_their_points() -> None:
@@ -97,7 +105,7 @@ def test_buses_between_nodes_are_met() -> None:
     """Published for whole nodes; one node is not of this fabric, and on two the ports themselves bound it."""
     for kind, points in fabric("efa").bus:
         for nodes, rate in points[1:]:
-            span, passes = Span(int(8 * nodes), int(nodes)), 2 if kind == "all_reduce" else 1
+            span, passes = GroupSpan(int(8 * nodes), int(nodes)), 2 if kind == "all_reduce" else 1
             volume = passes * 256e6 * (span.ranks - 1) / span.ranks
             assert volume / EFA.collective(kind, span, 256_000_000) == pytest.approx(rate * 1e9, rel=0.07)
 
@@ -126,7 +134,7 @@ def test_no_product_beats_the_data_sheet(size: tuple[int, int, int], dtype: str)
 
 
 @given(sizes, sizes, st.sampled_from(KINDS), st.sampled_from(SPANS))
-def test_more_bytes_never_take_less(one: int, other: int, kind: str, span: Span) -> None:
+def test_more_bytes_never_take_less(one: int, other: int, kind: str, span: GroupSpan) -> None:
     small, large = sorted((one, other))
     assert RATES.moved(small) <= RATES.moved(large)
     assert RATES.update(small) <= RATES.update(large)
@@ -159,18 +167,18 @@ def test_small_heads_take_longer_for_the_same_flops() -> None:
 
 
 def test_a_span_counts_ranks_and_nodes() -> None:
-    assert Span.of((0, 1, 2, 3), 8) == Span(4, 1)
-    assert Span.of((0, 8, 16), 8) == Span(3, 3)
-    assert Span.of((6, 7, 8, 9), 8) == Span(4, 2)
+    assert GroupSpan.of((0, 1, 2, 3), 8) == GroupSpan(4, 1)
+    assert GroupSpan.of((0, 8, 16), 8) == GroupSpan(3, 3)
+    assert GroupSpan.of((6, 7, 8, 9), 8) == GroupSpan(4, 2)
 
 
 def test_a_group_of_one_puts_nothing_on_a_wire() -> None:
-    assert all(RATES.collective(kind, Span(1, 1), 2**30) == 0 for kind in KINDS)
+    assert all(RATES.collective(kind, GroupSpan(1, 1), 2**30) == 0 for kind in KINDS)
 
 
 def test_groups_that_were_not_measured_lie_between() -> None:
     for kind in KINDS[:3]:
-        four, six, eight = (RATES.collective(kind, Span(n, 1), 2**28) for n in (4, 6, 8))
+        four, six, eight = (RATES.collective(kind, GroupSpan(n, 1), 2**28) for n in (4, 6, 8))
         assert four < six < eight
 
 
@@ -178,8 +186,8 @@ def test_beyond_a_node_the_ports_bound_it() -> None:
     """One rank a node has one port of 50 GB/s; a whole node has eight, and its own links are faster."""
     rates = Rates.of(cluster("16x8xH200"), "bf16")
     lone, whole = (
-        rates.collective("all_gather", Span(16, 16), 2**30),
-        rates.collective("all_gather", Span(128, 16), 2**30),
+        rates.collective("all_gather", GroupSpan(16, 16), 2**30),
+        rates.collective("all_gather", GroupSpan(128, 16), 2**30),
     )
     assert 2**30 * 15 / 16 / lone < 50e9
     assert 5 < lone / whole < 9
@@ -188,8 +196,8 @@ def test_beyond_a_node_the_ports_bound_it() -> None:
 
 def test_a_domain_of_72_is_inside_one_node() -> None:
     rates = Rates.of(cluster("72xGB200"), "bf16")
-    assert rates.collective("all_gather", Span(72, 1), 2**30) < Rates.of(cluster("72xH200"), "bf16").collective(
-        "all_gather", Span(72, 9), 2**30
+    assert rates.collective("all_gather", GroupSpan(72, 1), 2**30) < Rates.of(cluster("72xH200"), "bf16").collective(
+        "all_gather", GroupSpan(72, 9), 2**30
     )
 
 
@@ -209,7 +217,9 @@ def test_half_the_bandwidth_is_slower() -> None:
     assert half.moved(2**30) == pytest.approx(2 * RATES.moved(2**30), rel=0.02)
     assert half.update(2**30) == pytest.approx(2 * RATES.update(2**30), rel=0.02)
     assert (
-        1.8 < half.collective("all_reduce", Span(8, 1), 2**28) / RATES.collective("all_reduce", Span(8, 1), 2**28) < 2
+        1.8
+        < half.collective("all_reduce", GroupSpan(8, 1), 2**28) / RATES.collective("all_reduce", GroupSpan(8, 1), 2**28)
+        < 2
     )
     assert 1.8 < half.collective("send", TWO_NODES, 2**28) / RATES.collective("send", TWO_NODES, 2**28) < 2
     assert half.product(Product(1, 1, 8192, 8192)) > 1.5 * RATES.product(Product(1, 1, 8192, 8192))
@@ -248,7 +258,7 @@ def test_a_step_slows_beside_a_collective_and_by_launches() -> None:
 
 @pytest.mark.alone
 def test_a_question_takes_microseconds() -> None:
-    p, span = Product(1, 8192, 4096, 4096), Span(64, 8)
+    p, span = Product(1, 8192, 4096, 4096), GroupSpan(64, 8)
     best = 1.0
     for _ in range(5):
         start = time.perf_counter()

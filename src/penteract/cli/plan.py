@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from penteract.api import plan as ask_plan
 from penteract.cli.files import check_files, not_written, told_if_stopped, write_all
 from penteract.cli.overrides import parts_of_precision
-from penteract.cli.progress import Line, on_a_terminal
+from penteract.cli.progress import ProgressLine, on_a_terminal
 from penteract.config.mesh import Mesh
 from penteract.errors import BadInput
 from penteract.planner.ask import HEADROOM
@@ -113,7 +113,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     whole = _count(tokens) if tokens is not None else None
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
     check_files(out, trace, trace_stage)
-    with Line(shown=on_a_terminal() and not json) as line, told_if_stopped(out, trace):
+    with ProgressLine(shown=on_a_terminal() and not json) as line, told_if_stopped(out, trace):
         found = _unless_stopped(
             model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
             tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 AFTER = 2.0  # seconds that a search may take without a word
 
 
-class Line(AbstractContextManager["Line"]):
+class ProgressLine(AbstractContextManager["ProgressLine"]):
     """Shows what it is told, from `AFTER` seconds on, and leaves nothing behind. Silent where nobody sees it."""
 
     def __init__(

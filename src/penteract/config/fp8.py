@@ -13,16 +13,16 @@ from typing import Literal
 from penteract.config.layout import Layout
 from penteract.errors import BadInput
 
-Kind = Literal["tensorwise", "delayed", "rowwise", "blockwise"]
+Fp8Scaling = Literal["tensorwise", "delayed", "rowwise", "blockwise"]
 Format = Literal["e4m3", "e5m2"]
 
-KINDS: tuple[Kind, ...] = ("tensorwise", "delayed", "rowwise", "blockwise")
+KINDS: tuple[Fp8Scaling, ...] = ("tensorwise", "delayed", "rowwise", "blockwise")
 LARGEST: Mapping[Format, float] = MappingProxyType({"e4m3": 448.0, "e5m2": 57344.0})
 UNIT = 16  # sizes of a product are multiples of it
-ALONG_FEATURES: tuple[Kind, ...] = ("rowwise", "blockwise")  # a token's scales are of its own features alone
+ALONG_FEATURES: tuple[Fp8Scaling, ...] = ("rowwise", "blockwise")  # a token's scales are of its own features alone
 
 # Whose largest absolute value makes a scale, so that results hang on the micro-batch and not on the layout.
-GROUPS: Mapping[Kind, str] = {
+GROUPS: Mapping[Fp8Scaling, str] = {
     "tensorwise": "the ranks that hold one micro-batch (cp and tp)",
     "delayed": "all ranks of a pipeline stage, over the last steps; in the first step, each rank's own",
     "rowwise": "a whole row: the ranks that it is cut over",
@@ -34,21 +34,21 @@ GROUPS: Mapping[Kind, str] = {
 class Fp8:
     """A recipe. A linear's three products (y = x·wᵀ, of g the gradients g·w and gᵀ·x) are of codes of 8 bits.
 
-    kind      tensorwise  one scale a tensor, of this micro-batch
-              delayed     one scale a tensor, of the largest in the last `history` steps
-              rowwise     one scale for each row along which a product sums, so two for each tensor
-              blockwise   one for `block` such elements; of weights for a square of them
-    operand, gradient   formats of activations and weights, and of their gradients
-    first, last         layers whose linears are not in FP8; the head and routers never are
-    powers              scales are rounded up to powers of two
-    gather              under ZeRO 3 weights travel as codes, each with one scale that is agreed on once a step
-    experts             experts' matrices too, forward and in the gradients of what they are given. Those of their
-                        weights sum over whichever tokens meet on a rank, and are as the rest of the policy is
+    kind               tensorwise  one scale a tensor, of this micro-batch
+                       delayed     one scale a tensor, of the largest in the last `history` steps
+                       rowwise     one scale for each row along which a product sums, so two for each tensor
+                       blockwise   one for `block` such elements; of weights for a square of them
+    operand, gradient  formats of activations and weights, and of their gradients
+    first, last        layers whose linears are not in FP8; the head and routers never are
+    powers             scales are rounded up to powers of two
+    gather             under ZeRO 3 weights travel as codes, each with one scale that is agreed on once a step
+    experts            experts' matrices too, forward and in the gradients of what they are given. Those of their
+                       weights sum over whichever tokens meet on a rank, and are as the rest of the policy is
 
     Raises BadInput where they do not go together.
     """
 
-    kind: Kind
+    kind: Fp8Scaling
     operand: Format = "e4m3"
     gradient: Format = "e5m2"
     first: int = 0
@@ -111,7 +111,7 @@ class Fp8:
         return ", ".join([self.kind, *self.unusual])
 
 
-def usual(kind: Kind) -> Fp8:
+def usual(kind: Fp8Scaling) -> Fp8:
     """The recipe of a kind. Blocks are small enough for gradients to do without the wider range (DeepSeek-V3 2024)."""
     return Fp8(kind=kind, gradient="e4m3" if kind == "blockwise" else "e5m2")
 

@@ -17,7 +17,7 @@ def most_documents(tokens: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class KernelLimits:
     """What a fused attention kernel can do. Heads are in multiples of 8.
 
     context    by which keys and values may be shared over cp
@@ -35,9 +35,9 @@ class Limits:
 
 
 # Fastest first.
-ATTENTION: Mapping[AttentionKernel, Limits] = {
-    "cudnn": Limits(context=("ulysses",), widest=128, window=False),
-    "flash": Limits(context=("all_gather", "ulysses"), widest=256, window=True, documents=most_documents),
+ATTENTION: Mapping[AttentionKernel, KernelLimits] = {
+    "cudnn": KernelLimits(context=("ulysses",), widest=128, window=False),
+    "flash": KernelLimits(context=("all_gather", "ulysses"), widest=256, window=True, documents=most_documents),
 }
 
 

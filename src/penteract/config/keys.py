@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from penteract.config.convert import convert
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.run import Checkpoint, Data, LearningRate, Optimizer, Precision, Training
-from penteract.config.sections import Batch, Kernels, Memory, Output, Parallel, Tokenizer
+from penteract.config.sections import Batch, Kernels, MemorySection, Output, Parallel, TokenizerSection
 from penteract.errors import BadInput
 
 # Section names differ from the verbs of the command line (train, plan, …): one word, one meaning.
@@ -23,12 +23,12 @@ SECTIONS: Mapping[str, type] = {
     "model.rope_scaling": RopeScaling,
     "parallel": Parallel,
     "batch": Batch,
-    "memory": Memory,
+    "memory": MemorySection,
     "kernels": Kernels,
     "optimizer": Optimizer,
     "learning_rate": LearningRate,
     "data": Data,
-    "tokenizer": Tokenizer,
+    "tokenizer": TokenizerSection,
     "training": Training,
     "checkpoint": Checkpoint,
     "precision": Precision,

@@ -43,7 +43,7 @@ _LEARNER: Mapping[str, object] = {
 }
 
 
-def _published(entry: catalog.Entry) -> Mapping[str, object]:
+def _published(entry: catalog.CatalogEntry) -> Mapping[str, object]:
     """Settings for a model of the catalogue. Where its peak rate was not published, small ones learn faster."""
     learning_rate = entry.learning_rate or (4e-4 if entry.parameters < 2e9 else 3e-4)
     return {

@@ -22,7 +22,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MemoryBudget:
     """What the cheapest recomputation must stay within, on the fullest rank: a `fraction` of the activations that the
     layout has without recomputation, or bytes in all, `allocated`. One of them is given."""
 

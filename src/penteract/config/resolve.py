@@ -15,7 +15,7 @@ from penteract.config.legal import check_legal
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.presets import preset as find_preset
 from penteract.config.read import Setting, Settings, read_overrides, read_toml
-from penteract.config.recompute import Budget, words_of
+from penteract.config.recompute import MemoryBudget, words_of
 from penteract.config.run import Checkpoint, Data, LearningRate, Optimizer, Precision, RunSpec, Training
 from penteract.config.settle import Settle
 from penteract.errors import BadInput
@@ -34,7 +34,7 @@ class Resolved:
 
     run: RunSpec
     origins: Mapping[str, str]
-    budget: Budget | None = (
+    budget: MemoryBudget | None = (
         None  # to be solved with prices: until then the layout recomputes what was chosen, or nothing
     )
 
@@ -134,7 +134,7 @@ def _last_of_budgets(settings: Settings, flags: Settings) -> None:
             settings[key] = Setting(keys()[key].default, "default")
 
 
-def _budget(settings: Settings) -> Budget | None:
+def _budget(settings: Settings) -> MemoryBudget | None:
     """What `recompute = "budget"` asks for. BadInput where it says nothing, or a budget is given without it."""
     asked = settings["memory.recompute"]
     given = {k: settings[k] for k in _BUDGETS if settings[k].value}
@@ -145,7 +145,7 @@ def _budget(settings: Settings) -> Budget | None:
         found=op_names,
                        allowed='of memory.recompute "budget" alone', fix=f"--memory.recompute {op_names}")  # fmt: skip
     if asked.value == "budget" and len(given) == 1:
-        return Budget(settings["memory.budget"].value, int(settings["memory.budget_gib"].value * 2**30))
+        return MemoryBudget(settings["memory.budget"].value, int(settings["memory.budget_gib"].value * 2**30))
     if asked.value != "budget" and not given:
         return None
     what = "a budget is given twice" if len(given) == 2 else "a budget without a bound"

@@ -41,7 +41,7 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
+class MemorySection:
     """What is recomputed in backward, and how gradients are gathered into buckets."""
 
     recompute: Literal["none", "full", "budget"] | tuple[str, ...] = "none"
@@ -68,7 +68,7 @@ class Kernels:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tokenizer:
+class TokenizerSection:
     """How text becomes numbers."""
 
     source: str = "bytes"

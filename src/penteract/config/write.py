@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from penteract.config.keys import SECTIONS, Key, keys
-from penteract.config.recompute import Budget, name_of
+from penteract.config.recompute import MemoryBudget, name_of
 from penteract.config.resolve import Resolved
 from penteract.config.run import RunSpec
 
@@ -63,7 +63,7 @@ def _template_row(key: Key) -> str:
     return f"# {leaf} = {value}  # {about}"
 
 
-def _sections(run: RunSpec, budget: Budget | None) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+def _sections(run: RunSpec, budget: MemoryBudget | None) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
     """(section, its keys and values) in the order of `SECTIONS`; absent parts of the model are left out."""
     lay = run.layout
     recomputed: dict[str, Any] = {"recompute": name_of(lay.recompute)}

@@ -21,7 +21,7 @@ from penteract.ops.declarations.fp8 import ALIGNED, coding_workspace
 from penteract.parallel.data import Bucket
 
 
-class Part(NamedTuple):
+class ShardValues(NamedTuple):
     """What this rank's shard holds of a weight: elements from `begin` on, [n]."""
 
     begin: int
@@ -38,7 +38,7 @@ class Codes:
 
     fp8: Fp8
     names: Sequence[str]
-    parts: Mapping[str, Part]
+    parts: Mapping[str, ShardValues]
     device: torch.device
     quantiser: Quantiser = TORCH
     table: torch.Tensor = field(init=False)

@@ -14,7 +14,7 @@ from penteract.engine import checkpoint
 from penteract.engine.metrics import read_metrics
 from penteract.engine.rank import Rank
 from penteract.engine.saved import slices
-from penteract.engine.state import Piece
+from penteract.engine.state import ParameterPart
 from penteract.engine.trainer import Trainer
 from penteract.errors import BadInput
 from penteract.units import MIB
@@ -36,7 +36,7 @@ def save_gradients(trainer: Trainer, folder: Path, rank: Rank) -> bool:
     return True
 
 
-def _unclipped(trainer: Trainer) -> Iterator[Piece]:
+def _unclipped(trainer: Trainer) -> Iterator[ParameterPart]:
     """Gradients as they were before clipping: where this rank has their sum, one at a time.
 
     Clipping scales those in place that are as wide as the update.

@@ -155,7 +155,7 @@ class Cuda:
         return graph.replay
 
 
-class Witness(Protocol):
+class DeviceWitness(Protocol):
     """Of a fake device: `on_copy` is told where a copy goes, and hands out what is waited for; `aside` what waits."""
 
     def on_copy(self, y: torch.Tensor) -> Waitable: ...
@@ -164,10 +164,10 @@ class Witness(Protocol):
 
 
 @dataclass(slots=True)
-class Fake(Cpu):
+class FakeDevice(Cpu):
     """The host in place of a GPU: what a GPU would do beside compute is told to a witness."""
 
-    witness: Witness
+    witness: DeviceWitness
 
     def aside(self) -> AbstractContextManager[None]:
         return self.witness.aside()

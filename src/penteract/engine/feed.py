@@ -13,7 +13,7 @@ from penteract.step.program import Program
 Batch = Mapping[str, torch.Tensor]  # one micro-batch's data by name
 
 
-class Sample(Protocol):
+class TokenSample(Protocol):
     """One sequence. All are [S] of int64; see engine/data for what they mean."""
 
     @property
@@ -34,7 +34,7 @@ def samples_of(p: Program, first: int) -> list[list[int]]:
     return [[first + (m * lay.dp + me) * b + i for i in range(b)] for m in range(lay.gradient_accumulation_steps)]
 
 
-def micro_batch(p: Program, samples: Sequence[Sample], device: torch.device) -> dict[str, torch.Tensor]:
+def micro_batch(p: Program, samples: Sequence[TokenSample], device: torch.device) -> dict[str, torch.Tensor]:
     """Sequences -> this rank's tensors by name.
 
     tokens, targets, start, positions  [S@cp, B]     `start:all` [S, B], in the order of gathered keys
@@ -76,7 +76,7 @@ def _gathered(p: Program) -> list[int]:
     return [i for r in range(p.layout.cp) for i in token_indices(p.sequence_length, p.layout.cp, r)]
 
 
-def _further(sample: Sample, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _further(sample: TokenSample, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens i + k, and the targets after them, ignored (-1) where they belong to another document or lie beyond the
     sequence. Its last token stands for those beyond: what they lead to is ignored."""
     tokens, targets, start = (
@@ -87,12 +87,12 @@ def _further(sample: Sample, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[at], torch.where(inside.logical_and_(start[at] == start), targets[at], -1)
 
 
-def target_count(samples: Sequence[Sample], k: int = 0) -> int:
+def target_count(samples: Sequence[TokenSample], k: int = 0) -> int:
     """Targets that count, `k` tokens further."""
     return sum(int((_further(x, k)[1] >= 0).sum()) for x in samples)
 
 
-def target_counts(p: Program, batches: Sequence[Sequence[Sample]]) -> list[int]:
+def target_counts(p: Program, batches: Sequence[Sequence[TokenSample]]) -> list[int]:
     """Targets that count in these micro-batches, for each term that is a mean over them: of all depths together."""
     depths = {"cross_entropy": range(1), "predict_ahead": range(1, p.model.predict_ahead + 1)}
     return [sum(target_count(samples, k) for samples in batches for k in depths[term]) for term in p.means]

@@ -13,7 +13,7 @@ import torch
 
 from penteract.config.run import Optimizer
 from penteract.engine.scaling import LossScale
-from penteract.engine.state import Flat, State
+from penteract.engine.state import Flat, TrainingState
 from penteract.engine.stochastic_rounding import chances, round_into
 from penteract.step.program import Program
 from penteract.step.update import SLICE
@@ -129,7 +129,7 @@ class AdamW:
         clipping = self.clipping(squared_norm).where(squared_norm.isfinite(), 0)
         return clipping if self.scaling is None else clipping / self.scaling.used
 
-    def end(self, p: Program, state: State, squared_norm: torch.Tensor) -> None:
+    def end(self, p: Program, state: TrainingState, squared_norm: torch.Tensor) -> None:
         """Experts chosen less than the mean get a larger bias, by one fixed step; the loss's scale follows."""
         good = squared_norm.isfinite()
         if p.model.moe is not None:

@@ -16,7 +16,7 @@ from penteract.engine.feed import Batch
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.memory import Allocator, Arena
 from penteract.engine.optimizer import AdamW, Factors
-from penteract.engine.state import State
+from penteract.engine.state import TrainingState
 from penteract.engine.streamed import Streamed
 from penteract.engine.totals import Totals
 from penteract.engine.wire import narrowed, widened
@@ -37,7 +37,7 @@ class Run:
     """
 
     p: Program
-    state: State
+    state: TrainingState
     comm: Comm
     kernels: Mapping[str, TorchKernel]
     memory: Allocator

@@ -19,11 +19,11 @@ import torch
 
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice, manifest, rectangles
-from penteract.engine.checkpoint.manifest import Entry
+from penteract.engine.checkpoint.manifest import ManifestEntry
 from penteract.engine.device import device_of
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.run import Run
-from penteract.engine.state import Flat, Kept, Piece, State
+from penteract.engine.state import Flat, Kept, ParameterPart, TrainingState
 from penteract.step.program import Program
 from penteract.step.update import parts
 
@@ -37,13 +37,13 @@ KINDS: Mapping[str, Kept] = MappingProxyType(
 )
 
 
-def state_slices(p: Program, state: State) -> Iterator[Slice]:
+def state_slices(p: Program, state: TrainingState) -> Iterator[Slice]:
     """Parameters and moments as rectangles of global tensors, and routers' biases: views where they are kept in
     the dtype that they are saved in, and copies on the CPU otherwise."""
     yield from _slices(p, state, _logical(p, state))
 
 
-def load_state(at: Path, p: Program, state: State) -> dict[str, Any]:
+def load_state(at: Path, p: Program, state: TrainingState) -> dict[str, Any]:
     """Fill the state of this rank from a checkpoint; returns what was saved beside it."""
     logical, there = _logical(p, state), manifest.read(at).tensors
     wanted = [s for s in _slices(p, state, logical) if not s.name.endswith(RECIPE) or _fits(s, there)]
@@ -57,7 +57,7 @@ def load_state(at: Path, p: Program, state: State) -> dict[str, Any]:
     return extra
 
 
-def _fits(part: Slice, there: Mapping[str, Entry]) -> bool:
+def _fits(part: Slice, there: Mapping[str, ManifestEntry]) -> bool:
     """Whether a checkpoint has what one recipe of precision alone keeps; if not, it begins anew."""
     found = part.name in there and there[part.name].shape == tuple(part.shape)
     if not found:
@@ -65,7 +65,7 @@ def _fits(part: Slice, there: Mapping[str, Entry]) -> bool:
     return found
 
 
-def _logical(p: Program, state: State) -> Logical:
+def _logical(p: Program, state: TrainingState) -> Logical:
     dtype = dtype_of("stat", p.precision)
 
     if state.places:
@@ -83,7 +83,7 @@ def _logical(p: Program, state: State) -> Logical:
     return {kind: [numbers(flat, kind) for flat in state.flats] for kind in KINDS.values()}
 
 
-def _slices(p: Program, state: State, logical: Logical) -> Iterator[Slice]:
+def _slices(p: Program, state: TrainingState, logical: Logical) -> Iterator[Slice]:
     for suffix, kind in KINDS.items():
         yield from slices(p, state.pieces_of(logical[kind]), suffix)
     first = p.mesh.group("stage", p.rank)[0] == p.rank
@@ -98,7 +98,7 @@ def _slices(p: Program, state: State, logical: Logical) -> Iterator[Slice]:
         yield Slice(f"{name}/bias", tuple(bias.shape), (0,), bias, first)
 
 
-def slices(p: Program, pieces: Iterable[Piece], suffix: str = "") -> Iterator[Slice]:
+def slices(p: Program, pieces: Iterable[ParameterPart], suffix: str = "") -> Iterator[Slice]:
     """Pieces of local rectangles as rectangles of global tensors; each element has one writer."""
     bucket_of = {q.name: b for b in p.buckets for q in b.params}
     number = {q.name: i for i, q in enumerate(p.everything)}

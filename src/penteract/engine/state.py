@@ -12,13 +12,13 @@ import torch
 from penteract.config.optimizers import ADAMW, Moment, OptimizerKind
 from penteract.config.precision import BLOCK, Policy
 from penteract.engine import moments
-from penteract.engine.codes import Codes, Part
+from penteract.engine.codes import Codes, ShardValues
 from penteract.engine.device import device_of
 from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.history import History
 from penteract.engine.kernels.quantise import quantiser
 from penteract.engine.scaling import LossScale
-from penteract.engine.stochastic_rounding import Place
+from penteract.engine.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 from penteract.step.program import Program
@@ -30,7 +30,7 @@ Buffers = dict[str, torch.Tensor]  # of what it keeps beside parameters: by kind
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ParameterPart:
     """Elements of one parameter's local rectangle, read row by row: those from `begin` on, [n]."""
 
     param: Param
@@ -56,7 +56,7 @@ class Flat:
     moments: dict[Moment, torch.Tensor]  # that its optimizer keeps
     scales: dict[Moment, torch.Tensor]  # of them, [shard_size / 256], where they are codes
     sliced: bool  # what is narrower than the update is widened by slices
-    places: tuple[Place, ...] = ()  # of parameters that are rounded by chance
+    places: tuple[ParameterSlice, ...] = ()  # of parameters that are rounded by chance
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
@@ -127,7 +127,7 @@ class Flat:
 
 
 @dataclass(slots=True)
-class State:
+class TrainingState:
     """`parameters` and `gradients` are views into the flats: of what is cut, of no use but where it is whole."""
 
     flats: list[Flat]
@@ -150,7 +150,7 @@ class State:
         """What the optimizer keeps on the host."""
         return [t for f in self.flats if f.bucket.offloaded for t in f.apart.values()]
 
-    def pieces(self, kind: Literal["parameter", "gradient"] | Kept) -> Iterator[Piece]:
+    def pieces(self, kind: Literal["parameter", "gradient"] | Kept) -> Iterator[ParameterPart]:
         """What this rank's shards hold of every parameter, as views; of some they hold nothing."""
         match kind:
             case "parameter":
@@ -160,20 +160,20 @@ class State:
             case _:
                 return self.pieces_of([f.kept(kind) for f in self.flats])
 
-    def pieces_of(self, shards: Iterable[torch.Tensor | None]) -> Iterator[Piece]:
+    def pieces_of(self, shards: Iterable[torch.Tensor | None]) -> Iterator[ParameterPart]:
         """The same of `shards`, one tensor a flat, or none."""
         for flat, own in zip(self.flats, shards, strict=True):
             for q, at in zip(flat.bucket.params, flat.bucket.offsets, strict=True) if own is not None else ():
                 begin = max(at, flat.shard.start)
                 end = min(at + self.parameters[q.name].numel(), flat.shard.stop)
                 if begin < end:
-                    yield Piece(q, begin - at, own[begin - flat.shard.start : end - flat.shard.start])
+                    yield ParameterPart(q, begin - at, own[begin - flat.shard.start : end - flat.shard.start])
 
 
-def allocate(p: Program, device: torch.device) -> State:
+def allocate(p: Program, device: torch.device) -> TrainingState:
     """Buffers for rank p.rank, not yet filled."""
     dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "stat", "code")}
-    state = State([])
+    state = TrainingState([])
     whole = _Places(parameter_ring(p.buckets, p.layout, p.widths), dtype["parameter"], device)
     sums = _Places(gradient_ring(p.buckets, p.widths), dtype["gradient"], device)
     state.rings += [*whole.places, *sums.places]
@@ -205,7 +205,9 @@ def allocate(p: Program, device: torch.device) -> State:
         state.history = History([s.params[0] for s in sites], sites[0].attrs["fp8"].history, device)
     if sites := p.coded:
         names = [s.params[0] for s in sites]
-        parts = {x.param.name: Part(x.begin, x.values) for x in state.pieces("parameter") if x.param.name in names}
+        parts = {
+            x.param.name: ShardValues(x.begin, x.values) for x in state.pieces("parameter") if x.param.name in names
+        }
         state.codes = Codes(sites[0].attrs["fp8"], names, parts, device, quantiser(p.layout.elementwise))
     experts = p.model.moe.experts if p.model.moe else 0
     state.routed = torch.zeros(len(p.balanced), experts, dtype=torch.int64, device=device)
@@ -242,13 +244,13 @@ def _optimizer(
     return {**master, **{kind: zeros(n, moment) for kind in optimizer_kind.moments}, **scales}
 
 
-def _places(p: Program, b: Bucket) -> Iterator[Place]:
+def _places(p: Program, b: Bucket) -> Iterator[ParameterSlice]:
     """Where the parameters of this rank's shard lie in their global tensors."""
     shard = b.shard(p.rank)
     for q, at in zip(b.params, b.offsets, strict=True):
         begin, end = max(at, shard.start), min(at + q.numel(p.mesh), shard.stop)
         if begin < end:
-            yield Place.of(q, p.mesh, p.rank, at=begin - shard.start, begin=begin - at, count=end - begin)
+            yield ParameterSlice.of(q, p.mesh, p.rank, at=begin - shard.start, begin=begin - at, count=end - begin)
 
 
 @dataclass(slots=True)
@@ -278,12 +280,12 @@ class _Places:
         return torch.zeros(n, dtype=self.dtype, device=self.device)
 
 
-def initialise(p: Program, state: State, seed: int) -> None:
+def initialise(p: Program, state: TrainingState, seed: int) -> None:
     """Fill parameters: each a function of (seed, name) alone, so every layout starts from the same model."""
     fill(state, ((q, _piece(p, q, seed)) for q in p.params))
 
 
-def fill(state: State, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
+def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
     """Set parameters, and master weights in full precision, from each one's whole local rectangle, one at a time."""
     masters, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in ("master", "parameter"))
     cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}

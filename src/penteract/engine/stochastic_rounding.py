@@ -25,7 +25,7 @@ LOW = 16  # bits that bfloat16 does not have of float32
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParameterSlice:
     """Where a part of a parameter lies: elements [at, at + count) of a shard are those from `begin` on of its local
     rectangle, read row by row."""
 
@@ -38,10 +38,10 @@ class Place:
     count: int
 
     @staticmethod
-    def of(q: Param, mesh: Mesh, rank: int, *, at: int, begin: int, count: int) -> Place:
+    def of(q: Param, mesh: Mesh, rank: int, *, at: int, begin: int, count: int) -> ParameterSlice:
         strides = tuple(prod(q.shape[i + 1 :]) for i in range(len(q.shape)))
         origin = sum(o * s for o, s in zip(q.offset(mesh, rank), strides, strict=True))
-        return Place(q.name, q.local_shape(mesh), strides, origin, at, begin, count)
+        return ParameterSlice(q.name, q.local_shape(mesh), strides, origin, at, begin, count)
 
     @property
     def gaps(self) -> tuple[tuple[int, int], ...]:
@@ -74,7 +74,7 @@ def round_into(narrow: torch.Tensor, wide: torch.Tensor, bits: torch.Tensor) -> 
     narrow.copy_(wide)
 
 
-def chances(places: Iterable[Place], part: slice, seed: int, step: torch.Tensor) -> torch.Tensor:
+def chances(places: Iterable[ParameterSlice], part: slice, seed: int, step: torch.Tensor) -> torch.Tensor:
     """Random numbers below 2^16 for a shard's elements `part`, int64 [n]. step: [], on the device."""
     z = torch.zeros(part.stop - part.start, dtype=torch.int64, device=step.device)
     now = step.to(torch.int64)

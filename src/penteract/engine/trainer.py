@@ -21,7 +21,7 @@ from penteract.engine.muon import Muon
 from penteract.engine.optimizer import AdamW, Move
 from penteract.engine.rank import Rank
 from penteract.engine.run import Run
-from penteract.engine.state import State, allocate, initialise
+from penteract.engine.state import TrainingState, allocate, initialise
 from penteract.engine.weights import open_weights, start_from
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
@@ -53,7 +53,7 @@ class Trainer:
     spec: RunSpec
     rank: Rank
     program: Program
-    state: State
+    state: TrainingState
     run: Run
     validation_run: Run
     feeder: Feeder
@@ -144,7 +144,7 @@ class Trainer:
         return Outcome(terms.pop("cross_entropy"), terms, norm**0.5, stop > 0, scale)
 
 
-def _optimizer(spec: RunSpec, rank: Rank, state: State, comm: Comm) -> AdamW:
+def _optimizer(spec: RunSpec, rank: Rank, state: TrainingState, comm: Comm) -> AdamW:
     said = (spec.optimizer, rank.device, spec.train.seed, state.scaling, _kernel(spec))
     return Muon(*said, comm=comm, policy=spec.precision.policy) if spec.optimizer.kind == "muon" else AdamW(*said)
 

@@ -14,7 +14,7 @@ from penteract.engine.checkpoint.slices import Box
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.hf.folder import CONFIG, open_folder
 from penteract.engine.hf.reading import HfWeights
-from penteract.engine.state import State, fill
+from penteract.engine.state import TrainingState, fill
 from penteract.errors import BadInput
 from penteract.step.program import Program
 
@@ -49,7 +49,7 @@ def step_of(path: Path) -> Path:
                    fix="check the path")  # fmt: skip
 
 
-def start_from(weights: Weights, p: Program, state: State) -> None:
+def start_from(weights: Weights, p: Program, state: TrainingState) -> None:
     """Fill this rank's parameters and master weights, and the biases of its routers, a rectangle at a time."""
     stat = dtype_of("stat", p.precision)
     boxes = ((q, (q.offset(p.mesh, p.rank), q.local_shape(p.mesh))) for q in p.params)

@@ -17,7 +17,7 @@ from penteract.ops.tape import Site
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Counts:
+class ParameterCounts:
     """Elements of a model's parameters.
 
     `total`      each once, a tied table too
@@ -33,7 +33,7 @@ class Counts:
     matmul: int
 
 
-def parameters(m: ModelSpec) -> Counts:
+def parameters(m: ModelSpec) -> ParameterCounts:
     """Count by recording one layer of each kind, whatever the depth, and multiplying."""
     alike: Counter[int] = Counter()  # the first layer of each kind -> how many there are
     first: dict[bool, int] = {}
@@ -44,7 +44,7 @@ def parameters(m: ModelSpec) -> Counts:
     return count(do, m, alike)
 
 
-def count(do: Do, m: ModelSpec, alike: Counter[int]) -> Counts:
+def count(do: Do, m: ModelSpec, alike: Counter[int]) -> ParameterCounts:
     """Count what `do` recorded for one token and one rank. Layer i stands for `alike[i]` layers; others for themselves.
 
     An op's first parameter is its matrix, where it has one.
@@ -59,7 +59,7 @@ def count(do: Do, m: ModelSpec, alike: Counter[int]) -> Counts:
             tables.add(site.params[0])
     sizes = {name: prod(do.params[name].shape) for name in times}
     visited = {name: min(n, products[name] or n) for name, n in sizes.items()}
-    return Counts(
+    return ParameterCounts(
         total=sum(times[name] * n for name, n in sizes.items()),
         active=sum(times[name] * n for name, n in visited.items()),
         embedding=sum(sizes[name] for name in tables),

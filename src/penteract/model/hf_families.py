@@ -31,7 +31,7 @@ class Rotary:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HfLocation:
     """Where one of ours lies: in tensor `name`, from row `first` of `rows` (0: it is all of them)."""
 
     name: str
@@ -41,11 +41,11 @@ class Place:
     rotary: Rotary | None = None
 
 
-Places = Mapping[str, Place]  # by the name of ours, without its layer
+Places = Mapping[str, HfLocation]  # by the name of ours, without its layer
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class HfFamily:
     """`prefix` begins names that stand for the network without its head; files of the bare network lack it.
 
     `unused`: names of tensors that some files hold and no decoder needs. `copies`: where a table is held once more.
@@ -64,9 +64,9 @@ _LLAMA: Mapping[str, str] = {
     "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
 }  # fmt: skip
 _TABLES: Places = {
-    "embedding.weight": Place("model.embed_tokens.weight"),
-    "norm.weight": Place("model.norm.weight"),
-    "head.weight": Place("lm_head.weight"),
+    "embedding.weight": HfLocation("model.embed_tokens.weight"),
+    "norm.weight": HfLocation("model.norm.weight"),
+    "head.weight": HfLocation("lm_head.weight"),
 }
 
 
@@ -75,7 +75,7 @@ def _llama(m: ModelSpec) -> Places:
     return {
         **_TABLES,
         **{
-            f"{ours}.{kind}": Place(f"model.layers.{{i}}.{n}.{kind}")
+            f"{ours}.{kind}": HfLocation(f"model.layers.{{i}}.{n}.{kind}")
             for ours, n in named
             for kind in ("weight", "bias")
         },
@@ -86,9 +86,9 @@ def _experts(part: str, gate: str, up: str, down: str) -> Places:
     """Experts in `part` of a layer, by what their three matrices are called."""
     each = {"gate": gate, "up": up, "down": down}
     return {
-        "moe.router.weight": Place(f"model.layers.{{i}}.{part}.gate.weight"),
+        "moe.router.weight": HfLocation(f"model.layers.{{i}}.{part}.gate.weight"),
         **{
-            f"moe.experts.{ours}": Place(f"model.layers.{{i}}.{part}.experts.{{x}}.{theirs}.weight")
+            f"moe.experts.{ours}": HfLocation(f"model.layers.{{i}}.{part}.experts.{{x}}.{theirs}.weight")
             for ours, theirs in each.items()
         },
     }
@@ -114,14 +114,14 @@ def _deepseek(m: ModelSpec) -> Places:
     return {
         **_llama(m),
         **_experts("mlp", "gate_proj", "up_proj", "down_proj"),
-        "moe.balance/bias": Place("model.layers.{i}.mlp.gate.e_score_correction_bias"),
+        "moe.balance/bias": HfLocation("model.layers.{i}.mlp.gate.e_score_correction_bias"),
         **{
-            f"moe.shared.{n}.{kind}": Place(f"model.layers.{{i}}.mlp.shared_experts.{n}_proj.{kind}")
+            f"moe.shared.{n}.{kind}": HfLocation(f"model.layers.{{i}}.mlp.shared_experts.{n}_proj.{kind}")
             for n in ("gate", "up", "down")
             for kind in ("weight", "bias")
         },
         **{
-            f"attention.{ours}.weight": Place(f"model.layers.{{i}}.self_attn.{n}.weight", rotary=turned.get(ours))
+            f"attention.{ours}.weight": HfLocation(f"model.layers.{{i}}.self_attn.{n}.weight", rotary=turned.get(ours))
             for ours, n in named.items()
         },
     }
@@ -135,7 +135,7 @@ def _deepseek_v3(m: ModelSpec) -> Places:
         "projection": "eh_proj",
         "head_norm": "shared_head.norm",
     }
-    named = {f"{ours}.weight": Place(f"model.layers.{{i}}.{theirs}.weight") for ours, theirs in ahead.items()}
+    named = {f"{ours}.weight": HfLocation(f"model.layers.{{i}}.{theirs}.weight") for ours, theirs in ahead.items()}
     return {**_deepseek(m), **named}
 
 
@@ -152,27 +152,27 @@ def _gpt2(m: ModelSpec) -> Places:
     tops = {"embedding": "wte", "positions": "wpe", "norm": "ln_f"}
     inner = {"norm1": "ln_1", "norm2": "ln_2", "attention.o": "attn.c_proj", "mlp.up": "mlp.c_fc",
              "mlp.down": "mlp.c_proj"}  # fmt: skip
-    found: dict[str, Place] = {}
+    found: dict[str, HfLocation] = {}
     for kind in ("weight", "bias"):
-        found |= {f"{ours}.{kind}": Place(f"transformer.{theirs}.{kind}") for ours, theirs in tops.items()}
+        found |= {f"{ours}.{kind}": HfLocation(f"transformer.{theirs}.{kind}") for ours, theirs in tops.items()}
         for ours, theirs in inner.items():
-            found[f"{ours}.{kind}"] = Place(f"transformer.h.{{i}}.{theirs}.{kind}", transposed="ln_" not in theirs)
+            found[f"{ours}.{kind}"] = HfLocation(f"transformer.h.{{i}}.{theirs}.{kind}", transposed="ln_" not in theirs)
         for n, ours in enumerate("qkv"):
-            found[f"attention.{ours}.{kind}"] = Place(
+            found[f"attention.{ours}.{kind}"] = HfLocation(
                 f"transformer.h.{{i}}.attn.c_attn.{kind}", transposed=True, first=n * m.hidden_size,
                 rows=3 * m.hidden_size,
             )  # fmt: skip
     return found
 
 
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(_llama),
-    "mistral": Family(_llama),
-    "qwen2": Family(_llama),
-    "qwen3": Family(_llama),
-    "mixtral": Family(_mixtral),
-    "qwen3_moe": Family(_qwen3_moe),
-    "deepseek_v2": Family(_deepseek),
-    "deepseek_v3": Family(_deepseek_v3, copies=_deepseek_v3_copies),
-    "gpt2": Family(_gpt2, prefix="transformer.", unused=re.compile(r".*\.attn\.(masked_)?bias")),
+FAMILIES: Mapping[str, HfFamily] = {
+    "llama": HfFamily(_llama),
+    "mistral": HfFamily(_llama),
+    "qwen2": HfFamily(_llama),
+    "qwen3": HfFamily(_llama),
+    "mixtral": HfFamily(_mixtral),
+    "qwen3_moe": HfFamily(_qwen3_moe),
+    "deepseek_v2": HfFamily(_deepseek),
+    "deepseek_v3": HfFamily(_deepseek_v3, copies=_deepseek_v3_copies),
+    "gpt2": HfFamily(_gpt2, prefix="transformer.", unused=re.compile(r".*\.attn\.(masked_)?bias")),
 }

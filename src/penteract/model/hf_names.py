@@ -1,7 +1,7 @@
 """Hugging Face's names for our tensors: which of theirs each of ours consists of, and as what view.
 
-A mapping is data. Every `Part` is a box of one of our tensors and where it lies in one of theirs, so that any rectangle
-of ours can be filled from slices of theirs, and each of theirs written from boxes of ours.
+A mapping is data. Every `HfPart` is a box of one of our tensors and where it lies in one of theirs, so that any
+rectangle of ours can be filled from slices of theirs, and each of theirs written from boxes of ours.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.errors import Bug
 from penteract.model.decoder import record
-from penteract.model.hf_families import FAMILIES, Place, Rotary
+from penteract.model.hf_families import FAMILIES, HfLocation, Rotary
 
 Dims = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HfPart:
     """The box `start`, `size` of one of ours, in tensor `theirs` of shape `shape`.
 
     `stacked`: ours has a first dim, one expert here, that theirs has not. Of what is left, rows are dim 0: they are
@@ -48,7 +48,7 @@ class Ours:
 
     name: str
     shape: Dims
-    parts: tuple[Part, ...]
+    parts: tuple[HfPart, ...]
     copies: tuple[str, ...] = ()
     exact: bool = False
 
@@ -62,7 +62,7 @@ class Theirs:
     """One of their tensors: its shape, and the parts of ours that make it."""
 
     shape: Dims
-    parts: list[tuple[Ours, Part]] = field(default_factory=list[tuple[Ours, Part]])
+    parts: list[tuple[Ours, HfPart]] = field(default_factory=list[tuple[Ours, HfPart]])
 
 
 def hf_names(m: ModelSpec, family: str, vocabulary: int | None = None) -> Mapping[str, Ours]:
@@ -91,7 +91,7 @@ def by_theirs(ours: Mapping[str, Ours], *, copies: bool = False) -> Mapping[str,
     return found
 
 
-def _parts(m: ModelSpec, family: str, name: str, shape: Dims, vocabulary: int | None) -> tuple[Part, ...]:
+def _parts(m: ModelSpec, family: str, name: str, shape: Dims, vocabulary: int | None) -> tuple[HfPart, ...]:
     """A parameter's parts: one; of experts, one for each."""
     parts = name.split(".")
     layer = int(parts[1]) if parts[0] == "layers" else -1
@@ -109,11 +109,11 @@ def _parts(m: ModelSpec, family: str, name: str, shape: Dims, vocabulary: int | 
     )
 
 
-def _part(place: Place, theirs: str, start: Dims, size: Dims, stored: Dims) -> Part:
+def _part(place: HfLocation, theirs: str, start: Dims, size: Dims, stored: Dims) -> HfPart:
     """`stored`: the part as their rows and columns."""
     shape: Sequence[int] = (place.rows or stored[0], *stored[1:])
     turned = place.transposed and len(stored) == 2
-    return Part(
+    return HfPart(
         theirs, tuple(reversed(shape)) if turned else tuple(shape), start, size,
         stacked=len(size) > len(stored), transposed=turned, first=place.first, rotary=place.rotary,
     )  # fmt: skip

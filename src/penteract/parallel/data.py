@@ -152,7 +152,7 @@ def _shapes(alike: Alike, params: Iterable[Param]) -> tuple[object, ...]:
     return tuple((p.shape, p.shards) for p in params) if alike.optimizer_kind.by_matrix else ()
 
 
-def packs(packing: Packing, units: Sequence[Unit]) -> Iterator[Pack]:
+def packs(packing: BucketRules, units: Sequence[Unit]) -> Iterator[Pack]:
     """The units of a rank in the order of forward -> groups of about layout.bucket_bytes, as backward finishes them.
 
     Those of what is cut from ZeRO 2 on are of one unit; what a unit needs together under ZeRO 3 is in one, however
@@ -205,7 +205,7 @@ class Filling:
 
 
 @dataclass(slots=True)
-class Packing:
+class BucketRules:
     """Which parameters of a rank go together, and how many fill a pack."""
 
     owning_stages: OwningStages
@@ -312,5 +312,5 @@ def buckets(
 ) -> tuple[Bucket, ...]:
     """The flat buckets of a rank, in the order in which they fill."""
     return tuple(
-        bucket_of(pack, mesh, rank) for pack in packs(Packing(owning_stages, mesh, policy, optimizer_kinds), units)
+        bucket_of(pack, mesh, rank) for pack in packs(BucketRules(owning_stages, mesh, policy, optimizer_kinds), units)
     )

@@ -23,7 +23,7 @@ from penteract.config.layout import (
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds, OptimizerName
 from penteract.config.precision import RECIPES, Policy
-from penteract.config.recompute import WHOLE, Budget, name_of, words_of
+from penteract.config.recompute import WHOLE, MemoryBudget, name_of, words_of
 from penteract.config.run import Optimizer
 from penteract.config.sections import Kernels
 from penteract.errors import BadInput
@@ -137,7 +137,7 @@ def _words(value: Any) -> Any:
     return () if value == "nothing" else words_of(value if value in WHOLE else value.split("+"))
 
 
-def budget_of(recompute: str) -> Budget | None:
+def budget_of(recompute: str) -> MemoryBudget | None:
     """`budget:0.8` (of the activations of none) or `budget:70GiB` (of all tensors)."""
     kind, colon, text = recompute.partition(":")
     if kind != "budget":
@@ -151,7 +151,7 @@ def budget_of(recompute: str) -> Budget | None:
         raise BadInput("BUDGET", "not a budget", where="recompute", found=recompute,
                        allowed="budget:0.8 (up to 1, of the activations of none) or budget:70GiB (of all tensors)",
                        fix="recompute=budget:0.8")  # fmt: skip
-    return Budget(value) if number == text else Budget(allocated=int(value * 2**30))
+    return MemoryBudget(value) if number == text else MemoryBudget(allocated=int(value * 2**30))
 
 
 def as_axes(layout: Layout) -> dict[str, Any]:

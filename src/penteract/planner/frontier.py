@@ -14,7 +14,7 @@ from penteract.config.recompute import NONE
 from penteract.planner.effort import Effort, effort
 from penteract.planner.progress import Pulse
 from penteract.planner.rows import Branch, Priced, Row, unfit
-from penteract.planner.space import Family
+from penteract.planner.space import LayoutFamily
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.units import Seconds
 
@@ -36,7 +36,7 @@ class Frontier:
     _heap: list[tuple[Seconds, int, _Key, bool]] = field(default_factory=list[tuple[Seconds, int, _Key, bool]])
     _serial: Iterator[int] = field(default_factory=count)  # among equals the first
 
-    def add(self, families: Iterable[Family], prices: Estimator, pulse: Pulse = _STILL) -> None:
+    def add(self, families: Iterable[LayoutFamily], prices: Estimator, pulse: Pulse = _STILL) -> None:
         """Families of one precision, each with the same fields."""
         for family in families:
             pulse()
@@ -102,7 +102,7 @@ class Frontier:
         return None
 
 
-def _plainest(family: Family) -> Layout:
+def _plainest(family: LayoutFamily) -> Layout:
     """With no more effort than any of a family."""
     sizes = [pair for _, pairs in family.members for pair in pairs]
     memory = family.members[0][0]._replace(

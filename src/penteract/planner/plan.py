@@ -41,7 +41,7 @@ NOT_REACHED = "not looked at: the search was stopped"
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class SearchCounts:
     """Layouts: of the product, refused by reason, priced, known to be within memory, and simulated for the ranking.
 
     enumerated = fit + the sum of `refused`, where those are too whose bound alone tells that they are not among the
@@ -66,7 +66,7 @@ class Plan:
     """
 
     ask: Ask
-    counts: Counts
+    counts: SearchCounts
     layouts: tuple[Timed, ...]
     search: Search = field(repr=False)
     larger: tuple[Cluster, LayoutEstimate] | None = None
@@ -193,10 +193,10 @@ def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch:
     return Plan(ask, counts, tuple(best), search, larger)
 
 
-def _counts(enumerated: int, search: Search, between: Between, left: Mapping[str, int]) -> Counts:
+def _counts(enumerated: int, search: Search, between: Between, left: Mapping[str, int]) -> SearchCounts:
     found = search.frontier.found
     refused = _most_first(found.refused + Counter(left))
-    return Counts(enumerated + between.tried, refused, found.count, found.fit, search.simulated, between)
+    return SearchCounts(enumerated + between.tried, refused, found.count, found.fit, search.simulated, between)
 
 
 def behind(k: int) -> str:
@@ -226,7 +226,7 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
         if ask.usable and q.allocated > ask.usable:
             found.miss(q.allocated, q.layout, q.precision)
             found.refused[TOO_LARGE] += 1
-    counts = Counts(len(every), dict(found.refused), len(every), len(every) - found.refused.total(), len(every))
+    counts = SearchCounts(len(every), dict(found.refused), len(every), len(every) - found.refused.total(), len(every))
     return Plan(ask, counts, tuple(search.best(len(every))), search)
 
 

@@ -32,7 +32,7 @@ class Utilisation:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class TrainingCost:
     """What a whole training takes at the speed of one layout."""
 
     tokens: int
@@ -52,11 +52,11 @@ def utilisation(plan: Plan, timed: Timed) -> Utilisation:
     return Utilisation(asked.full / peak, asked.causal / peak, (asked.full + again) / peak)
 
 
-def budget(plan: Plan, timed: Timed, tokens: int, usd_per_gpu_hour: float | None) -> Budget:
+def budget(plan: Plan, timed: Timed, tokens: int, usd_per_gpu_hour: float | None) -> TrainingCost:
     """GPU-hours, days and cost of `tokens`, without pauses and failures."""
     hours = tokens / plan.rate(timed) / 3600
     usd = None if usd_per_gpu_hour is None else hours * usd_per_gpu_hour
-    return Budget(tokens, hours, hours / timed.layout.world / 24, usd)
+    return TrainingCost(tokens, hours, hours / timed.layout.world / 24, usd)
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from penteract.config.layout import Layout
 from penteract.config.precision import Policy
 from penteract.config.recompute import NONE
 from penteract.errors import BadInput
-from penteract.planner.space import Family, Memory
+from penteract.planner.space import LayoutFamily, MemoryOptions
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.floor import Growths
 from penteract.readings.memory import Least
@@ -37,7 +37,7 @@ class Slower(NamedTuple):
 
     twin: LayoutEstimate
     row: Row
-    memory: Memory
+    memory: MemoryOptions
 
     @property
     def bound(self) -> Seconds:
@@ -143,12 +143,12 @@ class Priced:
 class Branch:
     """A family with the prices of one precision, and by memory the smallest micro-batch known to be too large."""
 
-    family: Family
+    family: LayoutFamily
     prices: Estimator
-    too_large: dict[Memory, int] = field(default_factory=dict[Memory, int])
-    known: dict[Memory, Least] = field(default_factory=dict[Memory, Least])
+    too_large: dict[MemoryOptions, int] = field(default_factory=dict[MemoryOptions, int])
+    known: dict[MemoryOptions, Least] = field(default_factory=dict[MemoryOptions, Least])
 
-    def least(self, memory: Memory) -> Least:
+    def least(self, memory: MemoryOptions) -> Least:
         """What each of these layouts holds at least, whatever the size of its micro-batch."""
         if memory not in self.known:
             self.known[memory] = self.prices.least(self.family.layout(memory, 1, 1))
@@ -166,7 +166,7 @@ class Branch:
 
     def rows(self) -> Iterator[Row]:
         """One for each size of the micro-batch."""
-        members: dict[tuple[int, int], list[Memory]] = {}
+        members: dict[tuple[int, int], list[MemoryOptions]] = {}
         for memory, sizes in self.family.members:
             for pair in sizes:
                 members.setdefault(pair, []).append(memory)
@@ -178,7 +178,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Layouts of a branch with one size of the micro-batch: they differ in `Memory` alone.
+    """Layouts of a branch with one size of the micro-batch: they differ in `MemoryOptions` alone.
 
     `more`: those that recompute more than another of them and so take no less. They wait until the others are priced,
     and are a `second` row then.
@@ -187,16 +187,16 @@ class Row:
     branch: Branch
     size: int
     steps: int
-    memories: tuple[Memory, ...]
-    more: tuple[Memory, ...] = ()
-    fits: dict[Memory, LayoutEstimate] = field(default_factory=dict[Memory, LayoutEstimate])
-    higher: dict[Memory, Higher] = field(default_factory=dict[Memory, Higher])
+    memories: tuple[MemoryOptions, ...]
+    more: tuple[MemoryOptions, ...] = ()
+    fits: dict[MemoryOptions, LayoutEstimate] = field(default_factory=dict[MemoryOptions, LayoutEstimate])
+    higher: dict[MemoryOptions, Higher] = field(default_factory=dict[MemoryOptions, Higher])
     second: bool = False
 
     def __len__(self) -> int:
         return len(self.memories) + len(self.more)
 
-    def layout(self, memory: Memory) -> Layout:
+    def layout(self, memory: MemoryOptions) -> Layout:
         return self.branch.family.layout(memory, self.size, self.steps)
 
     def bound(self) -> Seconds:
@@ -239,7 +239,7 @@ class Row:
             else:
                 found.refused[TOO_LARGE] += 1
                 too_large[memory] = self.size
-        left = list[Memory]()
+        left = list[MemoryOptions]()
         for memory in self.more:
             twin = fits.get(memory._replace(recompute=plain(memory.recompute))) if spares else None
             if twin:
@@ -248,7 +248,7 @@ class Row:
                 left.append(memory)
         return replace(self, memories=tuple(left), more=(), second=True) if left else None
 
-    def _within(self, found: Priced, memory: Memory, least: Bytes) -> LayoutEstimate | None:
+    def _within(self, found: Priced, memory: MemoryOptions, least: Bytes) -> LayoutEstimate | None:
         """As `Priced.within`; what comes nearest is of interest only as long as nothing fits."""
         if least <= found.usable:
             return found.priced(self.branch.prices, self.layout(memory))
@@ -262,11 +262,11 @@ class Row:
         some = [m for m in self.memories if self.size <= known.get(m, self.size) and floor(m) <= usable]
         return [lay for lay in map(self.layout, some) if not unfit(self.branch.prices, lay)]
 
-    def _floor(self) -> Callable[[Memory], Bytes]:
+    def _floor(self) -> Callable[[MemoryOptions], Bytes]:
         """Bytes that each of these layouts needs at least."""
         branch, kept, one = self.branch, dict[Growths, list[Bytes]](), self.layout(self.memories[0])
 
-        def floor(memory: Memory) -> Bytes:
+        def floor(memory: MemoryOptions) -> Bytes:
             least = branch.least(memory)
             if least.growth not in kept:
                 kept[least.growth] = branch.prices.kept(one, least.growth)
@@ -298,7 +298,7 @@ def lower_stages(zero: int, reduce_scatter_once: bool, reshard_after_step: bool)
 
 
 @cache
-def _lower(memory: Memory, *, spares: bool) -> list[Memory]:
+def _lower(memory: MemoryOptions, *, spares: bool) -> list[MemoryOptions]:
     """The same with a lower stage, and no more recomputation."""
     stages = lower_stages(memory.zero, memory.reduce_scatter_once, memory.reshard_after_step)
     found = [memory._replace(zero=z, reduce_scatter_once=w, reshard_after_step=k) for z, w, k in stages]

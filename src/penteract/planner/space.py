@@ -28,7 +28,7 @@ from penteract.step.program import check_words
 Sizes = tuple[tuple[int, int], ...]  # micro-batch sizes, which grow, with their accumulation steps
 
 
-class Memory(NamedTuple):
+class MemoryOptions(NamedTuple):
     """What a layout does that its state and activations fit, as fields of `Layout`."""
 
     zero: int
@@ -45,18 +45,18 @@ class Memory(NamedTuple):
 
 
 @cache
-def _fields(memory: Memory) -> Mapping[str, Any]:
+def _fields(memory: MemoryOptions) -> Mapping[str, Any]:
     return memory._asdict()
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """Layouts that differ in `Memory` and the micro-batch alone. `rest`: all other fields."""
+class LayoutFamily:
+    """Layouts that differ in `MemoryOptions` and the micro-batch alone. `rest`: all other fields."""
 
     rest: Mapping[str, Any]
-    members: tuple[tuple[Memory, Sizes], ...]
+    members: tuple[tuple[MemoryOptions, Sizes], ...]
 
-    def layout(self, memory: Memory, size: int, steps: int) -> Layout:
+    def layout(self, memory: MemoryOptions, size: int, steps: int) -> Layout:
         return Layout(**self.rest, **_fields(memory), micro_batch_size=size, gradient_accumulation_steps=steps)
 
     def runs(self) -> Iterator[tuple[Layout, ...]]:
@@ -76,19 +76,19 @@ class Space:
     """The layouts of a question. Of each axis these values are tried, unless the question pins it:
 
     dp tp pp cp        every ordered factorisation of the number of GPUs
-    schedule, vpp      without a pipeline one; else all, with one chunk a rank; those that need more, with the fewest
-                       for each number of layers that the longest chunk can have: more of that length only wait more
-    ep, expert_tp      for a model with experts: divisors of dp·cp; whole experts, or split over tp
-    cp_method     all, where cp > 1
-    zero               0 to 3; 0 alone where no two ranks share parameters (dp·cp = 1)
-    shard_group        all who share parameters; over several nodes also those of one node, where their number divides
+    schedule, vpp          without a pipeline one; else all, with one chunk a rank; those that need more, with the fewest
+                           for each number of layers that the longest chunk can have: more of that length only wait more
+    ep, expert_tp          for a model with experts: divisors of dp·cp; whole experts, or split over tp
+    cp_method              all, where cp > 1
+    zero                   0 to 3; 0 alone where no two ranks share parameters (dp·cp = 1)
+    shard_group            all who share parameters; over several nodes also those of one node, where their number divides
     reduce_scatter_once,   of ZeRO 3 where there are several micro-batches: neither, or one of both (both together are
-    reshard_after_step      ZeRO 1 in all but name)
-    recompute          none, full; `between.py` tries others between the two
-    loss               in chunks, as runs have it
-    attention          the fastest kernel that the rest allows, on GPUs in bf16
-    elementwise        kernels, on GPUs
-    micro_batch_size   the divisors of a replica's share of the batch
+    reshard_after_step     ZeRO 1 in all but name)
+    recompute              none, full; `between.py` tries others between the two
+    loss                   in chunks, as runs have it
+    attention              the fastest kernel that the rest allows, on GPUs in bf16
+    elementwise            kernels, on GPUs
+    micro_batch_size       the divisors of a replica's share of the batch
 
     All GPUs are used. `NOT_TRIED` says what is left out.
     """
@@ -141,7 +141,7 @@ class Space:
         found = CP_METHODS if cp > 1 else (Layout().cp_method,)
         return tuple(m for m in found if m in allowed)
 
-    def memories(self, rows: int, tp: int, cp: int, method: CpMethod) -> list[Memory]:
+    def memories(self, rows: int, tp: int, cp: int, method: CpMethod) -> list[MemoryOptions]:
         """Of layouts where `rows` = dp·cp places of `tp` ranks share parameters and `cp` of them sequences."""
         stages = self._values("zero", ZERO_STAGES if rows > 1 else ZERO_STAGES[:1])
         sharings = [
@@ -162,7 +162,7 @@ class Space:
             self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [
-            Memory(*sharing, recompute, *kernel)
+            MemoryOptions(*sharing, recompute, *kernel)
             for sharing, recompute, kernel in product(sharings, recomputes, list(kernels))
         ]
 
@@ -171,7 +171,7 @@ class Space:
         places, rest = divmod(self.ask.cluster.gpus_per_node, tp)
         return (places,) if not rest and 1 < places < rows and rows % places == 0 else ()
 
-    def _tried(self, memory: Memory, steps: int) -> bool:
+    def _tried(self, memory: MemoryOptions, steps: int) -> bool:
         """Whether what stays whole over micro-batches is another value: for one it is none, unless pinned."""
         pinned = {"reduce_scatter_once", "reshard_after_step"} & self.ask.pins.keys()
         return steps > 1 or not (memory.reduce_scatter_once or memory.reshard_after_step) or bool(pinned)
@@ -179,7 +179,7 @@ class Space:
     def _steps(self, dp: int, size: int) -> int:
         return max(1, self.ask.global_batch_size // (dp * size))
 
-    def _count(self, dp: int, memories: list[Memory]) -> int:
+    def _count(self, dp: int, memories: list[MemoryOptions]) -> int:
         """Layouts that differ in memory and the micro-batch."""
         return sum(self._tried(m, self._steps(dp, size)) for size in self.micro_batches(dp) for m in memories)
 
@@ -188,7 +188,7 @@ class Space:
         total = self.ask.global_batch_size
         return self._values("micro_batch_size", divisors(total // dp) if total % dp == 0 else (1,))
 
-    def families(self, refused: Counter[str]) -> Iterator[Family]:
+    def families(self, refused: Counter[str]) -> Iterator[LayoutFamily]:
         """The legal layouts; the others are counted by reason."""
         ask, gpus, node = self.ask, self.ask.cluster.gpus, self.ask.cluster.gpus_per_node
         legality = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
@@ -208,11 +208,11 @@ class Space:
                              "vpp": vpp, "ep": ep, "expert_tp": expert_tp, **self._edits}  # fmt: skip
                     members = tuple(self._members(legality, fixed, memories, refused))
                     if members:
-                        yield Family(fixed, members)
+                        yield LayoutFamily(fixed, members)
 
     def _members(
-        self, legality: Legality, fixed: Mapping[str, Any], memories: list[Memory], refused: Counter[str]
-    ) -> Iterator[tuple[Memory, Sizes]]:
+        self, legality: Legality, fixed: Mapping[str, Any], memories: list[MemoryOptions], refused: Counter[str]
+    ) -> Iterator[tuple[MemoryOptions, Sizes]]:
         """The legal ones of the layouts that share `fixed`."""
         dp, rows = fixed["dp"], fixed["dp"] * fixed["cp"]
         known: dict[tuple[str, bool], tuple[Sizes, Counter[str]]] = {}
@@ -235,7 +235,8 @@ class Space:
 
     @cached_property
     def _edits(self) -> dict[str, Any]:
-        """What is pinned of recomputing and offloading, one value each; `recompute` itself is one of `Memory`."""
+        """What is pinned of recomputing and offloading, one value each; `recompute` itself is one of
+        `MemoryOptions`."""
         pinned = {name: values for name, values in self.ask.pins.items() if name in EDITS}
         for name, values in pinned.items():
             several = len(values) > 1 and name != "recompute"

@@ -8,7 +8,7 @@ from typing import Any
 from penteract.model.count import parameters
 from penteract.planner.ask import EDITS, as_axes
 from penteract.planner.plan import NOT_REACHED, Plan
-from penteract.planner.report import MEMORY, Budget, utilisation
+from penteract.planner.report import MEMORY, TrainingCost, utilisation
 from penteract.planner.rows import NEEDLESS, TOO_LARGE
 from penteract.planner.search import Timed
 from penteract.units import show_bytes, show_count, show_seconds
@@ -141,7 +141,7 @@ def nothing_fits(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def spent(b: Budget, gpus: int) -> str:
+def spent(b: TrainingCost, gpus: int) -> str:
     """GPU-hours, days and cost in a line."""
     cost = "" if b.usd is None else f", {_spaced(round(b.usd))} USD"
     days = f"{b.days:,.1f} days".replace(",", " ") if b.days < 1000 else f"{b.days / 365.25:.1f} years"

@@ -22,11 +22,11 @@ from math import ceil, inf
 from typing import TypeVar
 
 from penteract.config.layout import Layout
-from penteract.config.recompute import NONE, Budget
+from penteract.config.recompute import NONE, MemoryBudget
 from penteract.errors import BadInput
 from penteract.readings.choices import Choice, Choices, hull
 from penteract.readings.estimator import Estimator, LayoutEstimate
-from penteract.readings.pieces import ENDS, Kind
+from penteract.readings.pieces import ENDS, LayerType
 from penteract.readings.stages import Chain, StageSum
 from penteract.schedule.in_flight import most_in_flight
 from penteract.units import Bytes, Seconds, show_bytes
@@ -56,7 +56,7 @@ class Chosen:
         return f"recomputes {op_names} in {where}{rest}: {spared}, {self.cost * 1e3:.3g} ms more a micro-batch"
 
 
-def within(estimator: Estimator, layout: Layout, budget: Budget) -> Chosen:
+def within(estimator: Estimator, layout: Layout, budget: MemoryBudget) -> Chosen:
     """The cheapest recomputation of `layout` within `budget`. Raises BadInput, naming the least that can be reached."""
     plain = estimator.estimate(_uniform(layout, NONE))
     kept = plain.memory["activations"]
@@ -101,7 +101,7 @@ class _Rank:
 class _Solver:
     estimator: Estimator
     layout: Layout
-    kinds: tuple[Kind, ...]
+    kinds: tuple[LayerType, ...]
     choices: Choices
     ranks: tuple[_Rank, ...]
     limit: float  # bytes in all, of the fullest rank
@@ -309,7 +309,7 @@ def _through(stage: StageSum) -> Bytes:
     return sum(n for (born, dies), n in spans if born == "Fwd" and dies in ("Bwd", "Inp", "Wgt"))
 
 
-def _placed(chain: Chain, kinds: Sequence[Kind]) -> Iterator[tuple[int, int]]:
+def _placed(chain: Chain, kinds: Sequence[LayerType]) -> Iterator[tuple[int, int]]:
     """Each piece of a chain: its place among the layers, and that of its kind."""
     place = 0
     for kind, n in chain:

@@ -14,7 +14,7 @@ from penteract.ops.liveness import Fate, Fates, groups
 from penteract.ops.tape import Tape
 from penteract.readings.estimator import Estimator
 from penteract.readings.load import Balanced
-from penteract.readings.pieces import Kind, bytes_of
+from penteract.readings.pieces import LayerType, bytes_of
 from penteract.readings.time.cost import seconds_alone
 from penteract.step.places import aligned
 from penteract.units import Bytes, Seconds
@@ -50,7 +50,7 @@ class Choices(NamedTuple):
     frontier: tuple[Choice, ...]
 
     @staticmethod
-    def of(estimator: Estimator, kinds: Sequence[Kind], plain: Layout) -> Choices:
+    def of(estimator: Estimator, kinds: Sequence[LayerType], plain: Layout) -> Choices:
         """For these kinds of pieces of a layout that recomputes nothing."""
         tapes = [estimator.composer.recorder.tape(plain, kind) for kind in kinds]
         measures = [_measure(estimator, kind, tape, plain) for kind, tape in zip(kinds, tapes, strict=True)]
@@ -121,7 +121,7 @@ def _no_worse(a: Choice, b: Choice) -> bool:
 _Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a register; of an op, by its identity
 
 
-def _measure(estimator: Estimator, kind: Kind, tape: Tape, layout: Layout) -> _Measure:
+def _measure(estimator: Estimator, kind: LayerType, tape: Tape, layout: Layout) -> _Measure:
     composer = estimator.composer
     load, widths = Balanced.of(composer.model, layout, composer.sequence_length), composer.widths
     alone = seconds_alone(composer.piece(layout, kind), estimator.steps.device(layout))

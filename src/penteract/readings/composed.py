@@ -23,7 +23,7 @@ from penteract.parallel.pipeline import stage_layers
 from penteract.readings.deal import Chains, Deal
 from penteract.readings.holdings import Holder, Holding
 from penteract.readings.packed import Packer, first_rank
-from penteract.readings.pieces import EMBEDDING, HEAD, Kind, Piece, Recorder, Wire
+from penteract.readings.pieces import EMBEDDING, HEAD, LayerProgram, LayerType, Recorder, Wire
 from penteract.readings.pools import Pools
 from penteract.readings.price import away, bucket_workspace, fed, owned, ringed
 from penteract.readings.reads import Memos, tracked
@@ -82,10 +82,10 @@ class Composer:
         self.holder = Holder(self.model, self.sequence_length, self.widths)
         self.packer = Packer(self.model, self.policy, self.optimizer_kinds, self.recorder, self.deal)
 
-    def piece(self, layout: Layout, kind: Kind) -> Piece:
+    def piece(self, layout: Layout, kind: LayerType) -> LayerProgram:
         return self.recorder.piece(layout, kind)
 
-    def holding(self, layout: Layout, kind: Kind) -> Holding:
+    def holding(self, layout: Layout, kind: LayerType) -> Holding:
         """What a pass through a piece takes."""
         return self.holder.measure(layout, self.recorder.piece(layout, kind))
 

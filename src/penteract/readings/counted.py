@@ -6,12 +6,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from penteract.ops.params import Param
-from penteract.parallel.data import Alike, Filling, Pack, Packing, Unit
+from penteract.parallel.data import Alike, BucketRules, Filling, Pack, Unit
 
 Counted = tuple[tuple[Pack, int], ...]  # of those of one kind and size the first, and how many there are
 
 
-def count_packs(packing: Packing, runs: Sequence[tuple[Unit, Sequence[Pack], int]]) -> Counted:
+def count_packs(packing: BucketRules, runs: Sequence[tuple[Unit, Sequence[Pack], int]]) -> Counted:
     """What `packs` makes of units, with those of each alone, of which so many in a row are equal: in its order, each
     kind and size once."""
     counts, fills, begin = _Counts(), dict[Alike, _Fills](), 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penteract.readings.pieces import Kind
+from penteract.readings.pieces import LayerType
 from penteract.readings.stages import Chain
 from penteract.schedule.schedule import Placement
 
@@ -29,7 +29,7 @@ class Deal:
     group: tuple[int, ...]
     chains: tuple[Chain, ...]
     chunks: tuple[tuple[int, ...], ...]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[LayerType, ...]
 
     @staticmethod
     def of(chains: Sequence[Chain], placement: Placement) -> Deal:

@@ -15,7 +15,7 @@ from penteract.ops.declarations.fp8 import check_sizes
 from penteract.readings.composed import Composer
 from penteract.readings.floor import Growths
 from penteract.readings.ideal import PARTS, Forward, StepFlops
-from penteract.readings.memory import Least, Memory
+from penteract.readings.memory import Least, MemoryReading
 from penteract.readings.rates import Rates
 from penteract.readings.time.bounds import Bounds
 from penteract.readings.time.step import StepClock
@@ -60,7 +60,7 @@ class Estimator:
     precision: str | Policy = "bf16"
     optimizer_kinds: OptimizerKinds = PLAIN
     composer: Composer = field(init=False)
-    memory: Memory = field(init=False)
+    memory: MemoryReading = field(init=False)
     rates: Rates = field(init=False)
     steps: StepClock = field(init=False)
     bounds: Bounds = field(init=False)
@@ -69,7 +69,7 @@ class Estimator:
     def __post_init__(self) -> None:
         self.precision = policy(self.precision)
         self.composer = Composer(self.model, self.sequence_length, self.precision, self.optimizer_kinds)
-        self.memory = Memory(self.composer)
+        self.memory = MemoryReading(self.composer)
         self.rates = Rates.of(self.cluster, self.precision.products, fp8=self.precision.fp8 is not None)
         self.steps = StepClock(self.composer, self.cluster, self.rates)
         self.bounds = Bounds(self.steps)

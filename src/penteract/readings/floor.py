@@ -12,7 +12,7 @@ from functools import cache
 
 from penteract.config.layout import Layout
 from penteract.readings.composed import Composer
-from penteract.readings.pieces import ENDS, Growth, Kind
+from penteract.readings.pieces import ENDS, Growth, LayerType
 from penteract.readings.reads import Memos, tracked
 from penteract.readings.stages import Chain
 from penteract.schedule.in_flight import most_in_flight
@@ -64,7 +64,7 @@ class Floor:
         return self.known[key]
 
 
-def _of_chain(chain: Chain, each: Mapping[Kind, Growth]) -> Mapping[Span, Bytes]:
+def _of_chain(chain: Chain, each: Mapping[LayerType, Growth]) -> Mapping[Span, Bytes]:
     """Of its layers: the input of the first is that of an end, or was received."""
     total, first = dict[Span, Bytes](), True
     for kind, n in chain:

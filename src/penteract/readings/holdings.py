@@ -13,7 +13,7 @@ from penteract.ops.declarations.fp8 import remembered
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.readings.load import Balanced, Load
-from penteract.readings.pieces import Piece, bytes_of, shapes
+from penteract.readings.pieces import LayerProgram, bytes_of, shapes
 from penteract.readings.reads import Memos, tracked
 from penteract.step.places import Life, Span, aligned, lay_out
 from penteract.units import Bytes
@@ -60,7 +60,7 @@ class Holder:
     memos: Memos = field(default_factory=Memos)
 
     @tracked
-    def measure(self, layout: Layout, piece: Piece) -> Holding:
+    def measure(self, layout: Layout, piece: LayerProgram) -> Holding:
         """The registers of a piece laid out as a step lays them out."""
         outline, specs = piece.outline, piece.specs
         chunk, alive = outline.chunk, outline.lives
@@ -102,7 +102,7 @@ class Holder:
             ring={name: s.ring for name, s in found.scratch.items() if s.ring}, host=host,
         )  # fmt: skip
 
-    def _largest(self, piece: Piece, layout: Layout, load: Load) -> Bytes:
+    def _largest(self, piece: LayerProgram, layout: Layout, load: Load) -> Bytes:
         """The largest workspace of a declaration."""
         sites, jobs = piece.shapes.sites, [job for job in piece.outline.jobs if job[1] in _RUNS]
         return max([self._workspace(layout, sites[place], phase, load) for place, phase in jobs], default=0)

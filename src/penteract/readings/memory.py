@@ -9,13 +9,13 @@ from typing import NamedTuple
 from penteract.config.layout import Layout
 from penteract.readings.composed import Composer
 from penteract.readings.floor import Floor, Growths
-from penteract.readings.packed import Groups, State
+from penteract.readings.packed import BucketMemory, StageGroups
 from penteract.readings.price import fed
 from penteract.readings.reads import Memos, tracked
 from penteract.units import Bytes
 
 
-class Held(NamedTuple):
+class RankMemory(NamedTuple):
     """Bytes by kind of the fullest pipeline rank, and of each rank in all; on the host, of the rank with most there."""
 
     kinds: Mapping[str, Bytes]
@@ -51,7 +51,7 @@ class _Beside(NamedTuple):
 
 
 @dataclass(slots=True)
-class Memory:
+class MemoryReading:
     """What ranks of one model's layouts hold. What two layouts share is summed once."""
 
     composer: Composer
@@ -61,7 +61,7 @@ class Memory:
     def __post_init__(self) -> None:
         self.floor = Floor(self.composer)
 
-    def of(self, layout: Layout) -> Held:
+    def of(self, layout: Layout) -> RankMemory:
         """Of all ranks."""
         deal, there, states = self.composer.deal(layout), self._beside(layout), self._states(layout)
         beside = [
@@ -73,7 +73,7 @@ class Memory:
         g = deal.group[r]
         other = there.data[g] + max(there.workspace[g], states[g].largest) + states[g].ring
         kinds = {**states[g].held, "activations": there.activations[r], "other": other}
-        return Held(kinds, by_stage, max([n + s.host for n, s in zip(there.host, states, strict=True)]))
+        return RankMemory(kinds, by_stage, max([n + s.host for n, s in zip(there.host, states, strict=True)]))
 
     def least(self, layout: Layout) -> Least:
         """Of layouts that differ in the micro-batch alone, the same."""
@@ -83,12 +83,12 @@ class Memory:
         """Bytes that the fullest rank holds at least, of which `least` is known: what is allocated is no less."""
         return least.total(self.floor.per_sequence(layout, least.growth), layout.micro_batch_size)
 
-    def _states(self, layout: Layout) -> list[State]:
+    def _states(self, layout: Layout) -> list[BucketMemory]:
         """Of each group of pipeline ranks with the same stages."""
         return self._states_of(layout, self.composer.packer.groups(layout))
 
     @tracked
-    def _states_of(self, layout: Layout, groups: Groups) -> list[State]:
+    def _states_of(self, layout: Layout, groups: StageGroups) -> list[BucketMemory]:
         packer, each = self.composer.packer, zip(groups.runs, groups.ranks, strict=True)
         return [packer.state(layout, runs, ranks[0] if packer.shares(runs) else 0) for runs, ranks in each]
 

@@ -17,10 +17,10 @@ from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision import Policy
 from penteract.model.decoder import owning_stages, shared
 from penteract.ops.params import Param
-from penteract.parallel.data import Bucket, Pack, Packing, Unit, bucket_of, packs
+from penteract.parallel.data import Bucket, BucketRules, Pack, Unit, bucket_of, packs
 from penteract.readings.counted import Counted, count_packs
 from penteract.readings.deal import Chains, Deal
-from penteract.readings.pieces import ENDS, Kind, Recorder, Uses
+from penteract.readings.pieces import ENDS, LayerType, Recorder, Uses
 from penteract.readings.price import away, bucket_workspace, held, owned, ringed
 from penteract.readings.reads import Memos, tracked
 from penteract.step.ring import PLACES, gathered_bytes, places, ring_sizes, summed_bytes
@@ -28,7 +28,7 @@ from penteract.units import Bytes
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class BucketMemory:
     """What a rank holds of its buckets: bytes between steps, by kind; rings, where they are whole for a while; both
     together; the most that an update allocates; and what the optimizer keeps on the host."""
 
@@ -51,7 +51,7 @@ class _Part(NamedTuple):
 class Units(NamedTuple):
     """Equal units of a rank, one after the other."""
 
-    kind: Kind
+    kind: LayerType
     unit: Unit
     number: int
 
@@ -64,7 +64,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Groups:
+class StageGroups:
     """The units of pipeline ranks with the same stages, and which ranks these are. Layouts with the same have one
     object."""
 
@@ -86,7 +86,7 @@ class Packer:
 
     # ---- one by one ------------------------------------------------------------------------------------------
 
-    def placed(self, layout: Layout, pp_rank: int) -> list[tuple[Kind, tuple[Param, ...]]]:
+    def placed(self, layout: Layout, pp_rank: int) -> list[tuple[LayerType, tuple[Param, ...]]]:
         """The pieces of a rank, one by one in the order of forward, with the parameters that each is first to use.
 
         A layer's are those of the layer that was recorded: equal layers show the same.
@@ -112,19 +112,19 @@ class Packer:
         return self.groups(layout).runs[self.deal(layout).group[pp_rank]]
 
     @tracked
-    def groups(self, layout: Layout) -> Groups:
+    def groups(self, layout: Layout) -> StageGroups:
         """The units of pipeline ranks with the same stages."""
         deal, cut = self.deal(layout), layout.cuts_units
         uses = tuple([self.recorder.uses(layout, kind) for kind in deal.kinds])
         key = (deal, uses, cut)
         if key not in self.alike:
             used = dict(zip(deal.kinds, uses, strict=True))
-            self.alike[key] = Groups(
+            self.alike[key] = StageGroups(
                 tuple([self._runs(own, used, cut=cut) for own in deal.dealt(deal.chains)]), deal.alike
             )
         return self.alike[key]
 
-    def _runs(self, chains: Chains, uses: Mapping[Kind, Uses], *, cut: bool) -> Runs:
+    def _runs(self, chains: Chains, uses: Mapping[LayerType, Uses], *, cut: bool) -> Runs:
         """What an end uses after the other is the other's."""
         ends, out = set[str](), list[Units]()
         for kind, n in chain.from_iterable(chains):
@@ -180,13 +180,13 @@ class Packer:
         return [self.bucket(layout, pack, stage) for pack in self._unit_packs(layout, unit, stage)]
 
     @tracked
-    def state(self, layout: Layout, runs: Runs, stage: int) -> State:
+    def state(self, layout: Layout, runs: Runs, stage: int) -> BucketMemory:
         """What a rank with these units holds; the stage tells more only where others share its parameters."""
         parts = [(self._part(layout, pack, stage), n) for pack, n in self.counted(layout, runs, stage)]
         kinds = owned([(part.bucket, n) for part, n in parts], self.policy, [part.held for part, _ in parts])
         ring = sum(ringed(*self.rings(layout, runs, stage)).values())
         resident, largest = sum(kinds.values()) + ring, max([part.largest for part, _ in parts])
-        return State(kinds, ring, resident, largest, sum([n * part.host for part, n in parts]))
+        return BucketMemory(kinds, ring, resident, largest, sum([n * part.host for part, n in parts]))
 
     def rings(self, layout: Layout, runs: Runs, stage: int) -> tuple[Bytes, Bytes]:
         """Bytes of a rank's rings: of gathered parameters, and of gradients in one action."""
@@ -211,9 +211,9 @@ class Packer:
         """Whether these units have parameters that live on other stages too."""
         return bool(shared(self.model)) and any(run.kind in ENDS for run in runs.units)
 
-    def _packing(self, layout: Layout, units: Sequence[Unit], stage: int) -> Packing:
+    def _packing(self, layout: Layout, units: Sequence[Unit], stage: int) -> BucketRules:
         where = owning_stages(self.model, layout, {p.name: stage for unit in units for p in unit.params})
-        return Packing(where, Mesh(layout), self.policy, self.optimizer_kinds)
+        return BucketRules(where, Mesh(layout), self.policy, self.optimizer_kinds)
 
 
 def first_rank(mesh: Mesh, pp_rank: int) -> int:

@@ -44,7 +44,7 @@ Wire = tuple[str, str]  # collective, axis
 Sizes = dict[Spec, tuple[Bytes, Bytes]]
 
 
-class Kind(NamedTuple):
+class LayerType(NamedTuple):
     """The embedding, the head, or a kind of layer: by the first that is like it, and the first place of a stage that
     has its edit."""
 
@@ -52,11 +52,11 @@ class Kind(NamedTuple):
     place: int = -1
 
 
-EMBEDDING, HEAD = ENDS = (Kind("embedding"), Kind("head"))
+EMBEDDING, HEAD = ENDS = (LayerType("embedding"), LayerType("head"))
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class LayerProgram:
     """What one pass of a micro-batch through a piece does on a rank. `holdings.py` tells what it takes. Layouts that
     say the same have one object: what follows from it is kept by the piece, however many fields told of it.
 
@@ -119,7 +119,7 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Told:
-    """A tape at one micro-batch size. `sizes` as in `Piece`."""
+    """A tape at one micro-batch size. `sizes` as in `LayerProgram`."""
 
     recorded: _Recorded
     shapes: Sized
@@ -139,7 +139,9 @@ class Recorder:
     precision: Policy
     memos: Memos = field(default_factory=Memos)
     outlines: dict[tuple[Saying, Edit, bool], Outline] = field(default_factory=dict[tuple[Saying, Edit, bool], Outline])
-    pieces: dict[tuple[_Told, Outline], Piece] = field(default_factory=dict[tuple["_Told", Outline], Piece])
+    pieces: dict[tuple[_Told, Outline], LayerProgram] = field(
+        default_factory=dict[tuple["_Told", Outline], LayerProgram]
+    )
     used: dict[tuple[object, ...], Uses] = field(default_factory=dict[tuple[object, ...], "Uses"])
     widths: Widths = field(init=False)
     linears: Linears = field(init=False)
@@ -150,11 +152,11 @@ class Recorder:
         self.linears = self.precision.linears(self.model.layers, self.model.predict_ahead)
         self.names = [f"as layer {first}" for first in first_like(self.model, self.precision)]
 
-    def kinds(self, layers: range, layout: Layout) -> tuple[tuple[Kind, int], ...]:
+    def kinds(self, layers: range, layout: Layout) -> tuple[tuple[LayerType, int], ...]:
         """The kinds of a stage's layers in order, runs of the same counted."""
-        runs: list[tuple[Kind, int]] = []
+        runs: list[tuple[LayerType, int]] = []
         for place, i in enumerate(layers):
-            kind = Kind(self.names[i], layout.like(place))
+            kind = LayerType(self.names[i], layout.like(place))
             if runs and runs[-1][0] == kind:
                 runs[-1] = (kind, runs[-1][1] + 1)
             else:
@@ -162,17 +164,17 @@ class Recorder:
         return tuple(runs)
 
     @tracked
-    def piece(self, layout: Layout, kind: Kind) -> Piece:
+    def piece(self, layout: Layout, kind: LayerType) -> LayerProgram:
         """A piece as a layout shows it."""
         told = self._told(layout, kind.name)
         outline = self._outline(told.recorded, layout, kind)
         if (told, outline) not in self.pieces:
             shapes = told.shapes
             sites = [*shapes.sites, *outline.copied(shapes)] if outline.copies else shapes.sites
-            self.pieces[told, outline] = Piece(outline, shapes, sites, told.sizes)
+            self.pieces[told, outline] = LayerProgram(outline, shapes, sites, told.sizes)
         return self.pieces[told, outline]
 
-    def _outline(self, recorded: _Recorded, layout: Layout, kind: Kind) -> Outline:
+    def _outline(self, recorded: _Recorded, layout: Layout, kind: LayerType) -> Outline:
         split, (recompute, offload) = layout.split_backward, layout.edit(kind.place)
         edit = Edit(
             tuple([op_name for op_name in recompute if op_name in recorded.op_names]),
@@ -184,14 +186,14 @@ class Recorder:
         return self.outlines[key]
 
     @tracked
-    def uses(self, layout: Layout, kind: Kind) -> Uses:
+    def uses(self, layout: Layout, kind: LayerType) -> Uses:
         """What a piece has of parameters. That is the same for any number of tokens, so it is looked at with few."""
         few = changed(layout, micro_batch_size=1, loss_chunk=self.sequence_length)
         found = self._tape_of(few, kind.name).uses
         return self.used.setdefault((found.params, found.waiting, found.coded), found)
 
     @tracked
-    def growth(self, layout: Layout, kind: Kind) -> Growth:
+    def growth(self, layout: Layout, kind: LayerType) -> Growth:
         """Bytes that a layer keeps for each sequence of a micro-batch at least, by span, what routing sizes left out;
         and those of its input, which another layer makes."""
         recorded = self._recorded(changed(layout, micro_batch_size=OPEN), kind.name)
@@ -209,7 +211,7 @@ class Recorder:
             handed["Fwd", outline.lives[r].dies[0]] = aligned(specs[r], self.widths) // OPEN
         return Growth(+grown, handed)
 
-    def tape(self, layout: Layout, kind: Kind) -> Tape:
+    def tape(self, layout: Layout, kind: LayerType) -> Tape:
         """What a layout says of a piece."""
         tokens = self._flat(layout, kind.name)
         return (self._say_flat(layout, tokens) if tokens else self._say(layout, kind.name, self.sequence_length)).tape
@@ -255,7 +257,7 @@ class Recorder:
         part(do, self.model, () if first or last else (self.names.index(name),), length, first=first, last=last)
         return do
 
-    def work(self, piece: Piece, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
+    def work(self, piece: LayerProgram, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
         """FLOPs by phase, and bytes on wires."""
         load, flops, wires = Balanced.of(self.model, layout, self.sequence_length), Counter[str](), Counter[Wire]()
         mesh = Mesh(layout)

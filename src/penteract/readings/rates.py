@@ -14,15 +14,15 @@ from penteract.errors import BadInput
 from penteract.ops.declarations.declaration import Product
 from penteract.readings.curve import Curve
 from penteract.readings.gemm import Gemm
-from penteract.readings.wires import Span, Wires
+from penteract.readings.wires import GroupSpan, Wires
 from penteract.units import Bytes, Flops, Seconds
 
-__all__ = ["Rates", "Span"]
+__all__ = ["Rates", "GroupSpan"]
 
 _BACKWARD = 2.5  # FLOPs of attention's backward over its forward: five products for two
 
 
-class Fused(NamedTuple):
+class FusedRates(NamedTuple):
     """Fused attention of one head size: seconds against FLOPs that are really done, forward and backward."""
 
     forward: Curve
@@ -47,7 +47,7 @@ class Rates:
     gemm: Gemm
     codes: Gemm | None  # of products of FP8 codes
     flash: tuple[float, float]  # its share of cuDNN's rate, forward and backward
-    fused: tuple[tuple[int, Fused], ...]
+    fused: tuple[tuple[int, FusedRates], ...]
     pointwise: Curve
     walking: Curve
     wires: Wires
@@ -96,7 +96,7 @@ class Rates:
     def at_best(self) -> Rates:
         """Seconds no more than these, that fall for each unit of work as the work grows. So those of products do as
         they are: their law has no negative term. What is on the wire slows nothing down."""
-        fused = tuple((head, Fused(*(curve.at_best() for curve in some))) for head, some in self.fused)
+        fused = tuple((head, FusedRates(*(curve.at_best() for curve in some))) for head, some in self.fused)
         wires = replace(self.wires, best=True, lines={})
         return replace(
             self,
@@ -137,7 +137,7 @@ class Rates:
         seconds = self.pointwise(amount)
         return max(seconds, self.walking(walked)) if walked else seconds
 
-    def collective(self, kind: str, span: Span, amount: Bytes) -> Seconds:
+    def collective(self, kind: str, span: GroupSpan, amount: Bytes) -> Seconds:
         """`amount`: bytes of the tensor handed over, the output of a gather, the input of others. A message is a "send"
         of two ranks, and a "shift" where as much comes back."""
         return self.wires.collective(kind, span, amount)
@@ -167,7 +167,7 @@ def _copying(cluster: Cluster, known: Curves, device: Gpu) -> dict[str, float]:
     return {"to_host": seconds("d2h"), "from_host": seconds("h2d")}
 
 
-def _fused(known: Curves, slower: float) -> tuple[tuple[int, Fused], ...]:
+def _fused(known: Curves, slower: float) -> tuple[tuple[int, FusedRates], ...]:
     """Scaled by the peaks of products."""
 
     def curve(head: int, way: int) -> Curve:
@@ -176,7 +176,7 @@ def _fused(known: Curves, slower: float) -> tuple[tuple[int, Fused], ...]:
         return Curve.of((done, done / (rates[way] * 1e12)) for done, rates in points).stretched(slower)
 
     heads = sorted({size for _, size, _, _ in known.attention}, reverse=True)
-    return tuple((head, Fused(curve(head, 0), curve(head, 1))) for head in heads)
+    return tuple((head, FusedRates(curve(head, 0), curve(head, 1))) for head in heads)
 
 
 def _basis(cluster: Cluster, known: Curves, precision: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from penteract.ops.expression import LEGEND
 from penteract.units import Bytes, show_bytes, show_count
 
-Kind = Literal[
+TermKind = Literal[
     "parameters",
     "gradients",
     "optimizer",
@@ -24,18 +24,18 @@ Kind = Literal[
     "wires",
 ]
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[TermKind, ...] = (
     "parameters", "gradients", "optimizer", "ring", "data", "kept", "scratch", "workspace", "host", "flops", "wires"
 )  # fmt: skip
 # What a plan sums them up as, where that has another name.
-PART_OF: Mapping[Kind, str] = {
+PART_OF: Mapping[TermKind, str] = {
     "kept": "activations", "scratch": "activations", "ring": "other", "data": "other", "workspace": "other"
 }  # fmt: skip
 _INDENT = 13
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Term:
     """`value` is `count · flight · each`, in bytes or FLOPs; `formula` is that of `each`, and `numbers` its numbers.
 
     `count`   how many layers or lines say the same; `flight`: micro-batches at once, of what is kept
@@ -44,7 +44,7 @@ class Row:
     `ranks`   the group, of what goes over wires
     """
 
-    kind: Kind
+    kind: TermKind
     what: str
     detail: str
     formula: str
@@ -86,10 +86,10 @@ class Row:
 class Why:
     """All rows of one rank. `numbers`: the value of each name in their formulas."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Term, ...]
     numbers: Mapping[str, int] = field(repr=False)
 
-    def total(self, kind: Kind) -> int:
+    def total(self, kind: TermKind) -> int:
         return sum(r.value for r in self.rows if r.kind == kind)
 
     def whole(self, activations: Bytes, other: Bytes) -> Why:
@@ -106,7 +106,7 @@ class Why:
         )  # fmt: skip
         return replace(self, rows=(*self.rows, *(row for row in rest if row.each)))
 
-    def text(self, kinds: Collection[Kind] | None = None, width: int = 100) -> str:
+    def text(self, kinds: Collection[TermKind] | None = None, width: int = 100) -> str:
         """The rows of `kinds` (all of them), the largest first, each with its formula, its numbers and its line."""
         out = list[str]()
         for kind in KINDS if kinds is None else kinds:
@@ -125,11 +125,11 @@ class Why:
         return {"numbers": dict(self.numbers), "rows": [r.as_dict() for r in self.rows]}
 
 
-def _rest(kind: Kind, detail: str, size: Bytes) -> Row:
+def _rest(kind: TermKind, detail: str, size: Bytes) -> Term:
     """A row that has no formula but its size."""
-    return Row(kind=kind, what=kind, detail=detail, formula=str(size), numbers=str(size), each=size, count=1, flight=1,
+    return Term(kind=kind, what=kind, detail=detail, formula=str(size), numbers=str(size), each=size, count=1, flight=1,
                line="")  # fmt: skip
 
 
-def _show(kind: Kind, value: int) -> str:
+def _show(kind: TermKind, value: int) -> str:
     return show_count(value) if kind == "flops" else show_bytes(value)

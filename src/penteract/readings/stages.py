@@ -9,12 +9,12 @@ from itertools import pairwise
 
 from penteract.ops.spec import Spec
 from penteract.readings.holdings import Holding
-from penteract.readings.pieces import Kind
+from penteract.readings.pieces import LayerType
 from penteract.step.fit import first_fit
 from penteract.step.places import Life, Span
 from penteract.units import Bytes
 
-Chain = tuple[tuple[Kind, int], ...]  # the pieces of a stage in order, runs of equal ones counted
+Chain = tuple[tuple[LayerType, int], ...]  # the pieces of a stage in order, runs of equal ones counted
 Run = tuple[Holding, int]  # of a piece, and how many times in a row
 _Time = tuple[int, int, int]  # piece in the order of the action, its run of one layer, instruction
 _Crossing = tuple[_Time, _Time, Bytes]

@@ -24,7 +24,7 @@ from penteract.ops.tape import Call, Site
 from penteract.readings.load import Balanced, Load
 from penteract.readings.miniature import Miniature, miniature
 from penteract.readings.price import Pricing, away, fed, held
-from penteract.readings.row import KINDS, Kind, Row, Why
+from penteract.readings.row import KINDS, Term, TermKind, Why
 from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.schedule.registry import ScheduleName
 from penteract.step.agreements import Agreement
@@ -44,7 +44,7 @@ _UPDATE = "step/update.py"
 class _Said(NamedTuple):
     """All that makes a row but its formula; those with the same formula too are one row."""
 
-    kind: Kind
+    kind: TermKind
     what: str
     detail: str
     line: str = ""
@@ -256,9 +256,9 @@ class _Telling(Silent):
         if amount:
             self.found[said, expression_of(amount)] += times
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Term]:
         for (said, expression), count in sorted(self.found.items(), key=lambda item: KINDS.index(item[0][0].kind)):
-            yield Row(
+            yield Term(
                 kind=said.kind, what=said.what, detail=said.detail, formula=expression.show(),
                 numbers=expression.show(self.numbers), each=evaluate(expression, self.numbers), count=count,
                 flight=said.flight, line=said.line, names=frozenset(expression.names()), ranks=said.ranks,
@@ -270,13 +270,13 @@ class _Telling(Silent):
         for (kind, ranks), amount in pricing.price.wires.items():
             self.tell(_Said("wires", kind, f"{of} {owned.name}", owned.line, ranks), amount, times)
 
-    def _of_bucket(self, p: Program, bucket: int) -> Counter[tuple[Kind, str, tuple[int, ...]]]:
+    def _of_bucket(self, p: Program, bucket: int) -> Counter[tuple[TermKind, str, tuple[int, ...]]]:
         """All that a bucket takes, in plain numbers."""
         b = p.buckets[bucket]
         asked = [(Pricing.reduce, int(self.micros) if b.cut_gradients else 1)]
         if b.shards > 1:
             asked += [(Pricing.replicate, 1), (Pricing.gather, self.small.gathers[b.unit] if b.cut_parameters else 1)]
-        found = Counter[tuple[Kind, str, tuple[int, ...]]]()
+        found = Counter[tuple[TermKind, str, tuple[int, ...]]]()
         found.update({(kind, kind, ()): n for kind, n in held([b], p.precision).items()})  # type: ignore[misc]
         found["host", "host", ()] += away(b, p.precision)
         for question, times in asked:

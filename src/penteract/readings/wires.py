@@ -17,24 +17,24 @@ _HOP = 2e-6  # seconds from rank to rank of one node inside a collective; modell
 _ALIKE = {"all_to_all_v": "all_to_all"}
 
 
-class Span(NamedTuple):
+class GroupSpan(NamedTuple):
     """How a group lies: `ranks` of them over `nodes`."""
 
     ranks: int
     nodes: int
 
     @staticmethod
-    def of(ranks: tuple[int, ...], gpus_per_node: int) -> Span:
+    def of(ranks: tuple[int, ...], gpus_per_node: int) -> GroupSpan:
         """Of global ranks, a node being `gpus_per_node` consecutive ones."""
         return _span(ranks, gpus_per_node)
 
 
 @cache
-def _span(ranks: tuple[int, ...], gpus_per_node: int) -> Span:
-    return Span(len(ranks), len({r // gpus_per_node for r in ranks}))
+def _span(ranks: tuple[int, ...], gpus_per_node: int) -> GroupSpan:
+    return GroupSpan(len(ranks), len({r // gpus_per_node for r in ranks}))
 
 
-class Line(NamedTuple):
+class CollectiveCost(NamedTuple):
     """Seconds of a collective of one group: `inside` the nodes, and `fixed + each · bytes` between them. Both go on at
     once, a piece of the tensor after the other, so the slower one tells."""
 
@@ -64,7 +64,9 @@ class Wires:
     between: Fabric
     bus: Mapping[str, Points]
     best: bool = False
-    lines: dict[tuple[str, Span], Line] = field(default_factory=dict[tuple[str, Span], Line], compare=False, repr=False)
+    lines: dict[tuple[str, GroupSpan], CollectiveCost] = field(
+        default_factory=dict[tuple[str, GroupSpan], CollectiveCost], compare=False, repr=False
+    )
 
     @staticmethod
     def of(known: Curves, inside: Fabric, between: Fabric) -> Wires:
@@ -74,7 +76,7 @@ class Wires:
         measured = {(kind, ranks): _curve(points, slower) for kind, ranks, points in known.collectives}
         return Wires(measured, one, both, between, dict(between.bus))
 
-    def collective(self, kind: str, span: Span, amount: Bytes) -> Seconds:
+    def collective(self, kind: str, span: GroupSpan, amount: Bytes) -> Seconds:
         """`amount`: bytes of the tensor handed over, the output of a gather, the input of others."""
         line = self.lines.get((kind, span))
         if line is None:
@@ -84,17 +86,21 @@ class Wires:
             self.lines[kind, span] = line
         return line(amount)
 
-    def _line(self, kind: str, span: Span) -> Line:
+    def _line(self, kind: str, span: GroupSpan) -> CollectiveCost:
         ranks, nodes = span
         if ranks < 2:
-            return Line(None, 0.0, 0.0)
+            return CollectiveCost(None, 0.0, 0.0)
         if kind in ("send", "shift"):
             curve = self.one_way if kind == "send" else self.both_ways
-            return Line(curve, 0.0, 0.0) if nodes < 2 else Line(None, self._rounds("send", Span(2, 2)), 1 / self._port)
+            return (
+                CollectiveCost(curve, 0.0, 0.0)
+                if nodes < 2
+                else CollectiveCost(None, self._rounds("send", GroupSpan(2, 2)), 1 / self._port)
+            )
         if nodes < 2:
-            return Line(self._inside(kind, ranks), 0.0, 0.0)
+            return CollectiveCost(self._inside(kind, ranks), 0.0, 0.0)
         here = self._inside(kind, ceil(ranks / nodes)) if ranks > nodes else None
-        return Line(here, self._rounds(kind, span), self._each(kind, span))
+        return CollectiveCost(here, self._rounds(kind, span), self._each(kind, span))
 
     # ---- inside a node -------------------------------------------------------------------------------------------
 
@@ -121,7 +127,7 @@ class Wires:
         """Bytes/s that one device's port reaches."""
         return self.between.gb_per_second * 1e9 * self.between.efficiency
 
-    def _each(self, kind: str, span: Span) -> float:
+    def _each(self, kind: str, span: GroupSpan) -> float:
         """s/byte of what leaves a node: a group uses the ports of its own devices there, its neighbours the others.
 
         Where bus bandwidth of whole nodes was measured, what it lost beyond the rounds is a busier network."""
@@ -132,13 +138,13 @@ class Wires:
         points, fabric = self.bus.get(kind), self.between
         if points is None:
             return port
-        whole = Span(span.nodes * fabric.devices, span.nodes)
+        whole = GroupSpan(span.nodes * fabric.devices, span.nodes)
         passed = _PASSES[kind] * (whole.ranks - 1) / whole.ranks
         took = fabric.message * passed / (_at(points, span.nodes) * 1e9) - self._rounds(kind, whole)
         share = (n - 1) / n / ((whole.ranks - 1) / whole.ranks)
         return took / fabric.message * share * fabric.devices / local if took > 0 else port
 
-    def _rounds(self, kind: str, span: Span) -> Seconds:
+    def _rounds(self, kind: str, span: GroupSpan) -> Seconds:
         """Latency: of the call, and of the hops of a ring, a few of them between nodes. Sums over many nodes go by a
         tree where that is quicker."""
         hop, call = self.between.latency_us * 1e-6, self.one_way.floor

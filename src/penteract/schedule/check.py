@@ -12,8 +12,8 @@ from itertools import combinations, zip_longest
 
 from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Exchange, computes
-from penteract.schedule.program import Message, Program, message_of
-from penteract.schedule.rendezvous import Cost, Span, order, rendezvous, unit_cost
+from penteract.schedule.program import Message, ScheduleState, message_of
+from penteract.schedule.rendezvous import ActionSpan, Cost, order, rendezvous, unit_cost
 from penteract.schedule.schedule import Placement
 
 
@@ -32,7 +32,7 @@ class Report:
     received_peak: tuple[int, ...]
     makespan: float
     bubble: float
-    spans: tuple[tuple[Span, ...], ...]
+    spans: tuple[tuple[ActionSpan, ...], ...]
 
 
 def check(
@@ -53,7 +53,7 @@ def check(
     pp = placement.pp
     if len(action_lists) != pp:
         raise Bug("SCHEDULE", "a schedule has one list a rank", found=len(action_lists), allowed=pp)
-    programs = [Program(rank, placement, micros) for rank in range(pp)]
+    programs = [ScheduleState(rank, placement, micros) for rank in range(pp)]
     for program, actions in zip(programs, action_lists, strict=True):
         for action in actions:
             program.step(action)

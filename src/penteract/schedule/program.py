@@ -35,7 +35,7 @@ def message_of(transfer: Transfer, rank: int, placement: Placement) -> Message:
 
 
 @dataclass(slots=True)
-class Program:
+class ScheduleState:
     """What one rank has done so far, and the peaks of what it holds."""
 
     rank: int

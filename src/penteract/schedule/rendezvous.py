@@ -15,7 +15,7 @@ Cost = Callable[[int, Compute], float]  # (rank, walk) -> its time
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ActionSpan:
     """When one action ran. An exchange lasts from when it is posted until its last message is done."""
 
     action: Compute | Overlapped | Exchange
@@ -29,7 +29,7 @@ def unit_cost(rank: int, compute: Compute) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class TotalOrder:
     """The actions of all ranks in one line, each after all that it waits for: what no cost can change.
 
     Moments are numbered: the start of rank r is r, the end of the i-th step is ranks + i.
@@ -59,7 +59,7 @@ class Order:
         return last
 
 
-def order(lists: Sequence[ActionList], placement: Placement) -> Order:
+def order(lists: Sequence[ActionList], placement: Placement) -> TotalOrder:
     """Ranks never choose, so there is one outcome, whatever order we look at them in.
 
     Raises Bug("SCHEDULE") with the cycle of ranks when they wait for each other.
@@ -89,17 +89,17 @@ def order(lists: Sequence[ActionList], placement: Placement) -> Order:
             at[rank], now[rank] = at[rank] + 1, pp + len(steps) - 1
     if any(done < len(actions) for done, actions in zip(at, lists, strict=True)):
         _deadlock(lists, placement, at, posted)
-    return Order(pp, tuple(steps), tuple(after), tuple(meets))
+    return TotalOrder(pp, tuple(steps), tuple(after), tuple(meets))
 
 
-def rendezvous(lists: Sequence[ActionList], placement: Placement, cost: Cost, wire: float) -> list[list[Span]]:
+def rendezvous(lists: Sequence[ActionList], placement: Placement, cost: Cost, wire: float) -> list[list[ActionSpan]]:
     """When every action runs, by rank. Raises as `order`."""
     line = order(lists, placement)
     took = [sum(cost(rank, part) for part in computes(action)) for rank, action in line.steps]
     at = line.ends(took, wire)
-    spans: list[list[Span]] = [[] for _ in lists]
+    spans: list[list[ActionSpan]] = [[] for _ in lists]
     for (rank, action), after, end in zip(line.steps, line.after, at[line.ranks :], strict=True):
-        spans[rank].append(Span(action, at[after], end))
+        spans[rank].append(ActionSpan(action, at[after], end))
     return spans
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Overlapped, Transfer
-from penteract.step.places import Places, Span, places
+from penteract.step.places import Offsets, Span, places
 from penteract.step.program import Program, Slot
 from penteract.step.walk import Silent, walk, walk_forward
 from penteract.units import Bytes
@@ -34,7 +34,7 @@ class _Planning(Silent):
 
     p: Program
     host: bool
-    of: tuple[Places, ...]  # by chunk
+    of: tuple[Offsets, ...]  # by chunk
     pool: Mapping[tuple[int, Span], Pool]  # of a chunk's span
     told: list[tuple[Pool, int, Bytes] | None] = field(default_factory=list["tuple[Pool, int, Bytes] | None"])
     held: dict[tuple[Slot, Span], int] = field(default_factory=dict[tuple[Slot, Span], int])  # which one of the pool
@@ -83,7 +83,7 @@ class _Planning(Silent):
         return self.held[slot, span]
 
 
-def scratch_bases(of: tuple[Places, ...], overlapped: bool) -> tuple[dict[str, Bytes], Bytes]:
+def scratch_bases(of: tuple[Offsets, ...], overlapped: bool) -> tuple[dict[str, Bytes], Bytes]:
     """Where each action's scratch begins, and bytes in all. Two overlapped actions have scratch side by side."""
     most = Counter[str]()
     for one in of:

@@ -34,7 +34,7 @@ class Touch(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-class Passing(NamedTuple):
+class UnitTurns(NamedTuple):
     """What the rule looks at of an action.
 
     turns   the units whose cut parameters are read, in order, each with its first reader
@@ -71,7 +71,7 @@ class Due(NamedTuple):
     sums: Sequence[tuple[At, int]] = ()
 
 
-class Held(Protocol):
+class ShardedBucket(Protocol):
     """What the rule looks at of a bucket: its unit, what is cut of it, over how many ranks, and who has the same."""
 
     @property
@@ -101,7 +101,7 @@ Table = Mapping[At, Sequence[Event]]
 class FsdpRule:
     """The rule for one rank's buckets. `places`: of the ring of parameters."""
 
-    buckets: Sequence[Held]
+    buckets: Sequence[ShardedBucket]
     places: int
     cut: dict[int, list[int]] = field(init=False)  # unit -> its buckets with cut parameters
 
@@ -115,7 +115,7 @@ class FsdpRule:
         """At the beginning of a step nothing is gathered, as parameters have changed."""
         return Left((NONE,) * self.places)
 
-    def look(self, touches: Iterable[Touch]) -> Passing:
+    def look(self, touches: Iterable[Touch]) -> UnitTurns:
         """What matters of an action's instructions."""
         turns, buckets = list[tuple[At, int]](), self.buckets
         first, last = dict[int, At](), dict[int, At]()
@@ -127,10 +127,10 @@ class FsdpRule:
                     last[b] = at
                 elif not writes and buckets[b].cut_parameters and (not turns or turns[-1][1] != unit):
                     turns.append((at, unit))
-        return Passing(turns, [(at, b, last[b]) for at, b in sorted((at, b) for b, at in first.items())])
+        return UnitTurns(turns, [(at, b, last[b]) for at, b in sorted((at, b) for b, at in first.items())])
 
     def action(
-        self, left: Left, passing: Passing, due: Due, following: int, last: Callable[[int], bool]
+        self, left: Left, passing: UnitTurns, due: Due, following: int, last: Callable[[int], bool]
     ) -> tuple[Table, Table, Left]:
         """-> events before and after instructions, and what is left.
 
@@ -276,7 +276,7 @@ def gathers(turns: Sequence[tuple[int, ...]], places: int) -> Counter[int]:
     for own, following in zip(turns, upcoming(turns), strict=True):
         key = left, own, following
         if key not in known:
-            passing = Passing([(k, unit) for k, unit in enumerate(own)], ())
+            passing = UnitTurns([(k, unit) for k, unit in enumerate(own)], ())
             before, _, then = rule.action(left, passing, Due(), following, lambda _: False)
             asked = (unit for events in before.values() for question, unit in events if question == "gather")
             known[key] = then, list(asked)

@@ -54,7 +54,7 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Offsets:
     """`slots`: bytes of one slot by span. `at`: a register's span and its offset in that slot, or in the scratch.
 
     `lives` of all registers; `sizes` of those that have a place.
@@ -101,7 +101,7 @@ def lives(chunk: Chunk) -> dict[int, Life]:
     return {r: Life(at, dies[r]) for r, at in born.items() if r in dies}
 
 
-def places(chunk: Chunk, widths: Widths, *, host: bool = False) -> Places:
+def places(chunk: Chunk, widths: Widths, *, host: bool = False) -> Offsets:
     """Give every register of a chunk its place on the device, or on the host."""
     alive, specs = lives(chunk), chunk.specs
     sizes = {r: n for r in alive if specs[r].pinned == host and (n := aligned(specs[r], widths))}
@@ -110,7 +110,7 @@ def places(chunk: Chunk, widths: Widths, *, host: bool = False) -> Places:
 
 def lay_out(
     actions: Iterable[str], alive: Mapping[int, Life], sizes: Mapping[int, Bytes], turns: Mapping[int, int]
-) -> Places:
+) -> Offsets:
     """Give every register that has a size its place. Those with a turn take turns at two places."""
     at: dict[int, tuple[Span, Bytes]] = {}
     slots: dict[Span, Bytes] = {}
@@ -144,4 +144,4 @@ def lay_out(
             if r in sizes and alive[r].born[0] == name:
                 at[r] = (span, border + layer + turns[r] % 2 * place + at[r][1])
         scratch[name] = Scratch(border, layer, place * min(2, len(ring[name])))
-    return Places(slots, scratch, at, alive, sizes)
+    return Offsets(slots, scratch, at, alive, sizes)

@@ -17,12 +17,12 @@ from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.engine import checkpoint
 from penteract.engine.checkpoint.manifest import read
 from penteract.engine.comm.distributed import Gloo
-from penteract.engine.comm.groups import Groups, Round, needed
+from penteract.engine.comm.groups import ProcessGroups, Round, needed
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.memory import Fresh
 from penteract.engine.run import Run
 from penteract.engine.saved import KINDS, after_load, state_slices
-from penteract.engine.state import Piece, allocate
+from penteract.engine.state import ParameterPart, allocate
 from penteract.ops.params import Param
 from penteract.step.program import Program, compile_step
 from pool import Pool
@@ -62,7 +62,7 @@ def local(p: Program, q: Param, suffix: str) -> torch.Tensor:
     return whole
 
 
-def expected(p: Program, piece: Piece, suffix: str) -> torch.Tensor:
+def expected(p: Program, piece: ParameterPart, suffix: str) -> torch.Tensor:
     return local(p, piece.param, suffix).reshape(-1)[piece.begin : piece.begin + len(piece.values)]
 
 
@@ -71,7 +71,12 @@ def bits(t: torch.Tensor) -> torch.Tensor:
 
 
 def visit(
-    rank: int, groups: Groups, layout: Layout, folder: Path, action: Action, optimizer_kinds: OptimizerKinds = PLAIN
+    rank: int,
+    groups: ProcessGroups,
+    layout: Layout,
+    folder: Path,
+    action: Action,
+    optimizer_kinds: OptimizerKinds = PLAIN,
 ) -> list[str]:
     """One rank saves the truth, or loads it; what differs then."""
     p = compile_step(MODEL, layout, 48, rank=rank, precision="bf16", optimizer_kinds=optimizer_kinds)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penteract.engine.data.corpus import BUILTIN_LIMIT, PIECE, Piece, StreamedCorpus, TextCorpus, find_corpus
+from penteract.engine.data.corpus import BUILTIN_LIMIT, PIECE, StreamedCorpus, TextCorpus, TextPart, find_corpus
 from penteract.errors import BadInput, CorruptData
 
 
-def pieces(source: str | tuple[str, ...]) -> list[Piece]:
+def pieces(source: str | tuple[str, ...]) -> list[TextPart]:
     corpus = find_corpus(source)
     assert isinstance(corpus, TextCorpus)
     return list(corpus.pieces())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penteract.engine.data.pack import Packing, WindowSamples, split
+from penteract.engine.data.pack import DocumentPacking, WindowSamples, split
 from penteract.engine.data.tokens import Tokens
 from penteract.errors import BadInput, CorruptData
 
@@ -18,7 +18,7 @@ def stream(*ids: int, vocab_size: int = 10_000) -> Tokens:
 
 def test_borders_of_documents_made_by_hand() -> None:
     window = np.array([1, 2, END, 3, END, END, 4, 5, 6])  # a tail, a whole document, an empty one, a head
-    sample = Packing(8, END).sample(window)
+    sample = DocumentPacking(8, END).sample(window)
     assert sample.tokens.tolist() == [1, 2, 9, 3, 9, 9, 4, 5]
     assert sample.targets.tolist() == [2, 9, -1, 9, -1, -1, 5, 6]
     assert sample.start.tolist() == [0, 0, 0, 3, 3, 5, 6, 6]
@@ -28,14 +28,14 @@ def test_borders_of_documents_made_by_hand() -> None:
 
 
 def test_unpacked_windows_are_one_document() -> None:
-    sample = Packing(3, None).sample(np.array([1, END, 2, 3]))
+    sample = DocumentPacking(3, None).sample(np.array([1, END, 2, 3]))
     assert sample.targets.tolist() == [END, 2, 3]
     assert (sample.start.tolist(), sample.positions.tolist()) == ([0, 0, 0], [0, 1, 2])
 
 
 @given(st.lists(st.integers(0, END), min_size=2, max_size=60), st.integers(1, 8))
 def test_packing_agrees_with_its_definition(ids: list[int], length: int) -> None:
-    packing = Packing(length, END)
+    packing = DocumentPacking(length, END)
     for w in range(packing.windows(len(ids))):
         window = np.array(ids[w * length : w * length + length + 1])
         sample, first = packing.sample(window), 0
@@ -47,7 +47,7 @@ def test_packing_agrees_with_its_definition(ids: list[int], length: int) -> None
 
 @given(st.integers(2, 200), st.integers(1, 9), st.integers(0, 5))
 def test_an_epoch_asks_for_every_target_once(count: int, length: int, seed: int) -> None:
-    samples = WindowSamples(stream(*range(count)), Packing(length, None), seed)
+    samples = WindowSamples(stream(*range(count)), DocumentPacking(length, None), seed)
     for epoch in range(2):
         seen = [int(t) for i in range(len(samples)) for t in samples.sample(epoch * len(samples) + i).targets]
         assert sorted(seen) == list(range(1, len(samples) * length + 1))
@@ -58,7 +58,7 @@ def test_order_depends_on_seed_and_index_alone() -> None:
     def first_tokens(samples: WindowSamples, indices: list[int]) -> list[int]:
         return [int(samples.sample(i).tokens[0]) for i in indices]
 
-    tokens, packing, indices = stream(*range(500)), Packing(4, None), list(range(300))
+    tokens, packing, indices = stream(*range(500)), DocumentPacking(4, None), list(range(300))
     whole = first_tokens(WindowSamples(tokens, packing, 7), indices)
     assert first_tokens(WindowSamples(tokens, packing, 7), indices[::-1]) == whole[::-1]
     assert first_tokens(WindowSamples(tokens, packing, 8), indices) != whole
@@ -93,11 +93,11 @@ def test_split_refuses_what_is_no_share(fraction: float) -> None:
 
 def test_an_id_outside_the_vocabulary_is_found() -> None:
     with pytest.raises(CorruptData, match=r"found 300 / allowed 0\.\.256"):
-        WindowSamples(stream(1, 300, 2, vocab_size=257), Packing(2, None), 0).sample(0)
+        WindowSamples(stream(1, 300, 2, vocab_size=257), DocumentPacking(2, None), 0).sample(0)
 
 
 def test_no_sample_of_nothing() -> None:
     with pytest.raises(IndexError):
-        WindowSamples(stream(1), Packing(2, None), 0).sample(0)
+        WindowSamples(stream(1), DocumentPacking(2, None), 0).sample(0)
     with pytest.raises(IndexError):
-        WindowSamples(stream(1, 2, 3), Packing(2, None), 0).sample(-1)
+        WindowSamples(stream(1, 2, 3), DocumentPacking(2, None), 0).sample(-1)

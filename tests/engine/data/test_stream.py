@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from penteract.engine.data.corpus import StreamedCorpus
-from penteract.engine.data.pack import Packing
+from penteract.engine.data.pack import DocumentPacking
 from penteract.engine.data.stream import BLOCK, COUNTED, StreamSamples, hugging_face_texts, split_stream
 from penteract.engine.data.tokenizer import ByteTokenizer
 from penteract.errors import BadInput, CorruptData
 
 BYTES = ByteTokenizer()
-PACKING = Packing(8, BYTES.end_of_document)
+PACKING = DocumentPacking(8, BYTES.end_of_document)
 
 
 class Source:

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penteract.engine.data.corpus import Piece
+from penteract.engine.data.corpus import TextPart
 from penteract.engine.data.tokenizer import ByteTokenizer, open_tokenizer
 from penteract.engine.data.tokens import Tokens, read_tokens, tokenize, write_tokens
 from penteract.errors import BadInput, CorruptData, DiskFailure
 
 BYTES = ByteTokenizer()
-PIECES = [Piece("he", False), Piece("y", True), Piece("you", True)]
+PIECES = [TextPart("he", False), TextPart("y", True), TextPart("you", True)]
 IDS = [104, 101, 121, 256, 121, 111, 117, 256]
 
 
@@ -88,7 +88,7 @@ def test_writers_may_race_and_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_fails_leaves_no_file(tmp_path: Path) -> None:
-    def broken() -> list[Piece]:
+    def broken() -> list[TextPart]:
         raise CorruptData("TEXT", "damaged")
 
     with pytest.raises(CorruptData):

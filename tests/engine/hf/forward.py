@@ -11,7 +11,7 @@ import torch
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.engine.comm.distributed import Gloo
-from penteract.engine.comm.groups import Groups, needed
+from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.feed import constants, micro_batch
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
@@ -29,7 +29,7 @@ Columns = dict[int, torch.Tensor]  # first column of a table's shard -> logits [
 
 @torch.no_grad()
 def logits(
-    rank: int, groups: Groups, path: Path, model: ModelSpec, layout: Layout, tokens: list[int], precision: str
+    rank: int, groups: ProcessGroups, path: Path, model: ModelSpec, layout: Layout, tokens: list[int], precision: str
 ) -> Columns:
     """This rank's columns of the logits of `tokens`; none from ranks without a head, or with other tokens."""
     p = compile_step(model, layout, len(tokens), rank=rank, precision=precision, training=False)

@@ -14,7 +14,7 @@ from engine.hf import families, forward
 from engine.hf.families import FAMILIES, TOKENS
 from penteract.cli import main
 from penteract.config.layout import Layout
-from penteract.engine.comm.groups import Groups
+from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.hf.folder import open_folder
 from pool import Pool
 
@@ -49,7 +49,7 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
 def test_our_logits_are_theirs(saved: Any, family: str, precision: str, most: float) -> None:
     at = saved[family, precision]
     model = open_folder(at.folder).model
-    ours = forward.logits(0, Groups(), at.folder, model, Layout(), TOKENS, precision)
+    ours = forward.logits(0, ProcessGroups(), at.folder, model, Layout(), TOKENS, precision)
     assert difference(forward.joined([ours]), at.logits) < most
 
 
@@ -93,7 +93,7 @@ def test_in_and_out_again_is_every_bit(saved: Any, family: str, tmp_path: Path, 
 def test_rows_beyond_theirs_are_the_mean_row(saved: Any) -> None:
     at = saved["gpt2", "fp64"]
     model = replace(open_folder(at.folder).model, vocab_size=288)
-    ours = forward.joined([forward.logits(0, Groups(), at.folder, model, Layout(), TOKENS, "fp64")])
+    ours = forward.joined([forward.logits(0, ProcessGroups(), at.folder, model, Layout(), TOKENS, "fp64")])
     assert difference(ours[:, :272], at.logits) < 1e-10
     mean = ours[:, :272].mean(1, keepdim=True).expand(-1, 16)
     torch.testing.assert_close(ours[:, 272:], mean, rtol=1e-10, atol=1e-10)

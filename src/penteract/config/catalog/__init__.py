@@ -27,7 +27,7 @@ _LONGEST = 200  # of a name that is worth a search for what it may have meant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class CatalogEntry:
     """A published model.
 
     `source`: where its shape was published, a repository of the Hugging Face hub or a paper's table.
@@ -47,7 +47,7 @@ def model(name: str, *, where: str = "model") -> ModelSpec:
     return entry(name, where=where).model
 
 
-def entry(name: str, *, where: str = "model") -> Entry:
+def entry(name: str, *, where: str = "model") -> CatalogEntry:
     """The entry called `name`: its name here, that of its repository (with or without the owner), or an alias.
 
     Case, spaces, hyphens and underscores do not matter. Raises BadInput with the nearest names when there is none.
@@ -97,20 +97,20 @@ def _folded(name: str) -> str:
 
 
 @cache
-def _family(family: str) -> Mapping[str, Entry]:
+def _family(family: str) -> Mapping[str, CatalogEntry]:
     """The models of one file."""
     tree = tomllib.loads((Path(__file__).parent / "models" / f"{family}.toml").read_text("utf-8"))
-    found: dict[str, Entry] = {}
+    found: dict[str, CatalogEntry] = {}
     for series in tree["series"]:
         models = cast("dict[str, dict[str, Any]]", series.pop("models"))
         found |= {name: _entry(name, {**series, **own}, f"{family}.toml: {name}") for name, own in models.items()}
     return found
 
 
-def _entry(name: str, given: dict[str, Any], origin: str) -> Entry:
+def _entry(name: str, given: dict[str, Any], origin: str) -> CatalogEntry:
     about = {k: given.pop(k) for k in ("source", "parameters", "learning_rate") if k in given}
     aliases = tuple(given.pop("aliases", ()))
-    return Entry(model=_section("model", {"name": name, **given}, origin), aliases=aliases, **about)
+    return CatalogEntry(model=_section("model", {"name": name, **given}, origin), aliases=aliases, **about)
 
 
 def _section(section: str, given: dict[str, Any], origin: str) -> Any:

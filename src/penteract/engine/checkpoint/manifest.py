@@ -21,7 +21,7 @@ _FILE = re.compile(r"rank-[0-9]{5,}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredBox:
     """One stored rectangle: tensor `key` of `file`; `digest` is of its bytes."""
 
     file: str
@@ -34,12 +34,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ManifestEntry:
     """One global tensor. `dtype` is the safetensors name."""
 
     shape: Dims
     dtype: str
-    parts: tuple[Part, ...]
+    parts: tuple[StoredBox, ...]
 
     def as_json(self) -> dict[str, Any]:
         return {"shape": self.shape, "dtype": self.dtype, "parts": [p.as_json() for p in self.parts]}
@@ -52,7 +52,7 @@ class Manifest:
     step: int
     extra: dict[str, Any]
     files: Mapping[str, int]
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, ManifestEntry]
 
     def text(self) -> str:
         content: dict[str, Any] = {
@@ -62,21 +62,21 @@ class Manifest:
         return json.dumps({"digest": digest(_canonical(content)), **content}, indent=1, allow_nan=False)
 
 
-def tensors_json(tensors: Mapping[str, Entry]) -> dict[str, Any]:
+def tensors_json(tensors: Mapping[str, ManifestEntry]) -> dict[str, Any]:
     """One rank's share of the table."""
     return {name: entry.as_json() for name, entry in tensors.items()}
 
 
-def merge(shares: Sequence[Mapping[str, Entry]]) -> dict[str, Entry]:
+def merge(shares: Sequence[Mapping[str, ManifestEntry]]) -> dict[str, ManifestEntry]:
     """All ranks' shares as one table. Raises Bug when a tensor's rectangles do not tile it exactly."""
-    table: dict[str, Entry] = {}
+    table: dict[str, ManifestEntry] = {}
     for share in shares:
         for name, entry in share.items():
-            known = table.get(name, Entry(entry.shape, entry.dtype, ()))
+            known = table.get(name, ManifestEntry(entry.shape, entry.dtype, ()))
             if (known.shape, known.dtype) != (entry.shape, entry.dtype):
                 raise Bug("CHECKPOINT", "ranks disagree about a tensor", where=name,
                           found=f"{entry.dtype} {entry.shape}", allowed=f"{known.dtype} {known.shape}")  # fmt: skip
-            table[name] = Entry(known.shape, known.dtype, known.parts + entry.parts)
+            table[name] = ManifestEntry(known.shape, known.dtype, known.parts + entry.parts)
     for name, entry in table.items():
         if problem := untiled(entry):
             raise Bug("CHECKPOINT", "a tensor's owned pieces do not tile it", where=name, found=problem,
@@ -84,7 +84,7 @@ def merge(shares: Sequence[Mapping[str, Entry]]) -> dict[str, Entry]:
     return table
 
 
-def untiled(entry: Entry) -> str:
+def untiled(entry: ManifestEntry) -> str:
     """What is wrong with an entry's rectangles; empty when each element is there exactly once."""
     boxes = [part.box for part in entry.parts]
     if outside := next((b for b in boxes if not inside(b, entry.shape)), None):
@@ -122,21 +122,23 @@ def read(folder: Path) -> Manifest:
                           fix="remove this step's folder: the one before is used then") from e  # fmt: skip
 
 
-def parse_tensors(table: Mapping[str, Any]) -> dict[str, Entry]:
+def parse_tensors(table: Mapping[str, Any]) -> dict[str, ManifestEntry]:
     """A table as `tensors_json` wrote it. Raises ValueError, TypeError, KeyError or AttributeError when it is none."""
-    out: dict[str, Entry] = {}
+    out: dict[str, ManifestEntry] = {}
     for name, row in table.items():
         if row["dtype"] not in DTYPES:
             raise ValueError(f"{name}: unknown dtype")
         parts = tuple(_part(p) for p in row["parts"])
-        out[name] = Entry(_dims(row["shape"]), row["dtype"], parts)
+        out[name] = ManifestEntry(_dims(row["shape"]), row["dtype"], parts)
         if outside := next((p.box for p in parts if not inside(p.box, out[name].shape)), None):
             raise ValueError(f"{name}{show(outside)} lies outside {out[name].shape}")
     return out
 
 
-def _part(row: Mapping[str, Any]) -> Part:
-    return Part(_file(row["file"]), str(row["key"]), (_dims(row["offset"]), _dims(row["size"])), str(row["digest"]))
+def _part(row: Mapping[str, Any]) -> StoredBox:
+    return StoredBox(
+        _file(row["file"]), str(row["key"]), (_dims(row["offset"]), _dims(row["size"])), str(row["digest"])
+    )
 
 
 def _dims(values: Any) -> Dims:

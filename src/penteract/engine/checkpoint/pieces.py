@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from penteract.engine.checkpoint import manifest
-from penteract.engine.checkpoint.manifest import Part
+from penteract.engine.checkpoint.manifest import StoredBox
 from penteract.engine.checkpoint.reading import checked, opened, pieces
 from penteract.engine.checkpoint.slices import Box, view
 from penteract.errors import BadInput
@@ -24,7 +24,7 @@ class Pieces:
     def __init__(self, at: Path) -> None:
         self.at, self.manifest = at, manifest.read(at)
         self._files: dict[str, Any] = {}
-        self._checked: set[Part] = set()
+        self._checked: set[StoredBox] = set()
         self._open = ExitStack()
 
     def __enter__(self) -> Pieces:
@@ -53,7 +53,7 @@ class Pieces:
             view(out, inner, box[0]).copy_(view(self._tensor(part, entry.dtype), inner, part.box[0]))
         return out
 
-    def _tensor(self, part: Part, dtype: str) -> torch.Tensor:
+    def _tensor(self, part: StoredBox, dtype: str) -> torch.Tensor:
         if part.file not in self._files:
             self._files[part.file] = self._open.enter_context(opened(self.at / part.file, part.key))
         handle = self._files[part.file]

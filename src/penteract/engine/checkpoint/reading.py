@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from penteract.engine.checkpoint import manifest
-from penteract.engine.checkpoint.manifest import Entry, Manifest, Part
+from penteract.engine.checkpoint.manifest import Manifest, ManifestEntry, StoredBox
 from penteract.engine.checkpoint.slices import (
     DTYPES,
     NAMES,
@@ -40,7 +40,7 @@ def load(at: Path, wanted: Iterable[Slice]) -> dict[str, Any]:
     """
     stored, slices = manifest.read(at), list(wanted)
     _refuse_another_model(at, stored, slices)
-    copies: dict[str, dict[Part, list[tuple[Slice, Box]]]] = {}
+    copies: dict[str, dict[StoredBox, list[tuple[Slice, Box]]]] = {}
     for s in slices:
         for part, box in pieces(at, s.name, stored.tensors[s.name], s.box):
             copies.setdefault(part.file, {}).setdefault(part, []).append((s, box))
@@ -93,7 +93,7 @@ def _refuse_another_model(at: Path, stored: Manifest, slices: list[Slice]) -> No
                            allowed=dtype, fix="resume with the precision that wrote it")  # fmt: skip
 
 
-def pieces(at: Path, name: str, entry: Entry, wanted: Box) -> list[tuple[Part, Box]]:
+def pieces(at: Path, name: str, entry: ManifestEntry, wanted: Box) -> list[tuple[StoredBox, Box]]:
     """The stored rectangles that overlap the wanted one, each with the overlap; together they are all of it."""
     found = [(part, box) for part in entry.parts if (box := meet(part.box, wanted))]
     missing = volume(wanted) - sum(volume(box) for _, box in found)
@@ -112,7 +112,7 @@ def opened(path: Path, wanted: str) -> Iterator[Any]:
         raise _damaged(path, f"{wanted}: {e}") from e
 
 
-def checked(path: Path, handle: Any, part: Part, dtype: str) -> torch.Tensor:
+def checked(path: Path, handle: Any, part: StoredBox, dtype: str) -> torch.Tensor:
     """A stored rectangle whose bytes are the ones that were written."""
     tensor: torch.Tensor = handle.get_tensor(part.key)
     if (tensor.dtype, tuple(tensor.shape)) != (DTYPES[dtype], part.box[1]) or digest(raw(tensor)) != part.digest:

@@ -11,7 +11,7 @@ from typing import Any
 
 from penteract.engine.checkpoint import disk, manifest
 from penteract.engine.checkpoint.folder import clear, commit, prune, step_folder, unfinished
-from penteract.engine.checkpoint.manifest import Entry, Manifest, Part
+from penteract.engine.checkpoint.manifest import Manifest, ManifestEntry, StoredBox
 from penteract.engine.checkpoint.slices import NAMES, Slice, digest, inside, raw, volume
 from penteract.errors import BadInput, Bug, DiskFailure
 from penteract.units import gib
@@ -123,19 +123,19 @@ def _stream(slices: list[Slice], digests: dict[str, str]) -> Iterator[bytes | me
         yield data
 
 
-def _table(held: list[Slice], digests: dict[str, str], file: str) -> dict[str, Entry]:
+def _table(held: list[Slice], digests: dict[str, str], file: str) -> dict[str, ManifestEntry]:
     """What this rank holds, with parts for what it owns: a tensor that nobody owns is noticed when all are merged."""
-    table: dict[str, Entry] = {}
+    table: dict[str, ManifestEntry] = {}
     for s in held:
-        mine = (Part(file, _key(s), s.box, digests[_key(s)]),) if s.owner and volume(s.box) else ()
+        mine = (StoredBox(file, _key(s), s.box, digests[_key(s)]),) if s.owner and volume(s.box) else ()
         before = table.get(s.name)
-        table[s.name] = Entry(tuple(s.shape), NAMES[s.tensor.dtype], (before.parts if before else ()) + mine)
+        table[s.name] = ManifestEntry(tuple(s.shape), NAMES[s.tensor.dtype], (before.parts if before else ()) + mine)
     return table
 
 
 def _finish_manifest(fresh: Path, step: int, extra: dict[str, Any], world: int) -> None:
     """Merge the ranks' tables, check that they tile, write `manifest.json`."""
-    shares: list[dict[str, Entry]] = []
+    shares: list[dict[str, ManifestEntry]] = []
     files: dict[str, int] = {}
     for rank in range(world):
         path = fresh / _share_of(rank)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from penteract.engine import compat
 from penteract.engine.comm.comm import Ranks, Work
-from penteract.engine.comm.groups import CHANNELS, Channel, Groups, needed
+from penteract.engine.comm.groups import CHANNELS, Channel, ProcessGroups, needed
 from penteract.engine.dtypes import dtype_of
 from penteract.schedule.actions import Exchange
 from penteract.step.program import Program
@@ -23,7 +23,7 @@ class Distributed:
     """`Comm` on the process groups of torch.distributed."""
 
     rank: int
-    groups: Groups = field(default_factory=Groups)
+    groups: ProcessGroups = field(default_factory=ProcessGroups)
 
     def open(self, p: Program) -> None:
         self.groups.make(needed(p))
@@ -98,7 +98,7 @@ class Nccl(Distributed):
     of a step that wait, crossed with another rank's, can be for ever. So lines connect when they are opened, all ranks
     in one order, that none waits in a cycle; schedules are proven for posts that do not wait."""
 
-    groups: Groups = field(default_factory=lambda: Groups("nccl"))
+    groups: ProcessGroups = field(default_factory=lambda: ProcessGroups("nccl"))
 
     def open(self, p: Program) -> None:
         self.groups.make(needed(p))

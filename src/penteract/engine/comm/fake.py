@@ -18,7 +18,7 @@ from penteract.schedule.actions import Payload
 from penteract.step.program import Program
 
 
-class Witness(Protocol):
+class CommWitness(Protocol):
     """`on_wire`: a collective by its name on `ranks`, its `amount` in bytes as `ops.collectives.counted` has them; a
     "shift" from the last of two ranks to the first; or "send" or "recv" of `what` with one rank. -> what is waited for.
     """
@@ -27,11 +27,11 @@ class Witness(Protocol):
 
 
 @dataclass(slots=True)
-class Fake:
+class FakeComm:
     """`Comm` of one process."""
 
     rank: int
-    witness: Witness
+    witness: CommWitness
 
     def open(self, p: Program) -> None: ...
 

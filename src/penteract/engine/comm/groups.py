@@ -29,7 +29,7 @@ class Round(NamedTuple):
 
 
 @dataclass(slots=True)
-class Groups:
+class ProcessGroups:
     """(ranks, channel) -> process group, of those that this rank is in; `known`: those of all ranks.
 
     Without local synchronisation `new_group` asks every rank of the world for every group, over a thousand of them at

@@ -7,7 +7,7 @@ Everything here is numpy; nothing imports torch.
 
 from penteract.engine.data.open import DataChoice, open_samples
 from penteract.engine.data.pack import Sample, Samples
-from penteract.engine.data.tokenizer import Tokenizer, open_tokenizer
+from penteract.engine.data.tokenizer import TextTokenizer, open_tokenizer
 from penteract.engine.data.tokens import write_tokens
 
-__all__ = ["DataChoice", "Sample", "Samples", "Tokenizer", "open_samples", "open_tokenizer", "write_tokens"]
+__all__ = ["DataChoice", "Sample", "Samples", "TextTokenizer", "open_samples", "open_tokenizer", "write_tokens"]

@@ -34,7 +34,7 @@ _SUFFIXES = frozenset({".txt", ".jsonl", ".bin"})
 _ALLOWED = "builtin, a .txt, .jsonl or .bin file, a folder of them, or hf:NAME"
 
 
-class Piece(NamedTuple):
+class TextPart(NamedTuple):
     """Part of a document, in order; `ends` marks its last part."""
 
     text: str
@@ -49,7 +49,7 @@ class TextCorpus:
     files: tuple[Path, ...]
     tag: str = ""  # what else the text depends on
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[TextPart]:
         for path in self.files:
             yield from _read_jsonl(path) if path.suffix == ".jsonl" else _read_text(path)
 
@@ -145,7 +145,7 @@ def _builtin() -> list[Path]:
     return chosen
 
 
-def _read_text(path: Path) -> Iterator[Piece]:
+def _read_text(path: Path) -> Iterator[TextPart]:
     """One document, in pieces when it is longer than PIECE characters, cut after a newline where there is one."""
     decoder, rest, at = codecs.getincrementaldecoder("utf-8")(), "", 0
     with path.open("rb") as file:
@@ -160,17 +160,17 @@ def _read_text(path: Path) -> Iterator[Piece]:
             if len(text) > PIECE:
                 # Never at the very end: the last piece must not be empty.
                 cut = text.rfind("\n", 0, len(text) - 1) + 1 or len(text) - 1
-                yield Piece(text[:cut], ends=False)
+                yield TextPart(text[:cut], ends=False)
             rest = text[cut:]
     try:
         rest += decoder.decode(b"", final=True)
     except UnicodeDecodeError as e:
         raise _not_utf8(path, f"byte {at - len(e.object)}", e) from e
     if rest:
-        yield Piece(rest, ends=True)
+        yield TextPart(rest, ends=True)
 
 
-def _read_jsonl(path: Path) -> Iterator[Piece]:
+def _read_jsonl(path: Path) -> Iterator[TextPart]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -192,7 +192,7 @@ def _read_jsonl(path: Path) -> Iterator[Piece]:
                 raise CorruptData("TEXT", "half of a surrogate pair in the text", where=where, allowed="Unicode text",
                                   fix="repair or delete this line")  # fmt: skip
             if text:
-                yield Piece(text, ends=True)
+                yield TextPart(text, ends=True)
 
 
 def _is_unicode(text: str) -> bool:

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 
 from penteract.engine.data.corpus import StreamedCorpus, TextCorpus, TokenCorpus, find_corpus
-from penteract.engine.data.pack import Packing, Samples, WindowSamples, split
+from penteract.engine.data.pack import DocumentPacking, Samples, WindowSamples, split
 from penteract.engine.data.stream import hugging_face_texts, split_stream
-from penteract.engine.data.tokenizer import Tokenizer
+from penteract.engine.data.tokenizer import TextTokenizer
 from penteract.engine.data.tokens import Tokens, have_tokens, read_tokens, tokenize, write_tokens
 from penteract.errors import BadInput
 from penteract.units import MIB
@@ -30,7 +30,7 @@ class DataChoice(Protocol):
 
 
 def open_samples(
-    data: DataChoice, tokenizer: Tokenizer, sequence_length: int, seed: int, cache: Path | None = None
+    data: DataChoice, tokenizer: TextTokenizer, sequence_length: int, seed: int, cache: Path | None = None
 ) -> tuple[Samples, Samples]:
     """(train, validation) samples of `sequence_length` tokens; validation is empty when its fraction is 0.
 
@@ -39,7 +39,7 @@ def open_samples(
 
     Raises BadInput when the source is missing, empty or shorter than a sequence, CorruptData when it is damaged.
     """
-    packing = Packing(sequence_length, tokenizer.end_of_document if data.pack_documents else None)
+    packing = DocumentPacking(sequence_length, tokenizer.end_of_document if data.pack_documents else None)
     corpus = find_corpus(data.source)
     if isinstance(corpus, StreamedCorpus):
         texts = hugging_face_texts(corpus)
@@ -64,7 +64,7 @@ def open_samples(
     return train, validation
 
 
-def _tokens_of(corpus: TextCorpus | TokenCorpus, tokenizer: Tokenizer, cache: Path | None) -> Tokens:
+def _tokens_of(corpus: TextCorpus | TokenCorpus, tokenizer: TextTokenizer, cache: Path | None) -> Tokens:
     if isinstance(corpus, TokenCorpus):
         return Tokens(tuple(read_tokens(p, tokenizer) for p in corpus.files), tokenizer.vocab_size)
     if cache is None or corpus.size() < LARGE:

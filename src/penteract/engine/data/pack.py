@@ -48,7 +48,7 @@ class Samples(Protocol):
 
 
 @dataclass(frozen=True)
-class Packing:
+class DocumentPacking:
     """How a window becomes a sample. `end_of_document` None: the window is read as one document."""
 
     sequence_length: int
@@ -77,7 +77,7 @@ class WindowSamples:
     the same order, as validation wants it.
     """
 
-    def __init__(self, tokens: Tokens, packing: Packing, seed: int, *, one_order: bool = False) -> None:
+    def __init__(self, tokens: Tokens, packing: DocumentPacking, seed: int, *, one_order: bool = False) -> None:
         self._tokens, self._packing, self._seed, self._one_order = tokens, packing, seed, one_order
         self._windows = packing.windows(len(tokens))
 

@@ -9,10 +9,10 @@ from typing import cast
 
 import numpy as np
 
-from penteract.engine.data.corpus import Piece, StreamedCorpus
+from penteract.engine.data.corpus import StreamedCorpus, TextPart
 from penteract.engine.data.order import permute
-from penteract.engine.data.pack import Array, Packing, Sample, WindowSamples
-from penteract.engine.data.tokenizer import Tokenizer
+from penteract.engine.data.pack import Array, DocumentPacking, Sample, WindowSamples
+from penteract.engine.data.tokenizer import TextTokenizer
 from penteract.engine.data.tokens import Tokens, tokenize
 from penteract.errors import BadInput, CorruptData
 
@@ -29,7 +29,7 @@ class StreamSamples:
     costs the tokenising of everything before.  After its end the stream starts over.
     """
 
-    def __init__(self, texts: Texts, tokenizer: Tokenizer, packing: Packing, seed: int) -> None:
+    def __init__(self, texts: Texts, tokenizer: TextTokenizer, packing: DocumentPacking, seed: int) -> None:
         self._texts, self._tokenizer, self._packing, self._seed = texts, tokenizer, packing, seed
         self._reader: Iterator[Array] = iter(())
         self._block: list[Array] = []
@@ -67,13 +67,13 @@ class StreamSamples:
                 raise _no_text()
 
 
-def as_pieces(texts: Iterable[str]) -> Iterator[Piece]:
+def as_pieces(texts: Iterable[str]) -> Iterator[TextPart]:
     """Whole documents, the empty ones left out."""
-    return (Piece(text, ends=True) for text in texts if text)
+    return (TextPart(text, ends=True) for text in texts if text)
 
 
 def split_stream(
-    texts: Texts, tokenizer: Tokenizer, packing: Packing, *, fraction: float, seed: int
+    texts: Texts, tokenizer: TextTokenizer, packing: DocumentPacking, *, fraction: float, seed: int
 ) -> tuple[StreamSamples, WindowSamples]:
     """(train, validation): validation is the first `fraction` of COUNTED documents, held in memory."""
     held = round(COUNTED * fraction)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penteract.errors import BadInput, CorruptData
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer as Backend
+    from tokenizers import TextTokenizer as Backend
 
 Ids = npt.NDArray[np.unsignedinteger]
 
@@ -30,7 +30,7 @@ END_OF_DOCUMENT = (
 )
 
 
-class Tokenizer(Protocol):
+class TextTokenizer(Protocol):
     """Text <-> ids in [0, vocab_size)."""
 
     @property
@@ -110,7 +110,7 @@ class FileTokenizer:
         return self._backend.decode(array.tolist(), skip_special_tokens=True)
 
 
-def open_tokenizer(name: str) -> Tokenizer:
+def open_tokenizer(name: str) -> TextTokenizer:
     """`bytes`, or the path of a `tokenizer.json` or of the folder that holds one.
 
     Raises BadInput when there is no such file or no end of document in it, CorruptData when it cannot be parsed.
@@ -127,7 +127,7 @@ def open_tokenizer(name: str) -> Tokenizer:
 
 def _load(path: Path) -> tuple[Backend, str]:
     try:
-        from tokenizers import Tokenizer as Backend
+        from tokenizers import TextTokenizer as Backend
     except ImportError as e:
         raise BadInput("NO_TOKENIZERS", "reading a tokenizer.json needs the library `tokenizers`", where=str(path),
                        fix='pip install "penteract[hf]", or use the tokenizer bytes') from e  # fmt: skip

@@ -23,8 +23,8 @@ from typing import BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from penteract.engine.data.corpus import Piece
-from penteract.engine.data.tokenizer import Ids, Tokenizer, id_type
+from penteract.engine.data.corpus import TextPart
+from penteract.engine.data.tokenizer import Ids, TextTokenizer, id_type
 from penteract.errors import BadInput, CorruptData, DiskFailure
 from penteract.units import MIB
 
@@ -68,7 +68,7 @@ class Tokens:
         return Tokens(kept[0], self.vocab_size), Tokens(kept[1], self.vocab_size)
 
 
-def tokenize(pieces: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[Ids]:
+def tokenize(pieces: Iterable[TextPart], tokenizer: TextTokenizer) -> Iterator[Ids]:
     """Ids of each piece, in order, `end_of_document` after the last one of a document."""
     end = np.array([tokenizer.end_of_document], id_type(tokenizer.vocab_size))
     for batch in _batches(pieces):
@@ -76,8 +76,8 @@ def tokenize(pieces: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[Ids]:
             yield np.concatenate([ids, end]) if piece.ends else ids
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch, size = list[Piece](), 0
+def _batches(pieces: Iterable[TextPart]) -> Iterator[list[TextPart]]:
+    batch, size = list[TextPart](), 0
     for piece in pieces:
         batch.append(piece)
         size += len(piece.text)
@@ -88,7 +88,7 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def write_tokens(path: Path, ids: Iterable[Ids], tokenizer: Tokenizer) -> None:
+def write_tokens(path: Path, ids: Iterable[Ids], tokenizer: TextTokenizer) -> None:
     """Write `path` (a `.bin`) and its `.bin.json`, each by atomic rename, the second one last.
 
     Several processes may write the same file at once: each writes its own and the last rename wins.  A reader that
@@ -111,7 +111,7 @@ def write_tokens(path: Path, ids: Iterable[Ids], tokenizer: Tokenizer) -> None:
     _write_whole(_facts_of(path), write_facts)
 
 
-def read_tokens(path: Path, tokenizer: Tokenizer) -> Ids:
+def read_tokens(path: Path, tokenizer: TextTokenizer) -> Ids:
     """Memory-map a token file: ids [tokens].
 
     Raises BadInput when its `.bin.json` is missing or it was made by another tokenizer, CorruptData when the two

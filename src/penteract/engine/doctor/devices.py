@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from penteract.engine.doctor.finding import Finding, count, numbered
-from penteract.engine.doctor.machine import Gpu, Gpus, Machine
+from penteract.engine.doctor.machine import Gpus, GpuState, HostReport
 from penteract.units import GIB, show_bytes
 
 AREA = "devices"
@@ -13,7 +13,7 @@ HELD = GIB  # memory in use on a GPU with no process of ours: the driver's own i
 TOLD_BY_DRIVER = ("nvidia-ml-py", "nvidia-smi")
 
 
-def findings(machine: Machine) -> Iterator[Finding]:
+def findings(machine: HostReport) -> Iterator[Finding]:
     gpus = machine.gpus
     if not gpus.devices:
         yield _none(gpus)
@@ -36,7 +36,7 @@ def _none(gpus: Gpus) -> Finding:
     return Finding(AREA, f"no GPU: {gpus.why or 'no NVIDIA driver is loaded'}", "note")
 
 
-def _kinds(devices: Sequence[Gpu]) -> Iterator[Finding]:
+def _kinds(devices: Sequence[GpuState]) -> Iterator[Finding]:
     """The same ones in a line; a mixed host is worth a word, as the slowest sets the pace."""
     kinds: dict[tuple[str, object, object], list[int]] = {}
     for gpu in devices:
@@ -51,7 +51,7 @@ def _kinds(devices: Sequence[Gpu]) -> Iterator[Finding]:
         yield Finding(AREA, "GPUs of several kinds: a run over all goes at the pace of the slowest", "warn", fix)
 
 
-def _memory_errors(devices: Sequence[Gpu]) -> Iterator[Finding]:
+def _memory_errors(devices: Sequence[GpuState]) -> Iterator[Finding]:
     """An uncorrected error ends the process that meets it; a GPU whose rows cannot be replaced has more to come."""
     for gpu in devices:
         rest = [g.index for g in devices if g.index != gpu.index]
@@ -78,7 +78,7 @@ def _memory_errors(devices: Sequence[Gpu]) -> Iterator[Finding]:
         )
 
 
-def _others(devices: Sequence[Gpu]) -> Iterator[Finding]:
+def _others(devices: Sequence[GpuState]) -> Iterator[Finding]:
     """Memory that a run will not get."""
     for gpu in devices:
         used = None if gpu.memory is None or gpu.free is None else gpu.memory - gpu.free
@@ -92,7 +92,7 @@ def _others(devices: Sequence[Gpu]) -> Iterator[Finding]:
             yield Finding(AREA, what, "warn", "nvidia-smi on the host, outside of this container")
 
 
-def _pace(devices: Sequence[Gpu]) -> Iterator[Finding]:
+def _pace(devices: Sequence[GpuState]) -> Iterator[Finding]:
     """What makes one GPU slower than its like: all others wait for it in every collective."""
     for gpu in devices:
         if gpu.slowed:
@@ -111,7 +111,7 @@ def _pace(devices: Sequence[Gpu]) -> Iterator[Finding]:
         yield Finding(AREA, ", ".join(shown))
 
 
-def _modes(devices: Sequence[Gpu]) -> Iterator[Finding]:
+def _modes(devices: Sequence[GpuState]) -> Iterator[Finding]:
     if cut := [g.index for g in devices if g.mig]:
         what = f"GPU {numbered(cut)} is cut into MIG instances, between which NCCL does not work"
         yield Finding(AREA, what, "warn", f"nvidia-smi -i {_listed(cut)} -mig 0")
@@ -124,4 +124,4 @@ def _listed(indices: Sequence[int]) -> str:
     return ",".join(map(str, indices))
 
 
-_CHECKS: tuple[Callable[[Sequence[Gpu]], Iterator[Finding]], ...] = (_memory_errors, _others, _pace, _modes)
+_CHECKS: tuple[Callable[[Sequence[GpuState]], Iterator[Finding]], ...] = (_memory_errors, _others, _pace, _modes)

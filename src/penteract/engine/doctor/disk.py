@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penteract.engine.doctor.finding import Finding
-from penteract.engine.doctor.machine import Disk, Machine
+from penteract.engine.doctor.machine import Disk, HostReport
 from penteract.units import GIB, show_bytes, show_count
 
 AREA = "disk"
@@ -17,7 +17,7 @@ SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.s3fs", "cifs"
 ELSEWHERE = "--output.folder=FOLDER on another disk"
 
 
-def findings(machine: Machine) -> Iterator[Finding]:
+def findings(machine: HostReport) -> Iterator[Finding]:
     disk = machine.disk
     if disk.error:
         yield Finding(AREA, f"{disk.asked} cannot be written: {disk.error}", "bad", _remedy(disk))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penteract.engine.doctor.finding import Finding, count
-from penteract.engine.doctor.machine import Host, Machine
+from penteract.engine.doctor.machine import Host, HostReport
 from penteract.units import GIB, Bytes, show_bytes
 
 AREA = "host"
@@ -13,7 +13,7 @@ LEAST_SHM: Bytes = GIB  # what NCCL's own troubleshooting page asks containers f
 LEAST_MEMORY: Bytes = 2 * GIB  # one rank's torch and a small model
 
 
-def findings(machine: Machine) -> Iterator[Finding]:
+def findings(machine: HostReport) -> Iterator[Finding]:
     host = machine.host
     yield Finding(AREA, f"{host.system}, Python {host.python}")
     yield _cores(host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penteract.engine.doctor.finding import Finding, count
-from penteract.engine.doctor.machine import Limits, Machine
+from penteract.engine.doctor.machine import HostReport, ProcessLimits
 from penteract.units import show_bytes
 
 AREA = "limits"
@@ -13,7 +13,7 @@ LEAST_FILES = 4096  # every rank has sockets to every other of its groups, and f
 LEAST_TASKS = 4096  # threads of torch, NCCL and loaders, for some ranks
 
 
-def findings(machine: Machine) -> Iterator[Finding]:
+def findings(machine: HostReport) -> Iterator[Finding]:
     limits, many = machine.limits, len(machine.gpus.devices) > 1
     if limits.nofile is not None:
         yield _files(limits.nofile)
@@ -46,7 +46,7 @@ def _locked(limit: tuple[int, int], fabric: bool) -> Finding:
     return Finding(AREA, f"{what} (it matters with InfiniBand)")
 
 
-def _tasks(limits: Limits, many: bool) -> Finding | None:
+def _tasks(limits: ProcessLimits, many: bool) -> Finding | None:
     """The fewer of what the user and what the control group may have."""
     told = [n for n in (limits.nproc[0] if limits.nproc else -1, limits.tasks) if n is not None and n >= 0]
     if not told or min(told) >= LEAST_TASKS:

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from penteract.engine.doctor.finding import Finding, count, numbered
-from penteract.engine.doctor.machine import Gpu, Machine
+from penteract.engine.doctor.machine import GpuState, HostReport
 
 AREA = "links"
 
 
-def findings(machine: Machine) -> Iterator[Finding]:
+def findings(machine: HostReport) -> Iterator[Finding]:
     gpus = machine.gpus
     if len(gpus.devices) > 1:
         if gpus.matrix is None:
@@ -43,7 +43,7 @@ def _between(matrix: Sequence[Sequence[str]]) -> Iterator[Finding]:
         yield Finding(AREA, what, "note", "nvidia-smi topo -m")
 
 
-def _lost(devices: Sequence[Gpu]) -> Iterator[Finding]:
+def _lost(devices: Sequence[GpuState]) -> Iterator[Finding]:
     """Links that a GPU has and that are down, where its like has them up."""
     most = max((g.links or 0 for g in devices), default=0)
     if fewer := [g.index for g in devices if g.links is not None and g.links < most]:
@@ -56,7 +56,7 @@ def _lost(devices: Sequence[Gpu]) -> Iterator[Finding]:
         yield Finding(AREA, what, "warn", "systemctl status nvidia-fabricmanager")
 
 
-def _fabric(machine: Machine) -> Iterator[Finding]:
+def _fabric(machine: HostReport) -> Iterator[Finding]:
     if not machine.ports:
         ways = ", ".join(machine.interfaces) or "none"
         yield Finding(AREA, f"no InfiniBand; network interfaces: {ways}", "note" if machine.gpus.devices else "ok")

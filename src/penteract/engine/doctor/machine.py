@@ -34,7 +34,7 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
+class GpuState:
     """One GPU as the driver tells. Memory in bytes, power in W, clocks in MHz, ECC errors since the driver started.
 
     `slowed` names what holds clocks down now; `remapping` is "pending" or "failed" where rows of memory were replaced;
@@ -77,7 +77,7 @@ class Gpus:
     loaded: bool = False
     driver: str = ""
     cuda: str = ""
-    devices: tuple[Gpu, ...] = ()
+    devices: tuple[GpuState, ...] = ()
     matrix: tuple[tuple[str, ...], ...] | None = None
 
 
@@ -142,7 +142,7 @@ class Disk:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class ProcessLimits:
     """(soft, hard) limits of this process, -1 for none; `tasks` is how many a control group allows."""
 
     nofile: tuple[int, int] | None = None
@@ -170,14 +170,14 @@ class Use:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class HostReport:
     """All that was asked. `torch` is None when there is none."""
 
     host: Host
     gpus: Gpus
     torch: Torch | None
     disk: Disk
-    limits: Limits
+    limits: ProcessLimits
     packages: tuple[Package, ...] = ()
     interfaces: tuple[str, ...] = ()
     ports: tuple[Port, ...] = ()

@@ -8,7 +8,7 @@
 | `version` | of penteract |
 | `can_train` | whether no finding is bad |
 | `findings` | a list of {`area`, `what`, `state`, `fix`}; `state` is ok, note, warn or bad, `fix` may be empty |
-| `machine` | what findings were made from, the fields of `machine.Machine`; null is what could not be known |
+| `machine` | what findings were made from, the fields of `machine.HostReport`; null is what could not be known |
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 from penteract._version import __version__
 from penteract.engine.doctor import devices, disk, host, limits, links, software, surroundings, use
 from penteract.engine.doctor.finding import Finding
-from penteract.engine.doctor.machine import Machine
+from penteract.engine.doctor.machine import HostReport
 
 SCHEMA = "penteract.doctor/1"
 
-_AREAS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
+_AREAS: tuple[Callable[[HostReport], Iterator[Finding]], ...] = (
     host.findings, devices.findings, links.findings, software.findings, disk.findings, limits.findings,
     surroundings.findings, use.findings,
 )  # fmt: skip
 
 
-def examine(machine: Machine) -> tuple[Finding, ...]:
+def examine(machine: HostReport) -> tuple[Finding, ...]:
     """Area by area, each in its own order."""
     return tuple(finding for area in _AREAS for finding in area(machine))
 
@@ -39,7 +39,7 @@ def can_train(findings: Sequence[Finding]) -> bool:
     return all(f.state != "bad" for f in findings)
 
 
-def as_json(machine: Machine, findings: Sequence[Finding]) -> dict[str, Any]:
+def as_json(machine: HostReport, findings: Sequence[Finding]) -> dict[str, Any]:
     """The object described above."""
     rows = [asdict(f) for f in findings]
     return {"schema": SCHEMA, "version": __version__, "can_train": can_train(findings), "findings": rows,

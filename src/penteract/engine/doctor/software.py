@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penteract.engine.doctor.finding import Finding, numbered
-from penteract.engine.doctor.machine import Gpu, Gpus, Machine, Package, Torch
+from penteract.engine.doctor.machine import Gpus, GpuState, HostReport, Package, Torch
 from penteract.engine.doctor.surroundings import all_hidden
 
 AREA = "software"
@@ -22,7 +22,7 @@ OPTIONAL = {
 NEEDED = ("numpy", "safetensors")
 
 
-def findings(machine: Machine) -> Iterator[Finding]:
+def findings(machine: HostReport) -> Iterator[Finding]:
     torch, gpus = machine.torch, machine.gpus
     if torch is None:
         yield Finding(AREA, "training needs torch: none is installed (planning and pricing work)", "bad", TRAIN)
@@ -46,7 +46,7 @@ def _build(torch: Torch) -> Finding:
     return Finding(AREA, f"torch {torch.version}, built with {', '.join(parts) or 'no GPU support'}")
 
 
-def _versions(machine: Machine) -> Iterator[Finding]:
+def _versions(machine: HostReport) -> Iterator[Finding]:
     """This project's own requirement, where it is installed with its metadata."""
     wanted = next((p for p in machine.packages if p.name == "torch"), None)
     if wanted and wanted.wanted and older(wanted.found, wanted.wanted):
@@ -125,7 +125,7 @@ def _look() -> str:
     return "python -c 'import torch; torch.cuda.init()' tells more; in a container: docker run --gpus all"
 
 
-def _is_old(gpu: Gpu) -> bool:
+def _is_old(gpu: GpuState) -> bool:
     return gpu.capability is not None and gpu.capability < (8, 0)
 
 

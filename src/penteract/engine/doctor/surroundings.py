@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from penteract.engine.doctor.finding import Finding, count
-from penteract.engine.doctor.machine import Machine
+from penteract.engine.doctor.machine import HostReport
 
 AREA = "environment"
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -22,7 +22,7 @@ _COSTLY: Mapping[str, tuple[str, str]] = {
 }
 
 
-def findings(machine: Machine) -> Iterator[Finding]:
+def findings(machine: HostReport) -> Iterator[Finding]:
     env = machine.environment
     yield from _launcher(env)
     yield from _visible(machine)
@@ -37,12 +37,12 @@ def findings(machine: Machine) -> Iterator[Finding]:
         yield Finding(AREA, f"set: {', '.join(shown)}", "note")
 
 
-def all_hidden(machine: Machine) -> bool:
+def all_hidden(machine: HostReport) -> bool:
     """Whether whoever set the environment wants no GPU to be used."""
     return machine.environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
 
 
-def _visible(machine: Machine) -> Iterator[Finding]:
+def _visible(machine: HostReport) -> Iterator[Finding]:
     there, seen = len(machine.gpus.devices), len(machine.torch.devices) if machine.torch else 0
     if there and all_hidden(machine):
         what = "CUDA_VISIBLE_DEVICES hides every GPU: a run uses the CPU"
@@ -87,7 +87,7 @@ def _interface(name: str, value: str, there: tuple[str, ...]) -> Iterator[Findin
             yield Finding(AREA, what, "bad", f"unset {name}, or name one of these")
 
 
-def _threads(machine: Machine) -> Iterator[Finding]:
+def _threads(machine: HostReport) -> Iterator[Finding]:
     """Ranks share the cores that this process can use, unless they were told otherwise, or are more than those."""
     use, usable = machine.use, machine.host.usable
     asked = machine.environment.get("OMP_NUM_THREADS")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penteract.engine.doctor.finding import Finding, count
-from penteract.engine.doctor.machine import Machine
+from penteract.engine.doctor.machine import HostReport
 
 AREA = "a run"
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # as `engine.rank` asks torch for them; a test holds this
 
 
-def findings(machine: Machine) -> Iterator[Finding]:
+def findings(machine: HostReport) -> Iterator[Finding]:
     """Device, backend, ranks, threads; and what it would leave idle."""
     torch, use = machine.torch, machine.use
     if torch is None or not torch.version or not torch.device:

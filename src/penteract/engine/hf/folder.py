@@ -14,9 +14,9 @@ from penteract.config.hf_config import model_from_hf
 from penteract.config.hf_write import different
 from penteract.config.model import ModelSpec
 from penteract.config.read import read_text
-from penteract.engine.hf.headers import Held, held_tensors
+from penteract.engine.hf.headers import TensorHeader, held_tensors
 from penteract.errors import BadInput
-from penteract.model.hf_families import FAMILIES, Family
+from penteract.model.hf_families import FAMILIES, HfFamily
 from penteract.model.hf_names import Ours, by_theirs, hf_names
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -36,7 +36,7 @@ class HfFolder:
     path: Path
     model: ModelSpec  # its own
     ours: Mapping[str, Ours]
-    held: Mapping[str, Held]
+    held: Mapping[str, TensorHeader]
 
 
 def open_folder(path: Path, model: ModelSpec | None = None) -> HfFolder:
@@ -85,8 +85,8 @@ def _differs(where: str, found: object, allowed: object, path: Path) -> BadInput
 
 
 def _matched(
-    path: Path, family: Family, ours: Mapping[str, Ours], there: Mapping[str, Held], unneeded: range
-) -> dict[str, Held]:
+    path: Path, family: HfFamily, ours: Mapping[str, Ours], there: Mapping[str, TensorHeader], unneeded: range
+) -> dict[str, TensorHeader]:
     """The tensors that the mapping needs, under its names; files may leave the network's prefix out."""
     wanted, known = by_theirs(ours), by_theirs(ours, copies=True)
     named = {name if name in known or name.startswith(family.prefix) else family.prefix + name: name for name in there}

@@ -26,7 +26,7 @@ _FILE = re.compile(r"[\w][\w.-]*\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TensorHeader:
     """One tensor as its file's header has it. `dtype` is the format's name."""
 
     file: Path
@@ -35,14 +35,14 @@ class Held:
     shape: tuple[int, ...]
 
 
-def held_tensors(folder: Path) -> dict[str, Held]:
+def held_tensors(folder: Path) -> dict[str, TensorHeader]:
     """Every tensor of the folder's model, by name. Raises BadInput when there is none, CorruptData for damage."""
     if (folder / SINGLE).is_file():
         return read_header(folder / SINGLE)
     if not (folder / INDEX).is_file():
         raise _without(folder)
-    headers: dict[str, dict[str, Held]] = {}
-    found: dict[str, Held] = {}
+    headers: dict[str, dict[str, TensorHeader]] = {}
+    found: dict[str, TensorHeader] = {}
     for name, file in _weight_map(folder / INDEX).items():
         if file not in headers:
             headers[file] = read_header(folder / file)
@@ -52,7 +52,7 @@ def held_tensors(folder: Path) -> dict[str, Held]:
     return found
 
 
-def read_header(path: Path) -> dict[str, Held]:
+def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one file, each with bytes of its size inside the file."""
     try:
         size = path.stat().st_size
@@ -80,7 +80,7 @@ def read_header(path: Path) -> dict[str, Held]:
     return found
 
 
-def _held(path: Path, name: str, row: Any, most: int) -> Held:
+def _held(path: Path, name: str, row: Any, most: int) -> TensorHeader:
     dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
     if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)) or end > most:
         raise ValueError("a tensor lies outside the file: it is cut short, or its header is wrong")
@@ -88,7 +88,7 @@ def _held(path: Path, name: str, row: Any, most: int) -> Held:
         raise ValueError(f"a tensor of type {str(dtype)[:20]}")
     if end - begin != math.prod(shape) * WIDTHS[dtype]:
         raise ValueError("a tensor's bytes are not those of its shape")
-    return Held(path, name, dtype, shape)
+    return TensorHeader(path, name, dtype, shape)
 
 
 def _weight_map(path: Path) -> dict[str, str]:

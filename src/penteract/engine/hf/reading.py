@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from penteract.engine.checkpoint.slices import Box, meet, view
 from penteract.engine.hf.folder import HfFolder
 from penteract.errors import CorruptData
-from penteract.model.hf_names import Part
+from penteract.model.hf_names import HfPart
 
 _ROWS = 2**24  # elements of a table that are averaged at once
 
@@ -33,7 +33,7 @@ class HfWeights:
             out[-rows:] = self._mean(tensor.parts[0], box)
         return out
 
-    def _part(self, part: Part, box: Box) -> torch.Tensor:
+    def _part(self, part: HfPart, box: Box) -> torch.Tensor:
         """The box of ours inside `part`, in the shape of ours."""
         start = [at - from_ for at, from_ in zip(box[0], part.start, strict=True)]
         size = list(box[1])
@@ -50,7 +50,7 @@ class HfWeights:
             found = found[part.rotary.order(size[0])].narrow(0, at - (start[0] - part.first), rows)
         return found.unsqueeze(0) if part.stacked else found
 
-    def _slice(self, part: Part, start: list[int], size: list[int]) -> torch.Tensor:
+    def _slice(self, part: HfPart, start: list[int], size: list[int]) -> torch.Tensor:
         """Rows and columns of theirs, turned our way."""
         cut = [slice(at, at + n) for at, n in zip(start, size, strict=True)]
         found = self._of_file(part.theirs)[tuple(reversed(cut)) if part.transposed else tuple(cut)]
@@ -67,7 +67,7 @@ class HfWeights:
             raise CorruptData("WEIGHTS", "a file of weights is damaged", where=path, found=str(e)[:200],
                               fix="download it again") from e  # fmt: skip
 
-    def _mean(self, part: Part, box: Box) -> torch.Tensor:
+    def _mean(self, part: HfPart, box: Box) -> torch.Tensor:
         """What padding is: the mean of all rows, so that its logit is the mean logit.
 
         By Jensen's inequality an id that never occurs then gets at most the mean probability. A row of zeros would get

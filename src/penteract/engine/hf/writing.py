@@ -20,7 +20,7 @@ from penteract.engine.hf.folder import CONFIG, TOKENIZER
 from penteract.engine.hf.headers import INDEX, SINGLE
 from penteract.engine.weights import Weights
 from penteract.errors import DiskFailure
-from penteract.model.hf_names import Part, Theirs, by_theirs, hf_names
+from penteract.model.hf_names import HfPart, Theirs, by_theirs, hf_names
 from penteract.units import gib
 
 DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
@@ -156,7 +156,7 @@ def _assembled(t: Theirs, source: Weights, dtype: torch.dtype) -> torch.Tensor:
     return out
 
 
-def _place(out: torch.Tensor, part: Part, box: torch.Tensor) -> None:
+def _place(out: torch.Tensor, part: HfPart, box: torch.Tensor) -> None:
     """Write a box of ours where it belongs in theirs."""
     box = box[0] if part.stacked else box
     rows = (out.T if part.transposed else out).narrow(0, part.first, box.shape[0])

@@ -13,7 +13,7 @@ from penteract.config.kernels import ATTENTION, check_elementwise, kernel_breach
 from penteract.config.nearest import allowed_values
 from penteract.config.precision import Policy
 from penteract.config.settle import Settle
-from penteract.engine.feed import Sample
+from penteract.engine.feed import TokenSample
 from penteract.engine.kernels.registry import check_devices
 from penteract.errors import BadInput, CorruptData
 from penteract.ops.declarations.flash import piece
@@ -97,7 +97,7 @@ def _check_fp8(policy: Policy, device: torch.device, *, first: bool) -> None:
                        allowed="a recipe of FP8", fix=f"--precision.dtype fp8_{fp8.kind}")  # fmt: skip
 
 
-def check_documents(p: Program, samples: Iterable[Sample]) -> None:
+def check_documents(p: Program, samples: Iterable[TokenSample]) -> None:
     """Refuse a sequence with more documents than the kernel is started for: seen on the host, before it is sent."""
     lay, s = p.layout, p.sequence_length
     can = ATTENTION.get(lay.attention)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.order import Places
+from penteract.engine.kernels.order import AttentionLayout
 from penteract.ops.tape import Site
 
 
@@ -18,7 +18,7 @@ def _by_head(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _forward(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    size, places = int(site.attrs["head_size"]), Places.of(env, site)
+    size, places = int(site.attrs["head_size"]), AttentionLayout.of(env, site)
     q, k, v = (_by_head(places.keys.restore(x), size) for x in ins[:3])
     made = aten._scaled_dot_product_cudnn_attention(
         q, k, v, None, True, 0.0, True, False, scale=float(site.attrs["scale"])
@@ -29,7 +29,7 @@ def _forward(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, ou
 
 def _input_gradient(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     q, k, v, _, _, _, o, log_sum, g = ins
-    size, order = int(site.attrs["head_size"]), Places.of(env, site).queries
+    size, order = int(site.attrs["head_size"]), AttentionLayout.of(env, site).queries
     q, k, v, o, g = (_by_head(order.restore(x), size) for x in (q, k, v, o, g))
     log_sum = order.restore(log_sum, 2)[..., None]
     random = [torch.empty((), dtype=torch.int64, device=q.device) for _ in range(2)]

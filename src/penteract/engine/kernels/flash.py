@@ -14,11 +14,11 @@ import torch
 
 from penteract.config.kernels import most_documents
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.order import Piece, Places
+from penteract.engine.kernels.order import AttentionLayout, QueryRun
 from penteract.ops.tape import Site
 
 
-def ends(start: torch.Tensor, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
+def ends(start: torch.Tensor, piece: QueryRun) -> tuple[torch.Tensor, torch.Tensor]:
     """Where runs end, of queries (from the piece's first token) and of keys (from the sequence's): int32 [runs + 1].
 
     `start`: [tokens of the piece]. Runs that are not there are empty, at the end.
@@ -45,7 +45,7 @@ def _by_head(x: torch.Tensor, size: int) -> torch.Tensor:
     return x.unflatten(-1, (-1, size))
 
 
-def _about(site: Site, piece: Piece, lists: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _about(site: Site, piece: QueryRun, lists: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What both calls are told: ends of runs, the longest a run can be, no dropout, causal; scale and window."""
     window = int(site.attrs["window"])
     named = {"scale": float(site.attrs["scale"])}
@@ -54,7 +54,7 @@ def _about(site: Site, piece: Piece, lists: tuple[torch.Tensor, ...]) -> tuple[t
     return (*lists, piece.tokens, piece.end, 0.0, True), named
 
 
-def _piece(aten: Any, site: Site, piece: Piece, ins: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+def _piece(aten: Any, site: Site, piece: QueryRun, ins: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """q [n, H·C], k [S, K·C], v [S, K·C], start [n] -> o [n, H·C], log-sum-exp [H, n]."""
     *qkv, start = ins
     size = int(site.attrs["head_size"])
@@ -65,7 +65,7 @@ def _piece(aten: Any, site: Site, piece: Piece, ins: Tensors) -> tuple[torch.Ten
 
 def _forward(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     q, k, v, _, start, _ = ins
-    places = Places.of(env, site)
+    places = AttentionLayout.of(env, site)
     q, start = places.queries.restore(q), places.queries.restore(start)
     k, v = places.keys.restore(k), places.keys.restore(v)
     for b in range(q.shape[1]):
@@ -77,7 +77,7 @@ def _forward(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, ou
             del made  # before the next call makes its own
 
 
-def _piece_input(aten: Any, site: Site, piece: Piece, ins: Tensors) -> tuple[torch.Tensor, ...]:
+def _piece_input(aten: Any, site: Site, piece: QueryRun, ins: Tensors) -> tuple[torch.Tensor, ...]:
     """q, k, v, start, o, log-sum-exp, gradient of o -> gradients of q [n, H·C], k [S, K·C], v. Keys that come after the
     piece get none: what is there is not defined."""
     q, k, v, start, o, log_sum, g = ins
@@ -91,7 +91,7 @@ def _piece_input(aten: Any, site: Site, piece: Piece, ins: Tensors) -> tuple[tor
 
 def _input_gradient(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     q, k, v, _, start, _, o, log_sum, g = ins
-    places = Places.of(env, site)
+    places = AttentionLayout.of(env, site)
     q, start, o, g = (places.queries.restore(x) for x in (q, start, o, g))
     k, v, log_sum = places.keys.restore(k), places.keys.restore(v), places.queries.restore(log_sum, 2)
     for b in range(q.shape[1]):

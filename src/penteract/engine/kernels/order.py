@@ -12,7 +12,7 @@ from penteract.parallel.context import token_indices
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ChunkOrder:
     """`chunks[i]`: which chunk of the sequence lies at place i. Where there is one chunk, nothing is copied."""
 
     chunks: tuple[int, ...] = (0,)
@@ -43,7 +43,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class QueryRun:
     """Query rows [at, at + tokens) are the sequence's tokens [first, first + tokens)."""
 
     at: int
@@ -60,22 +60,22 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class AttentionLayout:
     """How `attention` lies: the order of queries and of keys, and runs of query tokens that follow one another."""
 
-    queries: Order
-    keys: Order
-    pieces: tuple[Piece, ...]
+    queries: ChunkOrder
+    keys: ChunkOrder
+    pieces: tuple[QueryRun, ...]
 
     @staticmethod
-    def of(env: Env, site: Site) -> Places:
+    def of(env: Env, site: Site) -> AttentionLayout:
         """By the context method: heads dealt (all tokens here), or keys gathered (own tokens against all)."""
         cp, s = env.mesh.layout.cp, int(site.ins[0].shape[0])  # type: ignore[arg-type]
         if cp == 1:
-            return Places(Order(), Order(), (Piece(0, 0, s),))
-        dealt = Order(tuple(c for r in range(cp) for c in token_indices(2 * cp, cp, r)))
+            return AttentionLayout(ChunkOrder(), ChunkOrder(), (QueryRun(0, 0, s),))
+        dealt = ChunkOrder(tuple(c for r in range(cp) for c in token_indices(2 * cp, cp, r)))
         if env.mesh.layout.cp_method == "ulysses":
-            return Places(dealt, dealt, (Piece(0, 0, s),))
+            return AttentionLayout(dealt, dealt, (QueryRun(0, 0, s),))
         n = s // 2
         own = token_indices(2 * cp, cp, env.index("cp"))
-        return Places(Order(), dealt, tuple(Piece(i * n, c * n, n) for i, c in enumerate(own)))
+        return AttentionLayout(ChunkOrder(), dealt, tuple(QueryRun(i * n, c * n, n) for i, c in enumerate(own)))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.ops.declarations.declaration import FLOAT, Attrs, Shape
-from penteract.ops.declarations.fused import Fused
+from penteract.ops.declarations.fused import FusedAttention
 from penteract.ops.spec import Widths
 
 HEADER = 272  # seed, offset, and what the library keeps of a call
 
 
-class CudnnAttention(Fused):
+class CudnnAttention(FusedAttention):
     """All sequences in one call."""
 
     def workspace(

@@ -50,7 +50,7 @@ class CallShapes(NamedTuple):
     attrs: Attrs
 
 
-class Rates(Protocol):
+class WorkRates(Protocol):
     """Seconds of the kinds of work that a device does, as `readings/rates.py` knows them."""
 
     def product(self, p: Product) -> Seconds: ...
@@ -120,7 +120,7 @@ class OpDeclaration:
         overwrites and what it needs beside registers twice."""
         return None
 
-    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
+    def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """Of one call: under which part of a step it is told ("compute", "attention" or "pointwise"), and its seconds.
 
         Products are at the speed of their shape, kernels at that of memory. Beside products, what is needed beside

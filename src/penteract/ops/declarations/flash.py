@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penteract.config.kernels import most_documents
 from penteract.ops.declarations.declaration import BOOL, FLOAT, Attrs, Shape
-from penteract.ops.declarations.fused import RANDOM, STATE, Fused
+from penteract.ops.declarations.fused import RANDOM, STATE, FusedAttention
 from penteract.ops.spec import Widths
 
 INT = 4  # bytes of where a document ends
@@ -18,7 +18,7 @@ def piece(s: int, t: int) -> int:
     return s if s == t else s // 2
 
 
-class FlashAttention(Fused):
+class FlashAttention(FusedAttention):
     """One call a sequence and piece."""
 
     flash = True

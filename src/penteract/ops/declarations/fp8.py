@@ -19,10 +19,10 @@ from penteract.ops.declarations.declaration import (
     Attrs,
     CallShapes,
     OpDeclaration,
-    Rates,
     Registers,
     Serves,
     Shape,
+    WorkRates,
 )
 from penteract.ops.declarations.dense import Linear
 from penteract.ops.spec import Widths
@@ -113,7 +113,7 @@ class ScaledLinear(Linear):
         looks = new if self.fp8.kind == "delayed" else 0 if one_reading else m + n
         return (looks + m + n) * k * widths["compute"] + (m + n) * k * CODE
 
-    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
+    def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """Products of codes, and the passes that make them. A weight gradient is made beside its bucket."""
         passes = self.passes(call.phase, call.ins, call.weights, widths)
         if call.phase == "weight_gradient":

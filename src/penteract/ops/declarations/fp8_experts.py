@@ -12,7 +12,7 @@ from math import fsum, prod
 
 from penteract.config.fp8 import Fp8
 from penteract.config.layout import Elementwise
-from penteract.ops.declarations.declaration import FLOAT, Attrs, CallShapes, Rates, Registers, Shape
+from penteract.ops.declarations.declaration import FLOAT, Attrs, CallShapes, Registers, Shape, WorkRates
 from penteract.ops.declarations.experts import ExpertLinear
 from penteract.ops.declarations.fp8 import CODE, aligned, at_a_time, sum_is_cut
 from penteract.ops.spec import Widths
@@ -25,7 +25,7 @@ def sizes(phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[i
     return (prod(ins[0][:-1]), experts, *((f, d) if phase == "forward" else (d, f)))
 
 
-class ScaledExperts(ExpertLinear):
+class ScaledExpertLinear(ExpertLinear):
     """`expert_linear` in FP8. The rows of all experts are made codes at once, and each expert's matrix as its turn
     comes; an expert without rows makes nothing. `elementwise`: what makes the codes."""
 
@@ -78,7 +78,7 @@ class ScaledExperts(ExpertLinear):
         looks = 1 if self.fp8.kind == "blockwise" and self.elementwise == "triton" else 2
         return (rows + min(experts, rows) * n) * k * (looks * widths["compute"] + CODE)
 
-    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
+    def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         if not self.of_codes(call.phase):
             return super().cost(rates, call, widths, registers)
         passes = self.passes(call.phase, call.ins, call.weights, widths)
@@ -86,6 +86,6 @@ class ScaledExperts(ExpertLinear):
 
 
 @cache
-def scaled_experts(fp8: Fp8, elementwise: Elementwise = "reference") -> ScaledExperts:
+def scaled_experts(fp8: Fp8, elementwise: Elementwise = "reference") -> ScaledExpertLinear:
     """The declaration for a recipe."""
-    return ScaledExperts(fp8, elementwise)
+    return ScaledExpertLinear(fp8, elementwise)

@@ -10,7 +10,7 @@ from math import prod
 
 from penteract.config.layout import AttentionKernel, Layout
 from penteract.ops.declarations.attention import Attention
-from penteract.ops.declarations.declaration import Attrs, CallShapes, OpDeclaration, Rates, Registers, Serves, Shape
+from penteract.ops.declarations.declaration import Attrs, CallShapes, OpDeclaration, Registers, Serves, Shape, WorkRates
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.units import Seconds
@@ -19,7 +19,7 @@ STATE = 16  # what backward is handed of it
 RANDOM = 24  # of a random number generator's state, which nothing draws from
 
 
-class Fused(Attention):
+class FusedAttention(Attention):
     """`dealt`: heads were dealt to context ranks, so all tokens lie as these had them, and their order is restored."""
 
     flash = False  # whether it is as fast as the flash kernel, or as cuDNN's
@@ -27,7 +27,7 @@ class Fused(Attention):
     def __init__(self, *, dealt: bool = False) -> None:
         self.dealt = dealt
 
-    def cost(self, rates: Rates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
+    def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """By FLOPs, as a whole was measured. Masked scores are spared."""
         backward, size = call.phase != "forward", int(call.attrs["head_size"])
         flops = self.flops(*call)
@@ -46,7 +46,7 @@ class Fused(Attention):
         return q + k + v + (2 * o + rows if phase != "forward" else 0)
 
 
-def asked_for(name: AttentionKernel, kind: type[Fused]) -> Serves:
+def asked_for(name: AttentionKernel, kind: type[FusedAttention]) -> Serves:
     """Where a layout asks for this kernel by name."""
     plain, dealt = kind(), kind(dealt=True)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from penteract.readings.time.clock import LONG
 from penteract.readings.time.derive import Derived
-from penteract.readings.time.machine import Machine
+from penteract.readings.time.machine import RankClock
 from penteract.readings.time.stage import Stage
 from penteract.step import names
 
@@ -28,12 +28,12 @@ def alone(stage: Stage, derived: Derived, turns: Sequence[int], skipped: int, ar
     m.host = max(m.host, m.now)  # it looks at the losses
     clock.take(m, derived.opening)
     clock.wait_until(m, arrives, names.WAIT_STAGE)
-    at, left, seen = 0, skipped, dict[object, tuple[int, Machine]]()
+    at, left, seen = 0, skipped, dict[object, tuple[int, RankClock]]()
     for k, begin in enumerate(turns if skipped else ()):
         for action in derived.actions[at:begin]:
             clock.take(m, action)
         at, key = begin, (m.state.number, 0 if m.state.fixed else m.unit, len(m.pending), derived.left[begin])
-        now = Machine(m.state, m.now, m.host, held=m.held)
+        now = RankClock(m.state, m.now, m.host, held=m.held)
         before, then = seen.setdefault(key, (k, now))
         # From the same state with a host no earlier, or one that holds nothing up, each turn takes as long or longer.
         # The host is left where it was: earlier is a bound, too.

@@ -20,10 +20,10 @@ from typing import NamedTuple
 from penteract.config.layout import Layout
 from penteract.ops.offload import COPIES
 from penteract.parallel.data import Unit
-from penteract.readings.packed import Groups, Runs
-from penteract.readings.pieces import Kind, Piece
+from penteract.readings.packed import Runs, StageGroups
+from penteract.readings.pieces import LayerProgram, LayerType
 from penteract.readings.price import away
-from penteract.readings.rates import Span
+from penteract.readings.rates import GroupSpan
 from penteract.readings.reads import Memos, changed, tracked
 from penteract.readings.time.clock import FIRST, LONG, PS, RUN, play
 from penteract.readings.time.ops import AXES, ActionOps
@@ -147,13 +147,13 @@ class Bounds:
         return list(map(_of_group, deal.dealt(each)))
 
     @tracked
-    def _idle(self, layout: Layout, piece: Piece) -> Mapping[str, Idle]:
+    def _idle(self, layout: Layout, piece: LayerProgram) -> Mapping[str, Idle]:
         ops = self.steps.piece_ops(layout, piece, _APART)
         return {name: _from_idle(own, self.steps.launched) for name, own in ops.items()}
 
     # ---- buckets ---------------------------------------------------------------------------------------------
 
-    def _once_of(self, layout: Layout, groups: Groups) -> list[Once]:
+    def _once_of(self, layout: Layout, groups: StageGroups) -> list[Once]:
         """Of each pipeline rank."""
         out, unlike = [_NOTHING] * layout.pp, not self.steps.alike(layout)
         for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
@@ -167,7 +167,7 @@ class Bounds:
         return out
 
     @tracked
-    def _gathers_of(self, layout: Layout, groups: Groups) -> Mapping[int, Mapping[_Ranks, Seconds]]:
+    def _gathers_of(self, layout: Layout, groups: StageGroups) -> Mapping[int, Mapping[_Ranks, Seconds]]:
         """Of some pipeline ranks, one of each group: seconds of gathers in a step, on each wire."""
         if not layout.cuts_units:
             return {}
@@ -234,7 +234,7 @@ class Bounds:
         return dict(out)
 
     @tracked
-    def _read(self, layout: Layout, unit: Unit, kind: Kind, stage: int) -> frozenset[str]:
+    def _read(self, layout: Layout, unit: Unit, kind: LayerType, stage: int) -> frozenset[str]:
         """The actions that read parameters of a unit which are cut."""
         composer = self.steps.composer
         read = composer.piece(layout, kind).read_by
@@ -292,7 +292,7 @@ class Bounds:
         if layout.pp == 1:
             return []
         amount = steps.message(layout)
-        known = [steps.rates.collective("send", Span(2, 1 + across), amount) for across in (False, True)]
+        known = [steps.rates.collective("send", GroupSpan(2, 1 + across), amount) for across in (False, True)]
         pairs = [(placement.owning_stages[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
         return [known[steps.across(layout, a, b)] for a, b in pairs]
 

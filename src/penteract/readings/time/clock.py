@@ -43,7 +43,7 @@ def ps(seconds: float) -> int:
 
 
 @dataclass(slots=True)
-class Played:
+class PlayedSegment:
     """What playing ops gave, relative to their beginning.
 
     done      when compute is
@@ -64,13 +64,13 @@ class Played:
 def play(  # noqa: C901, PLR0913 (each kind of op in turn, without a call: a search plays millions)
     ops: Sequence[Op], free: list[int], flights: dict[Key, int], host: int, launches: Sequence[int], slower: int,
     owner: Sequence[int], log: Log | None = None,
-) -> Played:  # fmt: skip
+) -> PlayedSegment:  # fmt: skip
     """Play `ops` from 0. `free`: when each stream is; changed, as `flights` is.
 
     launches  picoseconds that the host needs for each op
-    slower  millionths by which compute is slower while a process group's stream is busy; it counts as busy from when
-            a collective is posted, so that later states never end sooner
-    owner   of each stream, the part of a step that waiting for it is
+    slower    millionths by which compute is slower while a process group's stream is busy; it counts as busy from when
+              a collective is posted, so that later states never end sooner
+    owner     of each stream, the part of a step that waiting for it is
     """
     now, slack, floor, looked = 0, FAR, -FAR, False
     parts = [0] * len(PARTS)
@@ -129,4 +129,4 @@ def play(  # noqa: C901, PLR0913 (each kind of op in turn, without a call: a sea
                 flights[key] = end
             if log:
                 log(stream, op[-1], start, end)
-    return Played(now, flights, host, slack, floor, parts)
+    return PlayedSegment(now, flights, host, slack, floor, parts)

@@ -23,8 +23,8 @@ from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
 from penteract.parallel.matrix import Matrix, deal
 from penteract.readings.load import Load
-from penteract.readings.pieces import Piece, bytes_of, shapes
-from penteract.readings.rates import Rates, Span
+from penteract.readings.pieces import LayerProgram, bytes_of, shapes
+from penteract.readings.rates import GroupSpan, Rates
 from penteract.readings.reads import Memo
 from penteract.step import muon
 from penteract.step.update import touched
@@ -38,7 +38,7 @@ Wire = tuple[str, tuple[int, ...], Seconds]  # a collective, its ranks
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceCosts:
     """What a rank runs on: rates, the width of a node, and the spread of its groups over nodes.
 
     costs   of calls and collectives that other layouts share
@@ -51,18 +51,18 @@ class Device:
     gpus_per_node: int
     load: Load
     costs: Memo[Cost] = field(default_factory=Memo[Cost])
-    spans: Memo[Span] = field(default_factory=Memo[Span])
+    spans: Memo[GroupSpan] = field(default_factory=Memo[GroupSpan])
 
-    def span(self, axis: str) -> Span:
+    def span(self, axis: str) -> GroupSpan:
         """Of the group that lies worst. Where blocks of ranks and nodes do not divide, groups lie differently."""
         return self.spans.ask(self.mesh.layout, axis, self._span, axis)
 
-    def _span(self, axis: str, layout: Layout) -> Span:
+    def _span(self, axis: str, layout: Layout) -> GroupSpan:
         mesh, node = Mesh(layout), self.gpus_per_node
         block, _ = mesh.block(axis)
         aligned = block % node == 0 or node % block == 0
         ranks = (0,) if aligned else range(min(layout.world, lcm(block, node)))
-        return max((Span.of(mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
+        return max((GroupSpan.of(mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
 
     def bytes_of(self, spec: Spec) -> Bytes:
         return bytes_of(spec, self.widths, self.load)
@@ -98,7 +98,7 @@ class Device:
         return part, seconds, (axis, self.rates.collective("all_reduce", self._span(axis, layout), n * FLOAT))
 
 
-def seconds_alone(piece: Piece, device: Device) -> dict[int, Seconds]:
+def seconds_alone(piece: LayerProgram, device: DeviceCosts) -> dict[int, Seconds]:
     """Of each call of a forward, by the place of its site: as if nothing else ran, collectives too."""
     found = dict[int, Seconds]()
     for job, ins, outs in piece.outline.calls["Fwd"]:
@@ -126,7 +126,7 @@ class BucketCosts:
         ends = {"all_gather": (shard, whole), "reduce_scatter": (whole, shard), "all_reduce": (shard, shard)}[kind]
         wire, group = counted(kind, *ends), b.replicate_ranks if kind == "all_reduce" else b.shard_ranks
         amount = wire.numel() * self.policy.widths[wire.role]
-        return self.rates.collective(kind, Span.of(group, self.gpus_per_node), amount)
+        return self.rates.collective(kind, GroupSpan.of(group, self.gpus_per_node), amount)
 
     def narrowed(self, b: Bucket) -> Seconds:
         """Of gradients put in the dtype of the wire, where that is another."""
@@ -171,7 +171,7 @@ class BucketCosts:
         longest."""
         hands = deal(b.matrices, len(b.team))
         wires = [
-            (w.kind, w.group, self.rates.collective(w.kind, Span.of(w.group, self.gpus_per_node), w.amount))
+            (w.kind, w.group, self.rates.collective(w.kind, GroupSpan.of(w.group, self.gpus_per_node), w.amount))
             for w in muon.wires(b, hands[b.team.index(rank)], self.policy)
         ]
         return wires, max(self._products(b, hand) for hand in hands)

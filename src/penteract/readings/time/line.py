@@ -24,7 +24,7 @@ class Post(NamedTuple):
     sends: frozenset[int]
 
 
-class Message(NamedTuple):
+class NumberedMessage(NamedTuple):
     """`micro` and `where` (what it is, the stage that it comes from) name it; `both`: as much goes the other way."""
 
     source: int
@@ -34,14 +34,14 @@ class Message(NamedTuple):
     both: bool
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """Where a rank is: what it does next, and its next computation."""
 
     item: int
     compute: int
 
 
-class Line(NamedTuple):
+class NumberedSchedule(NamedTuple):
     """A schedule with its messages numbered.
 
     todo      of each rank, in order: the number of a computation, or a post
@@ -53,18 +53,18 @@ class Line(NamedTuple):
     todo: tuple[tuple[int | Post, ...], ...]
     computes: tuple[tuple[Compute, ...], ...]
     asks: tuple[tuple[int, ...], ...]
-    messages: tuple[Message, ...]
-    turns: tuple[tuple[Place, ...], ...]
+    messages: tuple[NumberedMessage, ...]
+    turns: tuple[tuple[Position, ...], ...]
     turn: int
     channels: tuple[int, ...]
 
 
 @cache
-def line_of(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Line:
+def line_of(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> NumberedSchedule:
     """The messages of a schedule, each once for its two ends."""
     lists, of = action_lists(schedule, pp, vpp, micros), schedule_of(schedule)
     placement, steady, turn = of.placement(pp, vpp), of.steady_after(pp, vpp), of.turn(pp, vpp)
-    numbers, messages = dict[tuple[str, int, int], int](), list[Message]()
+    numbers, messages = dict[tuple[str, int, int], int](), list[NumberedMessage]()
     todo, computes = list[tuple[int | Post, ...]](), list[tuple[Compute, ...]]()
     for rank, actions in enumerate(lists):
         own, does = list[Compute](), list[int | Post]()
@@ -86,7 +86,7 @@ def line_of(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Line:
     asks = tuple(
         [tuple([_asked(a, placement.stages[r][a.chunk], numbers) for a in own]) for r, own in enumerate(computes)]
     )
-    return Line(tuple(todo), tuple(computes), asks, tuple(messages), tuple(turns), turn, channels)
+    return NumberedSchedule(tuple(todo), tuple(computes), asks, tuple(messages), tuple(turns), turn, channels)
 
 
 def _asked(action: Compute, stage: int, numbers: Mapping[tuple[str, int, int], int]) -> int:
@@ -98,7 +98,7 @@ def _asked(action: Compute, stage: int, numbers: Mapping[tuple[str, int, int], i
 
 def _post(
     exchange: Exchange, rank: int, placement: Placement, numbers: dict[tuple[str, int, int], int],
-    messages: list[Message],
+    messages: list[NumberedMessage],
 ) -> Post:  # fmt: skip
     posted, sends = list[int](), set[int]()
     both = {t.peer for t in exchange.transfers if t.kind == "Send"}
@@ -110,7 +110,7 @@ def _post(
         stage = message_of(t, rank, placement).source
         number = numbers.setdefault((t.what, t.micro, stage), len(messages))
         if number == len(messages):
-            messages.append(Message(source, target, t.micro, (t.what, stage), t.peer in both))
+            messages.append(NumberedMessage(source, target, t.micro, (t.what, stage), t.peer in both))
         posted.append(number)
         if t.kind == "Send":
             sends.add(number)
@@ -126,13 +126,13 @@ def begins_of(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int)
     return tuple([place.compute for place in found])
 
 
-def _turns(steady: int, turn: int, does: Sequence[int | Post], own: Sequence[Compute]) -> list[Place]:
+def _turns(steady: int, turn: int, does: Sequence[int | Post], own: Sequence[Compute]) -> list[Position]:
     """Where each turn of micro-batches begins on a rank: after the computation before the first of its forwards."""
-    found, before = list[Place](), 0
+    found, before = list[Position](), 0
     for place, item in enumerate(does):
         if isinstance(item, int):
             kind, micro, chunk = own[item]
             if kind == "Fwd" and not chunk and micro >= steady and (micro - steady) % turn == 0:
-                found.append(Place(before, item))
+                found.append(Position(before, item))
             before = place + 1
     return found

@@ -23,24 +23,24 @@ def seen_from(key: Key, unit: int) -> Key:
 
 
 @dataclass(slots=True)
-class State:
+class StreamState:
     """A machine's streams and flights relative to its `now`, named from a unit: interned, so equal ones are one."""
 
     free: tuple[int, ...]
     flights: Flights
     number: int
     fixed: bool  # nothing in it is named from a unit
-    shifted: dict[int, State] = field(default_factory=dict[int, "State"])
+    shifted: dict[int, StreamState] = field(default_factory=dict[int, "StreamState"])
 
 
 # What a segment or an action makes of a state: (picoseconds, state, those of the host, latest host, its floor, parts)
-Answer = tuple[int, State, int, int, int, Parts]
-Whole = tuple[int, State, int, int, int, tuple[Parts, int], int]  # of an action; and the unit that it ends with
+Answer = tuple[int, StreamState, int, int, int, Parts]
+Whole = tuple[int, StreamState, int, int, int, tuple[Parts, int], int]  # of an action; and the unit that it ends with
 Trace = tuple[int, Answer | None, int]  # when it began, what it gave; or picoseconds of the host for turns left out
 
 
 @dataclass(slots=True)
-class Machine:
+class RankClock:
     """One rank's clocks. `host` and `pending` are absolute.
 
     unit     that names in `state` are counted from
@@ -50,7 +50,7 @@ class Machine:
     spent    what was played, and how often
     """
 
-    state: State
+    state: StreamState
     now: int = 0
     host: int = 0
     unit: int = 0
@@ -69,7 +69,7 @@ class Machine:
         return total
 
 
-Log = Callable[[Machine, int, str, int, int], None]  # who, the stream, what, from when to when
+Log = Callable[[RankClock, int, str, int, int], None]  # who, the stream, what, from when to when
 
 
 @dataclass(slots=True)
@@ -95,14 +95,14 @@ class Clock:
     segments: dict[tuple[Op, ...], int] = field(default_factory=dict[tuple[Op, ...], int])
     runs: list[Runs] = field(default_factory=list[Runs])
     actions: dict[Runs, int] = field(default_factory=dict[Runs, int])
-    states: dict[tuple[tuple[int, ...], Flights], State] = field(
-        default_factory=dict[tuple[tuple[int, ...], Flights], State]
+    states: dict[tuple[tuple[int, ...], Flights], StreamState] = field(
+        default_factory=dict[tuple[tuple[int, ...], Flights], StreamState]
     )
     known: dict[tuple[int, int], Answer] = field(default_factory=dict[tuple[int, int], Answer])
     late: dict[tuple[int, int, int], Answer] = field(default_factory=dict[tuple[int, int, int], Answer])
     whole: dict[tuple[int, int, int], Whole] = field(default_factory=dict[tuple[int, int, int], "Whole"])
     played: int = 0
-    idle: State = field(init=False)  # nothing under way
+    idle: StreamState = field(init=False)  # nothing under way
 
     def __post_init__(self) -> None:
         self.idle = self.state((0,) * len(self.owner), ())
@@ -126,19 +126,19 @@ class Clock:
         self.runs.append(runs)
         return len(self.runs) - 1
 
-    def machine(self) -> Machine:
+    def machine(self) -> RankClock:
         """One with nothing under way."""
-        return Machine(self.idle)
+        return RankClock(self.idle)
 
-    def state(self, free: tuple[int, ...], flights: Flights) -> State:
+    def state(self, free: tuple[int, ...], flights: Flights) -> StreamState:
         key = (free, flights)
         if (known := self.states.get(key)) is not None:
             return known
         fixed = not any(name[0] in RELATIVE for name, _ in flights)
-        made = self.states[key] = State(free, flights, len(self.states), fixed)
+        made = self.states[key] = StreamState(free, flights, len(self.states), fixed)
         return made
 
-    def _seen_from(self, state: State, by: int) -> State:
+    def _seen_from(self, state: StreamState, by: int) -> StreamState:
         """The same, named from `by` units on."""
         if state.fixed or not by:
             return state
@@ -149,7 +149,7 @@ class Clock:
 
     # ---- playing ---------------------------------------------------------------------------------------------
 
-    def wait_until(self, m: Machine, moment: int, name: str) -> None:
+    def wait_until(self, m: RankClock, moment: int, name: str) -> None:
         """Compute stands still until then, in no segment."""
         if (dt := moment - m.now) > 0:
             if self.log is not None:
@@ -159,11 +159,11 @@ class Clock:
                 m.state = self.state(free, tuple([(k, t - dt) for k, t in m.state.flights if t > dt]))
             m.now = moment
 
-    def expect(self, m: Machine, moment: int) -> None:
+    def expect(self, m: RankClock, moment: int) -> None:
         """A message is there at a moment to come: the next action waits for it where it reads it."""
         m.state = self.state(m.state.free, tuple(sorted((*m.state.flights, (MESSAGE, moment - m.now)))))
 
-    def take(self, m: Machine, action: int) -> None:
+    def take(self, m: RankClock, action: int) -> None:
         """Play an action, or take what is remembered of it."""
         state = m.state
         key = (action, state.number, 0 if state.fixed else m.unit)
@@ -185,7 +185,7 @@ class Clock:
             done, state, calls, latest, least, parts = _joined(trail, m, at, m.spent[first:])
             self.whole[key] = done, state, calls, latest, least, (parts, 1), m.unit
 
-    def _run(self, m: Machine, declaration: tuple[Step, ...], times: int, step: int, trail: list[Trace]) -> None:
+    def _run(self, m: RankClock, declaration: tuple[Step, ...], times: int, step: int, trail: list[Trace]) -> None:
         turn, first = 0, declaration[0][1]
         while turn < times:
             before, at, host, held = self._seen_from(m.state, first + turn * step - m.unit), m.now, m.host, m.held
@@ -203,7 +203,7 @@ class Clock:
                 m.unit += step * (times - turn)
                 return
 
-    def _jump(self, m: Machine, trail: list[Trace], begun: int, turn: tuple[int, int, int]) -> None:
+    def _jump(self, m: RankClock, trail: list[Trace], begun: int, turn: tuple[int, int, int]) -> None:
         """Leave out what repeats. `turn`: picoseconds of one, those of the host, and how many are left."""
         each, calls, left = turn
         last = [(at + each * left, answer, 0) for at, answer, _ in trail[begun:]]
@@ -215,7 +215,7 @@ class Clock:
         m.now, m.host = m.now + each * left, m.host + calls * left
 
     def advance(
-        self, m: Machine, segment: int, unit: int = 0, needs: tuple[int, ...] = (),
+        self, m: RankClock, segment: int, unit: int = 0, needs: tuple[int, ...] = (),
         trail: list[Trace] | None = None,
     ) -> None:  # fmt: skip
         """A segment of a unit, from where the machine is."""
@@ -247,13 +247,13 @@ class Clock:
         if m.state.flights and m.state.flights[-1][0][0] == "u":  # sorted: gathers after an update come last
             self._set_aside(m)
 
-    def _set_aside(self, m: Machine) -> None:
+    def _set_aside(self, m: RankClock) -> None:
         """What is gathered after the update is waited for in the next step, by bucket."""
         kept = [(key, t) for key, t in m.state.flights if key[0] != "u"]
         m.pending |= {m.unit + key[1]: m.now + t for key, t in m.state.flights if key[0] == "u"}
         m.state = self.state(m.state.free, tuple(kept))
 
-    def _play(self, m: Machine, segment: int, state: State, behind: int, *, logged: bool = False) -> Answer:
+    def _play(self, m: RankClock, segment: int, state: StreamState, behind: int, *, logged: bool = False) -> Answer:
         self.played += 1
         free, at, tell = list(state.free), m.now, self.log if logged else None
         ops, launches = self.ops[segment], self.launches[segment]
@@ -276,7 +276,7 @@ def _looks(trail: list[Trace], begun: int) -> bool:
     return any(answer and answer[4] > -LONG for _, answer, _ in trail[begun:])
 
 
-def _joined(trail: Sequence[Trace], m: Machine, at: int, spent: Sequence[tuple[Parts, int]]) -> Answer:
+def _joined(trail: Sequence[Trace], m: RankClock, at: int, spent: Sequence[tuple[Parts, int]]) -> Answer:
     """One answer for all that was played since `at`."""
     calls, latest, floor = 0, FAR, -FAR
     for begun, answer, left_out in trail:

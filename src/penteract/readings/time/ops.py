@@ -11,10 +11,10 @@ from penteract.config.mesh import Mesh
 from penteract.ops.offload import COPIES, Copy
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
-from penteract.readings.pieces import Piece
-from penteract.readings.rates import Span
+from penteract.readings.pieces import LayerProgram
+from penteract.readings.rates import GroupSpan
 from penteract.readings.time.clock import BESIDE, FIRST, IN, LOOK, OUT, PART, RUN, START, WAIT, Key, Op, ps
-from penteract.readings.time.cost import DIMENSION, BucketCosts, Device
+from penteract.readings.time.cost import DIMENSION, BucketCosts, DeviceCosts
 from penteract.step import names
 from penteract.step.agreements import Agreement
 from penteract.step.update import Through, kept_apart, through
@@ -64,7 +64,7 @@ class ActionOps(NamedTuple):
     last: int
 
 
-def piece_ops(piece: Piece, device: Device, axes: Axes) -> Mapping[str, ActionOps]:
+def piece_ops(piece: LayerProgram, device: DeviceCosts, axes: Axes) -> Mapping[str, ActionOps]:
     """Of each action of a piece, what its instructions are to the clock."""
     out, known = dict[str, ActionOps](), dict[int, tuple[Op, ...]]()  # what is computed again takes as long
     for name, calls in piece.outline.calls.items():
@@ -80,7 +80,7 @@ def piece_ops(piece: Piece, device: Device, axes: Axes) -> Mapping[str, ActionOp
     return out
 
 
-def _is_copy(piece: Piece, place: int, phase: Phase) -> bool:
+def _is_copy(piece: LayerProgram, place: int, phase: Phase) -> bool:
     return piece.sites[place].op_name in COPIES
 
 
@@ -105,7 +105,8 @@ def _without_copies(every: Sequence[tuple[Op, ...]], copies: Sequence[bool], act
 
 
 def _call(
-    piece: Piece, device: Device, axes: Axes, place: int, phase: Phase, ins: Sequence[int], outs: Sequence[int]
+    piece: LayerProgram, device: DeviceCosts, axes: Axes, place: int, phase: Phase, ins: Sequence[int],
+    outs: Sequence[int]
 ) -> tuple[Op, ...]:  # fmt: skip
     site = piece.sites[place]
     name = names.of_call(phase, site)
@@ -140,7 +141,7 @@ class BucketOps:
     costs: BucketCosts
     streams: Streams
     known: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
-    passing: Passing | None = None
+    passing: StreamedUpdate | None = None
 
     def _took(self, what: str, b: Bucket) -> int:
         key = what, id(b)
@@ -193,7 +194,7 @@ class BucketOps:
         b = self.buckets[bucket]
         if b.offloaded:
             if self.passing is None:
-                self.passing = Passing(self)
+                self.passing = StreamedUpdate(self)
             yield from self.passing.update(bucket)
             return
         yield RUN, self._took("update", b), UPDATE, names.UPDATE
@@ -221,7 +222,7 @@ class BucketOps:
         ranks = self.streams.mesh.group(a.axis, self.streams.rank)
         if len(ranks) == 1:
             return ()
-        took = self.costs.rates.collective("all_reduce", Span.of(ranks, self.costs.gpus_per_node), a.size)
+        took = self.costs.rates.collective("all_reduce", GroupSpan.of(ranks, self.costs.gpus_per_node), a.size)
         return self._at_once(ranks, ps(took), names.of_agreement(a))
 
     def _at_once(self, ranks: tuple[int, ...], took: int, name: str) -> tuple[Op, ...]:
@@ -235,7 +236,7 @@ class BucketOps:
 
 
 @dataclass(slots=True)
-class Passing:
+class StreamedUpdate:
     """What the optimizer keeps on the host passes through the device: one slice comes while the one before it is
     moved, into the place of the one that left longest ago (`engine/streamed.py`)."""
 

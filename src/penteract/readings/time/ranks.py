@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from penteract.errors import Bug
 from penteract.parallel.data import NONE
 from penteract.readings.time.derive import Derived
-from penteract.readings.time.line import Line, Message, Place, Post
-from penteract.readings.time.machine import Machine
+from penteract.readings.time.line import NumberedMessage, NumberedSchedule, Position, Post
+from penteract.readings.time.machine import RankClock
 from penteract.readings.time.stage import Stage
 from penteract.step import names
 
@@ -46,22 +46,22 @@ class Ranks:
     """Steps of one layout.
 
     stages, derived  of each pipeline rank
-    wires    picoseconds of each message
-    launch   picoseconds that the host needs to post a message, or to wait for one
-    skipped  turns of the schedule that `line` leaves out
-    jumps    whether what comes again is left out; else all is played
-    log      of messages
+    wires            picoseconds of each message
+    launch           picoseconds that the host needs to post a message, or to wait for one
+    skipped          turns of the schedule that `line` leaves out
+    jumps            whether what comes again is left out; else all is played
+    log              of messages
     """
 
-    line: Line
+    line: NumberedSchedule
     stages: Sequence[Stage]
     derived: Sequence[Derived]
     wires: Sequence[int]
     launch: int
     skipped: int = 0
     jumps: bool = True
-    log: Callable[[Message, int, int], None] | None = None
-    machines: list[Machine] = field(init=False)
+    log: Callable[[NumberedMessage, int, int], None] | None = None
+    machines: list[RankClock] = field(init=False)
     ends: list[int] = field(default_factory=list[int])  # of steps
     met: list[int] = field(default_factory=list[int])  # when all ranks have come to a step's norm
     marks: list[list[Mark]] = field(default_factory=list[list[Mark]])  # of each step
@@ -160,7 +160,7 @@ class Ranks:
             raise Unsettled
         return False
 
-    def _mark(self, k: int, places: Sequence[Place], left: int) -> Mark:
+    def _mark(self, k: int, places: Sequence[Position], left: int) -> Mark:
         at, ms = self.machines[0].now, self.machines
         micro = k * self.line.turn
         own = [
@@ -240,7 +240,7 @@ class Ranks:
                 i += 1
             at[r] = i
 
-    def _exchange(self, r: int, m: Machine, post: Post) -> bool:
+    def _exchange(self, r: int, m: RankClock, post: Post) -> bool:
         """Wait for what was sent, and post; False where a peer is not there yet."""
         if self._leaving[r] and not self._settle(r):
             return False

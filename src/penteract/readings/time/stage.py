@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket, Pack
-from penteract.readings.pieces import ENDS, Kind, Piece
+from penteract.readings.pieces import ENDS, LayerProgram, LayerType
 from penteract.readings.time.clock import WAIT, Op
 from penteract.readings.time.machine import Clock
 from penteract.readings.time.ops import ActionOps, BucketOps
 from penteract.step.agreements import Outside
-from penteract.step.fsdp import FsdpRule, Passing
+from penteract.step.fsdp import FsdpRule, UnitTurns
 
 Walk = tuple[str, int]  # kind of an action, chunk
 At = tuple[int, int]  # unit in the order of its action, position of an instruction
@@ -56,7 +56,7 @@ class Pass(NamedTuple):
     """
 
     units: Sequence[int]
-    passing: Passing
+    passing: UnitTurns
     turns: tuple[int, ...]
     reads: Mapping[int, At]
     writes: Mapping[int, At]
@@ -80,9 +80,9 @@ class Stage:
 
     clock: Clock
     ops: BucketOps
-    row: Sequence[Kind]
+    row: Sequence[LayerType]
     chunks: Sequence[range]
-    pieces: Mapping[Kind, tuple[Piece, Mapping[str, ActionOps]]]
+    pieces: Mapping[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]
     packs: Sequence[Pack]
     buckets: Sequence[Bucket]
     owned: Sequence[Sequence[Param]]
@@ -91,8 +91,8 @@ class Stage:
     offloads: bool
     rule: FsdpRule = field(init=False)
     of: dict[tuple[int, str], int] = field(init=False)  # (unit, parameter) -> bucket
-    _touched: dict[tuple[Kind, str], Sequence[Touched]] = field(
-        default_factory=dict[tuple[Kind, str], Sequence[Touched]]
+    _touched: dict[tuple[LayerType, str], Sequence[Touched]] = field(
+        default_factory=dict[tuple[LayerType, str], Sequence[Touched]]
     )
     _passes: dict[Walk, Pass] = field(default_factory=dict[Walk, Pass])
     _segments: dict[Any, int] = field(default_factory=dict[Any, int])
@@ -115,7 +115,7 @@ class Stage:
             self._passes[walk] = self._pass(kind, units)
         return self._passes[walk]
 
-    def _arrives(self, action: str, kind: Kind) -> int:
+    def _arrives(self, action: str, kind: LayerType) -> int:
         """Where a unit that comes first in its chunk reads the value or the gradient of another stage."""
         outline = self.pieces[kind][0].outline
         register = outline.chunk.entry if action == "Fwd" else outline.chunk.exit_gradient
@@ -143,11 +143,11 @@ class Stage:
             if turn != NEVER:
                 turns.append(((k, turn), unit))
         cut = sorted((at, b) for b, at in first.items() if buckets[b].cut_gradients)
-        passing = Passing(turns, [(at, b, last[b]) for at, b in cut])
+        passing = UnitTurns(turns, [(at, b, last[b]) for at, b in cut])
         return Pass(units, passing, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
                     self._arrives(action, self.row[units[0]]))  # fmt: skip
 
-    def _touches_of(self, kind: Kind, action: str) -> Sequence[Touched]:
+    def _touches_of(self, kind: LayerType, action: str) -> Sequence[Touched]:
         """The parameters that a piece touches."""
         key = kind, action
         if key not in self._touched:
@@ -183,7 +183,7 @@ class Stage:
     # ---- segments --------------------------------------------------------------------------------------------
 
     def segment(
-        self, kind: Kind, action: str, beside: Beside, lent: tuple[Op, ...] = (), *, whole: bool = False
+        self, kind: LayerType, action: str, beside: Beside, lent: tuple[Op, ...] = (), *, whole: bool = False
     ) -> int:
         """A unit's calls with ops beside some of them, and copies that it makes for its neighbours.
 
@@ -220,7 +220,7 @@ class Stage:
             lent[to] += tuple([_renamed(op, units[of] - units[to]) for op in moved[of]])
         return lent, frozenset(having[-1:] if alone else ())
 
-    def _ops_of(self, kind: Kind, action: str) -> ActionOps:
+    def _ops_of(self, kind: LayerType, action: str) -> ActionOps:
         return self.pieces[kind][1].get(action, _NO_OPS)
 
 

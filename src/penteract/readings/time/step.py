@@ -20,14 +20,14 @@ from penteract.parallel.data import Bucket, bucket_of
 from penteract.readings.composed import Composer
 from penteract.readings.load import Balanced
 from penteract.readings.packed import Runs, first_rank
-from penteract.readings.pieces import Kind, Piece
-from penteract.readings.rates import Rates, Span
+from penteract.readings.pieces import LayerProgram, LayerType
+from penteract.readings.rates import GroupSpan, Rates
 from penteract.readings.reads import Memo, Memos, tracked
 from penteract.readings.time.alone import alone
 from penteract.readings.time.clock import PART, PS, ps
-from penteract.readings.time.cost import BucketCosts, Cost, Device
+from penteract.readings.time.cost import BucketCosts, Cost, DeviceCosts
 from penteract.readings.time.derive import Derived, derive
-from penteract.readings.time.line import Line, begins_of, line_of
+from penteract.readings.time.line import NumberedSchedule, begins_of, line_of
 from penteract.readings.time.machine import Clock, Log
 from penteract.readings.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, piece_ops
 from penteract.readings.time.ranks import Ranks, Unsettled
@@ -57,7 +57,7 @@ class Ends(NamedTuple):
     balanced: Sequence[str]
 
 
-class Played(NamedTuple):
+class PlayedStep(NamedTuple):
     """Seconds of a step, and those of each part (`ideal.PARTS`) on the rank that ends last."""
 
     seconds: Seconds
@@ -74,7 +74,7 @@ class StepClock:
     jumps: bool = True
     log: Log | None = None  # of all that is played, where nothing is to be left out or remembered
     costs: Memo[Cost] = field(default_factory=Memo[Cost])
-    spans: Memo[Span] = field(default_factory=Memo[Span])
+    spans: Memo[GroupSpan] = field(default_factory=Memo[GroupSpan])
     launches: dict[str, int] = field(default_factory=dict[str, int])
     memos: Memos = field(default_factory=Memos)
     derived: dict[tuple[Stage, int, object], Derived] = field(default_factory=dict[tuple[Stage, int, object], Derived])
@@ -118,13 +118,13 @@ class StepClock:
         """Of a step."""
         return self.step(layout).seconds
 
-    def step(self, layout: Layout) -> Played:
+    def step(self, layout: Layout) -> PlayedStep:
         """A step mid-run."""
         ranks = self.ranks(layout)
         last = ranks.slowest
         told = ranks.machines[last].parts(ranks.spent_at_end[-2][last])
         told[PART["pipeline"]] += ranks.last - sum(told)  # what it waits for other ranks outside of actions
-        return Played(ranks.last / PS, tuple([n / PS for n in told]))
+        return PlayedStep(ranks.last / PS, tuple([n / PS for n in told]))
 
     # ---- the program -----------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class StepClock:
 
     def wire(self, layout: Layout, source: int, target: int, *, both: bool = False) -> Seconds:
         """Seconds of a message between two stages; `both`: as much goes the other way meanwhile."""
-        span = Span(2, 1 + self.across(layout, source, target))
+        span = GroupSpan(2, 1 + self.across(layout, source, target))
         return self.rates.collective("shift" if both else "send", span, self.message(layout))
 
     def across(self, layout: Layout, one: int, other: int) -> bool:
@@ -179,7 +179,7 @@ class StepClock:
         rows = self.composer.sequence_length // layout.cp // layout.tp * layout.micro_batch_size
         return rows * self.composer.model.hidden_size * self.composer.widths["compute"]
 
-    def _wires(self, layout: Layout, line: Line) -> list[int]:
+    def _wires(self, layout: Layout, line: NumberedSchedule) -> list[int]:
         """Of each message."""
         known, out = dict[tuple[int, int, bool], int](), list[int]()
         for m in line.messages:
@@ -198,10 +198,10 @@ class StepClock:
     def bucket_costs(self) -> BucketCosts:
         return BucketCosts(self.rates, self.composer.policy, self.cluster.gpus_per_node)
 
-    def device(self, layout: Layout) -> Device:
+    def device(self, layout: Layout) -> DeviceCosts:
         """What a rank's passes run on."""
         load, node = Balanced.of(self.composer.model, layout, self.composer.sequence_length), self.cluster.gpus_per_node
-        return Device(self.rates, self.composer.widths, Mesh(layout), node, load, self.costs, self.spans)
+        return DeviceCosts(self.rates, self.composer.widths, Mesh(layout), node, load, self.costs, self.spans)
 
     @tracked
     def stage(self, layout: Layout, runs: Runs, r: int) -> Stage:
@@ -209,7 +209,7 @@ class StepClock:
         lay, mesh = layout, Mesh(layout)
         rank, packer = first_rank(mesh, r), self.composer.packer
         streams, placed, packs = Streams(mesh, rank), packer.placed(lay, r), tuple(packer.packs(lay, r))
-        pieces = dict[Kind, tuple[Piece, Mapping[str, ActionOps]]]()
+        pieces = dict[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]()
         for kind in dict.fromkeys(run.kind for run in runs.units):
             piece = self.composer.piece(lay, kind)
             pieces[kind] = piece, self.piece_ops(lay, piece, streams.axes)
@@ -235,7 +235,7 @@ class StepClock:
                      [params for _, params in placed], places(lay, len(row)), outside, bool(lay.offload))  # fmt: skip
 
     @tracked
-    def piece_ops(self, layout: Layout, piece: Piece, axes: Axes) -> Mapping[str, ActionOps]:
+    def piece_ops(self, layout: Layout, piece: LayerProgram, axes: Axes) -> Mapping[str, ActionOps]:
         """Of each action of a piece, where the tape's axes have these streams."""
         return piece_ops(piece, self.device(layout), axes)
 
@@ -255,7 +255,7 @@ class StepClock:
         return self.clocks[owner]
 
     def _ends(
-        self, rank: int, row: Sequence[Kind], pieces: Mapping[Kind, tuple[Piece, object]],
+        self, rank: int, row: Sequence[LayerType], pieces: Mapping[LayerType, tuple[LayerProgram, object]],
         buckets: Sequence[Bucket],
     ) -> Ends:  # fmt: skip
         """What decides a rank's work outside of the tape."""

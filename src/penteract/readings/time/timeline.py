@@ -15,8 +15,8 @@ from penteract.parallel.pipeline import stage_layers
 from penteract.readings.pieces import ENDS
 from penteract.readings.reads import Memos
 from penteract.readings.time.clock import COMPUTE, FIRST, HOST, IN, OUT, SIDE
-from penteract.readings.time.line import Message
-from penteract.readings.time.machine import Machine
+from penteract.readings.time.line import NumberedMessage
+from penteract.readings.time.machine import RankClock
 from penteract.readings.time.ranks import Ranks
 from penteract.readings.time.stage import Stage
 from penteract.readings.time.step import StepClock
@@ -46,7 +46,7 @@ class Event(NamedTuple):
 Tell = Callable[[Event], None]
 
 
-class Span(NamedTuple):
+class StepSpan(NamedTuple):
     """Picoseconds of a step, which are the same for every stage, and when each begins it.
 
     A stage begins as soon as its own last update is done, so not all begin at once.
@@ -62,7 +62,7 @@ class Timeline:
     the step before has left on a wire is there from the beginning."""
 
     layout: Layout
-    span: Span
+    span: StepSpan
     events: list[Event]
 
     @property
@@ -100,7 +100,7 @@ class _Writer:
         self.units = [_units(self.layout, self.layers, r, stage) for r, stage in enumerate(ranks.stages)]
         ranks.log = self.message
 
-    def op(self, m: Machine, stream: int, name: str, start: int, end: int) -> None:
+    def op(self, m: RankClock, stream: int, name: str, start: int, end: int) -> None:
         """What a machine tells."""
         if self.tell is None:
             return
@@ -114,7 +114,7 @@ class _Writer:
             self.wires.append(event)
         self.tell(event)
 
-    def message(self, m: Message, start: int, end: int) -> None:
+    def message(self, m: NumberedMessage, start: int, end: int) -> None:
         """What a message is at both of its ends."""
         if self.tell is None:
             return
@@ -124,7 +124,7 @@ class _Writer:
             self.tell(Event(r, f"{what}s {other}", name, start - self.zero, end - self.zero, unit=of))
 
 
-def told(steps: StepClock, layout: Layout, tell: Tell) -> Span:
+def told(steps: StepClock, layout: Layout, tell: Tell) -> StepSpan:
     """One step of a layout, mid-run, event by event: on each stream of a stage in their order."""
     writer = _Writer(layout, steps.composer.model.layers)
     alone = replace(steps, jumps=False, log=writer.op, clocks={}, memos=Memos(), derived={})
@@ -142,7 +142,7 @@ def told(steps: StepClock, layout: Layout, tell: Tell) -> Span:
         begin = begins[e.stage] - writer.zero
         if e.end - took > begin:
             tell(e._replace(start=max(begin, e.start - took), end=e.end - took))
-    return Span(took, tuple([begin - writer.zero for begin in begins]))
+    return StepSpan(took, tuple([begin - writer.zero for begin in begins]))
 
 
 def _remember(steps: StepClock, *, yes: bool) -> None:

@@ -15,7 +15,7 @@ from penteract.readings.load import Balanced
 from penteract.readings.packed import first_rank
 from penteract.readings.price import Pricing, gather_workspace, resident, update_workspace
 from penteract.readings.time.step import StepClock
-from penteract.readings.time.timeline import Event, Span, told
+from penteract.readings.time.timeline import Event, StepSpan, told
 from penteract.step import names, update
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, Slot, compile_step
@@ -126,7 +126,7 @@ def program(steps: StepClock, layout: Layout, stage: int) -> Program:
                         optimizer_kinds=c.optimizer_kinds)  # fmt: skip
 
 
-def write_trace(steps: StepClock, layout: Layout, write: Callable[[str], object], stages: Collection[int]) -> Span:
+def write_trace(steps: StepClock, layout: Layout, write: Callable[[str], object], stages: Collection[int]) -> StepSpan:
     """The JSON of a layout's step, piece by piece as it is played."""
     file = _Trace(write, {stage: _Stage(stage, program(steps, layout, stage)) for stage in sorted(stages)})
     write('{"displayTimeUnit": "ms", "traceEvents": [\n')

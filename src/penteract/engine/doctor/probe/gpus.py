@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penteract.engine.doctor.machine import Gpu, Gpus, Torch
+from penteract.engine.doctor.machine import Gpus, GpuState, Torch
 from penteract.engine.doctor.probe import smi
 from penteract.engine.doctor.probe.child import ask
 
@@ -35,7 +35,7 @@ def gpus(torch: Torch | None) -> Gpus:
 
 def _values(told: dict[str, Any]) -> dict[str, Any]:
     """JSON's lists as tuples, and a GPU's fields as a Gpu."""
-    devices = tuple(Gpu(**{k: _tuples(v) for k, v in device.items()}) for device in told["devices"])
+    devices = tuple(GpuState(**{k: _tuples(v) for k, v in device.items()}) for device in told["devices"])
     return {**told, "devices": devices, "matrix": _tuples(told.get("matrix"))}
 
 
@@ -46,7 +46,7 @@ def _tuples(value: Any) -> Any:
 def _by_torch(torch: Torch, loaded: bool, why: str) -> Gpus:
     """In torch's own numbering."""
     devices = tuple(
-        Gpu(index=i, name=d.name, uuid=d.uuid, memory=d.memory, free=d.free, capability=d.capability)
+        GpuState(index=i, name=d.name, uuid=d.uuid, memory=d.memory, free=d.free, capability=d.capability)
         for i, d in enumerate(torch.devices)
     )
     ways = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from penteract.engine.doctor.machine import Machine, Use
+from penteract.engine.doctor.machine import HostReport, Use
 from penteract.engine.doctor.probe.disk import disk
 from penteract.engine.doctor.probe.gpus import gpus
 from penteract.engine.doctor.probe.host import host, interfaces, limits
@@ -26,10 +26,10 @@ NAMES = (
 PASSED_BY = ("NCCL_VERSION",)
 
 
-def this_machine(folder: Path, environment: Mapping[str, str], ranks: int) -> Machine:
+def this_machine(folder: Path, environment: Mapping[str, str], ranks: int) -> HostReport:
     """This machine, for runs in `folder` that would have `ranks` ranks on it."""
     loaded = torch()
-    return Machine(
+    return HostReport(
         host=host(),
         gpus=gpus(loaded),
         torch=loaded,

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from penteract.engine import cpu_affinity as cores
-from penteract.engine.doctor.machine import Host, Limits
+from penteract.engine.doctor.machine import Host, ProcessLimits
 from penteract.engine.doctor.probe import cgroup
 from penteract.units import KIB, Bytes
 
@@ -30,12 +30,12 @@ def host() -> Host:
     )
 
 
-def limits() -> Limits:
+def limits() -> ProcessLimits:
     """POSIX alone has them."""
     try:
         import resource
     except ImportError:
-        return Limits()
+        return ProcessLimits()
 
     def of(name: str) -> tuple[int, int] | None:
         if not hasattr(resource, name):
@@ -43,7 +43,7 @@ def limits() -> Limits:
         soft, hard = resource.getrlimit(getattr(resource, name))
         return tuple(-1 if n == resource.RLIM_INFINITY else n for n in (soft, hard))  # type: ignore[return-value]
 
-    return Limits(
+    return ProcessLimits(
         nofile=of("RLIMIT_NOFILE"), memlock=of("RLIMIT_MEMLOCK"), nproc=of("RLIMIT_NPROC"), tasks=cgroup.tasks()
     )
 

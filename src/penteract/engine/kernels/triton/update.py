@@ -21,7 +21,7 @@ from penteract.config.run import Optimizer
 from penteract.engine import moments, stochastic_rounding
 from penteract.engine.optimizer import Factors
 from penteract.engine.state import Flat
-from penteract.engine.stochastic_rounding import Place
+from penteract.engine.stochastic_rounding import ParameterSlice
 
 TILE = 4 * BLOCK  # elements of one program: eight for each thread of four warps
 _FIXED = 5  # columns of a table of places before those of its gaps
@@ -48,8 +48,8 @@ class Update:
 
     spec: Optimizer
     seed: int = 0
-    tables: dict[tuple[tuple[Place, ...], int], torch.Tensor] = field(
-        default_factory=dict[tuple[tuple[Place, ...], int], torch.Tensor]
+    tables: dict[tuple[tuple[ParameterSlice, ...], int], torch.Tensor] = field(
+        default_factory=dict[tuple[tuple[ParameterSlice, ...], int], torch.Tensor]
     )
 
     def __call__(self, flat: Flat, factors: Factors, step: torch.Tensor) -> None:
@@ -69,14 +69,14 @@ class Update:
             GAPS=0 if places is None else (places.shape[0] - _FIXED) // 2, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
-    def _table(self, places: tuple[Place, ...], n: int, device: torch.device) -> torch.Tensor:
+    def _table(self, places: tuple[ParameterSlice, ...], n: int, device: torch.device) -> torch.Tensor:
         key = (places, n)
         if key not in self.tables:
             self.tables[key] = table(places, n, self.seed).to(device)
         return self.tables[key]
 
 
-def table(places: tuple[Place, ...], n: int, seed: int) -> torch.Tensor:
+def table(places: tuple[ParameterSlice, ...], n: int, seed: int) -> torch.Tensor:
     """What is to know of the places with any of a shard's n elements, in their order: int64 [5 + 2·gaps, places].
 
     Rows: at, count, begin, origin, digest; then a row's elements and the gap after it, for every dim that is cut. As
