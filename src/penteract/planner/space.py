@@ -76,12 +76,14 @@ class Space:
     """The layouts of a question. Of each axis these values are tried, unless the question pins it:
 
     dp tp pp cp        every ordered factorisation of the number of GPUs
-    schedule, vpp          without a pipeline one; else all, with one chunk a rank; those that need more, with the fewest
-                           for each number of layers that the longest chunk can have: more of that length only wait more
+    schedule, vpp          without a pipeline one; else all, with one chunk a rank; those that need more, with the
+                           fewest for each number of layers that the longest chunk can have: more of that length only
+                           wait more
     ep, expert_tp          for a model with experts: divisors of dp·cp; whole experts, or split over tp
     cp_method              all, where cp > 1
     zero                   0 to 3; 0 alone where no two ranks share parameters (dp·cp = 1)
-    shard_group            all who share parameters; over several nodes also those of one node, where their number divides
+    shard_group            all who share parameters; over several nodes also those of one node, where their number
+                           divides
     reduce_scatter_once,   of ZeRO 3 where there are several micro-batches: neither, or one of both (both together are
     reshard_after_step     ZeRO 1 in all but name)
     recompute              none, full; `between.py` tries others between the two

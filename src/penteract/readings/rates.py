@@ -17,7 +17,7 @@ from penteract.readings.gemm import Gemm
 from penteract.readings.wires import GroupSpan, Wires
 from penteract.units import Bytes, Flops, Seconds
 
-__all__ = ["Rates", "GroupSpan"]
+__all__ = ["GroupSpan", "Rates"]
 
 _BACKWARD = 2.5  # FLOPs of attention's backward over its forward: five products for two
 
