@@ -79,9 +79,7 @@ class Bucket:
     size: int  # in elements, with padding
     reduce_ranks: tuple[int, ...]
     decay: bool
-    across_stages: (
-        bool  # a parameter with several owning stages: summed after the last backward, as stages differ in order
-    )
+    across_stages: bool  # of several owning stages: summed after the last backward, as stages differ in order
     shard_ranks: tuple[int, ...]
     replicate_ranks: tuple[int, ...]
     unit: int = NONE

@@ -75,7 +75,7 @@ def divisors(n: int) -> tuple[int, ...]:
 class Space:
     """The layouts of a question. Of each axis these values are tried, unless the question pins it:
 
-    dp tp pp cp        every ordered factorisation of the number of GPUs
+    dp tp pp cp            every ordered factorisation of the number of GPUs
     schedule, vpp          without a pipeline one; else all, with one chunk a rank; those that need more, with the
                            fewest for each number of layers that the longest chunk can have: more of that length only
                            wait more
