@@ -222,9 +222,9 @@ class Counting(Run):
 
     bodies_called = 0
 
-    def call(self, slot: Any, call: Any) -> None:
+    def call(self, buffer: Any, call: Any) -> None:
         Counting.bodies_called += call.phase not in ("start", "finish")
-        super().call(slot, call)
+        super().call(buffer, call)
 
 
 def steps(m: ModelSpec, layout: Layout, length: int, *, packed: bool, capture: bool = False) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from penteract.readings.load import Load, Recorded
 from penteract.schedule.actions import Transfer
 from penteract.step import muon
 from penteract.step.agreements import Agreement
-from penteract.step.program import Program, Slot
+from penteract.step.program import BufferKey, Program
 from penteract.step.update import through
 from penteract.step.walk import Silent, walk
 
@@ -67,25 +67,25 @@ class Walked(Silent):
     def agree(self, agreement: Agreement) -> None:
         self.at_once("all_reduce", self.p.mesh.group(agreement.axis, self.p.rank), agreement.size)
 
-    def call(self, slot: Slot, call: Call) -> None:
+    def call(self, buffer: BufferKey, call: Call) -> None:
         site = call.site
         if call.phase == "finish":
-            self.wait(self.flights.pop((slot, call.ins[-1])))
+            self.wait(self.flights.pop((buffer, call.ins[-1])))
         elif call.phase == "start":
-            self.flights[slot, call.outs[0]] = self._started(slot, call)
+            self.flights[buffer, call.outs[0]] = self._started(buffer, call)
         else:
             self.add("kernel", site.op_name, phase=call.phase, line=site.line)
-            ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
+            ins = [tuple(self._size(d, buffer) for d in s.shape) for s in site.ins]
             axis, n = declaration_of(site, self.p.layout).agreed(call.phase, ins, site.weights, site.attrs)
             if n:
                 self.at_once("all_reduce", self.p.mesh.group(axis, self.p.rank), n * FLOAT)
 
-    def _started(self, slot: Slot, call: Call) -> int:
+    def _started(self, buffer: BufferKey, call: Call) -> int:
         site = call.site
         if site.op_name in COPIES:
-            return self.start("copy", site.op_name, bytes=self._bytes(site.ins[0], slot))
+            return self.start("copy", site.op_name, bytes=self._bytes(site.ins[0], buffer))
         group = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank)
-        amount = self._bytes(counted(site.op_name, site.ins[0], site.outs[0]), slot)
+        amount = self._bytes(counted(site.op_name, site.ins[0], site.outs[0]), buffer)
         if site.op_name != "shift":
             return self.start("start", site.op_name, ranks=group, bytes=amount)
         me = group.index(self.p.rank)
@@ -93,19 +93,19 @@ class Walked(Silent):
         self.add("recv", ranks=(group[me - 1],), bytes=amount, number=number)
         return number
 
-    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
-        for t, slot, r in transfers:
-            amount = self._bytes(self.p.chunks[slot[0]].specs[r], slot)
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+        for t, buffer, r in transfers:
+            amount = self._bytes(self.p.chunks[buffer[0]].specs[r], buffer)
             number = self.start(
                 t.kind.lower(), t.what, ranks=(self.p.mesh.neighbour(self.p.rank, t.peer),), bytes=amount
             )
             if t.kind == "Send":
                 self.sends.append(number)
             else:
-                self.flights[slot, r] = number
+                self.flights[buffer, r] = number
 
-    def arrive(self, slot: Slot, register: int) -> None:
-        self.wait(self.flights.pop((slot, register)))
+    def arrive(self, buffer: BufferKey, register: int) -> None:
+        self.wait(self.flights.pop((buffer, register)))
 
     def settle(self) -> None:
         for number in self.sends:
@@ -186,11 +186,11 @@ class Walked(Silent):
 
     # ---- sizes ---------------------------------------------------------------------------------------------------
 
-    def _size(self, dim: object, slot: Slot) -> int:
-        return size(dim, lambda layer: self.load.received(layer, slot[1]))  # type: ignore[arg-type]
+    def _size(self, dim: object, buffer: BufferKey) -> int:
+        return size(dim, lambda layer: self.load.received(layer, buffer[1]))  # type: ignore[arg-type]
 
-    def _bytes(self, spec: Spec, slot: Slot) -> int:
-        return prod(self._size(d, slot) for d in spec.shape) * self.p.widths[spec.role]
+    def _bytes(self, spec: Spec, buffer: BufferKey) -> int:
+        return prod(self._size(d, buffer) for d in spec.shape) * self.p.widths[spec.role]
 
 
 class _Passing:

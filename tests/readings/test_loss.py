@@ -53,7 +53,7 @@ def transient(layout: Layout, tokens: int) -> int:
         )  # type: ignore[misc]
         for c in calls
     ]
-    return sum(found.slots.values()) + max(s.size for s in found.scratch.values()) + max(beside)
+    return sum(found.buffers.values()) + max(s.size for s in found.scratch.values()) + max(beside)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])

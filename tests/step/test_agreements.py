@@ -30,7 +30,7 @@ from penteract.step.agreements import (
     tells_targets,
     totals,
 )
-from penteract.step.program import Program, Slot, compile_step
+from penteract.step.program import BufferKey, Program, compile_step
 from penteract.step.walk import Silent, walk, walk_forward
 from strategies import cases
 from tiny import SIZES
@@ -49,7 +49,7 @@ class Asked(Silent):
     def agree(self, agreement: Agreement) -> None:
         self.said.append(f"{agreement.name} over {agreement.axis}")
 
-    def call(self, slot: Slot, call: Call) -> None:
+    def call(self, buffer: BufferKey, call: Call) -> None:
         if self.said[-1:] != ["calls"]:
             self.said.append("calls")
 

@@ -15,7 +15,7 @@ from penteract.ops.tape import Call
 from penteract.schedule.actions import Transfer
 from penteract.step import names
 from penteract.step.agreements import Agreement
-from penteract.step.program import Slot
+from penteract.step.program import BufferKey
 
 
 class Named:
@@ -27,21 +27,21 @@ class Named:
     def __getattr__(self, question: str) -> Any:
         return getattr(self.run, question)
 
-    def call(self, slot: Slot, call: Call) -> None:
+    def call(self, buffer: BufferKey, call: Call) -> None:
         with record_function(names.of_call(call.phase, call.site)):
-            self.run.call(slot, call)
+            self.run.call(buffer, call)
 
     def agree(self, agreement: Agreement) -> None:
         with record_function(names.of_agreement(agreement)):
             self.run.agree(agreement)
 
-    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         with record_function(" · ".join(names.of_transfer(t) for t, _, _ in transfers)):
             self.run.exchange(transfers)
 
-    def arrive(self, slot: Slot, register: int) -> None:
+    def arrive(self, buffer: BufferKey, register: int) -> None:
         with record_function(names.WAIT_STAGE):
-            self.run.arrive(slot, register)
+            self.run.arrive(buffer, register)
 
     def wait_all_gather(self, bucket: int) -> None:
         with record_function(names.WAIT_PARAMETERS):

@@ -26,7 +26,7 @@ from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.step.agreements import Agreement, Name
 from penteract.step.arena import plan_arena
-from penteract.step.program import Program, Slot
+from penteract.step.program import BufferKey, Program
 
 
 @dataclass(slots=True)
@@ -48,8 +48,8 @@ class Run:
     env: Env = field(init=False)
     batches: Sequence[Batch] = field(default_factory=list[Batch])
     counts: torch.Tensor = field(init=False)  # targets of the step, for each term that is a mean over them
-    registers: dict[tuple[Slot, int], Any] = field(default_factory=dict[tuple[Slot, int], Any])
-    works: dict[tuple[Slot, int], Work | None] = field(default_factory=dict[tuple[Slot, int], Work | None])
+    registers: dict[tuple[BufferKey, int], Any] = field(default_factory=dict[tuple[BufferKey, int], Any])
+    works: dict[tuple[BufferKey, int], Work | None] = field(default_factory=dict[tuple[BufferKey, int], Work | None])
     sends: list[Work] = field(default_factory=list[Work])  # to other stages, not yet waited for
     reducing: dict[int, Work | None] = field(default_factory=dict[int, "Work | None"])
     gathering: dict[int, Work] = field(default_factory=dict[int, Work])
@@ -129,49 +129,49 @@ class Run:
         if "balance" in self.env.scale and self.p.model.moe is not None:
             self.env.scale["balance"].fill_(self.p.model.moe.balance_coefficient / self.p.layout.global_batch_size)
 
-    def call(self, slot: Slot, call: Call) -> None:
+    def call(self, buffer: BufferKey, call: Call) -> None:
         site, phase = call.site, call.phase
         if phase == "start":
-            self._start(slot, call)
+            self._start(buffer, call)
         elif phase == "finish":
-            self.comm.finish(self.works.pop((slot, call.ins[-1])))
+            self.comm.finish(self.works.pop((buffer, call.ins[-1])))
         elif phase == "weight_gradient":
             kernel = self.kernels[site.op_name].weight_gradient
             assert kernel is not None
             add = site.params[0] in self.written
-            kernel(self.env, site, self._read(slot, call.ins), [self.state.gradients[n] for n in site.params], add)
+            kernel(self.env, site, self._read(buffer, call.ins), [self.state.gradients[n] for n in site.params], add)
             self.written.update(site.params)
         else:
             kernel = self.kernels[site.op_name]
             f = kernel.forward if phase == "forward" else kernel.input_gradient
             assert f is not None
-            ins, outs = self._read(slot, call.ins), self._make(slot, call.outs)
+            ins, outs = self._read(buffer, call.ins), self._make(buffer, call.outs)
             f(self.env, site, ins, [self.state.parameters[n] for n in site.params], outs)
             for r, y in zip(call.outs, outs, strict=True):
-                self.registers[slot, r] = y
+                self.registers[buffer, r] = y
 
-    def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
+    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
         for r in registers:
-            del self.registers[slot, r]
+            del self.registers[buffer, r]
 
-    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         ranks, own = self._ranks("pp"), dict[tuple[str, int], torch.Tensor]()
-        for t, slot, r in transfers:
+        for t, buffer, r in transfers:
             peer = self.p.mesh.neighbour(self.p.rank, t.peer)
             if peer == self.p.rank and t.kind == "Send":
-                own[t.what, t.micro] = self.registers[slot, r]
+                own[t.what, t.micro] = self.registers[buffer, r]
             elif peer == self.p.rank:
-                (self.registers[slot, r],) = self._make(slot, (r,))
-                self.registers[slot, r].copy_(own[t.what, t.micro])
-                self.works[slot, r] = None
+                (self.registers[buffer, r],) = self._make(buffer, (r,))
+                self.registers[buffer, r].copy_(own[t.what, t.micro])
+                self.works[buffer, r] = None
             elif t.kind == "Send":
-                self.sends.append(self.comm.send(self.registers[slot, r], peer, ranks, t.what))
+                self.sends.append(self.comm.send(self.registers[buffer, r], peer, ranks, t.what))
             else:
-                (self.registers[slot, r],) = self._make(slot, (r,))
-                self.works[slot, r] = self.comm.receive(self.registers[slot, r], peer, ranks, t.what)
+                (self.registers[buffer, r],) = self._make(buffer, (r,))
+                self.works[buffer, r] = self.comm.receive(self.registers[buffer, r], peer, ranks, t.what)
 
-    def arrive(self, slot: Slot, register: int) -> None:
-        self.comm.finish(self.works.pop((slot, register)))
+    def arrive(self, buffer: BufferKey, register: int) -> None:
+        self.comm.finish(self.works.pop((buffer, register)))
 
     def settle(self) -> None:
         for work in self.sends:
@@ -280,13 +280,13 @@ class Run:
     def _ranks(self, axis: str) -> tuple[int, ...]:
         return self.p.mesh.group(axis, self.p.rank)
 
-    def _read(self, slot: Slot, registers: tuple[int, ...]) -> list[Any]:
-        names = self.p.chunks[slot[0]].inputs
-        return [self.batches[slot[1]][names[r]] if r in names else self.registers[slot, r] for r in registers]
+    def _read(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
+        names = self.p.chunks[buffer[0]].inputs
+        return [self.batches[buffer[1]][names[r]] if r in names else self.registers[buffer, r] for r in registers]
 
-    def _make(self, slot: Slot, registers: tuple[int, ...]) -> list[Any]:
-        specs = self.p.chunks[slot[0]].specs
-        return [self._new(self._known(specs[r], slot)) for r in registers]
+    def _make(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
+        specs = self.p.chunks[buffer[0]].specs
+        return [self._new(self._known(specs[r], buffer)) for r in registers]
 
     def _new(self, spec: Spec) -> torch.Tensor | None:
         if spec.role == "host":
@@ -296,20 +296,20 @@ class Run:
             return self.host.new(spec)
         return self.memory.new(spec)
 
-    def _known(self, spec: Spec, slot: Slot) -> Spec:
+    def _known(self, spec: Spec, buffer: BufferKey) -> Spec:
         """Sizes that routing decided, as numbers."""
         if all(isinstance(d, int) for d in spec.shape):
             return spec
         return Spec(
-            tuple(self.received[d.layer, slot[1]] if isinstance(d, Received) else d for d in spec.shape), spec.role
+            tuple(self.received[d.layer, buffer[1]] if isinstance(d, Received) else d for d in spec.shape), spec.role
         )
 
-    def _start(self, slot: Slot, call: Call) -> None:
+    def _start(self, buffer: BufferKey, call: Call) -> None:
         site = call.site
-        x, *beside = self._read(slot, call.ins)
+        x, *beside = self._read(buffer, call.ins)
         if site.op_name in COPIES:
-            (y,) = self._make(slot, call.outs)
-            self.registers[slot, call.outs[0]], self.works[slot, call.outs[0]] = y, self.device.copy(x, y)
+            (y,) = self._make(buffer, call.outs)
+            self.registers[buffer, call.outs[0]], self.works[buffer, call.outs[0]] = y, self.device.copy(x, y)
             return
         ranks = self._ranks(str(site.attrs["axis"]))
         if site.op_name == "all_to_all_v":
@@ -317,14 +317,14 @@ class Run:
             send, receive = splits.sent, splits.received
             if site.attrs["direction"] == "back":
                 send, receive = receive, send
-            self.received[site.layer, slot[1]] = sum(splits.received)
-            (y,) = self._make(slot, call.outs)
+            self.received[site.layer, buffer[1]] = sum(splits.received)
+            (y,) = self._make(buffer, call.outs)
             work = self.comm.start_uneven(ranks, x, y, send, receive)
         else:
-            (y,) = self._make(slot, call.outs)
+            (y,) = self._make(buffer, call.outs)
             work = self.comm.start(site.op_name, ranks, x, y, site.attrs)
-        self.registers[slot, call.outs[0]] = y
-        self.works[slot, call.outs[0]] = work
+        self.registers[buffer, call.outs[0]] = y
+        self.works[buffer, call.outs[0]] = work
 
 
 def _largest(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:

@@ -305,7 +305,7 @@ def _under(begin: float, end: float, limit: float) -> tuple[float, float]:
 
 def _through(stage: StageSum) -> Bytes:
     """What a micro-batch keeps from its forward to its backward."""
-    spans = (*stage.slots.items(), *stage.routed.items())
+    spans = (*stage.buffers.items(), *stage.routed.items())
     return sum(n for (born, dies), n in spans if born == "Fwd" and dies in ("Bwd", "Inp", "Wgt"))
 
 

@@ -152,7 +152,7 @@ class Composer:
         return self.borders[runs]
 
     def pools(self, stages: tuple[StageSum, ...]) -> Pools:
-        """The slots of a rank whose chunks are `stages`."""
+        """The buffers of a rank whose chunks are `stages`."""
         if stages not in self.pooled:
             self.pooled[stages] = Pools.of(stages)
         return self.pooled[stages]

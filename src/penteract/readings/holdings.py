@@ -26,7 +26,7 @@ Crossings = tuple[tuple[tuple[int, int], tuple[int, int], Bytes], ...]
 class Holding:
     """`remembered` bytes that its linears keep between steps
 
-    `slots`     bytes kept, by span; without the registers at its borders
+    `buffers`   bytes kept, by span; without the registers at its borders
     `borders`   the life of what it receives and hands on: value, value, gradient of the second, gradient of the first
     `stream`    bytes of a register at a border
     `crossing`  scratch by action that crosses between layers inside of the piece: (from, to, bytes)
@@ -38,7 +38,7 @@ class Holding:
 
     inputs: Mapping[str, Spec]
     remembered: Bytes
-    slots: Mapping[Span, Bytes]
+    buffers: Mapping[Span, Bytes]
     borders: tuple[Life | None, Life | None, Life | None, Life | None]
     stream: Bytes
     crossing: Mapping[str, Crossings]
@@ -72,7 +72,7 @@ class Holder:
         sizes = {r: n for r in alive if not specs[r].pinned and (n := every[r][1])}
         found = lay_out(chunk.actions, alive, sizes, chunk.turns)
         ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
-        slots, routed, scratch = dict(found.slots), Counter[Span](), list[tuple[Life, Bytes]]()
+        buffers, routed, scratch = dict(found.buffers), Counter[Span](), list[tuple[Life, Bytes]]()
         crossing: dict[str, list[tuple[tuple[int, int], tuple[int, int], Bytes]]] = {}
         for r, life in alive.items():
             (name, run, _), (last, last_run, _) = life
@@ -88,11 +88,11 @@ class Holder:
             if specs[r].pinned:
                 host[alive[r].span] += every[r][1]
         for r in {r for r in ends if r is not None}:
-            slots[alive[r].span] -= sizes.get(r, 0)
+            buffers[alive[r].span] -= sizes.get(r, 0)
         return Holding(
             inputs=piece.inputs,
             remembered=sum(map(remembered, piece.shapes.sites)),
-            slots={span: n for span, n in slots.items() if n},
+            buffers={span: n for span, n in buffers.items() if n},
             borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
             stream=next((sizes[r] for r in ends if r is not None), 0),
             crossing={name: tuple(c) for name, c in crossing.items()},

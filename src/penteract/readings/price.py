@@ -22,7 +22,7 @@ from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.step import muon, update
 from penteract.step.agreements import Agreement
 from penteract.step.arena import plan_arena
-from penteract.step.program import Program, Slot
+from penteract.step.program import BufferKey, Program
 from penteract.step.ring import gradient_ring, parameter_ring
 from penteract.step.update import kept
 from penteract.step.walk import Silent, walk
@@ -79,7 +79,7 @@ class Pricing(Silent):
     p: Program
     load: Load
     price: Price = field(default_factory=Price)
-    alive: dict[tuple[Slot, int], Bytes] = field(default_factory=dict[tuple[Slot, int], Bytes])
+    alive: dict[tuple[BufferKey, int], Bytes] = field(default_factory=dict[tuple[BufferKey, int], Bytes])
     now: Bytes = 0
     routed: Bytes = 0  # of `now`, in registers whose size is data
 
@@ -88,22 +88,22 @@ class Pricing(Silent):
     def agree(self, agreement: Agreement) -> None:
         self._reduce_over(agreement.axis, agreement.size)
 
-    def call(self, slot: Slot, call: Call) -> None:
-        site, specs = call.site, self.p.chunks[slot[0]].specs
+    def call(self, buffer: BufferKey, call: Call) -> None:
+        site, specs = call.site, self.p.chunks[buffer[0]].specs
         if call.phase == "finish":
             return
         for r in call.outs:
-            self._hold(slot, r, self._bytes(specs[r], slot))
+            self._hold(buffer, r, self._bytes(specs[r], buffer))
         if site.op_name in COPIES:
-            self.price.copied[site.op_name] += self._bytes(site.ins[0]._replace(pinned=False), slot)
+            self.price.copied[site.op_name] += self._bytes(site.ins[0]._replace(pinned=False), buffer)
             return
         if call.phase == "start":
             wire = counted(site.op_name, site.ins[0], site.outs[0])
-            group, amount = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank), self._bytes(wire, slot)
+            group, amount = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank), self._bytes(wire, buffer)
             self.price.redistributions[site.op_name, group] += amount
             self._wire(site.op_name, group, amount)
             return
-        ins = [tuple(self._size(d, slot) for d in s.shape) for s in site.ins]
+        ins = [tuple(self._size(d, buffer) for d in s.shape) for s in site.ins]
         declaration = declaration_of(site, self.p.layout)
         self.price.flops[call.phase] += declaration.flops(call.phase, ins, site.weights, site.attrs)
         axis, n = declaration.agreed(call.phase, ins, site.weights, site.attrs)
@@ -112,17 +112,17 @@ class Pricing(Silent):
             self._reduce_over(axis, n * FLOAT)
         self._note(declaration.workspace(call.phase, ins, site.weights, site.attrs, self.p.widths), site)
 
-    def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
+    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
         for r in registers:
-            amount = self.alive.pop((slot, r))
+            amount = self.alive.pop((buffer, r))
             self.now -= amount
-            self.routed -= amount * self._is_routed(slot, r)
+            self.routed -= amount * self._is_routed(buffer, r)
 
-    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
-        for t, slot, r in transfers:
-            amount = self._bytes(self.p.chunks[slot[0]].specs[r], slot)
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+        for t, buffer, r in transfers:
+            amount = self._bytes(self.p.chunks[buffer[0]].specs[r], buffer)
             if t.kind == "Recv":
-                self._hold(slot, r, amount)
+                self._hold(buffer, r, amount)
             ends = (self.p.rank, self.p.mesh.neighbour(self.p.rank, t.peer))
             if ends[0] != ends[1]:
                 self.price.wires[t.kind.lower(), ends] += amount
@@ -167,13 +167,13 @@ class Pricing(Silent):
 
     # ---- counting --------------------------------------------------------------------------------------------
 
-    def _size(self, dim: object, slot: Slot) -> int:
-        return size(dim, lambda layer: self.load.received(layer, slot[1]))  # type: ignore[arg-type]
+    def _size(self, dim: object, buffer: BufferKey) -> int:
+        return size(dim, lambda layer: self.load.received(layer, buffer[1]))  # type: ignore[arg-type]
 
-    def _bytes(self, spec: Spec, slot: Slot) -> Bytes:
+    def _bytes(self, spec: Spec, buffer: BufferKey) -> Bytes:
         if spec.pinned:
             return 0
-        return spec.numel(lambda layer: self.load.received(layer, slot[1])) * self.p.widths[spec.role]
+        return spec.numel(lambda layer: self.load.received(layer, buffer[1])) * self.p.widths[spec.role]
 
     def _wire(self, kind: str, group: tuple[int, ...], amount: Bytes) -> None:
         """A shift is a send to the next of the ring and a receive from the one before."""
@@ -188,14 +188,14 @@ class Pricing(Silent):
         wire = counted(kind, x, y)
         self.price.wires[kind, group] += wire.numel() * self.p.widths[wire.role]
 
-    def _hold(self, slot: Slot, register: int, amount: Bytes) -> None:
-        self.alive[slot, register] = amount
+    def _hold(self, buffer: BufferKey, register: int, amount: Bytes) -> None:
+        self.alive[buffer, register] = amount
         self.now += amount
-        self.routed += amount * self._is_routed(slot, register)
+        self.routed += amount * self._is_routed(buffer, register)
         self.price.routed = max(self.price.routed, self.routed)
 
-    def _is_routed(self, slot: Slot, register: int) -> bool:
-        return any(not isinstance(d, int) for d in self.p.chunks[slot[0]].specs[register].shape)
+    def _is_routed(self, buffer: BufferKey, register: int) -> bool:
+        return any(not isinstance(d, int) for d in self.p.chunks[buffer[0]].specs[register].shape)
 
     def _note(self, workspace: Bytes, site: Site | None) -> None:
         self.price.workspace = max(self.price.workspace, workspace)

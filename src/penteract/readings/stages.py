@@ -29,7 +29,7 @@ class StageSum:
 
     inputs: Mapping[str, Spec]
     remembered: Bytes
-    slots: Mapping[Span, Bytes]
+    buffers: Mapping[Span, Bytes]
     scratch: Bytes  # of the action that takes most
     workspace: Bytes
     routed: Mapping[Span, Bytes]
@@ -41,7 +41,7 @@ class StageSum:
 class Borders:
     """What a chain keeps at its borders, by span, and what crosses them in one action."""
 
-    slots: Mapping[Span, Bytes]
+    buffers: Mapping[Span, Bytes]
     scratch: Mapping[str, Bytes]
 
 
@@ -52,11 +52,11 @@ def shown(chain: Sequence[Run]) -> tuple[Run, ...]:
 
 def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
     """The sum of a chain of pieces, first to last. `borders`: those of what it shows."""
-    slots, scratch, routed, host = dict(borders.slots), dict[str, Bytes](), dict[Span, Bytes](), Counter[Span]()
+    buffers, scratch, routed, host = dict(borders.buffers), dict[str, Bytes](), dict[Span, Bytes](), Counter[Span]()
     rings: dict[str, tuple[int, Bytes]] = {}  # by action: pieces that have some, bytes of the largest
     for piece, n in chain:
-        for span, amount in piece.slots.items():
-            slots[span] = slots.get(span, 0) + n * amount
+        for span, amount in piece.buffers.items():
+            buffers[span] = buffers.get(span, 0) + n * amount
         for span, amount in piece.routed.items():
             routed[span] = routed.get(span, 0) + n * amount
         for name, amount in piece.scratch.items():
@@ -69,7 +69,7 @@ def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
         if n > _ENOUGH:
             for span, _, _ in _shared(piece, piece):
                 if span[0] != span[1]:
-                    slots[span] = slots.get(span, 0) + (n - _ENOUGH) * piece.stream
+                    buffers[span] = buffers.get(span, 0) + (n - _ENOUGH) * piece.stream
     for name, amount in borders.scratch.items():
         scratch[name] = scratch.get(name, 0) + amount
     for name, (count, most) in rings.items():
@@ -77,7 +77,7 @@ def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
     return StageSum(
         inputs={name: spec for piece, _ in chain for name, spec in piece.inputs.items()},
         remembered=sum([n * piece.remembered for piece, n in chain]),
-        slots=slots,
+        buffers=buffers,
         scratch=max(scratch.values()),
         workspace=max(piece.workspace for piece, _ in chain), routed=routed,
         routed_scratch=max((n for piece, _ in chain for n in piece.routed_scratch.values()), default=0),
@@ -87,13 +87,13 @@ def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
 
 def borders(chain: Sequence[Run]) -> Borders:
     """What is at the borders of a chain, all of whose pieces are looked at."""
-    slots, crossing = Counter[Span](), dict[str, list[_Crossing]]()
+    buffers, crossing = Counter[Span](), dict[str, list[_Crossing]]()
     row = [piece for piece, n in chain for _ in range(n)]
     first, last = row[0], row[-1]
     for life, piece in zip((first.borders[0], first.borders[3], last.borders[1], last.borders[2]),
                            (first, first, last, last), strict=True):  # fmt: skip
         if life is not None:
-            slots[life.span] += piece.stream
+            buffers[life.span] += piece.stream
     for at, piece in enumerate(row):
         for name, registers in piece.crossing.items():
             place = at if name == "Fwd" else len(row) - 1 - at
@@ -101,13 +101,13 @@ def borders(chain: Sequence[Run]) -> Borders:
     for at, (a, b) in enumerate(pairwise(row)):
         for span, begin, end in _shared(a, b):
             if span[0] != span[1]:
-                slots[span] += a.stream
+                buffers[span] += a.stream
             elif span[0] == "Fwd":
                 crossing.setdefault("Fwd", []).append(((at, *begin), (at + 1, *end), a.stream))
             else:
                 place = len(row) - 2 - at  # of b, which runs first
                 crossing.setdefault(span[0], []).append(((place, *begin), (place + 1, *end), a.stream))
-    return Borders(slots, {name: first_fit(sorted(registers))[0] for name, registers in crossing.items()})
+    return Borders(buffers, {name: first_fit(sorted(registers))[0] for name, registers in crossing.items()})
 
 
 def _shared(a: Holding, b: Holding) -> Iterator[tuple[Span, tuple[int, int], tuple[int, int]]]:

@@ -28,7 +28,7 @@ from penteract.readings.row import KINDS, Term, TermKind, Why
 from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.schedule.registry import ScheduleName
 from penteract.step.agreements import Agreement
-from penteract.step.program import Program, Slot
+from penteract.step.program import BufferKey, Program
 from penteract.step.ring import gradient_ring, parameter_ring
 from penteract.step.update import through
 from penteract.step.walk import Silent, walk, walk_forward
@@ -85,17 +85,17 @@ def why(
 class _Alive(Silent):
     """The registers alive after the last action."""
 
-    now: set[tuple[Slot, int]] = field(default_factory=set[tuple[Slot, int]])
-    at_last: frozenset[tuple[Slot, int]] = frozenset()
+    now: set[tuple[BufferKey, int]] = field(default_factory=set[tuple[BufferKey, int]])
+    at_last: frozenset[tuple[BufferKey, int]] = frozenset()
 
-    def call(self, slot: Slot, call: Call) -> None:
-        self.now |= {(slot, r) for r in call.outs}
+    def call(self, buffer: BufferKey, call: Call) -> None:
+        self.now |= {(buffer, r) for r in call.outs}
 
-    def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
-        self.now -= {(slot, r) for r in registers}
+    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
+        self.now -= {(buffer, r) for r in registers}
 
-    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
-        self.now |= {(slot, r) for t, slot, r in transfers if t.kind == "Recv"}
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+        self.now |= {(buffer, r) for t, buffer, r in transfers if t.kind == "Recv"}
 
     def after(self, action: Compute | Overlapped | Exchange) -> None:
         self.at_last = frozenset(self.now)
@@ -139,15 +139,15 @@ class _Telling(Silent):
         for (kind, ranks), amount in pricing.price.wires.items():
             self.tell(_Said("wires", kind, agreement.name, _AGREED, ranks), amount)
 
-    def call(self, slot: Slot, call: Call) -> None:
+    def call(self, buffer: BufferKey, call: Call) -> None:
         if call.phase == "finish":
             return
         pricing, site = self.ask(), call.site
-        pricing.call(slot, call)
-        self.sizes |= {(slot[0], r): n for (_, r), n in pricing.alive.items()}
+        pricing.call(buffer, call)
+        self.sizes |= {(buffer[0], r): n for (_, r), n in pricing.alive.items()}
         again = " again" * ((site, call.phase) in self.seen)
         self.seen.add((site, call.phase))
-        times = self.small.times(slot[0], site.layer)
+        times = self.small.times(buffer[0], site.layer)
         for phase, amount in pricing.price.flops.items():
             said = _Said("flops", site.op_name, phase.replace("_", " ") + again, site.line)
             self.tell(said, amount * self.micros, times)
@@ -158,13 +158,13 @@ class _Telling(Silent):
             over = f"{asked}{again}"
             self.tell(_Said("wires", kind, over, site.line, ranks), amount * self.micros, times)
 
-    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
-        for t, slot, r in transfers:
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+        for t, buffer, r in transfers:
             pricing = self.ask()
-            pricing.exchange(((t, slot, r),))
-            self.sizes |= {(slot[0], r): n for (_, r), n in pricing.alive.items()}
+            pricing.exchange(((t, buffer, r),))
+            self.sizes |= {(buffer[0], r): n for (_, r), n in pricing.alive.items()}
             for (kind, ranks), amount in pricing.price.wires.items():
-                said = _Said("wires", kind, f"{t.what} over pp", self._touched(slot[0], r), ranks)
+                said = _Said("wires", kind, f"{t.what} over pp", self._touched(buffer[0], r), ranks)
                 self.tell(said, amount * self.micros)
 
     def reduce(self, bucket: int) -> None:
@@ -241,7 +241,7 @@ class _Telling(Silent):
         """Registers alive after the last forward that comes before a backward."""
         alive = _Alive()
         walk_forward(replace(self.small.warm_up(), events={}), alive)
-        flights = Counter((slot[0], r) for slot, r in alive.at_last)
+        flights = Counter((buffer[0], r) for buffer, r in alive.at_last)
         for (c, r), flight in sorted(flights.items()):
             chunk = self.p.chunks[c]
             made = next((i.call.site for i in chunk.actions["Fwd"] if r in i.call.outs), None)

@@ -1,4 +1,4 @@
-"""How many micro-batches are between two moments of their way at once: what decides how many slots a rank needs."""
+"""How many micro-batches are between two moments of their way at once: what decides how many buffers a rank needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def most_in_flight(
     schedule: ScheduleName, pp: int, vpp: int, micros: int, members: tuple[tuple[int, Span], ...]
 ) -> tuple[int, ...]:
     """The most micro-batches at once, on each pipeline rank, inside of any of `members`, (chunk, span), that share one
-    pool of slots; zero where a rank has no such moment.
+    pool of buffers; zero where a rank has no such moment.
 
     A long schedule repeats itself: beyond `steady_after` micro-batches it holds no more, or, where nothing goes back
     before all have gone forward, one more for each.

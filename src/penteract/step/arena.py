@@ -1,6 +1,6 @@
 """Where every register of a step lies in one block of memory: planned once, so addresses repeat from step to step.
 
-The block is slots, as many as are in flight at once, and below them the scratch of the action that runs.
+The block is buffers, as many as are in flight at once, and below them the scratch of the action that runs.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Overlapped, Transfer
 from penteract.step.places import Offsets, Span, places
-from penteract.step.program import Program, Slot
+from penteract.step.program import BufferKey, Program
 from penteract.step.walk import Silent, walk, walk_forward
 from penteract.units import Bytes
 
-Pool = tuple[int, Span]  # the first chunk that uses these slots, and their span
+Pool = tuple[int, Span]  # the first chunk that uses these buffers, and their span
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,62 +25,66 @@ class ArenaPlan:
 
     size: Bytes
     offsets: tuple[Bytes | None, ...]
-    slots: Mapping[Pool, int] = field(default_factory=dict[Pool, int])  # how many there are of each
+    buffers: Mapping[Pool, int] = field(default_factory=dict[Pool, int])  # how many there are of each
 
 
 @dataclass(slots=True)
 class _Planning(Silent):
-    """The reading that plans: a register takes its micro-batch's slot, the lowest that is free."""
+    """The reading that plans: a register takes its micro-batch's buffer, the lowest that is free."""
 
     p: Program
     host: bool
     of: tuple[Offsets, ...]  # by chunk
     pool: Mapping[tuple[int, Span], Pool]  # of a chunk's span
     told: list[tuple[Pool, int, Bytes] | None] = field(default_factory=list["tuple[Pool, int, Bytes] | None"])
-    held: dict[tuple[Slot, Span], int] = field(default_factory=dict[tuple[Slot, Span], int])  # which one of the pool
-    left: Counter[tuple[Slot, Span]] = field(default_factory=Counter[tuple[Slot, Span]])  # registers alive in it
+    held: dict[tuple[BufferKey, Span], int] = field(
+        default_factory=dict[tuple[BufferKey, Span], int]
+    )  # which one of the pool
+    left: Counter[tuple[BufferKey, Span]] = field(
+        default_factory=Counter[tuple[BufferKey, Span]]
+    )  # registers alive in it
     most: dict[Pool, int] = field(default_factory=dict[Pool, int])
 
-    def call(self, slot: Slot, call: Call) -> None:
+    def call(self, buffer: BufferKey, call: Call) -> None:
         for r in call.outs:
-            self._new(slot, r)
+            self._new(buffer, r)
 
-    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
-        for t, slot, r in transfers:
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+        for t, buffer, r in transfers:
             if t.kind == "Recv":
-                self._new(slot, r)
+                self._new(buffer, r)
 
-    def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
+    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
         for r in registers:
-            if r in self.of[slot[0]].at:
-                span, _ = self.of[slot[0]].at[r]
+            if r in self.of[buffer[0]].at:
+                span, _ = self.of[buffer[0]].at[r]
                 if span[0] != span[1]:
-                    self.left[slot, span] -= 1
-                    if not self.left[slot, span]:
-                        del self.held[slot, span]
+                    self.left[buffer, span] -= 1
+                    if not self.left[buffer, span]:
+                        del self.held[buffer, span]
 
-    def _new(self, slot: Slot, register: int) -> None:
-        spec = self.p.chunks[slot[0]].specs[register]
+    def _new(self, buffer: BufferKey, register: int) -> None:
+        spec = self.p.chunks[buffer[0]].specs[register]
         if spec.role == "host" or spec.pinned != self.host:
             return
-        if register not in self.of[slot[0]].at:
+        if register not in self.of[buffer[0]].at:
             self.told.append(None)
             return
-        span, offset = self.of[slot[0]].at[register]
+        span, offset = self.of[buffer[0]].at[register]
         if span[0] == span[1]:
-            self.told.append(((slot[0], span), 0, offset))
+            self.told.append(((buffer[0], span), 0, offset))
             return
-        self.left[slot, span] += 1
-        self.told.append((self.pool[slot[0], span], self._slot(slot, span), offset))
+        self.left[buffer, span] += 1
+        self.told.append((self.pool[buffer[0], span], self._buffer(buffer, span), offset))
 
-    def _slot(self, slot: Slot, span: Span) -> int:
-        if (slot, span) not in self.held:
-            pool = self.pool[slot[0], span]
+    def _buffer(self, buffer: BufferKey, span: Span) -> int:
+        if (buffer, span) not in self.held:
+            pool = self.pool[buffer[0], span]
             taken = {i for (s, other), i in self.held.items() if self.pool[s[0], other] == pool}
             free = next(i for i in range(len(taken) + 1) if i not in taken)
-            self.held[slot, span] = free
+            self.held[buffer, span] = free
             self.most[pool] = max(self.most.get(pool, 0), free + 1)
-        return self.held[slot, span]
+        return self.held[buffer, span]
 
 
 def scratch_bases(of: tuple[Offsets, ...], overlapped: bool) -> tuple[dict[str, Bytes], Bytes]:
@@ -94,30 +98,30 @@ def scratch_bases(of: tuple[Offsets, ...], overlapped: bool) -> tuple[dict[str, 
     return {"Bwd": 0, "Fwd": most["Bwd"]}, most["Bwd"] + most["Fwd"]
 
 
-def share_slots(slots: Sequence[Mapping[Span, Bytes]]) -> tuple[dict[tuple[int, Span], Pool], dict[Pool, Bytes]]:
-    """Chunks whose slots of a span are about as large (within an eighth) take them from one pool.
+def share_buffers(buffers: Sequence[Mapping[Span, Bytes]]) -> tuple[dict[tuple[int, Span], Pool], dict[Pool, Bytes]]:
+    """Chunks whose buffers of a span are about as large (within an eighth) take them from one pool.
 
-    `slots`: bytes by span, for each chunk. -> the pool of each chunk's span, and the bytes of a slot of each pool.
+    `buffers`: bytes by span, for each chunk. -> the pool of each chunk's span, and the bytes of a buffer of each pool.
     """
-    if len(slots) == 1:
-        return {(0, span): (0, span) for span in slots[0]}, {(0, span): size for span, size in slots[0].items()}
+    if len(buffers) == 1:
+        return {(0, span): (0, span) for span in buffers[0]}, {(0, span): size for span, size in buffers[0].items()}
     pool: dict[tuple[int, Span], Pool] = {}
     size: dict[Pool, Bytes] = {}
-    for span in sorted({span for one in slots for span in one}):
-        having = sorted((c for c, one in enumerate(slots) if span in one), key=lambda c: (-slots[c][span], c))
+    for span in sorted({span for one in buffers for span in one}):
+        having = sorted((c for c, one in enumerate(buffers) if span in one), key=lambda c: (-buffers[c][span], c))
         first = having[0]
         for c in having:
-            if slots[c][span] * 8 < slots[first][span] * 7:
+            if buffers[c][span] * 8 < buffers[first][span] * 7:
                 first = c
             pool[c, span] = (first, span)
-        size |= {(c, span): slots[c][span] for c, s in pool.values() if s == span}
+        size |= {(c, span): buffers[c][span] for c, s in pool.values() if s == span}
     return pool, size
 
 
 def plan_arena(p: Program, *, training: bool = True, host: bool = False) -> ArenaPlan:
     """Walk the step once and give every register its place: those on the device, or those on the host."""
     of = tuple(places(c, p.widths, host=host) for c in p.chunks)
-    pool, block = share_slots([one.slots for one in of])
+    pool, block = share_buffers([one.buffers for one in of])
     planning = _Planning(p, host, of, pool)
     (walk if training else walk_forward)(p, planning)
     bases, size = scratch_bases(planning.of, any(isinstance(a, Overlapped) for a in p.actions))
@@ -130,8 +134,8 @@ def plan_arena(p: Program, *, training: bool = True, host: bool = False) -> Aren
             if place is None:
                 yield None
                 continue
-            pool, slot, offset = place
+            pool, buffer, offset = place
             scratch = pool[1][0] == pool[1][1]
-            yield offset + (bases[pool[1][0]] if scratch else begin[pool] + slot * block[pool])
+            yield offset + (bases[pool[1][0]] if scratch else begin[pool] + buffer * block[pool])
 
     return ArenaPlan(size, tuple(offsets()), planning.most)

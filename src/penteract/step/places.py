@@ -2,7 +2,7 @@
 
 A register is *scratch* when it is born and dies in one action, and then it lies in its layer's scratch, the same for
 every layer of a kind; what crosses from one layer to the next has a place at the border. All others are *kept* in the
-slot of their micro-batch: one block for each span, such as from `Fwd` to `Bwd`.
+buffer of their micro-batch: one block for each span, such as from `Fwd` to `Bwd`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """What an action takes beside the slots: `border` for what crosses between layers, `layer` for one layer, `ring`
+    """What an action takes beside the buffers: `border` for what crosses between layers, `layer` for one layer, `ring`
     for what is on its way to or from the host."""
 
     border: Bytes = 0
@@ -55,12 +55,12 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """`slots`: bytes of one slot by span. `at`: a register's span and its offset in that slot, or in the scratch.
+    """`buffers`: bytes of one buffer by span. `at`: a register's span and its offset in that buffer, or in the scratch.
 
     `lives` of all registers; `sizes` of those that have a place.
     """
 
-    slots: Mapping[Span, Bytes]
+    buffers: Mapping[Span, Bytes]
     scratch: Mapping[str, Scratch]
     at: Mapping[int, tuple[Span, Bytes]]
     lives: Mapping[int, Life]
@@ -113,7 +113,7 @@ def lay_out(
 ) -> Offsets:
     """Give every register that has a size its place. Those with a turn take turns at two places."""
     at: dict[int, tuple[Span, Bytes]] = {}
-    slots: dict[Span, Bytes] = {}
+    buffers: dict[Span, Bytes] = {}
     inside: dict[str, dict[int, dict[int, _Need]]] = {name: {} for name in actions}  # scratch of one run
     across: dict[str, dict[int, _Need]] = {name: {} for name in inside}  # scratch that crosses runs
     ring: dict[str, dict[int, Bytes]] = {name: {} for name in inside}  # bytes of each turn
@@ -123,8 +123,8 @@ def lay_out(
             begin = ring[name].get(turns[r], 0)
             at[r], ring[name][turns[r]] = ((name, name), begin), begin + n
         elif name != last:
-            begin = slots.get((name, last), 0)
-            at[r], slots[name, last] = ((name, last), begin), begin + n
+            begin = buffers.get((name, last), 0)
+            at[r], buffers[name, last] = ((name, last), begin), begin + n
         elif run == last_run:
             inside[name].setdefault(run, {})[r] = i, j, n
         else:
@@ -144,4 +144,4 @@ def lay_out(
             if r in sizes and alive[r].born[0] == name:
                 at[r] = (span, border + layer + turns[r] % 2 * place + at[r][1])
         scratch[name] = Scratch(border, layer, place * min(2, len(ring[name])))
-    return Offsets(slots, scratch, at, alive, sizes)
+    return Offsets(buffers, scratch, at, alive, sizes)

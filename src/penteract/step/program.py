@@ -43,7 +43,7 @@ REDISTRIBUTIONS = (
     "back",
     "cross_entropy",
 )  # that can be recomputed
-Slot = tuple[int, int]  # (chunk, micro-batch): what one pass keeps lives in its slot
+BufferKey = tuple[int, int]  # (chunk, micro-batch): what one pass keeps lives in its buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +106,17 @@ class Program:
         """Linears of this rank whose weights are gathered as codes."""
         return tuple(site for site in self.remembering if is_coded(site))
 
-    def instructions(self, action: Compute | Overlapped) -> Iterator[tuple[Slot, Instruction]]:
+    def instructions(self, action: Compute | Overlapped) -> Iterator[tuple[BufferKey, Instruction]]:
         """An action's instructions in order; two overlapped passes take turns."""
         match action:
             case Compute():
-                slot = (action.chunk, action.micro)
-                return ((slot, i) for i in self.chunks[action.chunk].actions[action.kind])
+                buffer = (action.chunk, action.micro)
+                return ((buffer, i) for i in self.chunks[action.chunk].actions[action.kind])
             case Overlapped():
                 return _take_turns(self.instructions(action.backward), self.instructions(action.forward))
 
 
-def _take_turns(*walks: Iterator[tuple[Slot, Instruction]]) -> Iterator[tuple[Slot, Instruction]]:
+def _take_turns(*walks: Iterator[tuple[BufferKey, Instruction]]) -> Iterator[tuple[BufferKey, Instruction]]:
     left = list(walks)
     while left:
         for walk in list(left):

@@ -10,13 +10,13 @@ from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.step.agreements import Agreement, Outside, after_backward, at_begin, totals
 from penteract.step.events import Around
 from penteract.step.fsdp import Event
-from penteract.step.program import Program, Slot
+from penteract.step.program import BufferKey, Program
 
 _QUIET = Around()
 
 
 class Reading(Protocol):
-    """What a reading answers. Registers live in slots, one for each pass (chunk, micro-batch)."""
+    """What a reading answers. Registers live in buffers, one for each pass (chunk, micro-batch)."""
 
     def begin(self) -> None:
         """Data is in place."""
@@ -27,14 +27,14 @@ class Reading(Protocol):
     def scales(self) -> None:
         """What was agreed on before the first action is of use: of loss terms, and of weights that travel as codes."""
 
-    def call(self, slot: Slot, call: Call) -> None: ...
+    def call(self, buffer: BufferKey, call: Call) -> None: ...
 
-    def free(self, slot: Slot, registers: tuple[int, ...]) -> None: ...
+    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None: ...
 
-    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None:
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         """Post transfers of registers, one after the other as they are listed; values to receive get storage here."""
 
-    def arrive(self, slot: Slot, register: int) -> None:
+    def arrive(self, buffer: BufferKey, register: int) -> None:
         """Wait until a value that was asked for in an exchange is there: right before it is read."""
 
     def settle(self) -> None:
@@ -84,10 +84,10 @@ class Silent:
     def begin(self) -> None: ...
     def agree(self, agreement: Agreement) -> None: ...
     def scales(self) -> None: ...
-    def call(self, slot: Slot, call: Call) -> None: ...
-    def free(self, slot: Slot, registers: tuple[int, ...]) -> None: ...
-    def exchange(self, transfers: tuple[tuple[Transfer, Slot, int], ...]) -> None: ...
-    def arrive(self, slot: Slot, register: int) -> None: ...
+    def call(self, buffer: BufferKey, call: Call) -> None: ...
+    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None: ...
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None: ...
+    def arrive(self, buffer: BufferKey, register: int) -> None: ...
     def settle(self) -> None: ...
     def wait_all_gather(self, bucket: int) -> None: ...
     def acquire_gradient_buffer(self, bucket: int) -> None: ...
@@ -144,23 +144,23 @@ def _actions(p: Program, reading: Reading, *, counted: bool) -> list[int]:
     there."""
     for question, *about in opening(p, counted=counted):
         getattr(reading, question)(*about)
-    sent: list[tuple[Slot, int]] = []
-    coming = set[tuple[Slot, int]]()
+    sent: list[tuple[BufferKey, int]] = []
+    coming = set[tuple[BufferKey, int]]()
     flying: dict[int, None] = {}
     for a, action in enumerate(p.actions):
         if isinstance(action, Exchange):
             _settle(reading, sent)
             sent = _exchange(p, action, reading, coming)
         else:
-            for position, (slot, instruction) in enumerate(p.instructions(action)):
+            for position, (buffer, instruction) in enumerate(p.instructions(action)):
                 around = p.events.get((a, position), _QUIET)
                 _ask(p, reading, around.before, flying)
                 for r in instruction.call.ins if coming else ():
-                    if (slot, r) in coming:
-                        coming.remove((slot, r))
-                        reading.arrive(slot, r)
-                reading.call(slot, instruction.call)
-                reading.free(slot, instruction.frees)
+                    if (buffer, r) in coming:
+                        coming.remove((buffer, r))
+                        reading.arrive(buffer, r)
+                reading.call(buffer, instruction.call)
+                reading.free(buffer, instruction.frees)
                 _ask(p, reading, around.after, flying)
         reading.after(action)
     _settle(reading, sent)
@@ -190,19 +190,21 @@ def _ask(p: Program, reading: Reading, events: tuple[Event, ...], flying: dict[i
                 reading.replicate(bucket)
 
 
-def _settle(reading: Reading, sent: list[tuple[Slot, int]]) -> None:
+def _settle(reading: Reading, sent: list[tuple[BufferKey, int]]) -> None:
     """A transfer pins what it sends until it is done: at the latest when the next one begins."""
     reading.settle()
-    for slot, register in sent:
-        reading.free(slot, (register,))
+    for buffer, register in sent:
+        reading.free(buffer, (register,))
 
 
-def _exchange(p: Program, action: Exchange, reading: Reading, coming: set[tuple[Slot, int]]) -> list[tuple[Slot, int]]:
+def _exchange(
+    p: Program, action: Exchange, reading: Reading, coming: set[tuple[BufferKey, int]]
+) -> list[tuple[BufferKey, int]]:
     """Post an exchange: what it receives is `coming`. -> the registers that nobody needs once they are sent."""
     resolved = tuple((t, (t.chunk, t.micro), _register(p, t)) for t in action.transfers)
     reading.exchange(resolved)
-    coming |= {(slot, r) for t, slot, r in resolved if t.kind == "Recv"}
-    return [(slot, r) for t, slot, r in resolved if t.kind == "Send" and r in p.chunks[t.chunk].freed_by_send]
+    coming |= {(buffer, r) for t, buffer, r in resolved if t.kind == "Recv"}
+    return [(buffer, r) for t, buffer, r in resolved if t.kind == "Send" and r in p.chunks[t.chunk].freed_by_send]
 
 
 def _register(p: Program, t: Transfer) -> int:

@@ -31,7 +31,7 @@ _RUNS = "penteract.engine"
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """One way to compute an op. It keeps what the op keeps, so tapes, slots and formulas are the same with any.
+    """One way to compute an op. It keeps what the op keeps, so tapes, buffers and formulas are the same with any.
 
     serves   (site, layout) -> its declaration there, a subclass of the op's; None where it is not for this call
     kernels  device type -> "module:table", a `TorchKernel` for each op; a device that is not here cannot run it

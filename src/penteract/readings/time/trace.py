@@ -18,7 +18,7 @@ from penteract.readings.time.step import StepClock
 from penteract.readings.time.timeline import Event, StepSpan, told
 from penteract.step import names, update
 from penteract.step.arena import plan_arena
-from penteract.step.program import Program, Slot, compile_step
+from penteract.step.program import BufferKey, Program, compile_step
 from penteract.step.walk import walk
 from penteract.units import Bytes
 
@@ -44,8 +44,8 @@ class Alive(Pricing):
     noted: Bytes = 0
     high: Bytes = 0
 
-    def call(self, slot: Slot, call: Call) -> None:
-        Pricing.call(self, slot, call)
+    def call(self, buffer: BufferKey, call: Call) -> None:
+        Pricing.call(self, buffer, call)
         if call.phase in ("start", "finish"):
             return
         for column in (self.arena, self.arena_after):
@@ -55,16 +55,16 @@ class Alive(Pricing):
         self.workspace.append(self.noted)
         self.high = 0
 
-    def _hold(self, slot: Slot, register: int, amount: Bytes) -> None:
-        Pricing._hold(self, slot, register, amount)
+    def _hold(self, buffer: BufferKey, register: int, amount: Bytes) -> None:
+        Pricing._hold(self, buffer, register, amount)
         self.high = max(self.high, self.routed)
 
     def _note(self, workspace: Bytes, site: Site | None) -> None:
         Pricing._note(self, workspace, site)
         self.noted = workspace
 
-    def free(self, slot: Slot, registers: tuple[int, ...]) -> None:
-        Pricing.free(self, slot, registers)
+    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
+        Pricing.free(self, buffer, registers)
         if self.arena:
             self.arena_after[-1], self.outside_after[-1] = self.now - self.routed, self.routed
 
