@@ -196,7 +196,7 @@ def _prepare(p: Program, groups: ProcessGroups, kernels: dict[str, TorchKernel])
     steer(state.biases)
     for t in (
         *state.gradients.values(),
-        *state.rings,
+        *state.ring_buffers,
         *(f.own_gradient for f in state.flats if f.bucket.cut_gradients),
     ):
         t.fill_(float("nan"))  # whatever the first writer does not write shows

@@ -45,4 +45,4 @@ def test_addresses_repeat_from_step_to_step(schedule: str, more: tuple[str, ...]
         data = [t.data_ptr() for batch in trainer.run.batches for t in batch.values()]
         places.append([*watched.seen, *data])
     assert places[0] == places[1] == places[2]
-    assert len(set(watched.seen)) < len(watched.seen) / 2, "scratch is used again and again"
+    assert len(set(watched.seen)) < len(watched.seen) / 2, "temporary activations are used again and again"

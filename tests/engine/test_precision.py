@@ -44,7 +44,7 @@ def test_rounding_to_the_nearest_would_lose_updates() -> None:
     """The bound tells a recipe that works from one that does not: late updates are smaller than half a last bit."""
     stuck = Small(POLICIES["bf16_pure"])
     for flat in stuck.state.flats:
-        flat.places = ()
+        flat.parameter_slices = ()
     assert abs(stuck.losses()[-1] / fp32()[-1] - 1) > DRIFT[30]
 
 

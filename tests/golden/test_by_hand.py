@@ -133,7 +133,8 @@ def test_70b_states() -> None:
 
 def test_70b_activations() -> None:
     """1F1B keeps two micro-batches on the first of two stages and one on the last, each of 40 layers; the rest is a
-    layer's worth of scratch, and what one more tensor of a layer would be. Logits of a chunk take no more than that."""
+    layer's worth of temporary, and what one more tensor of a layer would be. Logits of a chunk take no more than
+    that."""
     told, (first, last) = golden("70b_64xh100"), golden("70b_64xh100")["allocated_by_pipeline_rank"]
     kept = 40 * B70.kept(t=8)
     assert 0 <= told["memory"]["activations"] - 2 * kept <= 4 * B70.kept(t=8)

@@ -87,7 +87,7 @@ def test_three_steps_by_the_kernel_are_those_by_torch(name: str) -> None:
     ours = state(EVERY[name])
     reference, kernel = optimizer_kinds(ours)
     norm = torch.tensor(FINITE, device=DEVICE)
-    sizes, places = [len(f.master) for f in ours.flats], [f.places for f in ours.flats]
+    sizes, places = [len(f.master) for f in ours.flats], [f.parameter_slices for f in ours.flats]
     assert any(n % TILE for n in sizes) and max(sizes) > TILE
     if EVERY[name].stochastic:  # several in one tile, cut by the shard, cut over tp
         assert max(map(len, places)) > 1 and any(q.begin for some in places for q in some)
@@ -269,5 +269,5 @@ def test_what_lies_on_the_host_is_moved_alike() -> None:
     here, _ = trained(CODED, elementwise="triton")
     with patch.object(step_update, "SLICE", 4 * BLOCK):
         there, _ = trained(CODED, elementwise="triton", offload_optimizer=True)
-    assert there.trainer.run.streamed is not None and len(there.state.places) == 3
+    assert there.trainer.run.streamed is not None and len(there.state.staging) == 3
     assert not differ(kept(here.state), kept(there.state))

@@ -1,6 +1,6 @@
 """What torch's fused attention operators promise, by plain arithmetic: the same signatures, shapes and poison.
 
-Their scratch is allocated under the caller's eyes, the arithmetic is not: a caller that counts storages sees what the
+Their workspace is allocated under the caller's eyes, the arithmetic is not: a caller that counts storages sees what the
 operators would allocate.
 """
 
@@ -92,11 +92,11 @@ class Aten:
         assert log_sum.shape == (q.shape[1], len(q))
         (n, heads, size), runs = q.shape, len(ends_q) - 1
         rounded = (size + 31) // 32 * 32
-        scratch = [torch.empty(n + 128 * runs, heads, rounded, dtype=torch.float32),
+        temporary = [torch.empty(n + 128 * runs, heads, rounded, dtype=torch.float32),
                    torch.empty(heads, n + 128 * runs, dtype=torch.float32)]  # fmt: skip
         if heads != k.shape[1]:
-            scratch += [torch.empty(len(k), heads, size, dtype=k.dtype) for _ in range(2)]
-        scratch += [x.contiguous() for x in (g, o) if not x.is_contiguous()]
+            temporary += [torch.empty(len(k), heads, size, dtype=k.dtype) for _ in range(2)]
+        temporary += [x.contiguous() for x in (g, o) if not x.is_contiguous()]
         made = [torch.full(x.shape, NAN, dtype=x.dtype) for x in (q, k, v)]
 
         def fill() -> None:
@@ -140,10 +140,10 @@ class Aten:
     ) -> tuple[Any, ...]:  # fmt: skip
         _check(g, q, k, v, o)
         assert log_sum.shape == (*q.shape[:3], 1)
-        scratch = [torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:3], dtype=torch.float32)]
-        scratch += [torch.empty(256, dtype=torch.uint8)]
+        temporary = [torch.empty(q.shape, dtype=torch.float32), torch.empty(q.shape[:3], dtype=torch.float32)]
+        temporary += [torch.empty(256, dtype=torch.uint8)]
         if k.shape[1] < q.shape[1]:
-            scratch += [torch.empty(q.shape, dtype=q.dtype) for _ in range(2)]
+            temporary += [torch.empty(q.shape, dtype=q.dtype) for _ in range(2)]
         made = [torch.empty_like(x) for x in (q, k, v)]
 
         def fill() -> None:
@@ -156,5 +156,5 @@ class Aten:
                     into[b] = slope.transpose(0, 1).to(into.dtype)
 
         _hidden(fill)
-        del scratch
+        del temporary
         return tuple(made)

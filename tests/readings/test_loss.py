@@ -25,7 +25,7 @@ from penteract.ops.lower import lower
 from penteract.ops.params import Param, Shard
 from penteract.parallel.tensor import linear_cross_entropy
 from penteract.readings.price import price
-from penteract.step.places import places
+from penteract.step.offsets import offsets
 from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk
 from samples import sample
@@ -45,7 +45,7 @@ def transient(layout: Layout, tokens: int) -> int:
     w = Param("head.weight", (LARGE.vocab_size, LARGE.hidden_size), (Shard(0, "tp"),))
     linear_cross_entropy(do, h, w, targets, "cross_entropy", z=1e-4)
     chunk = lower(do.tape, layout.edit(-1), split=layout.schedule == "zb_h1")
-    found = places(chunk, widths)
+    found = offsets(chunk, widths)
     calls = [i.call for some in chunk.actions.values() for i in some if i.call.phase not in ("start", "finish")]
     beside = [
         OPS[c.site.op_name].declaration.workspace(
@@ -53,7 +53,7 @@ def transient(layout: Layout, tokens: int) -> int:
         )  # type: ignore[misc]
         for c in calls
     ]
-    return sum(found.buffers.values()) + max(s.size for s in found.scratch.values()) + max(beside)
+    return sum(found.buffers.values()) + max(s.size for s in found.temporary.values()) + max(beside)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])

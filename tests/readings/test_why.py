@@ -190,14 +190,14 @@ def test_text_and_json() -> None:
     layout = Layout(dp=2, tp=2, pp=2, gradient_accumulation_steps=4)
     told = why(DENSE, layout, 64, "bf16")
     told = told.whole(told.total("kept") + 2**20, told.total("data"))
-    text = told.text(("parameters", "kept", "scratch"), width=100)
+    text = told.text(("parameters", "kept", "temporary"), width=100)
     assert "layers.*.mlp.gate.weight [F/tp, D]" in text
     assert "3 × 2·D·F/tp = 3 × 2·256·128/2" in text
     assert "for swiglu's input gradient" in text and "2 in flight × " in text
     assert "model/mlp.py:" in text and "F = 128 ffn columns" in text
     assert (
         "\nscratch  1.00 MiB, of activations" in text
-        and "1.00 MiB scratch" in text
+        and "1.00 MiB temporary" in text
         and "flops" not in text
         and "V = 256 vocabulary" in text
     )

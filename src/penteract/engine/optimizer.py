@@ -113,8 +113,8 @@ class AdamW:
         kept = flat.master[part]
         if kept.dtype == moved.dtype:
             return
-        if flat.places:
-            round_into(kept, moved, chances(flat.places, part, self.seed, self.step))
+        if flat.parameter_slices:
+            round_into(kept, moved, chances(flat.parameter_slices, part, self.seed, self.step))
         else:
             kept.copy_(moved)
 

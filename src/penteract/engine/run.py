@@ -85,8 +85,8 @@ class Run:
             self.agreed["largest values"] = history.seen
         if self.state.codes is not None:
             self.agreed["scales of weights"] = self.state.codes.table
-        if self.state.places:
-            self.streamed = Streamed(self.state.flats[::-1], self.state.places, self.device, self.comm)
+        if self.state.staging:
+            self.streamed = Streamed(self.state.flats[::-1], self.state.staging, self.device, self.comm)
         if any(c.copies for c in self.p.chunks):
             plan = plan_arena(self.p, host=True)
             self.host = Arena(plan, self.p.precision, torch.device("cpu"), pinned=self.device.pinned)

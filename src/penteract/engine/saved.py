@@ -68,7 +68,7 @@ def _fits(part: Slice, there: Mapping[str, ManifestEntry]) -> bool:
 def _logical(p: Program, state: TrainingState) -> Logical:
     dtype = dtype_of("stat", p.precision)
 
-    if state.places:
+    if state.staging:
         device_of(state.routed.device).settle()  # what was moved last is on its way to the host
 
     def numbers(flat: Flat, kind: Kept) -> torch.Tensor | None:

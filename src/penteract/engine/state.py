@@ -22,7 +22,7 @@ from penteract.engine.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 from penteract.step.program import Program
-from penteract.step.ring import Ring, gradient_ring, parameter_ring
+from penteract.step.ring_buffer import RingBuffer, gradient_ring_buffer, parameter_ring_buffer
 from penteract.step.update import is_sliced, through
 
 Kept = Literal["master"] | Moment  # what the optimizer keeps
@@ -42,8 +42,8 @@ class ParameterPart:
 class Flat:
     """One bucket's buffers: parameters and gradients of all of it, and of this rank's shard what the optimizer keeps.
 
-    Where they are cut, those of all of it lie in a ring that others use too, and the shard has buffers of its own.
-    `master`: the shard as the optimizer moves it; it is the parameters' shard itself where that has no master.
+    Where they are cut, those of all of it lie in a ring buffer that others use too, and the shard has buffers of its
+    own. `master`: the shard as the optimizer moves it; it is the parameters' shard itself where that has no master.
     """
 
     bucket: Bucket
@@ -56,7 +56,7 @@ class Flat:
     moments: dict[Moment, torch.Tensor]  # that its optimizer keeps
     scales: dict[Moment, torch.Tensor]  # of them, [shard_size / 256], where they are codes
     sliced: bool  # what is narrower than the update is widened by slices
-    places: tuple[ParameterSlice, ...] = ()  # of parameters that are rounded by chance
+    parameter_slices: tuple[ParameterSlice, ...] = ()  # of parameters that are rounded by chance
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
@@ -78,7 +78,7 @@ class Flat:
             self, shard=shard, cut_parameter=own, cut_gradient=self.own_gradient[at],
             master=here.get("master", own), moments={kind: here[kind] for kind in self.moments},
             scales={kind: here[f"{kind}/scales"] for kind in self.scales},
-            places=tuple(replace(q, at=q.at - at.start) for q in self.places),
+            parameter_slices=tuple(replace(q, at=q.at - at.start) for q in self.parameter_slices),
         )  # fmt: skip
 
     @property
@@ -131,7 +131,9 @@ class TrainingState:
     """`parameters` and `gradients` are views into the flats: of what is cut, of no use but where it is whole."""
 
     flats: list[Flat]
-    rings: list[torch.Tensor] = field(default_factory=list[torch.Tensor])  # places of what is whole for a while
+    ring_buffers: list[torch.Tensor] = field(
+        default_factory=list[torch.Tensor]
+    )  # entries, of what is whole for a while
     parameters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
@@ -140,11 +142,15 @@ class TrainingState:
     scaling: LossScale | None = None
     history: History | None = None
     codes: Codes | None = None
-    places: list[Buffers] = field(default_factory=list[Buffers])  # for slices of what lies on the host
+    staging: list[Buffers] = field(default_factory=list[Buffers])  # for slices of what lies on the host
 
     def resident(self) -> list[torch.Tensor]:
         """All flat buffers on the device; some are views of others."""
-        return [*(t for f in self.flats for t in f.buffers), *self.rings, *(t for s in self.places for t in s.values())]
+        return [
+            *(t for f in self.flats for t in f.buffers),
+            *self.ring_buffers,
+            *(t for s in self.staging for t in s.values()),
+        ]
 
     def on_host(self) -> list[torch.Tensor]:
         """What the optimizer keeps on the host."""
@@ -174,9 +180,9 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
     """Buffers for rank p.rank, not yet filled."""
     dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "stat", "code")}
     state = TrainingState([])
-    whole = _Places(parameter_ring(p.buckets, p.layout, p.widths), dtype["parameter"], device)
-    sums = _Places(gradient_ring(p.buckets, p.widths), dtype["gradient"], device)
-    state.rings += [*whole.places, *sums.places]
+    whole = _RingBuffer(parameter_ring_buffer(p.buckets, p.layout, p.widths), dtype["parameter"], device)
+    sums = _RingBuffer(gradient_ring_buffer(p.buckets, p.widths), dtype["gradient"], device)
+    state.ring_buffers += [*whole.entries, *sums.entries]
     for i, b in enumerate(p.buckets):
         shard = b.shard(p.rank)
         parameter, cut_parameter = whole.buffers(i, b, dtype[b.gathered_as], cut=b.cut_parameters)
@@ -186,10 +192,10 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
         names = b.optimizer_kind.moments
         moments = {kind: made[kind] for kind in names}
         scales = {kind: made[f"{kind}/scales"] for kind in names if f"{kind}/scales" in made}
-        places = tuple(_places(p, b)) if p.precision.stochastic else ()
+        slices = tuple(_parameter_slices(p, b)) if p.precision.stochastic else ()
         flat = Flat(
             b, shard, parameter, gradient, cut_parameter, cut_gradient, parameter, moments, scales,
-            is_sliced(policy), places,
+            is_sliced(policy), slices,
         )  # fmt: skip
         flat.master = made.get("master", flat.own_parameter)
         state.flats.append(flat)
@@ -198,7 +204,7 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
             state.parameters[q.name] = _read(p, b, parameter[at : at + q.numel(p.mesh)]).view(shape)
             state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
     there = through(((b, 1) for b in p.buckets), p.precision)
-    state.places += [_optimizer(there.elements, there.p, device, scaled=there.scaled) for _ in range(there.count)]
+    state.staging += [_optimizer(there.elements, there.p, device, scaled=there.scaled) for _ in range(there.count)]
     if p.precision.loss_scale:
         state.scaling = LossScale(p.precision.loss_scale, p.precision.growth_every, device)
     if sites := p.delayed:
@@ -244,7 +250,7 @@ def _optimizer(
     return {**master, **{kind: zeros(n, moment) for kind in optimizer_kind.moments}, **scales}
 
 
-def _places(p: Program, b: Bucket) -> Iterator[ParameterSlice]:
+def _parameter_slices(p: Program, b: Bucket) -> Iterator[ParameterSlice]:
     """Where the parameters of this rank's shard lie in their global tensors."""
     shard = b.shard(p.rank)
     for q, at in zip(b.params, b.offsets, strict=True):
@@ -254,16 +260,17 @@ def _places(p: Program, b: Bucket) -> Iterator[ParameterSlice]:
 
 
 @dataclass(slots=True)
-class _Places:
-    """A ring's places, and the buffers of buckets: in the ring where they are cut. `dtype`: of shards."""
+class _RingBuffer:
+    """A ring buffer's entries, and the buffers of buckets: in the ring buffer where they are cut. `dtype`: of
+    shards."""
 
-    ring: Ring
+    ring_buffer: RingBuffer
     dtype: torch.dtype
     device: torch.device
-    places: list[torch.Tensor] = field(init=False)
+    entries: list[torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = [self._zeros(n // self.dtype.itemsize) for n in self.ring.sizes if n]
+        self.entries = [self._zeros(n // self.dtype.itemsize) for n in self.ring_buffer.sizes if n]
 
     def buffers(
         self, bucket: int, b: Bucket, whole: torch.dtype, *, cut: bool
@@ -271,9 +278,9 @@ class _Places:
         """All of a bucket, and its shard where that is a buffer of its own."""
         if not cut:
             return self._zeros(b.size), None
-        place, at = self.ring.of(bucket)
-        there = sum(n > 0 for n in self.ring.sizes[:place])
-        taken = self.places[there].view(torch.uint8)[at : at + b.size * whole.itemsize]
+        entry, at = self.ring_buffer.of(bucket)
+        there = sum(n > 0 for n in self.ring_buffer.sizes[:entry])
+        taken = self.entries[there].view(torch.uint8)[at : at + b.size * whole.itemsize]
         return taken.view(whole), self._zeros(b.shard_size)
 
     def _zeros(self, n: int) -> torch.Tensor:

@@ -30,14 +30,14 @@ class Guest(NamedTuple):
 
 @dataclass(slots=True)
 class Streamed:
-    """`slices(flat)` are flats whose buffers are on the device, for an optimizer to move in place, one after another.
+    """`slices(flat)` are flats whose buffers are on the device, for an optimizer to move in buffer, one after another.
 
-    flats   in the order in which they are moved: all of them, once a step, and then `settle`
-    places  on the device, that slices take in turns: three, or as many as there are slices; narrow moments take a part
+    flats    in the order in which they are moved: all of them, once a step, and then `settle`
+    staging  on the device, that slices take in turns: three, or as many as there are slices; narrow moments take a part
     """
 
     flats: Sequence[Flat]
-    places: Sequence[Buffers]
+    staging: Sequence[Buffers]
     device: Device
     comm: Comm
     ahead: Iterator[tuple[int, Flat, slice]] | None = None
@@ -65,24 +65,24 @@ class Streamed:
         self.ahead = None
 
     def _all(self) -> Iterator[tuple[int, Flat, slice]]:
-        """Every slice of a step, and its place."""
+        """Every slice of a step, and its staging buffer."""
         every = ((flat, part) for flat in self.flats for part in self._cut(flat))
-        return ((i % len(self.places), flat, part) for i, (flat, part) in enumerate(every))
+        return ((i % len(self.staging), flat, part) for i, (flat, part) in enumerate(every))
 
     def _cut(self, flat: Flat) -> Iterator[slice]:
-        whole, size = len(flat.master), len(self.places[0]["mean"])
+        whole, size = len(flat.master), len(self.staging[0]["mean"])
         return (slice(at, min(at + size, whole)) for at in range(0, whole, size))
 
     def _fetch(self) -> None:
-        """Begin to bring the next slice, once the one before it in its place has left."""
+        """Begin to bring the next slice, once the one before it in its staging buffer has left."""
         assert self.ahead is not None
         if (item := next(self.ahead, None)) is None:
             return
-        place, owner, part = item
-        if len(self.leaving) == len(self.places) - 1 > 0:
+        buffer, owner, part = item
+        if len(self.leaving) == len(self.staging) - 1 > 0:
             self._finish(self.leaving.popleft())
         there = {name: _part(name, x, part) for name, x in owner.apart.items()}
-        here = {name: self.places[place][name].view(x.dtype)[: len(x)] for name, x in there.items()}
+        here = {name: self.staging[buffer][name].view(x.dtype)[: len(x)] for name, x in there.items()}
         works = [self.device.copy(x, here[name]) for name, x in there.items()]
         self.coming.append((Guest(owner, owner.part(part, here), here, there), works))
 

@@ -6,10 +6,12 @@ it makes again, a sum. Whether it fits is said by the layout's own price, never 
 It is exact in this sense. *One set for all layers*: of all sets of ops, no cheaper one fits. *Two sets*, the first n
 layers of each stage with one and the rest with the other: of all n, and all pairs of sets that none betters in both
 what they keep and what they cost, no cheaper one fits. (A set that another betters has no price here: it would be of
-use only if its scratch were smaller.) Where more than `MANY` sets differ, one set is looked for among those too.
+use only if its temporary activations took less.) Where more than `MANY` sets differ, one set is looked for among those
+too.
 
 Both are tried from the cheapest up. Prices are spared by a bound below them: what is kept adds up over layers and the
-micro-batches in flight, what recomputing cannot drop is there always, and scratch is no less than that of one piece.
+micro-batches in flight, what recomputing cannot drop is there always, and temporary activations are no less than those
+of one layer program.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def within(estimator: Estimator, layout: Layout, budget: MemoryBudget) -> Chosen
 _Found = tuple[Seconds, Layout]
 _Sums = tuple[tuple[tuple[Sequence[Bytes], Sequence[Seconds]], ...], ...]
 _Amount = TypeVar("_Amount", int, float)
-_Scratch = tuple[Bytes, Bytes]  # of planned places, and of what is routed
+_Temporaries = tuple[Bytes, Bytes]  # of planned places, and of what is routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,8 @@ class _Solver:
     limit: float  # bytes in all, of the fullest rank
     depth: int  # layers of the longest stage
     summed: dict[tuple[str, ...], _Sums] = field(default_factory=dict[tuple[str, ...], _Sums])
-    scratches: dict[tuple[str, ...], tuple[_Scratch, ...]] = field(
-        default_factory=dict[tuple[str, ...], tuple[_Scratch, ...]]
+    temporaries: dict[tuple[str, ...], tuple[_Temporaries, ...]] = field(
+        default_factory=dict[tuple[str, ...], tuple[_Temporaries, ...]]
     )
 
     @staticmethod
@@ -154,26 +156,26 @@ class _Solver:
         for rank, m, n in zip(self.ranks, self._sums(lean), self._sums(rest), strict=True):
             kept = min([_joined(x, y, first) + base for (x, _), (y, _), base in zip(m, n, rank.base, strict=True)])
             left = rank.room - rank.flight * kept
-            if left < 0 or left < self.scratch(rank, lean, rest, first):
+            if left < 0 or left < self.temporary(rank, lean, rest, first):
                 return False
         return True
 
-    def scratch(self, rank: _Rank, lean: Choice, rest: Choice, first: int) -> Bytes:
+    def temporary(self, rank: _Rank, lean: Choice, rest: Choice, first: int) -> Bytes:
         """A lower bound: that of the piece that takes most."""
-        a, b = self._scratch(lean), self._scratch(rest)
+        a, b = self._temporary(lean), self._temporary(rest)
         there = [a[k] for k, lowest, _ in rank.spread if lowest < first]
         there += [b[k] for k, _, highest in rank.spread if highest >= first]
         return max([planned for planned, _ in there]) + max([routed for _, routed in there])
 
-    def _scratch(self, choice: Choice) -> tuple[_Scratch, ...]:
+    def _temporary(self, choice: Choice) -> tuple[_Temporaries, ...]:
         """Of a piece of each kind."""
-        if choice.op_names not in self.scratches:
+        if choice.op_names not in self.temporaries:
             layout = _uniform(self.layout, choice.op_names)
             pieces = [self.estimator.composer.holding(layout, kind) for kind in self.kinds]
-            self.scratches[choice.op_names] = tuple(
-                [(max(p.scratch.values(), default=0), max(p.routed_scratch.values(), default=0)) for p in pieces]
+            self.temporaries[choice.op_names] = tuple(
+                [(max(p.temporary.values(), default=0), max(p.routed_temporary.values(), default=0)) for p in pieces]
             )
-        return self.scratches[choice.op_names]
+        return self.temporaries[choice.op_names]
 
     def _sums(self, choice: Choice) -> _Sums:
         """What the ends and the first layers keep and make again, for each number of layers, of each rank and chunk."""

@@ -16,7 +16,7 @@ from penteract.readings.estimator import Estimator
 from penteract.readings.load import Balanced
 from penteract.readings.pieces import LayerType, bytes_of
 from penteract.readings.time.cost import seconds_alone
-from penteract.step.places import aligned
+from penteract.step.offsets import aligned
 from penteract.units import Bytes, Seconds
 
 MANY = 2**15  # sets

@@ -25,7 +25,7 @@ from penteract.readings.holdings import Holder, Holding
 from penteract.readings.packed import Packer, first_rank
 from penteract.readings.pieces import EMBEDDING, HEAD, LayerProgram, LayerType, Recorder, Wire
 from penteract.readings.pools import Pools
-from penteract.readings.price import away, bucket_workspace, fed, owned, ringed
+from penteract.readings.price import away, bucket_workspace, fed, in_ring_buffers, owned
 from penteract.readings.reads import Memos, tracked
 from penteract.readings.stages import Borders, Chain, Run, StageSum, add_up, borders, shown
 from penteract.schedule.schedule import Placement
@@ -102,7 +102,7 @@ class Composer:
     def rank(self, layout: Layout, pp_rank: int) -> RankPrice:
         """Price the ranks of pipeline coordinate `pp_rank`."""
         stages, made = self.stages(layout, pp_rank), self.packer.buckets(layout, pp_rank)
-        rings = self.packer.rings(layout, self.packer.runs(layout, pp_rank), pp_rank)
+        ring_buffers = self.packer.ring_buffers(layout, self.packer.runs(layout, pp_rank), pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         beside = max(bucket_workspace(b, self.policy, layout.elementwise) for b in made)
         data = fed(inputs, layout.gradient_accumulation_steps, self.widths) + sum(s.remembered for s in stages)
@@ -110,7 +110,7 @@ class Composer:
         [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))
         flops, redistributions = self.work(layout, pp_rank)
         return RankPrice(
-            resident=owned(((b, 1) for b in made), self.policy) | ringed(*rings) | {"data": data},
+            resident=owned(((b, 1) for b in made), self.policy) | in_ring_buffers(*ring_buffers) | {"data": data},
             arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
             flops=flops + Counter(update=self._update(made, layout, pp_rank)), redistributions=redistributions,
             host=host + sum(away(b, self.policy) for b in made),

@@ -26,7 +26,7 @@ from penteract.units import Bytes, Flops, Seconds
 class LayoutEstimate:
     """Memory by kind of the fullest pipeline rank, in bytes, and a lower bound of the step's time.
 
-    memory    parameters, gradients, optimizer, activations (kept and scratch), other (data, what a declaration
+    memory    parameters, gradients, optimizer, activations (kept and temporary), other (data, what a declaration
               allocates, what ZeRO 2 and 3 have whole for a while)
     by_stage  all kinds together, of each pipeline rank
     host      bytes on the host, of the rank that keeps most there

@@ -1,7 +1,8 @@
 """Bytes that a layout keeps at least, from very little: what its layers keep for each sequence of a micro-batch.
 
 Kept registers have a dim that is so many times the micro-batch's size, so the tape that leaves that size open tells
-what they grow by, without shapes or scratch of any size. Ends, constants and what routing sizes are left out.
+what they grow by, without shapes or temporary activations of any size. Ends, constants and what routing sizes are left
+out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from penteract.readings.reads import Memos, tracked
 from penteract.readings.stages import Chain
 from penteract.schedule.in_flight import most_in_flight
 from penteract.schedule.registry import ScheduleName, schedule_of
-from penteract.step.places import Span
+from penteract.step.offsets import Span
 from penteract.units import Bytes
 
 Kept = tuple[tuple[Span, Bytes], ...]  # by any chunk of a rank, for each sequence of a micro-batch

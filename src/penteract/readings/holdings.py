@@ -1,4 +1,5 @@
-"""What one pass of a micro-batch through a piece holds on a rank: kept, scratch, and what a declaration allocates."""
+"""What one pass of a micro-batch through a piece holds on a rank: kept, temporary activations, and what a declaration
+allocates."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from penteract.ops.tape import Phase, Site
 from penteract.readings.load import Balanced, Load
 from penteract.readings.pieces import LayerProgram, bytes_of, shapes
 from penteract.readings.reads import Memos, tracked
-from penteract.step.places import Life, Span, aligned, lay_out
+from penteract.step.offsets import Life, Span, aligned, lay_out
 from penteract.units import Bytes
 
 _RUNS: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")  # in a declaration; others are collectives
@@ -26,14 +27,14 @@ Crossings = tuple[tuple[tuple[int, int], tuple[int, int], Bytes], ...]
 class Holding:
     """`remembered` bytes that its linears keep between steps
 
-    `buffers`   bytes kept, by span; without the registers at its borders
-    `borders`   the life of what it receives and hands on: value, value, gradient of the second, gradient of the first
-    `stream`    bytes of a register at a border
-    `crossing`  scratch by action that crosses between layers inside of the piece: (from, to, bytes)
-    `scratch`   of one layer, by action
+    `buffers`    bytes kept, by span; without the registers at its borders
+    `borders`    the life of what it receives and hands on: value, value, gradient of the second, gradient of the first
+    `stream`     bytes of a register at a border
+    `crossing`   temporary activations by action that crosses between layers inside of the piece: (from, to, bytes)
+    `temporary`  activations of one layer, by action
     `workspace` the largest of a declaration
-    `routed`    bytes kept whose size is routed, by span; `routed_scratch`: the most at once beside them, by action
-    `ring`      bytes on their way to or from the host, by action; `host`: bytes kept there, by span
+    `routed`      bytes kept whose size is routed, by span; `routed_temporary`: the most at once beside them, by action
+    `in_transit`  bytes on their way to or from the host, by action; `host`: bytes kept there, by span
     """
 
     inputs: Mapping[str, Spec]
@@ -42,11 +43,11 @@ class Holding:
     borders: tuple[Life | None, Life | None, Life | None, Life | None]
     stream: Bytes
     crossing: Mapping[str, Crossings]
-    scratch: Mapping[str, Bytes]
+    temporary: Mapping[str, Bytes]
     workspace: Bytes
     routed: Mapping[Span, Bytes]
-    routed_scratch: Mapping[str, Bytes]
-    ring: Mapping[str, Bytes]
+    routed_temporary: Mapping[str, Bytes]
+    in_transit: Mapping[str, Bytes]
     host: Mapping[Span, Bytes]
 
 
@@ -72,7 +73,7 @@ class Holder:
         sizes = {r: n for r in alive if not specs[r].pinned and (n := every[r][1])}
         found = lay_out(chunk.actions, alive, sizes, chunk.turns)
         ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
-        buffers, routed, scratch = dict(found.buffers), Counter[Span](), list[tuple[Life, Bytes]]()
+        buffers, routed, temporary = dict(found.buffers), Counter[Span](), list[tuple[Life, Bytes]]()
         crossing: dict[str, list[tuple[tuple[int, int], tuple[int, int], Bytes]]] = {}
         for r, life in alive.items():
             (name, run, _), (last, last_run, _) = life
@@ -80,7 +81,7 @@ class Holder:
                 if name == last and run != last_run and r not in chunk.turns:
                     crossing.setdefault(name, []).append((life.born[1:], life.dies[1:], sizes[r]))
             elif name == last:
-                scratch.append((life, every[r][0]))
+                temporary.append((life, every[r][0]))
             else:
                 routed[life.span] += every[r][0]
         host = Counter[Span]()
@@ -96,10 +97,10 @@ class Holder:
             borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
             stream=next((sizes[r] for r in ends if r is not None), 0),
             crossing={name: tuple(c) for name, c in crossing.items()},
-            scratch={name: s.layer for name, s in found.scratch.items()},
+            temporary={name: s.layer for name, s in found.temporary.items()},
             workspace=self._largest(piece, layout, load),
-            routed=+routed, routed_scratch=_most_at_once(scratch),
-            ring={name: s.ring for name, s in found.scratch.items() if s.ring}, host=host,
+            routed=+routed, routed_temporary=_most_at_once(temporary),
+            in_transit={name: s.in_transit for name, s in found.temporary.items() if s.in_transit}, host=host,
         )  # fmt: skip
 
     def _largest(self, piece: LayerProgram, layout: Layout, load: Load) -> Bytes:

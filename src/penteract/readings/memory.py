@@ -71,7 +71,7 @@ class MemoryReading:
         by_stage = tuple([a + beside[g] for a, g in zip(there.activations, deal.group, strict=True)])
         r = max(range(layout.pp), key=by_stage.__getitem__)
         g = deal.group[r]
-        other = there.data[g] + max(there.workspace[g], states[g].largest) + states[g].ring
+        other = there.data[g] + max(there.workspace[g], states[g].largest) + states[g].ring_buffer
         kinds = {**states[g].held, "activations": there.activations[r], "other": other}
         return RankMemory(kinds, by_stage, max([n + s.host for n, s in zip(there.host, states, strict=True)]))
 

@@ -31,7 +31,7 @@ from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.step.events import READS, Around
 from penteract.step.fsdp import Event, gathers
 from penteract.step.program import Program, layer_edits, units_of
-from penteract.step.ring import places
+from penteract.step.ring_buffer import depth
 
 _Reads = Mapping[str, tuple[int, ...]]  # action of a chunk -> the units whose cut parameters it reads, in order
 
@@ -155,7 +155,7 @@ def miniature(
     )  # fmt: skip
     reads = _reads(chunks, units, real)
     read = [reads[a.chunk].get(a.kind, ()) for a in program.actions if isinstance(a, Compute)] if any(reads) else []
-    turns = gathers(read, places(layout, len(whole)))
+    turns = gathers(read, depth(layout, len(whole)))
     told = {
         i: _stand_in(i, some, like) for layers, some in zip(stages, alike, strict=True) for i in layers
     }  # fmt: skip

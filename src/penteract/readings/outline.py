@@ -15,7 +15,7 @@ from penteract.ops.offload import Copy, as_copy, copy_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, OpCall, Phase, Site, Tape
 from penteract.readings.sized import Sized
-from penteract.step.places import Life, lives
+from penteract.step.offsets import Life, lives
 
 Saying = tuple[object, ...]
 Doing = tuple[int, tuple[int, ...], tuple[int, ...]]  # a call: its job, its registers in, its registers out

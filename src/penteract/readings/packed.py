@@ -21,19 +21,19 @@ from penteract.parallel.data import Bucket, BucketRules, Pack, Unit, bucket_of, 
 from penteract.readings.counted import Counted, count_packs
 from penteract.readings.deal import Chains, Deal
 from penteract.readings.pieces import ENDS, LayerType, Recorder, Uses
-from penteract.readings.price import away, bucket_workspace, held, owned, ringed
+from penteract.readings.price import away, bucket_workspace, held, in_ring_buffers, owned
 from penteract.readings.reads import Memos, tracked
-from penteract.step.ring import PLACES, gathered_bytes, places, ring_sizes, summed_bytes
+from penteract.step.ring_buffer import DEPTH, depth, gathered_bytes, ring_buffer_sizes, summed_bytes
 from penteract.units import Bytes
 
 
 @dataclass(frozen=True, slots=True)
 class BucketMemory:
-    """What a rank holds of its buckets: bytes between steps, by kind; rings, where they are whole for a while; both
-    together; the most that an update allocates; and what the optimizer keeps on the host."""
+    """What a rank holds of its buckets: bytes between steps, by kind; ring_buffers, where they are whole for a while;
+    both together; the most that an update allocates; and what the optimizer keeps on the host."""
 
     held: Mapping[str, Bytes]
-    ring: Bytes
+    ring_buffer: Bytes
     resident: Bytes
     largest: Bytes
     host: Bytes
@@ -184,28 +184,28 @@ class Packer:
         """What a rank with these units holds; the stage tells more only where others share its parameters."""
         parts = [(self._part(layout, pack, stage), n) for pack, n in self.counted(layout, runs, stage)]
         kinds = owned([(part.bucket, n) for part, n in parts], self.policy, [part.held for part, _ in parts])
-        ring = sum(ringed(*self.rings(layout, runs, stage)).values())
-        resident, largest = sum(kinds.values()) + ring, max([part.largest for part, _ in parts])
-        return BucketMemory(kinds, ring, resident, largest, sum([n * part.host for part, n in parts]))
+        ring_buffer = sum(in_ring_buffers(*self.ring_buffers(layout, runs, stage)).values())
+        resident, largest = sum(kinds.values()) + ring_buffer, max([part.largest for part, _ in parts])
+        return BucketMemory(kinds, ring_buffer, resident, largest, sum([n * part.host for part, n in parts]))
 
-    def rings(self, layout: Layout, runs: Runs, stage: int) -> tuple[Bytes, Bytes]:
-        """Bytes of a rank's rings: of gathered parameters, and of gradients in one action."""
+    def ring_buffers(self, layout: Layout, runs: Runs, stage: int) -> tuple[Bytes, Bytes]:
+        """Bytes of a rank's ring_buffers: of gathered parameters, and of gradients in one action."""
         if not layout.cuts_units:
             return 0, 0
-        n, widths = places(layout, sum([run.number for run in runs.units])), self.policy.widths
+        n, widths = depth(layout, sum([run.number for run in runs.units])), self.policy.widths
         parameters, gradients, begin = dict[int, Bytes](), dict[int, Bytes](), 0
         sizes = dict[Unit, tuple[Bytes, Bytes]]()
         for run, own in zip(runs.units, self.unit_buckets(layout, runs, stage), strict=True):
-            # Further units of the run take turns at the same places.
+            # Further units of the run take turns at the same entries.
             if run.unit not in sizes:
                 sizes[run.unit] = (
                     sum([gathered_bytes(b, widths) for b in own]),
                     sum([summed_bytes(b, widths) for b in own]),
                 )
             parameters |= dict.fromkeys(range(begin, begin + min(run.number, n)), sizes[run.unit][0])
-            gradients |= dict.fromkeys(range(begin, begin + min(run.number, PLACES)), sizes[run.unit][1])
+            gradients |= dict.fromkeys(range(begin, begin + min(run.number, DEPTH)), sizes[run.unit][1])
             begin += run.number
-        return sum(ring_sizes(parameters, n)), sum(ring_sizes(gradients, PLACES))
+        return sum(ring_buffer_sizes(parameters, n)), sum(ring_buffer_sizes(gradients, DEPTH))
 
     def shares(self, runs: Runs) -> bool:
         """Whether these units have parameters that live on other stages too."""

@@ -37,7 +37,7 @@ from penteract.readings.outline import Outline, Saying, saying, sites_of
 from penteract.readings.reads import Memos, changed, tracked
 from penteract.readings.sized import OPEN, Sized, sized
 from penteract.step.events import READS
-from penteract.step.places import Span, aligned
+from penteract.step.offsets import Span, aligned
 from penteract.units import Bytes
 
 Wire = tuple[str, str]  # collective, axis
@@ -204,7 +204,7 @@ class Recorder:
         specs = outline.specs(open_, [*recorded.sites, *outline.copied(open_)])
         ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
         for r, life in outline.lives.items():
-            if not life.scratch and r not in ends and not specs[r].pinned:
+            if not life.temporary and r not in ends and not specs[r].pinned:
                 grown[life.span] += aligned(specs[r], self.widths) // OPEN
         handed, r = dict[Span, Bytes](), chunk.entry
         if r is not None and r in outline.lives and outline.lives[r].dies[0] != "Fwd" and not specs[r].pinned:

@@ -9,7 +9,7 @@ from penteract.config.layout import Layout
 from penteract.readings.stages import StageSum
 from penteract.schedule.in_flight import most_in_flight
 from penteract.step.arena import Pool, share_buffers
-from penteract.step.places import Span
+from penteract.step.offsets import Span
 from penteract.units import Bytes
 
 Members = tuple[tuple[int, Span], ...]  # (chunk, span) that share one pool
@@ -22,9 +22,9 @@ class Pools:
     Routed registers have storages of their own: never more than this at once.
     """
 
-    scratch: Bytes
+    temporary: Bytes
     buffers: tuple[tuple[Bytes, Members], ...]
-    routed_scratch: Bytes
+    routed_temporary: Bytes
     routed: tuple[tuple[Bytes, Members], ...]
     host: tuple[tuple[Bytes, Members], ...]
 
@@ -36,16 +36,16 @@ class Pools:
             buffers, routed, host = (
                 tuple([(n, ((0, span),)) for span, n in own.items()]) for own in (s.buffers, s.routed, s.host)
             )
-            return Pools(s.scratch, buffers, s.routed_scratch, routed, host)
+            return Pools(s.temporary, buffers, s.routed_temporary, routed, host)
         chunks: dict[int, list[int]] = {}  # of equal stages, by identity
         for c, s in enumerate(stages):
             chunks.setdefault(id(s), []).append(c)
         places = list(chunks.values())
         kinds = [stages[own[0]] for own in places]
         return Pools(
-            scratch=max([s.scratch for s in kinds]),
+            temporary=max([s.temporary for s in kinds]),
             buffers=_shared([s.buffers for s in kinds], places),
-            routed_scratch=max([s.routed_scratch for s in kinds]),
+            routed_temporary=max([s.routed_temporary for s in kinds]),
             routed=tuple([(size, ((c, span),)) for c, s in enumerate(stages) for span, size in s.routed.items()]),
             host=_shared([s.host for s in kinds], places),
         )
@@ -54,8 +54,8 @@ class Pools:
         """The arena, and what is routed, on each of the pipeline `ranks`, whose stages these are: the schedule alone
         tells them apart."""
         return zip(
-            _held(self.scratch, self.buffers, layout, ranks),
-            _held(self.routed_scratch, self.routed, layout, ranks),
+            _held(self.temporary, self.buffers, layout, ranks),
+            _held(self.routed_temporary, self.routed, layout, ranks),
             strict=True,
         )
 

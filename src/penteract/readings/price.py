@@ -23,7 +23,7 @@ from penteract.step import muon, update
 from penteract.step.agreements import Agreement
 from penteract.step.arena import plan_arena
 from penteract.step.program import BufferKey, Program
-from penteract.step.ring import gradient_ring, parameter_ring
+from penteract.step.ring_buffer import gradient_ring_buffer, parameter_ring_buffer
 from penteract.step.update import kept
 from penteract.step.walk import Silent, walk
 from penteract.units import Bytes, Flops
@@ -40,7 +40,7 @@ class Price:
     `kept`      bytes alive after each action, in the order of the walk
     `host`      pinned on the host, of activations and of what the optimizer keeps; `copied`: bytes to and from it
     `routed`    the most that registers of routed size take, outside the arena; modelled where the load is
-    `arena`     the block in which registers get fixed places; `workspace` what one declaration allocates beside it at
+    `arena`     the block in which registers get fixed offsets; `workspace` what one declaration allocates beside it at
                 most
     """
 
@@ -224,8 +224,10 @@ def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
     data = fed(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(remembered, p.remembering))
-    rings = ringed(parameter_ring(p.buckets, p.layout, p.widths).size, gradient_ring(p.buckets, p.widths).size)
-    return owned(((b, 1) for b in p.buckets), p.precision) | rings | {"data": data}
+    ring_buffers = in_ring_buffers(
+        parameter_ring_buffer(p.buckets, p.layout, p.widths).size, gradient_ring_buffer(p.buckets, p.widths).size
+    )
+    return owned(((b, 1) for b in p.buckets), p.precision) | ring_buffers | {"data": data}
 
 
 def owned(
@@ -235,8 +237,8 @@ def owned(
     total, every = Counter[str](), list(counted)
     for (_, n), part in zip(every, [*parts] or [held((b,), p) for b, _ in every], strict=True):
         total.update({kind: n * amount for kind, amount in part.items()})
-    places = update.through(every, p)
-    return dict(total) | {"optimizer": total["optimizer"] + places.count * places.each}
+    staging = update.through(every, p)
+    return dict(total) | {"optimizer": total["optimizer"] + staging.count * staging.each}
 
 
 def away(b: Bucket, p: Policy) -> Bytes:
@@ -260,10 +262,10 @@ def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
     }
 
 
-def ringed(parameters: Bytes, gradients: Bytes) -> dict[str, Bytes]:
-    """What ZeRO 2 and 3 have whole for a while, in two rings: places stay from step to step."""
+def in_ring_buffers(parameters: Bytes, gradients: Bytes) -> dict[str, Bytes]:
+    """What ZeRO 2 and 3 have whole for a while, in two ring buffers: offsets stay from step to step."""
     size = parameters + gradients
-    return {"ring": size} if size else {}
+    return {"ring_buffer": size} if size else {}
 
 
 def bucket_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:

@@ -14,10 +14,10 @@ TermKind = Literal[
     "parameters",
     "gradients",
     "optimizer",
-    "ring",
+    "ring_buffer",
     "data",
     "kept",
-    "scratch",
+    "temporary",
     "workspace",
     "host",
     "flops",
@@ -25,11 +25,12 @@ TermKind = Literal[
 ]
 
 KINDS: tuple[TermKind, ...] = (
-    "parameters", "gradients", "optimizer", "ring", "data", "kept", "scratch", "workspace", "host", "flops", "wires"
+    "parameters", "gradients", "optimizer", "ring_buffer", "data", "kept", "temporary", "workspace", "host", "flops",
+    "wires"
 )  # fmt: skip
 # What a plan sums them up as, where that has another name.
 PART_OF: Mapping[TermKind, str] = {
-    "kept": "activations", "scratch": "activations", "ring": "other", "data": "other", "workspace": "other"
+    "kept": "activations", "temporary": "activations", "ring_buffer": "other", "data": "other", "workspace": "other"
 }  # fmt: skip
 _INDENT = 13
 
@@ -95,13 +96,13 @@ class Why:
     def whole(self, activations: Bytes, other: Bytes) -> Why:
         """With the rest of what a rank's price says of the two, so that rows cover all that it allocates.
 
-        scratch    of activations, what is not kept: what one action holds, and places that stay empty between lives
+        temporary  activations that are not kept: what one action holds, and places that stay empty between lives
         workspace  of other, what is no data: the most that one declaration, or the update, allocates beside its
                    registers
         """
-        scratch, workspace = activations - self.total("kept"), other - self.total("data")
+        temporary, workspace = activations - self.total("kept"), other - self.total("data")
         rest = (
-            _rest("scratch", "of one action, and gaps", scratch), _rest("workspace", "of the largest declaration",
+            _rest("temporary", "of one action, and gaps", temporary), _rest("workspace", "of the largest declaration",
             workspace)
         )  # fmt: skip
         return replace(self, rows=(*self.rows, *(row for row in rest if row.each)))

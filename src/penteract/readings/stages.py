@@ -11,7 +11,7 @@ from penteract.ops.spec import Spec
 from penteract.readings.holdings import Holding
 from penteract.readings.pieces import LayerType
 from penteract.step.fit import first_fit
-from penteract.step.places import Life, Span
+from penteract.step.offsets import Life, Span
 from penteract.units import Bytes
 
 Chain = tuple[tuple[LayerType, int], ...]  # the pieces of a stage in order, runs of equal ones counted
@@ -30,10 +30,10 @@ class StageSum:
     inputs: Mapping[str, Spec]
     remembered: Bytes
     buffers: Mapping[Span, Bytes]
-    scratch: Bytes  # of the action that takes most
+    temporary: Bytes  # of the action that takes most
     workspace: Bytes
     routed: Mapping[Span, Bytes]
-    routed_scratch: Bytes
+    routed_temporary: Bytes
     host: Mapping[Span, Bytes]
 
 
@@ -42,7 +42,7 @@ class Borders:
     """What a chain keeps at its borders, by span, and what crosses them in one action."""
 
     buffers: Mapping[Span, Bytes]
-    scratch: Mapping[str, Bytes]
+    temporary: Mapping[str, Bytes]
 
 
 def shown(chain: Sequence[Run]) -> tuple[Run, ...]:
@@ -52,35 +52,35 @@ def shown(chain: Sequence[Run]) -> tuple[Run, ...]:
 
 def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
     """The sum of a chain of pieces, first to last. `borders`: those of what it shows."""
-    buffers, scratch, routed, host = dict(borders.buffers), dict[str, Bytes](), dict[Span, Bytes](), Counter[Span]()
-    rings: dict[str, tuple[int, Bytes]] = {}  # by action: pieces that have some, bytes of the largest
+    buffers, temporary, routed, host = dict(borders.buffers), dict[str, Bytes](), dict[Span, Bytes](), Counter[Span]()
+    in_transit: dict[str, tuple[int, Bytes]] = {}  # by action: pieces that have some, bytes of the largest
     for piece, n in chain:
         for span, amount in piece.buffers.items():
             buffers[span] = buffers.get(span, 0) + n * amount
         for span, amount in piece.routed.items():
             routed[span] = routed.get(span, 0) + n * amount
-        for name, amount in piece.scratch.items():
-            scratch[name] = max(scratch.get(name, 0), amount)
-        for name, amount in piece.ring.items():
-            count, most = rings.get(name, (0, 0))
-            rings[name] = count + n, max(most, amount)
+        for name, amount in piece.temporary.items():
+            temporary[name] = max(temporary.get(name, 0), amount)
+        for name, amount in piece.in_transit.items():
+            count, most = in_transit.get(name, (0, 0))
+            in_transit[name] = count + n, max(most, amount)
         for span, amount in piece.host.items():
             host[span] += n * amount
         if n > _ENOUGH:
             for span, _, _ in _shared(piece, piece):
                 if span[0] != span[1]:
                     buffers[span] = buffers.get(span, 0) + (n - _ENOUGH) * piece.stream
-    for name, amount in borders.scratch.items():
-        scratch[name] = scratch.get(name, 0) + amount
-    for name, (count, most) in rings.items():
-        scratch[name] += min(2, count) * most
+    for name, amount in borders.temporary.items():
+        temporary[name] = temporary.get(name, 0) + amount
+    for name, (count, most) in in_transit.items():
+        temporary[name] += min(2, count) * most
     return StageSum(
         inputs={name: spec for piece, _ in chain for name, spec in piece.inputs.items()},
         remembered=sum([n * piece.remembered for piece, n in chain]),
         buffers=buffers,
-        scratch=max(scratch.values()),
+        temporary=max(temporary.values()),
         workspace=max(piece.workspace for piece, _ in chain), routed=routed,
-        routed_scratch=max((n for piece, _ in chain for n in piece.routed_scratch.values()), default=0),
+        routed_temporary=max((n for piece, _ in chain for n in piece.routed_temporary.values()), default=0),
         host=host,
     )  # fmt: skip
 

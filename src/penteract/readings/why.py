@@ -29,14 +29,14 @@ from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.schedule.registry import ScheduleName
 from penteract.step.agreements import Agreement
 from penteract.step.program import BufferKey, Program
-from penteract.step.ring import gradient_ring, parameter_ring
+from penteract.step.ring_buffer import gradient_ring_buffer, parameter_ring_buffer
 from penteract.step.update import through
 from penteract.step.walk import Silent, walk, walk_forward
 from penteract.units import Bytes
 
 _PAST = ("largest values", "x, w and g of past steps")
 _AGREED = "step/agreements.py"
-_RING = "step/ring.py"
+_RING_BUFFER = "step/ring_buffer.py"
 _MUON = "step/muon.py"
 _UPDATE = "step/update.py"
 
@@ -75,8 +75,8 @@ def why(
     telling.data()
     telling.padding()
     telling.updates()
-    telling.rings()
-    telling.places()
+    telling.ring_buffers()
+    telling.temporary()
     telling.kept()
     return Why(tuple(telling.rows()), telling.numbers)
 
@@ -221,21 +221,21 @@ class _Telling(Silent):
                 for (kind, ranks), amount in pricing.price.wires.items():
                     self.tell(_Said("wires", kind, "update of matrices", _MUON, ranks), amount)
 
-    def rings(self) -> None:
+    def ring_buffers(self) -> None:
         """What is whole for a while, by the place that the largest unit needs."""
         small, widths = self.small, self.p.widths
-        for what, ring in (
-            ("gathered parameters", parameter_ring(small.buckets, small.layout, widths)),
-            ("gradients of one action", gradient_ring(small.buckets, widths)),
+        for what, ring_buffer in (
+            ("gathered parameters", parameter_ring_buffer(small.buckets, small.layout, widths)),
+            ("gradients of one action", gradient_ring_buffer(small.buckets, widths)),
         ):
-            for n in ring.sizes:
-                self.tell(_Said("ring", what, "of the largest unit", _RING), n)
+            for n in ring_buffer.sizes:
+                self.tell(_Said("ring_buffer", what, "of the largest unit", _RING_BUFFER), n)
 
-    def places(self) -> None:
+    def temporary(self) -> None:
         """Through which what the optimizer keeps on the host passes."""
-        places = through(((b, 1) for b in self.small.buckets), self.p.precision)
-        for _ in range(places.count):
-            self.tell(_Said("optimizer", "a slice of the host's", "on its way", _UPDATE), places.each)
+        staging = through(((b, 1) for b in self.small.buckets), self.p.precision)
+        for _ in range(staging.count):
+            self.tell(_Said("optimizer", "a slice of the host's", "on its way", _UPDATE), staging.each)
 
     def kept(self) -> None:
         """Registers alive after the last forward that comes before a backward."""

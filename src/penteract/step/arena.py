@@ -1,6 +1,7 @@
 """Where every register of a step lies in one block of memory: planned once, so addresses repeat from step to step.
 
-The block is buffers, as many as are in flight at once, and below them the scratch of the action that runs.
+The block is buffers, as many as are in flight at once, and below them the temporary activations of the action that
+runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Overlapped, Transfer
-from penteract.step.places import Offsets, Span, places
+from penteract.step.offsets import Offsets, Span, offsets
 from penteract.step.program import BufferKey, Program
 from penteract.step.walk import Silent, walk, walk_forward
 from penteract.units import Bytes
@@ -21,7 +22,7 @@ Pool = tuple[int, Span]  # the first chunk that uses these buffers, and their sp
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """`offsets[i]`: the place of the step's i-th new register; None: routing decides its size, it lies elsewhere."""
+    """`offsets[i]`: the offset of the step's i-th new register; None: routing decides its size, it lies elsewhere."""
 
     size: Bytes
     offsets: tuple[Bytes | None, ...]
@@ -87,12 +88,13 @@ class _Planning(Silent):
         return self.held[buffer, span]
 
 
-def scratch_bases(of: tuple[Offsets, ...], overlapped: bool) -> tuple[dict[str, Bytes], Bytes]:
-    """Where each action's scratch begins, and bytes in all. Two overlapped actions have scratch side by side."""
+def temporary_bases(of: tuple[Offsets, ...], overlapped: bool) -> tuple[dict[str, Bytes], Bytes]:
+    """Where the temporary activations of each action begin, and bytes in all. Those of two overlapped actions lie side
+    by side."""
     most = Counter[str]()
     for one in of:
-        for name, scratch in one.scratch.items():
-            most[name] = max(most[name], scratch.size)
+        for name, temporary in one.temporary.items():
+            most[name] = max(most[name], temporary.size)
     if not overlapped:
         return dict.fromkeys(most, 0), max(most.values(), default=0)
     return {"Bwd": 0, "Fwd": most["Bwd"]}, most["Bwd"] + most["Fwd"]
@@ -119,23 +121,23 @@ def share_buffers(buffers: Sequence[Mapping[Span, Bytes]]) -> tuple[dict[tuple[i
 
 
 def plan_arena(p: Program, *, training: bool = True, host: bool = False) -> ArenaPlan:
-    """Walk the step once and give every register its place: those on the device, or those on the host."""
-    of = tuple(places(c, p.widths, host=host) for c in p.chunks)
+    """Walk the step once and give every register its offset: those on the device, or those on the host."""
+    of = tuple(offsets(c, p.widths, host=host) for c in p.chunks)
     pool, block = share_buffers([one.buffers for one in of])
     planning = _Planning(p, host, of, pool)
     (walk if training else walk_forward)(p, planning)
-    bases, size = scratch_bases(planning.of, any(isinstance(a, Overlapped) for a in p.actions))
+    bases, size = temporary_bases(planning.of, any(isinstance(a, Overlapped) for a in p.actions))
     begin: dict[Pool, Bytes] = {}
     for pool, count in sorted(planning.most.items()):
         begin[pool], size = size, size + count * block[pool]
 
-    def offsets() -> Iterator[Bytes | None]:
-        for place in planning.told:
-            if place is None:
+    def each() -> Iterator[Bytes | None]:
+        for at in planning.told:
+            if at is None:
                 yield None
                 continue
-            pool, buffer, offset = place
-            scratch = pool[1][0] == pool[1][1]
-            yield offset + (bases[pool[1][0]] if scratch else begin[pool] + buffer * block[pool])
+            pool, buffer, offset = at
+            temporary = pool[1][0] == pool[1][1]
+            yield offset + (bases[pool[1][0]] if temporary else begin[pool] + buffer * block[pool])
 
-    return ArenaPlan(size, tuple(offsets()), planning.most)
+    return ArenaPlan(size, tuple(each()), planning.most)

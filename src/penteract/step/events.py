@@ -11,7 +11,7 @@ from penteract.errors import Bug
 from penteract.ops.lower import Instruction
 from penteract.parallel.data import Bucket
 from penteract.step.fsdp import Due, Event, FsdpRule, Touch, upcoming
-from penteract.step.ring import count_units, places
+from penteract.step.ring_buffer import count_units, depth
 
 READS = ("forward", "input_gradient")  # phases that read parameters
 At = tuple[int, int]  # an action, and the position of an instruction in it
@@ -31,7 +31,7 @@ def events(
     buckets: Sequence[Bucket], layout: Layout, instructions: Iterator[tuple[At, Instruction]], end: At
 ) -> Events:
     """All that happens to buckets. `end`: the moment after the last action."""
-    rule = FsdpRule(buckets, places(layout, count_units(buckets)))
+    rule = FsdpRule(buckets, depth(layout, count_units(buckets)))
     actions = _by_action(touches(buckets, instructions))
     needs, last = first_reads(buckets, actions), last_writes(actions)
     shared = sorted(b for b in last if buckets[b].across_stages)

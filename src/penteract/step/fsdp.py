@@ -1,9 +1,10 @@
 """What happens to buckets around the instructions of one action, from what the actions before it left behind.
 
 Whole buckets are waited for at their first use and summed after their last writer. What ZeRO 2 and 3 cut lies whole
-only in rings of places: parameters of a unit are gathered one turn ahead of their use, and its gradients leave after
-the action that wrote them. The rule looks at one action, the unit that is read next, and the rings: nothing else, so
-equal circumstances give equal events. `events.py` applies it to every action of a step, a clock to each that differs.
+only in ring buffers: parameters of a unit are gathered one turn ahead of their use, and its gradients leave after
+the action that wrote them. The rule looks at one action, the unit that is read next, and the ring buffers: nothing
+else, so equal circumstances give equal events. `events.py` applies it to every action of a step, a clock to each that
+differs.
 
 Zhao 2023 (2304.11277) §3.3 and §4 for prefetching and the limit on what is gathered.
 """
@@ -18,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from penteract.errors import Bug
 from penteract.parallel.data import NONE
-from penteract.step.ring import PLACES
+from penteract.step.ring_buffer import DEPTH
 
 Question = Literal["gather", "wait_all_gather", "acquire_gradient_buffer", "reduce", "wait_reduce_scatter", "replicate"]
 Event = tuple[Question, int]  # what to ask a reading about which bucket
@@ -48,18 +49,18 @@ class UnitTurns(NamedTuple):
 class Left(NamedTuple):
     """What an action leaves to the next.
 
-    there        the unit that lies in each place of the ring of parameters, or NONE
+    there        the unit that lies in each entry of the ring buffer of parameters, or NONE
     gathering    units on their way there that nobody has waited for
     turn         the unit that was read last
-    leaving      of each place of the ring of gradients: the buckets whose sum is on the wire, and whether it is the
-                 last of the step
+    leaving      of each entry of the ring buffer of gradients: the buckets whose sum is on the wire, and whether it is
+                 the last of the step
     replicating  the bucket whose sum over replicas is put on the wire before the next sum, or NONE
     """
 
     there: tuple[int, ...]
     gathering: frozenset[int] = frozenset()
     turn: int = NONE
-    leaving: tuple[tuple[tuple[int, bool], ...], ...] = ((),) * PLACES
+    leaving: tuple[tuple[tuple[int, bool], ...], ...] = ((),) * DEPTH
     replicating: int = NONE
 
 
@@ -99,10 +100,10 @@ Table = Mapping[At, Sequence[Event]]
 
 @dataclass(slots=True)
 class FsdpRule:
-    """The rule for one rank's buckets. `places`: of the ring of parameters."""
+    """The rule for one rank's buckets. `depth`: entries of the ring buffer of parameters."""
 
     buckets: Sequence[ShardedBucket]
-    places: int
+    depth: int
     cut: dict[int, list[int]] = field(init=False)  # unit -> its buckets with cut parameters
 
     def __post_init__(self) -> None:
@@ -113,7 +114,7 @@ class FsdpRule:
 
     def begin(self) -> Left:
         """At the beginning of a step nothing is gathered, as parameters have changed."""
-        return Left((NONE,) * self.places)
+        return Left((NONE,) * self.depth)
 
     def look(self, touches: Iterable[Touch]) -> UnitTurns:
         """What matters of an action's instructions."""
@@ -165,13 +166,13 @@ class FsdpRule:
     def _gathers(
         self, around: _Around, left: Left, turns: Sequence[tuple[At, int]], following: int
     ) -> tuple[tuple[int, ...], frozenset[int], int]:
-        """A unit is gathered one turn ahead, or with its own turn where the one before lies in its place. What still
-        lies in its place is not gathered again."""
+        """A unit is gathered one turn ahead, or with its own turn where the one before lies in its entry. What still
+        lies in its entry is not gathered again."""
         if turns and turns[0][1] == left.turn:
             turns = turns[1:]
         if not turns:
             return left.there, left.gathering, left.turn
-        there, gathering, n = list(left.there), set(left.gathering), self.places
+        there, gathering, n = list(left.there), set(left.gathering), self.depth
         upcoming = [*(unit for _, unit in turns[1:]), following]
         for (at, now), after in zip(turns, upcoming, strict=True):
             before = around.before[at]
@@ -201,26 +202,26 @@ class FsdpRule:
         writes: Sequence[tuple[At, int, At]],
         last: Callable[[int], bool],
     ) -> tuple[tuple[tuple[int, bool], ...], ...]:
-        """A bucket whose gradients are cut is whole within one action alone, in the place of its unit.
+        """A bucket whose gradients are cut is whole within one action alone, in the entry of its unit.
 
-        Before another takes the place, what has left from there must have landed.
+        Before another takes the entry, what has left from there must have landed.
         """
         if not writes:
             return left
-        leaving, tenant, closed = list(map(list, left)), [NONE] * PLACES, {b: at for _, b, at in writes}
+        leaving, tenant, closed = list(map(list, left)), [NONE] * DEPTH, {b: at for _, b, at in writes}
         for at, b, until in writes:
             unit = self.buckets[b].unit
-            place = unit % PLACES
-            if tenant[place] != unit:
-                for other, done in leaving[place]:
-                    if tenant[place] != NONE and closed[other] > at:
-                        raise Bug("BUCKET", f"bucket {other} is still written at {closed[other]} when its place is "
+            entry = unit % DEPTH
+            if tenant[entry] != unit:
+                for other, done in leaving[entry]:
+                    if tenant[entry] != NONE and closed[other] > at:
+                        raise Bug("BUCKET", f"bucket {other} is still written at {closed[other]} when its entry is "
                                   f"taken at {at}")  # fmt: skip
                     self._wait_reduce_scatter(around.before[at], other, last=done)
-                leaving[place], tenant[place] = [], unit
+                leaving[entry], tenant[entry] = [], unit
             around.before[at].append(("acquire_gradient_buffer", b))
             around.after[until].append(("reduce", b))
-            leaving[place].append((b, last(b)))
+            leaving[entry].append((b, last(b)))
         return tuple(map(tuple, leaving))
 
     def _reduce(self, events: list[Event], waiting: int, bucket: int) -> int:
@@ -262,15 +263,15 @@ class _Whole(NamedTuple):
 
 
 @cache
-def _ring(units: int, places: int) -> tuple[FsdpRule, dict[Any, Any]]:
+def _ring_buffer(units: int, depth: int) -> tuple[FsdpRule, dict[Any, Any]]:
     """The rule of so many units that are cut; and for an action's circumstances, what it leaves and gathers."""
-    return FsdpRule([_Whole(unit) for unit in range(units)], places), {}
+    return FsdpRule([_Whole(unit) for unit in range(units)], depth), {}
 
 
-def gathers(turns: Sequence[tuple[int, ...]], places: int) -> Counter[int]:
-    """How often a step gathers each unit into a ring of so many places. `turns`: of units, of each action."""
+def gathers(turns: Sequence[tuple[int, ...]], depth: int) -> Counter[int]:
+    """How often a step gathers each unit into a ring buffer of so many entries. `turns`: of units, of each action."""
     known: dict[tuple[Left, tuple[int, ...], int], tuple[Left, list[int]]]
-    rule, known = _ring(1 + max([unit for own in {*turns} for unit in own], default=NONE), places)
+    rule, known = _ring_buffer(1 + max([unit for own in {*turns} for unit in own], default=NONE), depth)
     left, found = rule.begin(), Counter[int]()
     times = Counter[tuple[Left, tuple[int, ...], int]]()
     for own, following in zip(turns, upcoming(turns), strict=True):

@@ -36,7 +36,7 @@ REDISTRIBUTIONS = (
     "enter",
     "leave",
     "gather",
-    "ring",
+    "ring_buffer",
     "to_heads",
     "to_tokens",
     "send",

@@ -15,7 +15,7 @@ from penteract.parallel.data import Bucket
 from penteract.units import Bytes
 
 SLICE = 2**22  # elements; whole blocks. A pass over as many takes a GPU longer than the launch of its kernel
-PLACES = 3  # on the device, of what is kept on the host: one slice comes, one is moved, one leaves
+STAGING = 3  # on the device, of what is kept on the host: one slice comes, one is moved, one leaves
 INDEX = 4  # bytes of a code while it is looked up
 CHANCE = 16  # bytes an element of random bits while they are mixed
 
@@ -51,7 +51,8 @@ def is_sliced(p: Policy) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Through:
-    """The places on the device that slices of what is on the host take in turns: how many, and the elements of each.
+    """The staging buffers on the device, which slices of what is on the host take in turns: how many, and the elements
+    of each.
 
     p       has the widest moments of them
     scaled  some have scales
@@ -73,7 +74,7 @@ def through(counted: Iterable[tuple[Bucket, int]], p: Policy) -> Through:
     slices = sum(-(-b.shard_size // SLICE) * n for b, n in away)
     widest = max((b.moments for b, _ in away), key=BYTES.__getitem__, default=p.moments)
     return Through(
-        min(PLACES, slices), max([min(b.shard_size, SLICE) for b, _ in away], default=0), p.keeping(widest),
+        min(STAGING, slices), max([min(b.shard_size, SLICE) for b, _ in away], default=0), p.keeping(widest),
         any(b.moments == "int8" for b, _ in away),
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ from penteract.schedule.actions import Compute
 from penteract.schedule.in_flight import compute_lists
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.step.fsdp import gathers
-from penteract.step.ring import PLACES
+from penteract.step.ring_buffer import DEPTH
 from penteract.units import Seconds
 
 _APART = tuple(range(FIRST, FIRST + len(AXES)))  # every axis on a stream of its own
@@ -350,7 +350,7 @@ def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
             turns[action, c] = tuple(units if action == "Fwd" else reversed(units))
     actions = compute_lists(rank.schedule, rank.pp, rank.vpp, micros)[rank.rank]
     own = [turns.get((a.kind, a.chunk), ()) for a in actions if isinstance(a, Compute)]
-    found, out = gathers(own, begins[-1] if rank.keeps else PLACES), [0] * len(rank.read)
+    found, out = gathers(own, begins[-1] if rank.keeps else DEPTH), [0] * len(rank.read)
     for unit, number in enumerate([number for own in row for number in own]):
         out[number] += found[unit]
     return tuple(out)

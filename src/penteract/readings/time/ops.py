@@ -241,7 +241,7 @@ class StreamedUpdate:
     moved, into the place of the one that left longest ago (`engine/streamed.py`)."""
 
     ops: BucketOps
-    places: Through = field(init=False)
+    staging: Through = field(init=False)
     ahead: Iterator[tuple[int, int]] = field(init=False)  # bucket, elements
     coming: deque[list[Key]] = field(default_factory=deque[list[Key]])
     leaving: deque[list[Key]] = field(default_factory=deque[list[Key]])
@@ -249,7 +249,7 @@ class StreamedUpdate:
 
     def __post_init__(self) -> None:
         buckets, policy = self.ops.buckets, self.ops.costs.policy
-        self.places = through(((b, 1) for b in buckets), policy)
+        self.staging = through(((b, 1) for b in buckets), policy)
         self.ahead = iter([(i, n) for i in reversed(range(len(buckets))) for n in self._slices(buckets[i])])
 
     def update(self, bucket: int) -> Iterator[Op]:
@@ -272,13 +272,13 @@ class StreamedUpdate:
 
     def _slices(self, b: Bucket) -> list[int]:
         """Elements of each."""
-        whole, each = b.shard_size, self.places.elements
+        whole, each = b.shard_size, self.staging.elements
         return [min(each, whole - at) for at in range(0, whole, each)]
 
     def _fetch(self) -> Iterator[Op]:
         if (item := next(self.ahead, None)) is None:
             return
-        if len(self.leaving) == self.places.count - 1 > 0:
+        if len(self.leaving) == self.staging.count - 1 > 0:
             yield from _waits(self.leaving.popleft())
         keys = list[Key]()
         yield from self._copies("from_host", *item, keys)

@@ -73,7 +73,7 @@ class Stage:
     pieces   of each kind: the piece, and its ops by action
     packs    whose parameters each of `buckets` has; equal buckets are one object
     owned    the parameters that each unit is the first to use
-    places   of the ring of parameters
+    depth    of the ring buffer of parameters
     outside  what decides its work outside of the tape
     offloads whether activations are kept on the host
     """
@@ -86,7 +86,7 @@ class Stage:
     packs: Sequence[Pack]
     buckets: Sequence[Bucket]
     owned: Sequence[Sequence[Param]]
-    places: int
+    depth: int
     outside: Outside
     offloads: bool
     rule: FsdpRule = field(init=False)
@@ -104,7 +104,7 @@ class Stage:
             Cut(pack.unit, b.cut_parameters, b.cut_gradients, b.shards, b.replicate_ranks)
             for pack, b in zip(self.packs, self.buckets, strict=True)
         ]
-        self.rule = FsdpRule(held, self.places)
+        self.rule = FsdpRule(held, self.depth)
         self.of = dict(self._owners())
 
     def walk(self, walk: Walk) -> Pass:

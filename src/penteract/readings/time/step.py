@@ -36,7 +36,7 @@ from penteract.schedule.actions import Compute
 from penteract.schedule.in_flight import compute_lists
 from penteract.schedule.registry import schedule_of
 from penteract.step.agreements import after_backward, at_begin, totals
-from penteract.step.ring import places
+from penteract.step.ring_buffer import depth
 from penteract.units import Bytes, Seconds
 
 _STEPS = 64  # after which a step need not leave what it was left, if no later one differs in a digit that is told
@@ -232,7 +232,7 @@ class StepClock:
             if len(group := mesh.group(agreement.axis, rank)) > 1:
                 streams.of(group, PART["update"])
         return Stage(self._clock(tuple(streams.parts)), ops, row, chunks, pieces, packs, buckets,
-                     [params for _, params in placed], places(lay, len(row)), outside, bool(lay.offload))  # fmt: skip
+                     [params for _, params in placed], depth(lay, len(row)), outside, bool(lay.offload))  # fmt: skip
 
     @tracked
     def piece_ops(self, layout: Layout, piece: LayerProgram, axes: Axes) -> Mapping[str, ActionOps]:

@@ -59,7 +59,7 @@ class Update:
         n, own = len(flat.master), flat.own_parameter
         if not n:
             return
-        places = self._table(flat.places, n, flat.master.device) if flat.places else None
+        places = self._table(flat.parameter_slices, n, flat.master.device) if flat.parameter_slices else None
         grain = gcd(n, 16)  # elements: as loads of 16 bytes want to know
         _move[(triton.cdiv(n, TILE),)](
             flat.own_gradient, *_average(flat, "mean"), *_average(flat, "square"), flat.master,

@@ -1,8 +1,8 @@
 """Where the registers of one chunk lie, before it is known how often they live at once.
 
-A register is *scratch* when it is born and dies in one action, and then it lies in its layer's scratch, the same for
-every layer of a kind; what crosses from one layer to the next has a place at the border. All others are *kept* in the
-buffer of their micro-batch: one block for each span, such as from `Fwd` to `Bwd`.
+A register is *temporary* when it is born and dies in one action, and then it lies in its layer's temporary, the same
+for every layer of a kind; what crosses from one layer to the next has an offset at the border. All others are *kept* in
+the buffer of their micro-batch: one block for each span, such as from `Fwd` to `Bwd`.
 """
 
 from __future__ import annotations
@@ -35,33 +35,34 @@ class Life(NamedTuple):
         return self.born[0], self.dies[0]
 
     @property
-    def scratch(self) -> bool:
+    def temporary(self) -> bool:
         return self.born[0] == self.dies[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
-    """What an action takes beside the buffers: `border` for what crosses between layers, `layer` for one layer, `ring`
-    for what is on its way to or from the host."""
+class Temporaries:
+    """What an action takes beside the buffers: `border` for what crosses between layers, `layer` for one layer,
+    `in_transit` for what is on its way to or from the host."""
 
     border: Bytes = 0
     layer: Bytes = 0
-    ring: Bytes = 0
+    in_transit: Bytes = 0
 
     @property
     def size(self) -> Bytes:
-        return self.border + self.layer + self.ring
+        return self.border + self.layer + self.in_transit
 
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """`buffers`: bytes of one buffer by span. `at`: a register's span and its offset in that buffer, or in the scratch.
+    """`buffers`: bytes of one buffer by span. `at`: a register's span and its offset in that buffer, or among temporary
+    activations.
 
-    `lives` of all registers; `sizes` of those that have a place.
+    `lives` of all registers; `sizes` of those that have an offset.
     """
 
     buffers: Mapping[Span, Bytes]
-    scratch: Mapping[str, Scratch]
+    temporary: Mapping[str, Temporaries]
     at: Mapping[int, tuple[Span, Bytes]]
     lives: Mapping[int, Life]
     sizes: Mapping[int, Bytes]
@@ -101,8 +102,8 @@ def lives(chunk: Chunk) -> dict[int, Life]:
     return {r: Life(at, dies[r]) for r, at in born.items() if r in dies}
 
 
-def places(chunk: Chunk, widths: Widths, *, host: bool = False) -> Offsets:
-    """Give every register of a chunk its place on the device, or on the host."""
+def offsets(chunk: Chunk, widths: Widths, *, host: bool = False) -> Offsets:
+    """Give every register of a chunk its offset on the device, or on the host."""
     alive, specs = lives(chunk), chunk.specs
     sizes = {r: n for r in alive if specs[r].pinned == host and (n := aligned(specs[r], widths))}
     return lay_out(chunk.actions, alive, sizes, chunk.turns)
@@ -111,17 +112,17 @@ def places(chunk: Chunk, widths: Widths, *, host: bool = False) -> Offsets:
 def lay_out(
     actions: Iterable[str], alive: Mapping[int, Life], sizes: Mapping[int, Bytes], turns: Mapping[int, int]
 ) -> Offsets:
-    """Give every register that has a size its place. Those with a turn take turns at two places."""
+    """Give every register that has a size its offset. Those with a turn take turns at two entries of a ring buffer."""
     at: dict[int, tuple[Span, Bytes]] = {}
     buffers: dict[Span, Bytes] = {}
-    inside: dict[str, dict[int, dict[int, _Need]]] = {name: {} for name in actions}  # scratch of one run
-    across: dict[str, dict[int, _Need]] = {name: {} for name in inside}  # scratch that crosses runs
-    ring: dict[str, dict[int, Bytes]] = {name: {} for name in inside}  # bytes of each turn
+    inside: dict[str, dict[int, dict[int, _Need]]] = {name: {} for name in actions}  # temporary activations of one run
+    across: dict[str, dict[int, _Need]] = {name: {} for name in inside}  # those that cross runs
+    in_transit: dict[str, dict[int, Bytes]] = {name: {} for name in inside}  # bytes of each turn
     for r, n in sizes.items():
         (name, run, i), (last, last_run, j) = alive[r]
         if r in turns:
-            begin = ring[name].get(turns[r], 0)
-            at[r], ring[name][turns[r]] = ((name, name), begin), begin + n
+            begin = in_transit[name].get(turns[r], 0)
+            at[r], in_transit[name][turns[r]] = ((name, name), begin), begin + n
         elif name != last:
             begin = buffers.get((name, last), 0)
             at[r], buffers[name, last] = ((name, last), begin), begin + n
@@ -129,7 +130,7 @@ def lay_out(
             inside[name].setdefault(run, {})[r] = i, j, n
         else:
             across[name][r] = i, j, n
-    scratch: dict[str, Scratch] = {}
+    temporary: dict[str, Temporaries] = {}
     for name, runs in inside.items():
         span = (name, name)
         border, where = first_fit(across[name].values())
@@ -139,9 +140,9 @@ def lay_out(
             size, where = first_fit(registers.values())
             at |= {r: (span, border + offset) for r, offset in zip(registers, where, strict=True)}
             layer = max(layer, size)
-        place = max(ring[name].values(), default=0)
+        entry = max(in_transit[name].values(), default=0)
         for r in turns:
             if r in sizes and alive[r].born[0] == name:
-                at[r] = (span, border + layer + turns[r] % 2 * place + at[r][1])
-        scratch[name] = Scratch(border, layer, place * min(2, len(ring[name])))
-    return Offsets(buffers, scratch, at, alive, sizes)
+                at[r] = (span, border + layer + turns[r] % 2 * entry + at[r][1])
+        temporary[name] = Temporaries(border, layer, entry * min(2, len(in_transit[name])))
+    return Offsets(buffers, temporary, at, alive, sizes)

@@ -1,7 +1,7 @@
-"""What a rank has whole only for a while (ZeRO 2 and 3): a ring of places, and who lies in which of them.
+"""What a rank has whole only for a while (ZeRO 2 and 3): a ring buffer, and who lies in which of its entries.
 
-Units take turns at the places by their number, so that neighbours never share one: while a unit computes, the next one
-is gathered into the other place, and the last one's gradients leave from there. Addresses repeat from step to step.
+Units take turns at its entries by their number, so that neighbours never share one: while a unit computes, the next one
+is gathered into the other entry, and the last one's gradients leave from there. Addresses repeat from step to step.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from penteract.config.precision import Widths
 from penteract.parallel.data import NONE, Bucket
 from penteract.units import Bytes
 
-PLACES = 2
+DEPTH = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
-    """`sizes`: bytes of each place. `at`: bucket -> its place, and the byte where it begins there."""
+class RingBuffer:
+    """`sizes`: bytes of each entry. `at`: bucket -> its entry, and the byte where it begins there."""
 
     sizes: tuple[int, ...] = ()
     at: Mapping[int, tuple[int, int]] | None = None
@@ -30,14 +30,14 @@ class Ring:
         return sum(self.sizes)
 
     def of(self, bucket: int) -> tuple[int, int]:
-        """Where a bucket lies: its place, and the first byte there."""
+        """Where a bucket lies: its entry, and the first byte there."""
         assert self.at is not None
         return self.at[bucket]
 
 
-def places(layout: Layout, units: int) -> int:
-    """In how many places the units of a rank are gathered: one each where they stay to the end of the step."""
-    return units if layout.reshard_after_step else PLACES
+def depth(layout: Layout, units: int) -> int:
+    """In how many entries the units of a rank are gathered: one each where they stay to the end of the step."""
+    return units if layout.reshard_after_step else DEPTH
 
 
 def count_units(buckets: Sequence[Bucket]) -> int:
@@ -45,38 +45,38 @@ def count_units(buckets: Sequence[Bucket]) -> int:
     return max((b.unit for b in buckets), default=NONE) + 1
 
 
-def parameter_ring(buckets: Sequence[Bucket], layout: Layout, widths: Widths) -> Ring:
+def parameter_ring_buffer(buckets: Sequence[Bucket], layout: Layout, widths: Widths) -> RingBuffer:
     """Where parameters are gathered."""
-    return _ring(buckets, [gathered_bytes(b, widths) for b in buckets], places(layout, count_units(buckets)))
+    return _ring_buffer(buckets, [gathered_bytes(b, widths) for b in buckets], depth(layout, count_units(buckets)))
 
 
-def gradient_ring(buckets: Sequence[Bucket], widths: Widths) -> Ring:
+def gradient_ring_buffer(buckets: Sequence[Bucket], widths: Widths) -> RingBuffer:
     """Where gradients of one action add up until they are summed over ranks."""
-    return _ring(buckets, [summed_bytes(b, widths) for b in buckets], PLACES)
+    return _ring_buffer(buckets, [summed_bytes(b, widths) for b in buckets], DEPTH)
 
 
 def gathered_bytes(b: Bucket, widths: Widths) -> Bytes:
-    """That a bucket takes in the ring of parameters."""
+    """That a bucket takes in the ring buffer of parameters."""
     return b.size * widths[b.gathered_as] if b.cut_parameters else 0
 
 
 def summed_bytes(b: Bucket, widths: Widths) -> Bytes:
-    """That a bucket takes in the ring of gradients."""
+    """That a bucket takes in the ring buffer of gradients."""
     return b.size * widths["gradient"] if b.cut_gradients else 0
 
 
-def _ring(buckets: Sequence[Bucket], sizes: Sequence[Bytes], n: int) -> Ring:
+def _ring_buffer(buckets: Sequence[Bucket], sizes: Sequence[Bytes], n: int) -> RingBuffer:
     filled: dict[int, Bytes] = {}  # of each unit
     at: dict[int, tuple[int, Bytes]] = {}
     for i, (b, size) in enumerate(zip(buckets, sizes, strict=True)):
         if size:
             at[i] = b.unit % n, filled.get(b.unit, 0)
             filled[b.unit] = filled.get(b.unit, 0) + size
-    return Ring(ring_sizes(filled, n), at)
+    return RingBuffer(ring_buffer_sizes(filled, n), at)
 
 
-def ring_sizes(filled: Mapping[int, int], n: int) -> tuple[int, ...]:
-    """Each of `n` places is as large as the largest unit that lies there. `filled`: bytes by unit."""
+def ring_buffer_sizes(filled: Mapping[int, int], n: int) -> tuple[int, ...]:
+    """Each of `n` entries is as large as the largest unit that lies there. `filled`: bytes by unit."""
     sizes = [0] * n
     for unit, size in filled.items():
         sizes[unit % n] = max(sizes[unit % n], size)
