@@ -93,6 +93,19 @@ def _of(row: Mapping[str, Any]) -> tuple[float, float]:
     return 1e3 * estimator.time(estimator.estimate(Layout(**fields))).seconds, row["step_ms"]
 
 
+def one_gpu() -> Iterator[Row]:
+    """Steps of one GPU with each fused attention kernel; documents are packed where the kernel takes them."""
+    record = json.loads((RESULTS / "flash_attention.json").read_text())
+    for name in ("llama-3.2-1b", "llama-3.1-8b"):
+        spec = replace(model(name), layers=record[name]["layers"])
+        for case, row in record[name].items():
+            if case not in ("flash", "cudnn, whole sequences"):
+                continue
+            estimator = Estimator(spec, cluster("1xH200"), row["sequence_length"])
+            seconds = estimator.time(estimator.estimate(Layout(attention=row["attention"]))).seconds
+            yield f"{name}, {spec.layers} layers, {row['attention']}", 1e3 * seconds, row["median_ms"], None
+
+
 def peers() -> Iterator[Row]:
     """Another trainer, on one node, whose pointwise kernels are fused."""
     for name, spec, length, layout, measured, _ in ROWS:
@@ -147,7 +160,7 @@ def main() -> None:
     asked = parser.parse_args()
     before = json.loads(asked.before.read_text())["groups"] if asked.before else {}
     groups = {"planned_steps_4xh200": planned(), **{name: options(name) for name in OPTIONS},
-              "step_profile_2xh200": profiled(), "peers_h200": peers(), "playbook_sweep": sweep(asked.sweep)}  # fmt: skip
+              "step_profile_2xh200": profiled(), "flash_attention": one_gpu(), "peers_h200": peers(), "playbook_sweep": sweep(asked.sweep)}  # fmt: skip
     record = {**provenance(" ".join(["python benchmarks/planned_times.py", asked.sweep.name])),
               "groups": {name: told(rows, before.get(name, {})) for name, rows in groups.items()}}  # fmt: skip
     json.dump(record, sys.stdout, indent=1)

@@ -171,9 +171,7 @@ def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation:
     if explanation and plan.counts.enumerated > 1:
         parts.append("\n".join(explanation))
     rates = plan.estimator.basis.get("collective", "unknown")
-    parts.append(
-        f"Rates {rates}\nTimes are modelled, to rank layouts; how far recorded steps are: README, What the numbers are"
-    )
+    parts.append(f"Rates {rates}\nTimes are modelled, to rank layouts; how far recorded steps are: docs/benchmarks.md")
     return "\n\n".join(part for part in parts if part)
 
 

@@ -1,0 +1,526 @@
+"""Write docs/benchmarks.md from the records in benchmarks/results.
+
+    python benchmarks/tables.py          # writes the page
+    python benchmarks/tables.py --check  # exit code 1 if the page is not what the records give
+
+A function makes a section: what was measured and how, a table, and where it falls short. Each number in the page comes
+from a record; the names of the records stand below each table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, cast
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+Record = Mapping[str, Any]
+LAST = 10  # losses at the end of a run whose mean is shown
+FAR = 2  # recorded over planned, above which a row of others' is counted as far off
+
+INTRODUCTION = """\
+# Benchmarks
+
+`python benchmarks/tables.py` writes this page from the records in [`benchmarks/results/`](../benchmarks/results/). Do not
+edit it by hand: a test compares it with the records. A record names its command, commit and versions where they were
+written down, and holds the timed steps.
+
+How to read the tables:
+
+- A step time is the median over the timed steps; the range in brackets goes from the shortest to the longest.
+- "Planned" is the planner's modelled time for the same layout. "Recorded/planned" above 1 means that the step took longer
+  than planned.
+- "Predicted" memory is what the planner counts; "allocated" is the largest allocation that torch reported on any rank.
+- Layouts are written as `penteract plan --layout` takes them."""
+
+
+def record(name: str) -> Record:
+    """The record `benchmarks/results/NAME.json`."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def planned_ms(group: str) -> dict[str, float]:
+    """Milliseconds that the planner gives for each row of a record, as planned_times.json has them."""
+    return {row["row"]: row["planned_ms"] for row in record("planned_times")["groups"][group]["rows"]}
+
+
+def section(title: str, prose: str, *tables: str, records: Sequence[str]) -> str:
+    """A heading, paragraphs, tables, and the records that they come from."""
+    filled = [textwrap.fill(one, 120, break_long_words=False, break_on_hyphens=False) for one in prose.split("\n\n")]
+    listed = "\n".join(f"- {origin(file)}" for file in records)
+    return "\n\n".join([f"## {title}", *filled, *tables, f"Records:\n\n{listed}"])
+
+
+def origin(file: str) -> str:
+    """A link to a record, with its device, versions, commit and date where it has them."""
+    link = f"[`{file}`](../benchmarks/results/{file})"
+    if not file.endswith(".json"):
+        return link
+    found = record(file.removesuffix(".json"))
+    versions = found.get("versions", found)
+    commit = re.sub("^([0-9a-f]{7})[0-9a-f]*", r"\1", found.get("commit", ""))
+    told: list[str] = [
+        found.get("device") or found.get("gpu") or "",
+        *(f"{name} {versions[name]}" for name in ("torch", "nccl", "python") if name in versions),
+        f"commit `{commit}`" if commit else "",
+        found.get("date", ""),
+    ]
+    return f"{link}: {', '.join(one for one in told if one)}" if any(told) else link
+
+
+def parts(of: Record) -> list[tuple[str, dict[str, Any]]]:
+    """The entries of a record that are records themselves."""
+    return [(name, cast("dict[str, Any]", one)) for name, one in of.items() if isinstance(one, dict)]
+
+
+def table(head: str, rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; `head` names its columns, separated by `|`. Columns after the first are aligned to the right."""
+    names = [name.strip() for name in head.split("|")]
+    rule = ["---", *["---:"] * (len(names) - 1)]
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in (names, rule, *rows))
+
+
+def ms(steps: Sequence[float], middle: float | None = None) -> str:
+    """Median milliseconds of timed steps, with their range."""
+    return f"{median(steps) if middle is None else middle:,.0f} ({min(steps):,.0f}–{max(steps):,.0f})"
+
+
+def percent(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:.1f} %"  # + 0.0: no minus before a zero
+
+
+def text(layout: Mapping[str, Any]) -> str:
+    """A layout of a record, as --layout takes it."""
+    said: dict[str, Any] = {k: "+".join(cast("list[str]", v)) if isinstance(v, list) else v for k, v in layout.items()}
+    return "`" + ",".join(f"{k}={v}" for k, v in said.items() if k != "gradient_accumulation_steps") + "`"
+
+
+def planned_times() -> str:
+    rows = list[Sequence[object]]()
+    groups = record("planned_times")["groups"]
+    sweep = [row["measured_ms"] / row["planned_ms"] for row in groups["playbook_sweep"]["rows"]]
+    for name, group in groups.items():
+        ratios = sorted(row["measured_ms"] / row["planned_ms"] for row in group["rows"])
+        errors = [abs(row["error"]) for row in group["rows"]]
+        before = group.get("median_error_before")
+        rows.append((f"`{name}`", len(ratios), percent(group["median_error"]), percent(max(errors)),
+                     f"{ratios[0]:.2f}–{ratios[-1]:.2f}", "–" if before is None else percent(before)))  # fmt: skip
+    return section(
+        "Planned times against recorded times",
+        f"""\
+Each recorded step beside the time that the planner gives for the same layout now. A group is one record; sections below
+show its rows. The error is the difference between planned and recorded time, as a share of the recorded time. The last
+column is the error of an older model of time, which did not simulate the step's program.
+
+Falls short: tensor and context parallelism of the 1B model over four GPUs, expert parallelism, an optimizer on the host, and FP8
+with plain torch kernels take clearly longer than planned. On many nodes the planner is too optimistic:
+{sum(ratio > FAR for ratio in sweep)} of {len(sweep)} runs of the sweep took more than {FAR} times as long as planned. The time of the 70B row is void, as its section says. Use the times to rank layouts, not as promises.""",
+        table("group | layouts | median error | largest error | recorded/planned | median error before", rows),
+        records=["planned_times.json"],
+    )
+
+
+def four_gpus() -> str:
+    found, planned = record("planned_steps_4xh200"), planned_ms("planned_steps_4xh200")
+    rows = [
+        (f"`{row['layout']}`", row["attention"], ms(row["step_ms"]), f"{planned[row['layout']]:,.0f}",
+         f"{row['measured']['step_ms'] / planned[row['layout']]:.2f}",
+         f"{max(row['measured']['allocated_gib']):.2f}", percent(row["allocated_over_predicted"] - 1))
+        for row in found["rows"]
+    ]  # fmt: skip
+    return section(
+        f"Layouts of a 1B model on four GPUs ({found['gpus']})",
+        f"""\
+{found["model"]} at {found["sequence_length"]} tokens, {found["batch"].removesuffix("seqs")} sequences a step. Each layout was
+planned and then trained for {len(found["rows"][0]["losses"])} steps; {len(found["rows"][0]["step_ms"])} of them are timed.
+
+Falls short: steps with tensor or context parallelism vary a lot; `tp=4` and both layouts with context parallelism take
+longer than planned.""",
+        table("layout | attention | step, ms | planned, ms | recorded/planned | allocated, GiB | over predicted", rows),
+        records=["planned_steps_4xh200.json", "planned_times.json"],
+    )
+
+
+def _options(name: str) -> str:
+    """Rows of a record of memory options: each option against the first."""
+    planned = planned_ms(name)
+    return table(
+        "option | step, ms | planned, ms | recorded/planned | predicted, GiB | allocated, GiB | loss: first, last",
+        [
+            (row["case"], ms(row["step_ms"]), f"{planned[row['case']]:,.0f}",
+             f"{row['median_ms'] / planned[row['case']]:.2f}", f"{max(row['predicted']['allocated_gib']):.2f}",
+             f"{max(row['measured']['allocated_gib']):.2f}", f"{row['losses'][0]:.2f}, {row['losses'][-1]:.2f}")
+            for row in record(name)["rows"]
+        ],
+    )  # fmt: skip
+
+
+def _setting(found: Record) -> str:
+    """What the rows of a record of memory options have in common."""
+    return (f"{found['model']} at {found['sequence_length']} tokens on {found['gpus']}, "
+            f"{found['sequences_a_step']} sequences a step")  # fmt: skip
+
+
+def memory_options() -> str:
+    two, four = "memory_options_8b_2xh200", "memory_options_8b_4xh200"
+    return section(
+        "Ways to fit an 8B model",
+        f"""\
+{_setting(record(two))}. The first row is the base: ZeRO-1, bf16 with fp32 masters, chunked loss. Each other row changes one
+thing. FP8 codes and updates use our Triton kernels, but for the last two rows, which use plain torch.
+
+Falls short: {len(record(two)["rows"][0]["losses"])} steps at a high learning rate say nothing about convergence. The loss
+rises before it falls. Muon and an optimizer on the host are slow with so few GPUs.""",
+        _options(two),
+        f"{_setting(record(four))}, with plain torch in place of the Triton kernels:",
+        _options(four),
+        records=[f"{two}.json", f"{four}.json", "planned_times.json"],
+    )
+
+
+def large_model() -> str:
+    found = record("memory_options_70b_4xh200")
+    rows = [(row["case"], f"{max(row['predicted']['allocated_gib']):.2f}",
+             f"{max(row['measured']['allocated_gib']):.2f}") for row in found["rows"]]  # fmt: skip
+    return section(
+        "Memory of a 70B model",
+        f"""\
+{_setting(found)}.
+
+Falls short: the loss did not fall at the chosen learning rate, so the record's times are void and are not shown.""",
+        table("option | predicted, GiB | allocated, GiB", rows),
+        records=["memory_options_70b_4xh200.json"],
+    )
+
+
+def profiles() -> str:
+    rows = record("step_profile_2xh200")["rows"]
+    times = [(f"{row['case']}: {text(row['layout'])}", ms(row["spread_ms"], row["step_ms"]),
+              f"{row['planned']['step_ms']:.0f}", f"{row['step_ms'] / row['planned']['step_ms']:.2f}") for row in rows]  # fmt: skip
+    wires = [
+        (row["case"], kind, wire["number"], row["planned"]["wires"][kind]["number"], f"{wire['ms']:.1f}",
+         f"{row['planned']['wires'][kind]['ms']:.1f}", f"{wire['beside_compute']:.2f}",
+         f"{row['planned']['wires'][kind]['beside_compute']:.2f}")
+        for row in rows for kind, wire in row["measured"]["wires"].items() if kind != "all_reduce"
+    ]  # fmt: skip
+    return section(
+        "Profiles against planned timelines",
+        f"""\
+{rows[0]["layers"]} layers of {rows[0]["model"]} at {rows[0]["sequence_length"]} tokens on {rows[0]["gpus"]}. Steps are timed
+without a profiler; one more step is profiled and compared with the planned timeline: how many collectives, how long they
+take, and which share of that time runs beside compute.
+
+Falls short: a profiled message includes the wait for the other stage, so messages look far longer than planned. The
+collectives of ZeRO-2 and ZeRO-3 also take longer than planned.""",
+        table("case | step, ms | planned, ms | recorded/planned", times),
+        table("case | collective | number | planned | ms | planned, ms | beside compute | planned", wires),
+        records=["step_profile_2xh200.json"],
+    )
+
+
+def begin_of_a_step() -> str:
+    found = record("engine_truths_2xh200")
+    rows = [("counted at the beginning" if row["counts_at_begin"] else "known from the step before",
+             f"{median(rank['median_ms'] for rank in row['ranks']):.1f}",
+             f"{mean(rank['mean_begin_ms'] for rank in row['ranks']):.2f}") for row in found["counts"]["rows"]]  # fmt: skip
+    freed = found["freed"]["allocated_gib"][0]
+    return section(
+        "Start of a step, and freed memory",
+        f"""\
+{found["layers"]} layers of {found["model"]}, `{found["counts"]["layout"]}`. A step needs the number of target tokens of all
+ranks. The engine sends it one step ahead, so that the first kernel does not wait. Whole steps
+do not differ by more than their spread.
+
+A `Trainer` that is deleted frees its memory at once: {freed["with the first"]:.2f} GiB allocated before,
+{freed["after the first"]:.2f} GiB after.""",
+        table("targets | step, ms | begin to first kernel, ms", rows),
+        records=["engine_truths_2xh200.json"],
+    )
+
+
+def attention() -> str:
+    found = record("flash_attention")
+    rows = [
+        (name, found[name]["layers"], case, ms(run["step_ms"]), f"{run['priced_gib']:.2f}", f"{run['peak_allocated_gib']:.2f}")
+        for name in ("llama-3.2-1b", "llama-3.1-8b") for case, run in parts(found[name])
+        if "step_ms" in run
+    ]  # fmt: skip
+    kernels = [(row["case"], f"{row['forward']['ms']:.2f}", f"{row['input_gradient']['ms']:.2f}")
+               for row in found["speed"]["rows"]]  # fmt: skip
+    calls = found["calls"]
+    length = found["llama-3.2-1b"]["flash"]["sequence_length"]
+    return section(
+        "Attention kernels",
+        f"""\
+One sequence of {length} tokens a step on one GPU. `flash` takes packed documents, `cudnn` whole sequences; `reference` is
+plain torch. {sum(row["held"] for row in calls["rows"])} of {len(calls["rows"])} single calls are within the tolerance of the
+reference; declared and measured workspace differ by {max(abs(one) for one in calls["workspace_measured_less_declared"])} bytes.
+
+Falls short: comparisons of losses over a whole run that are not within their bound: {"; ".join(_not_held(found))}; most likely rounding that grows over the steps.""",
+        table("model | layers | kernel | step, ms | predicted, GiB | allocated, GiB", rows),
+        table("call: tokens x sequences | forward, ms | backward, ms", kernels),
+        records=["flash_attention.json"],
+    )
+
+
+def _not_held(found: Record) -> list[str]:
+    """Comparisons of losses that were not within their bounds: model, kernels, largest difference."""
+    return [f"{name}: {case}, up to {run['losses_apart_at_most']:.2f} apart" for name, cases in parts(found)
+            for case, run in parts(cases) if run.get("held") is False]  # fmt: skip
+
+
+def chunked_loss() -> str:
+    found = record("chunked_loss_h200")
+    rows = [
+        (row["loss"], row["chunk"] or ("automatic" if row["loss"] == "chunked" else "–"), f"{1e3 * row['seconds']:.1f}",
+         f"{row['arena_gib']:.2f}", f"{row['measured_gib']:.2f}", percent(max(row["off"].values())) if "off" in row else "–")
+        for row in found["rows"]
+    ]  # fmt: skip
+    return section(
+        "Loss in chunks of tokens",
+        f"""\
+The head and the loss of {found["tokens"]} tokens over {found["words"]} words, width {found["width"]}. `reference` keeps all
+logits; `chunked` computes some tokens at a time. The last column is the largest difference of a gradient, in norm.
+
+Falls short: the chunked loss is slower than the loss of all logits at the automatic chunk.""",
+        table("loss | tokens a chunk | ms | arena, GiB | allocated, GiB | gradients apart", rows),
+        records=["chunked_loss_h200.json"],
+    )
+
+
+def fp8() -> str:
+    linear, experts = record("fp8_linear_h200"), record("fp8_experts_h200")
+    rows = [
+        (name, f"{1e3 * sum(one['seconds'] for one in recipe['speed']):.1f}",
+         f"{1e3 * sum(one['seconds'] for one in recipe['speed of the reference']):.1f}"
+         if "correct" in recipe else "–",
+         f"{sum(one['held'] for one in recipe['correct'])} of {len(recipe['correct'])}" if "correct" in recipe else "–")
+        for name, recipe in linear["recipes"].items()
+    ]  # fmt: skip
+    routed = [(name, *(f"{1e3 * recipe['seconds'][phase]:.2f}" for phase in ("forward", "input_gradient")))
+              for name, recipe in experts["recipes"].items()]  # fmt: skip
+    sizes, (out, width) = experts["speed_of"]
+    return section(
+        "FP8",
+        f"""\
+Forward and both gradients of four linears of an 8B model, {linear["tokens"]} tokens, summed: with our kernels for codes, and
+with codes made by plain torch. "Held" counts comparisons with the exact result and with the codes of a CPU.
+
+The second table: {len(sizes)} experts of {sizes[0]} rows each, matrices of {out} by {width}.
+
+Falls short: FP8 gains little for linears of this size, and nothing for the input gradients of experts.""",
+        table("recipe | kernels, ms | plain torch, ms | held", rows),
+        table("experts | forward, ms | input gradient, ms", routed),
+        records=["fp8_linear_h200.json", "fp8_experts_h200.json"],
+    )
+
+
+def optimizer_update() -> str:
+    found = record("update_kernel_h200")
+    rows = list[Sequence[object]]()
+    for policy in found["policies"].values():
+        speed = {one["kernel"]: one for one in policy["speed"]}
+        rows.append((policy["precision"], *(f"{1e3 * speed[kernel]['seconds']:.2f}" for kernel in ("kernel", "torch")),
+                     f"{speed['kernel']['bytes_a_second'] / 1e12:.2f}",
+                     f"{sum(one['held'] for one in policy['correct'])} of {len(policy['correct'])}"))  # fmt: skip
+    return section(
+        "Optimizer update",
+        f"AdamW over {found['elements']:,} parameters on one GPU: the Triton kernel against plain torch.",
+        table("precision | kernel, ms | torch, ms | kernel, TB/s | held", rows),
+        records=["update_kernel_h200.json"],
+    )
+
+
+def captured_step() -> str:
+    found = record("h200_1b_step")
+    rows = [(name, ms(found[name]["step_ms"]), f"{found['predicted']['allocated_gib']:.2f}",
+             f"{found[name]['peak_allocated_gib']:.2f}") for name in ("eager", "captured")]  # fmt: skip
+    return section(
+        "One step, eager and as a CUDA graph",
+        f"""\
+{found["model"]}, {found["layout"]["gradient_accumulation_steps"]} sequences of {found["sequence_length"]} tokens a step,
+{found["precision"]}, reference kernels. Losses over {len(found["eager"]["losses"])} steps differ by
+{found["max_abs_loss_difference"]}. The matrix products alone need at least {found["floor_ms_at_670_tflops"]:.0f} ms, so this
+shows that a step can be captured, not that it is fast.""",
+        table("run | step, ms | predicted, GiB | allocated, GiB", rows),
+        records=["h200_1b_step.json"],
+    )
+
+
+def parity() -> str:
+    nccl, sweep = record("nccl_layouts"), record("test_all")
+    rows = [(one["model"], text(one["layout"]), f"{one['gradient_error']:.1e}", f"{one['loss_error']:.1e}")
+            for one in nccl["layouts"]]  # fmt: skip
+    return section(
+        "Gradients against one process",
+        f"""\
+Layouts of four GPUs on NCCL against one process of plain torch, in float64: the largest relative error of a gradient.
+
+On CPUs, {sweep["passed"]} of {sweep["cases"]} layouts pass; the worst gradient error is
+{sweep["worst_gradient_error"]:.1e}. Falls short: this record is older than ZeRO and latent attention; the test suite draws
+random layouts with both.""",
+        table("model | layout | gradient error | loss error", rows),
+        records=["nccl_layouts.json", "test_all.json"],
+    )
+
+
+def training_runs() -> str:
+    log = (RESULTS / "nccl_training.log").read_text(encoding="utf-8")
+    codes = re.findall(r"^rc (\d+)$", log, re.MULTILINE)
+    rows = list[Sequence[object]]()
+    for run in log.split("=== ")[1:]:
+        command = run.splitlines()[0]
+        said = re.search(r"loss (\S+) over (\d+) steps · gradient at step 1 (\S+)", run)
+        if said:
+            rows.append((f"`{command}`", said[2], said[1], said[3]))
+        elif found := re.search(r'^\{.*"max_abs_loss_difference".*\}$', run, re.MULTILINE):
+            told = json.loads(found[0])
+            rows.append((f"`{command}`", told["compared_steps"], f"{told['max_abs_loss_difference']:.1e}",
+                         f"{told['max_rel_gradient_difference_step1']:.1e}"))  # fmt: skip
+    return section(
+        "Training runs on NCCL",
+        f"""\
+`penteract train` on four GPUs, each layout against the run before it: the largest difference of a loss, and of the gradients
+of step 1. The log also shows a resumed run on another layout, and a run with a killed rank: all ranks left, with exit
+code {codes[-1]}.""",
+        table("arguments | steps | loss | gradient", rows),
+        records=["nccl_training.log"],
+    )
+
+
+def precision_recipes() -> str:
+    curves, tiny = record("recipe_curves_1b_h200"), record("precision_300")
+    last = {row["recipe"]: mean(row["losses"][-LAST:]) for row in curves["rows"]}
+    rows = [(row["recipe"], f"{last[row['recipe']]:.3f}", percent(last[row["recipe"]] / last["bf16"] - 1),
+             f"{row['allocated_gib']:.2f}") for row in curves["rows"]]  # fmt: skip
+    small = [(name, f"{loss:.4f}", percent(loss / tiny["losses"]["fp32"] - 1)) for name, loss in tiny["losses"].items()]
+    return section(
+        "Loss by precision",
+        f"""\
+{len(curves["rows"][0]["losses"])} steps of {curves["model"]} on bytes of text from the same weights: the mean of the last {LAST}
+losses ([curves](../benchmarks/results/recipe_curves_1b_h200.svg)). Below, {tiny["steps"]} steps of a tiny model on a CPU: the
+mean of the last {tiny["last"]} losses; the bound is {percent(tiny["within"])}.
+
+Falls short: the runs are short. The 1B weights were drawn in bf16, where small updates of the masters round to nothing; the
+script now draws them in fp32 and has not been run again.""",
+        table("recipe | loss | against bf16 | allocated, GiB", rows),
+        table("recipe, tiny model | loss | against fp32", small),
+        records=["recipe_curves_1b_h200.json", "precision_300.json"],
+    )
+
+
+def other_trainers() -> str:
+    peers, book = record("peers_h200"), record("playbook_sweep")
+    rows = [(row["row"], row["model"], f"`{row['layout']}`", f"{row['measured_tokens_per_s_per_gpu']:,}",
+             f"{row['predicted']:,}", f"{row['ratio']:.2f}") for row in peers["rows"]]  # fmt: skip
+    groups = [(group["model"], group["nodes"], group["layouts"], f"{group['spearman']:.2f}",
+               group["measured_best_is_our_number"], percent(group["our_first_was_slower_by"]),
+               f"{group['median_predicted_over_measured']:.2f}") for group in book["groups"]]  # fmt: skip
+    return section(
+        "What others measured",
+        f"""\
+{peers["measured_with"]}: tokens a second and GPU, beside what the planner predicts. The planner counts pointwise operations as
+one fused kernel each, as that trainer has them.
+
+The second table is the Ultra-Scale Playbook's sweep on nodes of eight H100s: how well the planner orders the layouts that ran
+(rank correlation; median {book["median_spearman"]}), where it ranks the fastest one, and how much slower its own first choice
+was measured. Predicted/measured is of tokens a second.
+
+Falls short: expert parallelism, and many nodes, where first choices lose a lot.""",
+        table("row | model | layout | measured | predicted | predicted/measured", rows),
+        table(
+            "model | nodes | layouts | rank correlation | fastest ranked | first choice slower by | predicted/measured",
+            groups,
+        ),
+        records=["peers_h200.json", "playbook_sweep.json"],
+    )
+
+
+def planner_speed() -> str:
+    found, asked = record("planner_speed"), record("asked_2000")
+    rows = [
+        (name, f"{run['counts']['enumerated']:,}", f"{run['counts']['priced']:,}", run["counts"]["simulated"],
+         f"{run['seconds']['median']:.1f} ({run['seconds']['least']:.1f}–{run['seconds']['most']:.1f})")
+        for name, plans in found["plans"].items() for run in (plans["now"],)
+    ]  # fmt: skip
+    unlike = sum(one["unlike_fresh"] + one["unlike_fresh_then"] for one in asked["models"].values())
+    return section(
+        "Speed of the planner",
+        f"""\
+Whole searches on a CPU, {found["runs"]} runs each. A second record asks the prices of {asked["layouts"]:,} layouts in any
+order from one planner, and each again from a fresh one.
+
+Falls short: in that record, {unlike} answers differ from the fresh ones.""",
+        table("search | layouts | priced | simulated | seconds", rows),
+        records=["planner_speed.json", "asked_2000.json"],
+    )
+
+
+def rates() -> str:
+    hot, burst = record("sustained_h200"), record("ceilings_8xh200")
+    largest = {
+        dtype: max(shapes, key=lambda shape: shape[0] * shape[1] * shape[2] * shape[3])
+        for dtype, shapes in hot["products"].items()
+    }  # [times, m, n, k, microseconds]
+    rows = [(dtype, f"{m} x {n} x {k}", f"{2 * times * m * n * k / us / 1e6:.0f}")
+            for dtype, (times, m, n, k, us) in largest.items()]  # fmt: skip
+    sizes = ("1MiB", "64MiB", "1024MiB")
+    wires = [(kind, ranks, *(f"{burst[kind][f'g{ranks}_{size}']['busbw']:.0f}" for size in sizes))
+             for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") for ranks in (2, 4, 8)]  # fmt: skip
+    moved, took = hot["moved"][-1]
+    return section(
+        "Rates that the planner uses",
+        f"""\
+Compute rates are those of a hot GPU, where power limits the clock: in each dtype, the largest product that was measured. A
+sum of two tensors moves {moved / 1e9:.1f} GB at {moved / took / 1e6:.1f} TB/s.
+
+Collectives of {burst["world"]} GPUs of one node: bus bandwidth in GB/s, by ranks and bytes. NVLink multicast (NVLS) was off.
+
+`walked_kernels_h200.json` holds the times of pointwise kernels on tensors of unlike layout. Falls short: links between nodes
+were never measured; the planner takes published figures.""",
+        table("product | shape | TFLOP/s", rows),
+        table("collective | ranks | " + " | ".join(sizes), wires),
+        records=["sustained_h200.json", "ceilings_8xh200.json", "walked_kernels_h200.json"],
+    )
+
+
+NOT_MEASURED = """\
+## What has not been measured
+
+- **Several nodes.** No run has used more than one host. Plans for several nodes rest on modelled links.
+- **Long runs on GPUs** of Muon, of weights gathered as FP8 codes, and of experts in FP8. Tests on CPUs cover all three. On
+  GPUs, Muon and the gathered codes have the short runs above, experts in FP8 their matrix products alone.
+- **Latent attention and weights from Hugging Face on GPUs.** Tests on CPUs compare them with plain torch.
+- **macOS and Windows.** Nothing has been run there."""
+
+SECTIONS = (planned_times, four_gpus, memory_options, large_model, profiles, begin_of_a_step, attention, chunked_loss, fp8,
+            optimizer_update, captured_step, parity, training_runs, precision_recipes, other_trainers, planner_speed,
+            rates)  # fmt: skip
+
+
+def page() -> str:
+    """The whole page, as the records give it."""
+    return "\n\n".join([INTRODUCTION, *(make() for make in SECTIONS), NOT_MEASURED]) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write docs/benchmarks.md from the records in benchmarks/results.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is not up to date")
+    if not parser.parse_args().check:
+        PAGE.write_text(page(), encoding="utf-8")
+        return 0
+    same = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page()
+    if not same:
+        print("docs/benchmarks.md is not what the records give; fix: python benchmarks/tables.py")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

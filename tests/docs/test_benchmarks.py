@@ -1,0 +1,76 @@
+"""docs/benchmarks.md is what the records give; the pages are short enough, and what they name exists."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penteract.planner.plan import SLOWER_FP8
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("benchmarks/", "docs/", "examples/", "src/", "tests/")
+
+
+def planned_times() -> dict[str, Any]:
+    """The groups of planned_times.json: milliseconds planned and measured, by row."""
+    return json.loads((RESULTS / "planned_times.json").read_text(encoding="utf-8"))["groups"]
+
+
+def test_page_is_what_the_records_give() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_record_is_in_the_page() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert [path.name for path in RESULTS.iterdir() if f"results/{path.name})" not in page] == []
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_paths_exist(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    links = [page.parent / link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
+    named = [ROOT / path for path in re.findall(r"`([\w./-]+)`", text) if path.startswith(FOLDERS)]
+    assert [str(path) for path in (*links, *named) if not path.exists()] == []
+
+
+def test_planner_warns_of_fp8_as_the_record_says() -> None:
+    """On two GPUs, an 8B model's steps in FP8 over the planned time."""
+    rows = planned_times()["memory_options_8b_2xh200"]["rows"]
+    over = {row["row"]: f"{row['measured_ms'] / row['planned_ms']:.2f}" for row in rows}
+    fp8 = [ratio for case, ratio in over.items() if case.startswith("fp8")]
+    base = next(ratio for case, ratio in over.items() if case.startswith("base"))
+    assert f"{min(fp8)} to {max(fp8)} times as long as planned" in SLOWER_FP8
+    assert f"those of bf16 {base} times" in SLOWER_FP8
+    assert f"{over['codes and updates by plain torch: FP8 tensorwise']} times with codes by plain torch" in SLOWER_FP8
+
+
+def test_what_is_planned_for_records_is_what_the_record_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every row that needs no other file; their memory is as it was recorded, to the byte."""
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    script = importlib.import_module("planned_times")
+    record = planned_times()
+    now = {"planned_steps_4xh200": script.planned(), "step_profile_2xh200": script.profiled(),
+           "flash_attention": script.one_gpu(), "peers_h200": script.peers(),
+           **{name: script.options(name) for name in script.OPTIONS}}  # fmt: skip
+    for group, rows in now.items():
+        told = {row["row"]: row for row in record[group]["rows"]}
+        for name, planned, measured, same in rows:
+            assert told[name]["planned_ms"] == pytest.approx(planned, abs=0.006), (group, name)
+            assert told[name]["measured_ms"] == pytest.approx(measured, abs=0.006)
+            assert same is not False, (group, name)
