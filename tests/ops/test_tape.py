@@ -96,4 +96,4 @@ def test_holders_are_the_ranks_with_the_same_piece() -> None:
                     for r in range(layout.world)
                     if mesh.coordinates(r)["pp"] == at["pp"] and [s.index(mesh, r) for s in shards] == piece
                 ]
-                assert list(reduce_ranks(q, (at["pp"],), mesh, rank)) == want
+                assert list(reduce_ranks(q.cut(mesh), (at["pp"],), mesh, rank)) == want

@@ -21,6 +21,18 @@ def test_one_quoter_answers_as_fresh_ones_do(name: str) -> None:
     assert [*unlike(asking, drawn_layouts(asking, FEW[name], seed=11))] == []
 
 
+def test_who_sums_a_bucket_follows_from_how_it_is_cut() -> None:
+    """Under one layout experts and attention share a bucket, under the other they do not: a bucket of as many elements
+    that is cut as it is has the ranks of its own layout, whatever parameters were seen with it first."""
+    asking = ASKINGS["ahead"]
+    state = {"vpp": 1, "expert_tp": 4, "bucket_bytes": 2**16, "tp": 4}
+    first = Layout(dp=2, pp=2, ep=1, schedule="zb_h1", gradient_accumulation_steps=4, offload_optimizer=True, **state)
+    then = Layout(dp=4, ep=4, zero=1, shard_group=4, gradient_accumulation_steps=2, micro_batch_size=4, **state)
+    used = asking.estimator()
+    answers(used, first)
+    assert answers(used, then) == answers(asking.estimator(), then)
+
+
 @pytest.mark.parametrize("name", ASKINGS)
 def test_what_is_held_between_steps_does_not_depend_on_the_micro_batch(name: str) -> None:
     """A search asks it once for all sizes and counts of the micro-batch."""

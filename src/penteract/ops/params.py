@@ -9,6 +9,8 @@ from typing import Literal
 
 from penteract.config.mesh import Mesh
 
+Cut = tuple[tuple[str, int], ...]  # the axes that cut a parameter, and into how many pieces, two at least
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -60,8 +62,8 @@ class Param:
             at[s.dim] = s.index(mesh, rank) * local[s.dim]
         return tuple(at)
 
-    def cut(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
-        """How it is cut: parameters that are cut alike, and live on the same stages, have the same `reduce_ranks`."""
+    def cut(self, mesh: Mesh) -> Cut:
+        """How it is cut: what `reduce_ranks` needs of it."""
         return tuple((s.axis, s.pieces(mesh)) for s in self.shards if s.pieces(mesh) > 1)
 
     def numel(self, mesh: Mesh) -> int:
@@ -71,18 +73,19 @@ class Param:
 OwningStages = Mapping[str, tuple[int, ...]]  # parameter name -> the pipeline ranks that hold it
 
 
-def reduce_ranks(param: Param, owning_stages: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[int, ...]:
-    """The ranks that hold the same piece of `param` as `rank`: they must agree on its gradient.
+def reduce_ranks(cut: Cut, owning_stages: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[int, ...]:
+    """The ranks that hold the same piece of a parameter as `rank`: they must agree on its gradient.
 
     Every rank sees other tokens (dp, cp, and tp in the sequence-parallel region) or other heads, so a gradient is a
     partial sum over every axis that does not cut the parameter. This is the only rule there is for who reduces.
     """
     lay = mesh.layout
     rows, tp = range(lay.rows), range(lay.tp)
-    for s in param.shards:
-        if s.axis == "ep":
+    for axis, pieces in cut:
+        if axis == "ep":
             rows = range(mesh.index("ep", rank), lay.rows, lay.ep)
         else:
-            each, at = lay.tp // s.pieces(mesh), s.index(mesh, rank)
+            each = lay.tp // pieces
+            at = mesh.index("tp", rank) // each
             tp = range(at * each, (at + 1) * each)
     return mesh.ranks(owning_stages, rows, tp)

@@ -26,7 +26,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.optimizers import ADAMW, PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import Policy, Role, grain
-from penteract.ops.params import OwningStages, Param, reduce_ranks
+from penteract.ops.params import Cut, OwningStages, Param, reduce_ranks
 from penteract.parallel.matrix import Matrix, matrices, peers
 
 UNIT = 8  # elements: shards begin where a load of 16 bytes may, in bf16 too
@@ -37,7 +37,7 @@ NONE = -1  # the unit of what belongs to no single one
 class Alike(NamedTuple):
     """What parameters of one bucket have in common."""
 
-    cut: tuple[tuple[str, int], ...]
+    cut: Cut
     owning_stages: tuple[int, ...]
     decay: bool
     moments: str
@@ -278,7 +278,7 @@ def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[t
 def bucket_of(pack: Pack, mesh: Mesh, rank: int) -> Bucket:
     """The flat buffer of a pack on one rank."""
     lay, where = mesh.layout, pack.alike.owning_stages
-    members = reduce_ranks(pack.params[0], where, mesh, rank)
+    members = reduce_ranks(pack.alike.cut, where, mesh, rank)
     shard_ranks, replicate_ranks = shard_groups(members, lay, rank)
     shards = len(shard_ranks)
     block = grain(pack.alike.moments)

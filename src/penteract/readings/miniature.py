@@ -196,7 +196,7 @@ def _bucket(
     q: Param, where: OwningStages, mesh: Mesh, cut: Mesh, rank: int, both: frozenset[str], optimizer_kind: OptimizerKind
 ) -> Bucket:
     """A parameter as a bucket of its own, summed last. Who holds it is a size too: what cuts it divides the stage."""
-    members, size = reduce_ranks(q, where[q.name], mesh, rank), q.numel(cut)
+    members, size = reduce_ranks(q.cut(mesh), where[q.name], mesh, rank), q.numel(cut)
     count = cut.size("stage") // prod(s.pieces(cut) for s in q.shards) * len(where[q.name])
     assert count == len(members), q.name
     lay, copies = mesh.layout, 1

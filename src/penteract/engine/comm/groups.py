@@ -94,7 +94,7 @@ def _holding(p: Program, q: Param, several: tuple[int, ...], rank: int) -> tuple
     here = p.mesh.coordinates(rank)["pp"]
     owning_stages = several or (here,)
     return (
-        shard_groups(reduce_ranks(q, owning_stages, p.mesh, rank), p.layout, rank)
+        shard_groups(reduce_ranks(q.cut(p.mesh), owning_stages, p.mesh, rank), p.layout, rank)
         if here in owning_stages
         else ((rank,), (rank,))
     )
