@@ -235,7 +235,7 @@ def latents(draw: DrawFn, heads: int) -> dict[str, Any]:
 
 
 def kv_heads(layout: Layout, heads: int) -> SearchStrategy[int]:
-    """Those that tp, and an exchange over cp, can deal: more, as many, or fewer than there are ranks."""
+    """Those that tp, and an exchange over cp, can deal out: more, as many, or fewer than there are ranks."""
     cp = layout.cp if layout.cp_method == "ulysses" else 1
     fit: list[int] = []
     for n in range(1, heads + 1):

@@ -14,7 +14,7 @@ from penteract.config.precision import BLOCK
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.offload import COPIES
+from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Spec, size
 from penteract.ops.tape import Call
 from penteract.parallel.data import Bucket
@@ -82,7 +82,7 @@ class Walked(Silent):
 
     def _started(self, buffer: BufferKey, call: Call) -> int:
         site = call.site
-        if site.op_name in COPIES:
+        if site.op_name in OFFLOAD_OPS:
             return self.start("copy", site.op_name, bytes=self._bytes(site.ins[0], buffer))
         group = self.p.mesh.group(str(site.attrs["axis"]), self.p.rank)
         amount = self._bytes(counted(site.op_name, site.ins[0], site.outs[0]), buffer)

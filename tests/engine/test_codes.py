@@ -7,7 +7,7 @@ import torch
 
 from op_kernels.fp8 import rounded
 from penteract.config.fp8 import Fp8
-from penteract.engine.codes import Codes, ShardValues
+from penteract.engine.codes import QuantisedWeights, ShardValues
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.storages import Storages
 from penteract.ops.declarations import fp8 as declared
@@ -35,7 +35,7 @@ def test_shards_are_the_codes_of_whole_weights(chunk: int, powers: bool, monkeyp
             begin, end = max(at, shard.start), min(at + ROWS * COLUMNS, shard.stop)
             if begin < end:
                 parts[q.name] = ShardValues(begin - at, flat[begin:end])
-        codes = Codes(fp8, "ab", parts, torch.device("cpu"))
+        codes = QuantisedWeights(fp8, "ab", parts, torch.device("cpu"))
         codes.begin()
         own = [float(parts[name].values.abs().max()) if name in parts else 0.0 for name in "ab"]
         assert codes.table[:, 0].tolist() == own

@@ -58,7 +58,7 @@ class Case:
 
 def _cases(tokens: int, size: int) -> list[Case]:
     gather = [Layout(cp=2), Layout(cp=4)]
-    dealt = Layout(cp=2, cp_method="ulysses")
+    by_group = Layout(cp=2, cp_method="ulysses")
     more = {"tokens": tokens, "size": size}
     return [
         Case(**more),
@@ -70,12 +70,12 @@ def _cases(tokens: int, size: int) -> list[Case]:
         Case(window=tokens // 3, documents=False, **more),
         *(Case(layout=lay, rank=r, batch=2, heads=(4, 2), **more) for lay in gather for r in range(lay.cp)),
         *(Case(layout=gather[0], rank=r, window=4, **more) for r in range(2)),
-        Case(layout=dealt, rank=1, batch=3, heads=(4, 2), **more),
+        Case(layout=by_group, rank=1, batch=3, heads=(4, 2), **more),
         Case("cudnn", documents=False, **more),
         Case("cudnn", documents=False, heads=(6, 2), **more),
         Case("cudnn", documents=False, batch=3, heads=(6, 2), **more),
         Case("cudnn", documents=False, batch=2, **more),
-        Case("cudnn", documents=False, layout=dealt, batch=2, **more),
+        Case("cudnn", documents=False, layout=by_group, batch=2, **more),
     ]
 
 

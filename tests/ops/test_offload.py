@@ -12,7 +12,7 @@ from penteract.config.model import ModelSpec
 from penteract.model.decoder import record
 from penteract.ops.frees import Instruction
 from penteract.ops.lower import Chunk, lower
-from penteract.ops.offload import COPIES
+from penteract.ops.offload import OFFLOAD_OPS
 from tiny import SIZES
 
 MODEL = ModelSpec(**{**SIZES, "layers": 5})
@@ -75,7 +75,7 @@ def test_a_layer_comes_back_while_the_one_before_it_runs() -> None:
     order = [(i.call.site.op_name, i.call.phase, i.call.site.layer) for i in calls]
     for layer in range(MODEL.layers - 1):
         start, finish = (order.index(("from_host", phase, layer)) for phase in ("start", "finish"))
-        between = {at for op_name, _, at in order[start:finish] if op_name not in COPIES}
+        between = {at for op_name, _, at in order[start:finish] if op_name not in OFFLOAD_OPS}
         assert layer + 1 in between and layer - 1 not in between
     assert order[0] == ("from_host", "start", MODEL.layers - 1)
 

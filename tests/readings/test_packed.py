@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from layouts import Case
 from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision import Policy
-from penteract.parallel.data import Pack
+from penteract.parallel.data import BucketPlan
 from penteract.readings.composed import Composer
 from readings.test_composed import OPTIMIZERS, PRECISIONS
 from strategies import cases, coded_cases
@@ -42,11 +42,11 @@ def check(case: Case, precision: Policy, optimizer_kinds: OptimizerKinds) -> Non
     packer = Composer(case.model, case.sequence_length, precision, optimizer_kinds).packer
     for stage in range(lay.pp):
         one_by_one = Counter[tuple[object, ...]]()
-        for pack in packer.packs(lay, stage):
-            one_by_one[_kind(pack.at(stage))] += 1
+        for plan in packer.bucket_plans(lay, stage):
+            one_by_one[_kind(plan.at(stage))] += 1
         told = packer.counted(lay, packer.runs(lay, stage), stage)
-        assert [(_kind(pack.at(stage)), n) for pack, n in told] == list(one_by_one.items())
+        assert [(_kind(plan.at(stage)), n) for plan, n in told] == list(one_by_one.items())
 
 
-def _kind(pack: Pack) -> tuple[object, ...]:
-    return pack.kind
+def _kind(plan: BucketPlan) -> tuple[object, ...]:
+    return plan.kind

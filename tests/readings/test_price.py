@@ -60,13 +60,13 @@ def test_what_stays_is_what_is_allocated(layout: Layout, precision: str | Policy
         assert kept["parameters"] == bound
         summed = [f for f in flats if not f.bucket.cut_gradients]
         assert kept["gradients"] == bytes_of([*(f.gradient for f in summed), *(f.own_gradient for f in flats)])
-        assert kept.get("ring", 0) == bytes_of(state.rings)
+        assert kept.get("ring_buffer", 0) == bytes_of(state.ring_buffers)
         assert sum(kept.values()) - kept["data"] == bytes_of(state.resident())
         own = [t for f in flats for t in (f.own_parameter, f.master, *f.moments.values(), *f.scales.values())]
         optimizer = bytes_of([*(f.parameter for f in whole), *own]) - bound
         if layout.offload_optimizer:
             assert price(p).host == bytes_of(state.on_host()) == optimizer
-            optimizer = bytes_of(t for place in state.places for t in place.values())
+            optimizer = bytes_of(t for place in state.staging for t in place.values())
         assert kept["optimizer"] == optimizer
 
 
@@ -93,9 +93,9 @@ def test_further_stages_share_gradients_and_parameters() -> None:
     for z, kind, bytes_ in ((1, "gradients", 4), (2, "parameters", 2)):
         assert 0 <= told[z][kind] - bytes_ * elements <= bytes_ * padding
     places = 2 * LAYER  # the largest unit is a layer
-    assert "ring" not in told[1]
-    assert 0 <= told[2]["ring"] - 4 * places <= 4 * 2 * padding
-    assert 0 <= told[3]["ring"] - (4 + 2) * places <= 6 * 2 * padding
+    assert "ring_buffer" not in told[1]
+    assert 0 <= told[2]["ring_buffer"] - 4 * places <= 4 * 2 * padding
+    assert 0 <= told[3]["ring_buffer"] - (4 + 2) * places <= 6 * 2 * padding
 
 
 LAYER = 64 * (64 + 2 * 32 + 64 + 3 * 128) + 2 * 64  # elements of a layer of DENSE

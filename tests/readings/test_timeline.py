@@ -23,7 +23,7 @@ from penteract.config.layout import Layout
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision import RECIPES, Policy
 from penteract.engine import named
-from penteract.ops.offload import COPIES
+from penteract.ops.offload import OFFLOAD_OPS
 from penteract.readings.estimator import Estimator
 from penteract.readings.ideal import PARTS
 from penteract.readings.price import price
@@ -40,7 +40,7 @@ NODE = cluster("8xH100")
 NARROW = replace(RECIPES["bf16"], reduce="bf16")
 DRAWN = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 # What a run does inside of a part that has a name, or waits for where it has none.
-INSIDE = {names.NARROW, names.CODE, names.WAIT_GRADIENTS, names.LARGEST, names.ORTHOGONALISE, "copy", *COPIES}
+INSIDE = {names.NARROW, names.CODE, names.WAIT_GRADIENTS, names.LARGEST, names.ORTHOGONALISE, "copy", *OFFLOAD_OPS}
 # And between them: compute stands still until its peers are there. No kernel, so a run has no such name.
 BETWEEN = {names.WAIT_SENT, names.WAIT_RANKS}
 
@@ -139,7 +139,7 @@ def test_has_the_names_of_a_run(question: tuple[Estimator, Layout]) -> None:
 
 def without_line_of_copy(name: str) -> str:
     """A layer's input is of the layer before, which prices of pieces do not know."""
-    return name.partition(" (")[0] if any(op_name in name for op_name in COPIES) else name
+    return name.partition(" (")[0] if any(op_name in name for op_name in OFFLOAD_OPS) else name
 
 
 def names_of_a_run(steps: StepClock, layout: Layout, stage: int) -> list[str]:

@@ -17,7 +17,7 @@ from penteract.errors import BadInput
 # linears: in what a layer's linears multiply, by the name of their weight; moments: what the optimizer keeps.
 Part = Literal["linears", "moments"]
 PARTS: tuple[Part, ...] = ("linears", "moments")
-CODES = "fp8"  # of `linears`: as the recipe of FP8 has it
+FP8 = "fp8"  # of `linears`: as the recipe of FP8 has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def decided(patterns: Iterable[Pattern], part: Part, name: str, otherwise: str) 
 
 
 @dataclass(frozen=True, slots=True)
-class Linears:
+class LinearLayers:
     """Which linears of a model are in FP8. The head and what else is in no layer never is."""
 
     fp8: Fp8 | None = None
@@ -66,7 +66,7 @@ class Linears:
         """The recipe of a linear, by its weight's name; None where it is as the rest of the policy is."""
         if self.fp8 is None or not weight.startswith("layers."):
             return None
-        return self.fp8 if decided(self.patterns, "linears", weight, CODES) == CODES else None
+        return self.fp8 if decided(self.patterns, "linears", weight, FP8) == FP8 else None
 
     def of_experts(self, weight: str) -> Fp8 | None:
         """The same of experts' matrices, which are in FP8 where the recipe says so."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from penteract.config.fp8 import KINDS, Fp8, usual
-from penteract.config.modules import CODES, Linears, Pattern, decided
+from penteract.config.modules import FP8, LinearLayers, Pattern, decided
 from penteract.errors import BadInput
 
 # compute: activations; stat: statistics kept beside them (1/rms, log-sum-exp), and what updates are computed in;
@@ -76,7 +76,7 @@ class Policy:
 
     def _check(self, one: Pattern) -> None:
         """What a pattern says is what the role may be."""
-        linears = (self.compute, CODES) if self.fp8 else (self.compute,)
+        linears = (self.compute, FP8) if self.fp8 else (self.compute,)
         fits = [f"{one.part}={f}" for f in (linears if one.part == "linears" else self._fitting()["moments"])]
         if f"{one.part}={one.value}" not in fits:
             raise BadInput(
@@ -119,12 +119,12 @@ class Policy:
         """The policy of parameters alone whose moments are of one dtype."""
         return self if moments == self.moments else _keeping(self, moments)
 
-    def linears(self, layers: int, ahead: int = 0) -> Linears:
+    def linears(self, layers: int, ahead: int = 0) -> LinearLayers:
         """Which linears are in FP8, of a model of so many layers. BadInput where `fp8` leaves none."""
         if self.fp8 is None:
-            return Linears()
+            return LinearLayers()
         beside = (Pattern(f"layers.{i}.*", "linears", self.compute) for i in self.fp8.beside(layers, ahead))
-        return Linears(self.fp8, (*beside, *self.modules))
+        return LinearLayers(self.fp8, (*beside, *self.modules))
 
     @property
     def widths(self) -> Widths:

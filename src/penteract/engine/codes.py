@@ -29,7 +29,7 @@ class ShardValues(NamedTuple):
 
 
 @dataclass(slots=True)
-class Codes:
+class QuantisedWeights:
     """`names`: the weights of all of a stage's ranks, in one order. `parts`: those of which this rank holds something.
 
     table   [n, ALIGNED] for a row of each weight, its scale the first

@@ -20,7 +20,7 @@ from penteract.engine.state import TrainingState
 from penteract.engine.streamed import Streamed
 from penteract.engine.totals import Totals
 from penteract.engine.wire import narrowed, widened
-from penteract.ops.offload import COPIES
+from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
@@ -307,7 +307,7 @@ class Run:
     def _start(self, buffer: BufferKey, call: Call) -> None:
         site = call.site
         x, *beside = self._read(buffer, call.ins)
-        if site.op_name in COPIES:
+        if site.op_name in OFFLOAD_OPS:
             (y,) = self._make(buffer, call.outs)
             self.registers[buffer, call.outs[0]], self.works[buffer, call.outs[0]] = y, self.device.copy(x, y)
             return

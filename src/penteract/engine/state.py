@@ -12,7 +12,7 @@ import torch
 from penteract.config.optimizers import ADAMW, Moment, OptimizerKind
 from penteract.config.precision import BLOCK, Policy
 from penteract.engine import moments
-from penteract.engine.codes import Codes, ShardValues
+from penteract.engine.codes import QuantisedWeights, ShardValues
 from penteract.engine.device import device_of
 from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.history import History
@@ -141,7 +141,7 @@ class TrainingState:
     routed: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     scaling: LossScale | None = None
     history: History | None = None
-    codes: Codes | None = None
+    codes: QuantisedWeights | None = None
     staging: list[Buffers] = field(default_factory=list[Buffers])  # for slices of what lies on the host
 
     def resident(self) -> list[torch.Tensor]:
@@ -214,7 +214,7 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
         parts = {
             x.param.name: ShardValues(x.begin, x.values) for x in state.pieces("parameter") if x.param.name in names
         }
-        state.codes = Codes(sites[0].attrs["fp8"], names, parts, device, quantiser(p.layout.elementwise))
+        state.codes = QuantisedWeights(sites[0].attrs["fp8"], names, parts, device, quantiser(p.layout.elementwise))
     experts = p.model.moe.experts if p.model.moe else 0
     state.routed = torch.zeros(len(p.balanced), experts, dtype=torch.int64, device=device)
     state.tallies = dict(zip(p.balanced, state.routed.unbind(), strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.modules import Linears
+from penteract.config.modules import LinearLayers
 from penteract.model.ahead import predict_ahead
 from penteract.model.block import block
 from penteract.model.ends import embed, score
@@ -60,7 +60,7 @@ def _embed(do: Do, m: ModelSpec, sequence_length: int) -> Value:
     return x
 
 
-def record(m: ModelSpec, mesh: Mesh, number: int, sequence_length: int, linears: Linears | None = None) -> Do:
+def record(m: ModelSpec, mesh: Mesh, number: int, sequence_length: int, linears: LinearLayers | None = None) -> Do:
     """Record stage `number` for a layout: its tape and its parameters, in order of first use."""
     do = Do(mesh, linears)
     stage(do, m, number, sequence_length)

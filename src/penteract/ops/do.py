@@ -18,7 +18,7 @@ from typing import Any
 
 from penteract.config.fp8 import Fp8
 from penteract.config.mesh import Mesh
-from penteract.config.modules import Linears
+from penteract.config.modules import LinearLayers
 from penteract.errors import Bug
 from penteract.ops import collectives
 from penteract.ops.declarations import OPS
@@ -177,10 +177,10 @@ class Do:
     forward.
     """
 
-    def __init__(self, mesh: Mesh, linears: Linears | None = None, *, trains: bool = False) -> None:
+    def __init__(self, mesh: Mesh, linears: LinearLayers | None = None, *, trains: bool = False) -> None:
         self.mesh = mesh
         self.trains = trains
-        self.linears = linears or Linears()
+        self.linears = linears or LinearLayers()
         self.layout = mesh.layout
         self.tape = Tape()
         self.layer = -1

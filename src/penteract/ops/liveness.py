@@ -17,7 +17,7 @@ from penteract.ops.tape import OpCall, Tape
 Ops = frozenset[str]
 
 
-class Fate(NamedTuple):
+class Liveness(NamedTuple):
     """Registers that are kept and that recomputing could drop, and the ops that are made again."""
 
     kept: frozenset[int]
@@ -25,7 +25,7 @@ class Fate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Fates:
+class LivenessAnalysis:
     """Of a tape. `needs`: what backward reads of the forward; `root`: what the results of forks stand for."""
 
     needs: frozenset[int]
@@ -33,7 +33,7 @@ class Fates:
     root: dict[int, int]
 
     @staticmethod
-    def of(tape: Tape) -> Fates:
+    def of(tape: Tape) -> LivenessAnalysis:
         root: dict[int, int] = {}
         producer: dict[int, OpCall] = {}
         for op in tape.ops:
@@ -45,9 +45,9 @@ class Fates:
             producer.pop(root.get(anchor, anchor), None)
         actions = lower(tape).actions
         reads = {r for name, some in actions.items() if name != "Fwd" for i in some for r in i.call.ins}
-        return Fates(frozenset(reads & producer.keys()), producer, root)
+        return LivenessAnalysis(frozenset(reads & producer.keys()), producer, root)
 
-    def __call__(self, op_names: Ops) -> Fate:
+    def __call__(self, op_names: Ops) -> Liveness:
         kept, again, asked, seen = set[int](), set[OpCall](), list(self.needs), set(self.needs)
         while asked:
             r = asked.pop()
@@ -59,13 +59,13 @@ class Fates:
                 more = {self.root.get(v, v) for v in op.ins} & self.producer.keys() - seen
                 seen |= more
                 asked += more
-        return Fate(frozenset(kept), frozenset(again))
+        return Liveness(frozenset(kept), frozenset(again))
 
 
-Table = tuple[tuple[Ops, tuple[Fate, ...]], ...]  # sets of ops, and what each makes of every tape
+Table = tuple[tuple[Ops, tuple[Liveness, ...]], ...]  # sets of ops, and what each makes of every tape
 
 
-def groups(tapes: Sequence[Fates], always: Iterable[str] = ()) -> Iterator[Table]:
+def groups(tapes: Sequence[LivenessAnalysis], always: Iterable[str] = ()) -> Iterator[Table]:
     """Ops that know nothing of each other apart: a set of ops is one of each table, and what all of it keeps and
     makes again is the union of what they do. Those of `always` are in every set.
 
@@ -90,7 +90,9 @@ def groups(tapes: Sequence[Fates], always: Iterable[str] = ()) -> Iterator[Table
             yield table
 
 
-def _sets(tapes: Sequence[Fates], always: Ops, group: set[str]) -> Iterator[tuple[Ops, tuple[Fate, ...]]]:
+def _sets(
+    tapes: Sequence[LivenessAnalysis], always: Ops, group: set[str]
+) -> Iterator[tuple[Ops, tuple[Liveness, ...]]]:
     """Every set of a group's ops that differs from all others."""
     seen, waiting = {frozenset[str]()}, [frozenset[str]()]
     while waiting:
@@ -105,7 +107,7 @@ def _sets(tapes: Sequence[Fates], always: Ops, group: set[str]) -> Iterator[tupl
                 waiting.append(larger)
 
 
-def _within(told: Fates, fate: Fate, group: set[str]) -> Fate:
+def _within(told: LivenessAnalysis, fate: Liveness, group: set[str]) -> Liveness:
     """What of it is of these ops."""
     kept = frozenset(r for r in fate.kept if told.producer[r].site.op_name in group)
-    return Fate(kept, frozenset(op for op in fate.again if op.site.op_name in group))
+    return Liveness(kept, frozenset(op for op in fate.again if op.site.op_name in group))

@@ -17,19 +17,19 @@ from typing import Literal
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, OpCall, Site, Tape
 
-ANCHORS = "anchors"  # what full recomputation keeps: the inputs of layers
+LAYER_INPUTS = "anchors"  # what full recomputation keeps: the inputs of layers
 Copy = Literal["to_host", "from_host"]
-COPIES: tuple[Copy, ...] = ("to_host", "from_host")
+OFFLOAD_OPS: tuple[Copy, ...] = ("to_host", "from_host")
 
 
 @dataclass(slots=True)
 class Offload:
     """Puts copies into lists of calls by action, `Fwd` first.
 
-    ops     of a layer: whose results leave, `ANCHORS`, or "*" for all that it keeps
-    specs     of all registers: those on the host are added to them
-    turns     register -> which turn of the ring it has in its action
-    copies    the site of a copy -> the value of the tape that it copies
+    ops     of a layer: whose results leave, `LAYER_INPUTS`, or "*" for all that it keeps
+    specs   of all registers: those on the host are added to them
+    turns   register -> which turn of the ring it has in its action
+    copies  the site of a copy -> the value of the tape that it copies
     """
 
     tape: Tape
@@ -69,7 +69,7 @@ class Offload:
         if layer < 0 or not op_names or spec.role == "host" or not all(isinstance(d, int) for d in spec.shape):
             return False  # sizes that routing decides have no place on the host
         if r in self.anchors:
-            return self.anchors[r] == layer and not {ANCHORS, "*"}.isdisjoint(op_names)
+            return self.anchors[r] == layer and not {LAYER_INPUTS, "*"}.isdisjoint(op_names)
         op = self.producer.get(r)
         return op is not None and op.site.layer == layer and not {op.site.op_name, "*"}.isdisjoint(op_names)
 

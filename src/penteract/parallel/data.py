@@ -34,7 +34,7 @@ CODES = 16  # the same of codes
 NONE = -1  # the unit of what belongs to no single one
 
 
-class Alike(NamedTuple):
+class BucketKey(NamedTuple):
     """What parameters of one bucket have in common."""
 
     cut: Cut
@@ -121,10 +121,10 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pack:
+class BucketPlan:
     """Parameters that share a bucket, whoever holds it."""
 
-    alike: Alike
+    key: BucketKey
     params: tuple[Param, ...]
     offsets: tuple[int, ...]
     elements: int
@@ -133,41 +133,41 @@ class Pack:
     @property
     def shapes(self) -> tuple[object, ...]:
         """What decides the work on its matrices, beside how they are cut; nothing where elements are moved alone."""
-        return _shapes(self.alike, self.params)
+        return _shapes(self.key, self.params)
 
     @property
     def kind(self) -> tuple[object, ...]:
         """All that decides what its bucket holds, and how it is summed and moved."""
-        return self.alike, self.elements, self.unit == NONE, self.shapes
+        return self.key, self.elements, self.unit == NONE, self.shapes
 
-    def at(self, stage: int) -> Pack:
+    def at(self, stage: int) -> BucketPlan:
         """The same parameters of another pipeline rank, unless several share them."""
-        several = len(self.alike.owning_stages) > 1
-        return self if several else replace(self, alike=self.alike._replace(owning_stages=(stage,)))
+        several = len(self.key.owning_stages) > 1
+        return self if several else replace(self, key=self.key._replace(owning_stages=(stage,)))
 
 
-def _shapes(alike: Alike, params: Iterable[Param]) -> tuple[object, ...]:
-    return tuple((p.shape, p.shards) for p in params) if alike.optimizer_kind.by_matrix else ()
+def _shapes(key: BucketKey, params: Iterable[Param]) -> tuple[object, ...]:
+    return tuple((p.shape, p.shards) for p in params) if key.optimizer_kind.by_matrix else ()
 
 
-def packs(packing: BucketRules, units: Sequence[Unit]) -> Iterator[Pack]:
+def bucket_plans(rules: BucketRules, units: Sequence[Unit]) -> Iterator[BucketPlan]:
     """The units of a rank in the order of forward -> groups of about layout.bucket_bytes, as backward finishes them.
 
     Those of what is cut from ZeRO 2 on are of one unit; what a unit needs together under ZeRO 3 is in one, however
     large. Parameters with several owning stages come last, in the order of their names: stages hold them among
-    different others, and must pack them alike and talk about them in one order.
+    different others, and must plan them alike and talk about them in one order.
     """
     whole = list[Param]()
     for number, unit in reversed(list(enumerate(units))):
-        yield from packing.of_unit(unit, number)
-        whole += packing.beyond(unit)
-    open_: dict[Alike, Filling] = {}
-    for p in sorted(whole, key=packing.turn):
-        alike, n = packing.kind(p)
-        filling = open_.get(alike) or open_.setdefault(alike, Filling(alike, packing.limit))
-        if pack := filling.add(p, n):
-            del open_[alike]
-            yield pack
+        yield from rules.of_unit(unit, number)
+        whole += rules.beyond(unit)
+    open_: dict[BucketKey, Filling] = {}
+    for p in sorted(whole, key=rules.turn):
+        key, n = rules.kind(p)
+        filling = open_.get(key) or open_.setdefault(key, Filling(key, rules.limit))
+        if plan := filling.add(p, n):
+            del open_[key]
+            yield plan
     yield from (filling.close() for filling in open_.values())
 
 
@@ -176,9 +176,9 @@ _NO_UNIT = Unit(())
 
 @dataclass(slots=True)
 class Filling:
-    """Parameters of one kind, as they fill one pack after another. `limit`: elements that do; None: none do."""
+    """Parameters of one kind, as they fill one plan after another. `limit`: elements that do; None: none do."""
 
-    alike: Alike
+    key: BucketKey
     limit: int | None
     unit: int = NONE
     params: list[Param] = field(default_factory=list[Param])
@@ -187,69 +187,69 @@ class Filling:
     @property
     def held(self) -> tuple[object, ...]:
         """All that decides what further parameters fill."""
-        return self.ends[-1], _shapes(self.alike, self.params)
+        return self.ends[-1], _shapes(self.key, self.params)
 
-    def add(self, p: Param, n: int) -> Pack | None:
-        """`n`: its elements on a rank. The pack, if that fills it."""
+    def add(self, p: Param, n: int) -> BucketPlan | None:
+        """`n`: its elements on a rank. The plan, if that fills it."""
         self.params.append(p)
         self.ends.append(self.ends[-1] + n)
         return self.close() if self.limit is not None and self.ends[-1] >= self.limit else None
 
-    def close(self) -> Pack:
-        """What is there as a pack; the next one is empty."""
-        pack = Pack(self.alike, tuple(self.params), tuple(self.ends[:-1]), self.ends[-1], self.unit)
+    def close(self) -> BucketPlan:
+        """What is there as a plan; the next one is empty."""
+        plan = BucketPlan(self.key, tuple(self.params), tuple(self.ends[:-1]), self.ends[-1], self.unit)
         self.params, self.ends = [], [0]
-        return pack
+        return plan
 
 
 @dataclass(slots=True)
 class BucketRules:
-    """Which parameters of a rank go together, and how many fill a pack."""
+    """Which parameters of a rank go together, and how many fill a plan."""
 
     owning_stages: OwningStages
     mesh: Mesh
     policy: Policy
     optimizer_kinds: OptimizerKinds
-    known: dict[tuple[int, bool, bool], tuple[Alike, int]] = field(
-        default_factory=dict[tuple[int, bool, bool], tuple[Alike, int]]
+    known: dict[tuple[int, bool, bool], tuple[BucketKey, int]] = field(
+        default_factory=dict[tuple[int, bool, bool], tuple[BucketKey, int]]
     )  # by identity: layers that are alike may share their parameters
 
     @property
     def limit(self) -> int:
-        """Elements that fill a pack."""
+        """Elements that fill a plan."""
         return self.mesh.layout.bucket_bytes // self.policy.widths["gradient"]
 
     def beyond(self, unit: Unit) -> Iterator[Param]:
         """Those that are packed with others of the rank, as backward finishes them."""
         return (p for p in reversed(unit.params) if not self._cut(p, unit))
 
-    def of_unit(self, unit: Unit, number: int) -> Iterator[Pack]:
-        """The packs of one unit alone, which has this number on the rank."""
-        open_: dict[Alike, Filling] = {}
+    def of_unit(self, unit: Unit, number: int) -> Iterator[BucketPlan]:
+        """The bucket plans of one unit alone, which has this number on the rank."""
+        open_: dict[BucketKey, Filling] = {}
         limit = self.limit if self.mesh.layout.zero == 2 else None
         for p in reversed(unit.params):
             if self._cut(p, unit):
-                alike, n = self.kind(p, unit)
-                filling = open_.get(alike) or open_.setdefault(alike, Filling(alike, limit, number))
-                if pack := filling.add(p, n):
-                    del open_[alike]
-                    yield pack
+                key, n = self.kind(p, unit)
+                filling = open_.get(key) or open_.setdefault(key, Filling(key, limit, number))
+                if plan := filling.add(p, n):
+                    del open_[key]
+                    yield plan
         yield from (filling.close() for filling in open_.values())
 
     def turn(self, p: Param) -> str:
         """By which parameters are packed that are not of one unit; among equals as backward finishes them."""
         return p.name if len(self.owning_stages[p.name]) > 1 else ""
 
-    def kind(self, p: Param, unit: Unit = _NO_UNIT) -> tuple[Alike, int]:
+    def kind(self, p: Param, unit: Unit = _NO_UNIT) -> tuple[BucketKey, int]:
         """What it shares with those that it may be packed with, and its elements on a rank."""
         same = id(p), p.name in unit.late, p.name in unit.coded
         if same not in self.known:
-            alike = Alike(
+            key = BucketKey(
                 p.cut(self.mesh), self.owning_stages[p.name], p.decay, self.policy.moments_of(p.name),
                 p.name in unit.late,
                 self.optimizer_kinds.of(matrix=p.matrix), "code" if p.name in unit.coded else "parameter",
             )  # fmt: skip
-            self.known[same] = alike, p.numel(self.mesh)
+            self.known[same] = key, p.numel(self.mesh)
         return self.known[same]
 
     def _cut(self, p: Param, unit: Unit) -> bool:
@@ -275,27 +275,27 @@ def shard_groups(members: tuple[int, ...], layout: Layout, rank: int) -> tuple[t
     return tuple(own), tuple(sorted(g[at] for g in groups.values()))
 
 
-def bucket_of(pack: Pack, mesh: Mesh, rank: int) -> Bucket:
-    """The flat buffer of a pack on one rank."""
-    lay, where = mesh.layout, pack.alike.owning_stages
-    members = reduce_ranks(pack.alike.cut, where, mesh, rank)
+def bucket_of(plan: BucketPlan, mesh: Mesh, rank: int) -> Bucket:
+    """The flat buffer of a plan on one rank."""
+    lay, where = mesh.layout, plan.key.owning_stages
+    members = reduce_ranks(plan.key.cut, where, mesh, rank)
     shard_ranks, replicate_ranks = shard_groups(members, lay, rank)
     shards = len(shard_ranks)
-    block = grain(pack.alike.moments)
-    fewest = CODES if pack.alike.gathered_as == "code" else UNIT
+    block = grain(plan.key.moments)
+    fewest = CODES if plan.key.gathered_as == "code" else UNIT
     each = shards * (max(fewest, block) if shards > 1 else block)
-    size = -(-pack.elements // each) * each
-    cut = pack.unit != NONE and shards > 1
-    optimizer_kind, whole = pack.alike.optimizer_kind, pack.alike.optimizer_kind.by_matrix
+    size = -(-plan.elements // each) * each
+    cut = plan.unit != NONE and shards > 1
+    optimizer_kind, whole = plan.key.optimizer_kind, plan.key.optimizer_kind.by_matrix
     return Bucket(
-        pack.params, pack.offsets, size, members, pack.alike.decay, len(where) > 1, shard_ranks, replicate_ranks,
-        pack.unit,
-        shards, pack.alike.late, cut_gradients=cut and not lay.reduce_scatter_once,
+        plan.params, plan.offsets, size, members, plan.key.decay, len(where) > 1, shard_ranks, replicate_ranks,
+        plan.unit,
+        shards, plan.key.late, cut_gradients=cut and not lay.reduce_scatter_once,
         cut_parameters=cut and lay.zero == 3,
-        optimizer_kind=optimizer_kind, matrices=tuple(matrices(pack.params, pack.offsets, mesh)) if whole else (),
-        peers=peers(pack.params, mesh, rank) if whole else (),
-        offloaded=lay.offload_optimizer and not optimizer_kind.by_matrix, gathered_as=pack.alike.gathered_as,
-        moments=pack.alike.moments,
+        optimizer_kind=optimizer_kind, matrices=tuple(matrices(plan.params, plan.offsets, mesh)) if whole else (),
+        peers=peers(plan.params, mesh, rank) if whole else (),
+        offloaded=lay.offload_optimizer and not optimizer_kind.by_matrix, gathered_as=plan.key.gathered_as,
+        moments=plan.key.moments,
     )  # fmt: skip
 
 
@@ -310,5 +310,6 @@ def buckets(
 ) -> tuple[Bucket, ...]:
     """The flat buckets of a rank, in the order in which they fill."""
     return tuple(
-        bucket_of(pack, mesh, rank) for pack in packs(BucketRules(owning_stages, mesh, policy, optimizer_kinds), units)
+        bucket_of(plan, mesh, rank)
+        for plan in bucket_plans(BucketRules(owning_stages, mesh, policy, optimizer_kinds), units)
     )

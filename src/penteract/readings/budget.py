@@ -29,7 +29,7 @@ from penteract.errors import BadInput
 from penteract.readings.choices import Choice, Choices, hull
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.pieces import ENDS, LayerType
-from penteract.readings.stages import Chain, StageSum
+from penteract.readings.stages import StageLayers, StageSum
 from penteract.schedule.in_flight import most_in_flight
 from penteract.units import Bytes, Seconds, show_bytes
 
@@ -116,7 +116,7 @@ class _Solver:
     @staticmethod
     def of(estimator: Estimator, layout: Layout, plain: LayoutEstimate, limit: float) -> _Solver:
         lay, composer = plain.layout, estimator.composer
-        by_rank = composer.deal(lay).by_rank
+        by_rank = composer.assignment(lay).by_rank
         kinds = tuple(dict.fromkeys(k for chains in by_rank for chain in chains for k, _ in chain))
         told = Choices.of(estimator, kinds, lay)
         none = next(c for c in told.every if c.op_names == NONE)
@@ -311,7 +311,7 @@ def _through(stage: StageSum) -> Bytes:
     return sum(n for (born, dies), n in spans if born == "Fwd" and dies in ("Bwd", "Inp", "Wgt"))
 
 
-def _placed(chain: Chain, kinds: Sequence[LayerType]) -> Iterator[tuple[int, int]]:
+def _placed(chain: StageLayers, kinds: Sequence[LayerType]) -> Iterator[tuple[int, int]]:
     """Each piece of a chain: its place among the layers, and that of its kind."""
     place = 0
     for kind, n in chain:

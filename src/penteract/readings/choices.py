@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.config.recompute import NONE
-from penteract.ops.liveness import Fate, Fates, groups
+from penteract.ops.liveness import Liveness, LivenessAnalysis, groups
 from penteract.ops.tape import Tape
 from penteract.readings.estimator import Estimator
 from penteract.readings.load import Balanced
@@ -59,7 +59,7 @@ class Choices(NamedTuple):
                 Choice(tuple(op_names), *zip(*map(_told, measures, lives_of), strict=True))  # type: ignore[arg-type]
                 for op_names, lives_of in table
             ]
-            for table in groups([Fates.of(tape) for tape in tapes], NONE)
+            for table in groups([LivenessAnalysis.of(tape) for tape in tapes], NONE)
         ]
         none = Choice((), (0,) * len(kinds), (0.0,) * len(kinds))
         every, best = [none], [none]
@@ -142,7 +142,7 @@ def _places(tape: Tape) -> Iterable[tuple[object, range]]:
         at += more
 
 
-def _told(measure: _Measure, fate: Fate) -> tuple[Bytes, Seconds]:
+def _told(measure: _Measure, fate: Liveness) -> tuple[Bytes, Seconds]:
     """What is kept, and the seconds of what is made again; those of what is always recomputed are no cost of a
     choice."""
     size, seconds = measure

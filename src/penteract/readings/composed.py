@@ -20,14 +20,14 @@ from penteract.config.precision import Policy, policy
 from penteract.ops.spec import Widths
 from penteract.parallel.data import Bucket
 from penteract.parallel.pipeline import stage_layers
-from penteract.readings.deal import Chains, Deal
 from penteract.readings.holdings import Holder, Holding
-from penteract.readings.packed import Packer, first_rank
+from penteract.readings.packed import BucketPlanner, first_rank
 from penteract.readings.pieces import EMBEDDING, HEAD, LayerProgram, LayerType, Recorder, Wire
 from penteract.readings.pools import Pools
 from penteract.readings.price import away, bucket_workspace, fed, in_ring_buffers, owned
 from penteract.readings.reads import Memos, tracked
-from penteract.readings.stages import Borders, Chain, Run, StageSum, add_up, borders, shown
+from penteract.readings.stage_assignment import RankLayers, StageAssignment
+from penteract.readings.stages import Borders, Run, StageLayers, StageSum, add_up, borders, shown
 from penteract.schedule.schedule import Placement
 from penteract.step import muon
 from penteract.units import Bytes, Flops
@@ -66,10 +66,10 @@ class Composer:
     widths: Widths = field(init=False)
     recorder: Recorder = field(init=False)
     holder: Holder = field(init=False)
-    packer: Packer = field(init=False)
+    packer: BucketPlanner = field(init=False)
     memos: Memos = field(default_factory=Memos)
-    dealt: dict[tuple[tuple[Chain, ...], Placement], Deal] = field(
-        default_factory=dict[tuple[tuple[Chain, ...], Placement], Deal]
+    assignments: dict[tuple[tuple[StageLayers, ...], Placement], StageAssignment] = field(
+        default_factory=dict[tuple[tuple[StageLayers, ...], Placement], StageAssignment]
     )
     sums: dict[tuple[Run, ...], StageSum] = field(default_factory=dict[tuple[Run, ...], StageSum])
     borders: dict[tuple[Run, ...], Borders] = field(default_factory=dict[tuple[Run, ...], Borders])
@@ -80,7 +80,7 @@ class Composer:
         self.widths = self.policy.widths
         self.recorder = Recorder(self.model, self.sequence_length, self.policy)
         self.holder = Holder(self.model, self.sequence_length, self.widths)
-        self.packer = Packer(self.model, self.policy, self.optimizer_kinds, self.recorder, self.deal)
+        self.packer = BucketPlanner(self.model, self.policy, self.optimizer_kinds, self.recorder, self.assignment)
 
     def piece(self, layout: Layout, kind: LayerType) -> LayerProgram:
         return self.recorder.piece(layout, kind)
@@ -89,7 +89,7 @@ class Composer:
         """What a pass through a piece takes."""
         return self.holder.measure(layout, self.recorder.piece(layout, kind))
 
-    def stage_chains(self, layout: Layout) -> tuple[Chain, ...]:
+    def stage_chains(self, layout: Layout) -> tuple[StageLayers, ...]:
         """The chain of each stage."""
         stages = layout.stages
         return tuple(
@@ -126,20 +126,22 @@ class Composer:
         each = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return _total(layout, [flops for flops, _ in each]), _total(layout, [wires for _, wires in each])
 
-    def _work(self, chain: Chain, layout: Layout) -> Iterator[tuple[Counter[str], Counter[Wire]]]:
+    def _work(self, chain: StageLayers, layout: Layout) -> Iterator[tuple[Counter[str], Counter[Wire]]]:
         """FLOPs by phase and bytes on wires, of each piece of a chain."""
         for kind, n in chain:
             yield from repeat(self.recorder.work(self.piece(layout, kind), layout), n)
 
     def stages(self, layout: Layout, pp_rank: int) -> tuple[StageSum, ...]:
         """What the chunks of a pipeline rank sum up to. Of equal stages, it is one object."""
-        return self.stages_by_group(layout)[self.deal(layout).group[pp_rank]]
+        return self.stages_by_group(layout)[self.assignment(layout).group[pp_rank]]
 
     def stages_by_group(self, layout: Layout) -> list[tuple[StageSum, ...]]:
         """The same of each group of ranks with the same stages."""
-        deal = self.deal(layout)
-        known = {kind: self.holding(layout, kind) for kind in deal.kinds}
-        return deal.dealt([self._sum(tuple([(known[kind], n) for kind, n in chain])) for chain in deal.chains])
+        assignment = self.assignment(layout)
+        known = {kind: self.holding(layout, kind) for kind in assignment.kinds}
+        return assignment.by_group(
+            [self._sum(tuple([(known[kind], n) for kind, n in chain])) for chain in assignment.chains]
+        )
 
     def _sum(self, runs: tuple[Run, ...]) -> StageSum:
         if runs not in self.sums:
@@ -157,14 +159,14 @@ class Composer:
             self.pooled[stages] = Pools.of(stages)
         return self.pooled[stages]
 
-    def chains_of(self, layout: Layout, pp_rank: int) -> Chains:
-        return self.deal(layout).by_rank[pp_rank]
+    def chains_of(self, layout: Layout, pp_rank: int) -> RankLayers:
+        return self.assignment(layout).by_rank[pp_rank]
 
     @tracked
-    def deal(self, layout: Layout) -> Deal:
+    def assignment(self, layout: Layout) -> StageAssignment:
         """The chains of each pipeline rank, one a chunk."""
         key = self.stage_chains(layout), layout.placement
-        return self.dealt.setdefault(key, Deal.of(*key))
+        return self.assignments.setdefault(key, StageAssignment.of(*key))
 
 
 def _total(layout: Layout, parts: Iterable[Mapping[_Key, int]]) -> Counter[_Key]:

@@ -15,7 +15,7 @@ from penteract.config.layout import Layout
 from penteract.readings.composed import Composer
 from penteract.readings.pieces import ENDS, Growth, LayerType
 from penteract.readings.reads import Memos, tracked
-from penteract.readings.stages import Chain
+from penteract.readings.stages import StageLayers
 from penteract.schedule.in_flight import most_in_flight
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.step.offsets import Span
@@ -32,7 +32,7 @@ class Growths:
 
 
 @dataclass(slots=True)
-class Floor:
+class MemoryBound:
     """Lower bounds of what pipeline ranks keep for micro-batches in flight."""
 
     composer: Composer
@@ -48,24 +48,24 @@ class Floor:
             micros = min(micros, schedule.steady_after(lay.pp, lay.vpp))
         key = (growth, lay.schedule, lay.pp, lay.vpp, micros)
         if key not in self.kept:
-            groups = zip(self.composer.deal(lay).alike, growth.groups, strict=True)
+            groups = zip(self.composer.assignment(lay).groups, growth.groups, strict=True)
             self.kept[key] = [max(_in_flight(lay, micros, ranks, kept)) for ranks, kept in groups]
         return self.kept[key]
 
     @tracked
     def growth(self, layout: Layout) -> Growths:
         """What each micro-batch keeps for each of its sequences. Layouts with the same have one object."""
-        deal = self.composer.deal(layout)
-        layers = [kind for kind in deal.kinds if kind not in ENDS]
+        assignment = self.composer.assignment(layout)
+        layers = [kind for kind in assignment.kinds if kind not in ENDS]
         each = {kind: self.composer.recorder.growth(layout, kind) for kind in layers}
-        key = (deal, *each.values())
+        key = (assignment, *each.values())
         if key not in self.known:
-            chains = [_of_chain(chain, each) for chain in deal.chains]
-            self.known[key] = Growths(tuple(map(_least, deal.dealt(chains))))
+            chains = [_of_chain(chain, each) for chain in assignment.chains]
+            self.known[key] = Growths(tuple(map(_least, assignment.by_group(chains))))
         return self.known[key]
 
 
-def _of_chain(chain: Chain, each: Mapping[LayerType, Growth]) -> Mapping[Span, Bytes]:
+def _of_chain(chain: StageLayers, each: Mapping[LayerType, Growth]) -> Mapping[Span, Bytes]:
     """Of its layers: the input of the first is that of an end, or was received."""
     total, first = dict[Span, Bytes](), True
     for kind, n in chain:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penteract.config.layout import Layout
 from penteract.readings.composed import Composer
-from penteract.readings.floor import Floor, Growths
+from penteract.readings.floor import Growths, MemoryBound
 from penteract.readings.packed import BucketMemory, StageGroups
 from penteract.readings.price import fed
 from penteract.readings.reads import Memos, tracked
@@ -55,22 +55,22 @@ class MemoryReading:
     """What ranks of one model's layouts hold. What two layouts share is summed once."""
 
     composer: Composer
-    floor: Floor = field(init=False)
+    floor: MemoryBound = field(init=False)
     memos: Memos = field(default_factory=Memos)
 
     def __post_init__(self) -> None:
-        self.floor = Floor(self.composer)
+        self.floor = MemoryBound(self.composer)
 
     def of(self, layout: Layout) -> RankMemory:
         """Of all ranks."""
-        deal, there, states = self.composer.deal(layout), self._beside(layout), self._states(layout)
+        assignment, there, states = self.composer.assignment(layout), self._beside(layout), self._states(layout)
         beside = [
             s.resident + data + max(workspace, s.largest)
             for s, data, workspace in zip(states, there.data, there.workspace, strict=True)
         ]
-        by_stage = tuple([a + beside[g] for a, g in zip(there.activations, deal.group, strict=True)])
+        by_stage = tuple([a + beside[g] for a, g in zip(there.activations, assignment.group, strict=True)])
         r = max(range(layout.pp), key=by_stage.__getitem__)
-        g = deal.group[r]
+        g = assignment.group[r]
         other = there.data[g] + max(there.workspace[g], states[g].largest) + states[g].ring_buffer
         kinds = {**states[g].held, "activations": there.activations[r], "other": other}
         return RankMemory(kinds, by_stage, max([n + s.host for n, s in zip(there.host, states, strict=True)]))
@@ -96,7 +96,7 @@ class MemoryReading:
     def _beside(self, layout: Layout) -> _Beside:
         lay = layout
         activations, data, workspace, host = [0] * lay.pp, list[Bytes](), list[Bytes](), list[Bytes]()
-        groups = zip(self.composer.deal(lay).alike, self.composer.stages_by_group(lay), strict=True)
+        groups = zip(self.composer.assignment(lay).groups, self.composer.stages_by_group(lay), strict=True)
         for ranks, stages in groups:
             pools = self.composer.pools(stages)
             for r, (arena, routed) in zip(ranks, pools.activations(lay, ranks), strict=True):

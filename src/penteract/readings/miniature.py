@@ -67,7 +67,7 @@ class Owned:
 
 
 @dataclass(frozen=True, slots=True)
-class Miniature:
+class SymbolicProgram:
     """`program` has the whole step's chunks in small; its buckets are one for each of `owned`, without padding.
 
     `layout` is symbolic, while the program's mesh is plain: ranks are numbers.
@@ -112,7 +112,7 @@ def miniature(
     rank: int,
     schedule: ScheduleName | None,
     optimizer_kinds: OptimizerKinds = PLAIN,
-) -> Miniature:
+) -> SymbolicProgram:
     """The step of `rank` in small."""
     name, mesh = schedule or layout.schedule, Mesh(layout)
     at = mesh.coordinates(rank)["pp"]
@@ -159,7 +159,7 @@ def miniature(
     told = {
         i: _stand_in(i, some, like) for layers, some in zip(stages, alike, strict=True) for i in layers
     }  # fmt: skip
-    return Miniature(program, cut, tuple(_gathered(owned, real, turns, told)), alike, real, turns)
+    return SymbolicProgram(program, cut, tuple(_gathered(owned, real, turns, told)), alike, real, turns)
 
 
 def _alike(layout: Layout, layers: range, like: Sequence[int]) -> dict[int, int]:

@@ -1,6 +1,6 @@
 """The buckets of a pipeline rank, counted by the kinds of its layers: equal layers are packed once, however many.
 
-`parallel/data.py` says what goes together and what fills a pack; a test holds the counts against its packs one by one.
+`parallel/data.py` says what goes together and what fills a plan; a test holds the counts against its plans one by one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from penteract.config.optimizers import OptimizerKinds
 from penteract.config.precision import Policy
 from penteract.model.decoder import owning_stages, shared
 from penteract.ops.params import Param
-from penteract.parallel.data import Bucket, BucketRules, Pack, Unit, bucket_of, packs
-from penteract.readings.counted import Counted, count_packs
-from penteract.readings.deal import Chains, Deal
+from penteract.parallel.data import Bucket, BucketPlan, BucketRules, Unit, bucket_of, bucket_plans
+from penteract.readings.counted import Counted, count_bucket_plans
 from penteract.readings.pieces import ENDS, LayerType, Recorder, Uses
 from penteract.readings.price import away, bucket_workspace, held, in_ring_buffers, owned
 from penteract.readings.reads import Memos, tracked
+from penteract.readings.stage_assignment import RankLayers, StageAssignment
 from penteract.step.ring_buffer import DEPTH, depth, gathered_bytes, ring_buffer_sizes, summed_bytes
 from penteract.units import Bytes
 
@@ -73,16 +73,18 @@ class StageGroups:
 
 
 @dataclass(slots=True)
-class Packer:
-    """Packs the parameters of pipeline ranks. `deal`: which stages a layout's ranks have."""
+class BucketPlanner:
+    """Packs the parameters of pipeline ranks. `assignment`: which stages a layout's ranks have."""
 
     model: ModelSpec
     policy: Policy
     optimizer_kinds: OptimizerKinds
     recorder: Recorder
-    deal: Callable[[Layout], Deal]
+    assignment: Callable[[Layout], StageAssignment]
     memos: Memos = field(default_factory=Memos)
-    alike: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])  # units, runs and packs by what they are
+    interned: dict[Hashable, Any] = field(
+        default_factory=dict[Hashable, Any]
+    )  # units, runs and bucket plans by what they are
 
     # ---- one by one ------------------------------------------------------------------------------------------
 
@@ -93,79 +95,80 @@ class Packer:
         """
         return [(run.kind, run.unit.params) for run in self.runs(layout, pp_rank).units for _ in range(run.number)]
 
-    def packs(self, layout: Layout, pp_rank: int) -> Iterator[Pack]:
+    def bucket_plans(self, layout: Layout, pp_rank: int) -> Iterator[BucketPlan]:
         """The groups of parameters that fill the buckets of a rank."""
         runs = self.runs(layout, pp_rank)
         units = [run.unit for run in runs.units for _ in range(run.number)]
-        return packs(self._packing(layout, units, pp_rank), units)
+        return bucket_plans(self._rules(layout, units, pp_rank), units)
 
     def buckets(self, layout: Layout, pp_rank: int) -> tuple[Bucket, ...]:
         """The buckets of a rank."""
         mesh = Mesh(layout)
         rank = first_rank(mesh, pp_rank)
-        return tuple(bucket_of(pack, mesh, rank) for pack in self.packs(layout, pp_rank))
+        return tuple(bucket_of(plan, mesh, rank) for plan in self.bucket_plans(layout, pp_rank))
 
     # ---- by kinds --------------------------------------------------------------------------------------------
 
     def runs(self, layout: Layout, pp_rank: int) -> Runs:
         """The units of a rank."""
-        return self.groups(layout).runs[self.deal(layout).group[pp_rank]]
+        return self.groups(layout).runs[self.assignment(layout).group[pp_rank]]
 
     @tracked
     def groups(self, layout: Layout) -> StageGroups:
         """The units of pipeline ranks with the same stages."""
-        deal, cut = self.deal(layout), layout.cuts_units
-        uses = tuple([self.recorder.uses(layout, kind) for kind in deal.kinds])
-        key = (deal, uses, cut)
-        if key not in self.alike:
-            used = dict(zip(deal.kinds, uses, strict=True))
-            self.alike[key] = StageGroups(
-                tuple([self._runs(own, used, cut=cut) for own in deal.dealt(deal.chains)]), deal.alike
+        assignment, cut = self.assignment(layout), layout.cuts_units
+        uses = tuple([self.recorder.uses(layout, kind) for kind in assignment.kinds])
+        key = (assignment, uses, cut)
+        if key not in self.interned:
+            used = dict(zip(assignment.kinds, uses, strict=True))
+            self.interned[key] = StageGroups(
+                tuple([self._runs(own, used, cut=cut) for own in assignment.by_group(assignment.chains)]),
+                assignment.groups,
             )
-        return self.alike[key]
+        return self.interned[key]
 
-    def _runs(self, chains: Chains, uses: Mapping[LayerType, Uses], *, cut: bool) -> Runs:
+    def _runs(self, chains: RankLayers, uses: Mapping[LayerType, Uses], *, cut: bool) -> Runs:
         """What an end uses after the other is the other's."""
         ends, out = set[str](), list[Units]()
         for kind, n in chain.from_iterable(chains):
             names = {p.name for p in uses[kind].params} if kind in ENDS else set[str]()
             out.append(Units(kind, self._unit(uses[kind], frozenset(names & ends), cut=cut), n))
             ends |= names
-        return self.alike.setdefault(tuple(out), Runs(tuple(out)))
+        return self.interned.setdefault(tuple(out), Runs(tuple(out)))
 
     def _unit(self, used: Uses, again: frozenset[str], *, cut: bool) -> Unit:
         """`again`: parameters that are another unit's already."""
         key = (used, again, cut)
-        if key not in self.alike:
+        if key not in self.interned:
             params = tuple([p for p in used.params if p.name not in again])
             both = shared(self.model)
-            self.alike[key] = Unit(params, used.waiting, both, used.coded) if cut else Unit(params, shared=both)
-        return self.alike[key]
+            self.interned[key] = Unit(params, used.waiting, both, used.coded) if cut else Unit(params, shared=both)
+        return self.interned[key]
 
     @tracked
     def counted(self, layout: Layout, runs: Runs, stage: int) -> Counted:
-        """The packs of a rank with these units, as it has them in a pipeline stage."""
+        """The bucket plans of a rank with these units, as it has them in a pipeline stage."""
         if not self.shares(runs):
-            stage = 0  # the packs of another are no others
-        packing = self._packing(layout, [run.unit for run in runs.units], stage)
-        own = {unit: self._unit_packs(layout, unit, stage) for unit in dict.fromkeys(run.unit for run in runs.units)}
-        found = count_packs(packing, [(run.unit, own[run.unit], run.number) for run in runs.units])
-        return tuple([(self.alike.setdefault((*pack.kind, pack.alike.owning_stages), pack), n) for pack, n in found])
+            stage = 0  # the bucket plans of another are no others
+        rules = self._rules(layout, [run.unit for run in runs.units], stage)
+        own = {unit: self._unit_plans(layout, unit, stage) for unit in dict.fromkeys(run.unit for run in runs.units)}
+        found = count_bucket_plans(rules, [(run.unit, own[run.unit], run.number) for run in runs.units])
+        return tuple([(self.interned.setdefault((*plan.kind, plan.key.owning_stages), plan), n) for plan, n in found])
 
     @tracked
-    def _unit_packs(self, layout: Layout, unit: Unit, stage: int) -> list[Pack]:
+    def _unit_plans(self, layout: Layout, unit: Unit, stage: int) -> list[BucketPlan]:
         """Those that are of one unit alone."""
-        return list(self._packing(layout, [unit], stage).of_unit(unit, 0)) if layout.cuts_units else []
+        return list(self._rules(layout, [unit], stage).of_unit(unit, 0)) if layout.cuts_units else []
 
     @tracked
-    def bucket(self, layout: Layout, pack: Pack, stage: int) -> Bucket:
+    def bucket(self, layout: Layout, plan: BucketPlan, stage: int) -> Bucket:
         """Of the first rank of a stage."""
         mesh = Mesh(layout)
-        return bucket_of(pack.at(stage), mesh, first_rank(mesh, stage))
+        return bucket_of(plan.at(stage), mesh, first_rank(mesh, stage))
 
     @tracked
-    def _part(self, layout: Layout, pack: Pack, stage: int) -> _Part:
-        b, p = self.bucket(layout, pack, stage), self.policy
+    def _part(self, layout: Layout, plan: BucketPlan, stage: int) -> _Part:
+        b, p = self.bucket(layout, plan, stage), self.policy
         return _Part(b, held((b,), p), bucket_workspace(b, p, layout.elementwise), away(b, p))
 
     def unit_buckets(self, layout: Layout, runs: Runs, stage: int) -> list[list[Bucket]]:
@@ -177,12 +180,12 @@ class Packer:
     @tracked
     def buckets_of(self, layout: Layout, unit: Unit, stage: int) -> list[Bucket]:
         """Those that a unit has alone."""
-        return [self.bucket(layout, pack, stage) for pack in self._unit_packs(layout, unit, stage)]
+        return [self.bucket(layout, plan, stage) for plan in self._unit_plans(layout, unit, stage)]
 
     @tracked
     def state(self, layout: Layout, runs: Runs, stage: int) -> BucketMemory:
         """What a rank with these units holds; the stage tells more only where others share its parameters."""
-        parts = [(self._part(layout, pack, stage), n) for pack, n in self.counted(layout, runs, stage)]
+        parts = [(self._part(layout, plan, stage), n) for plan, n in self.counted(layout, runs, stage)]
         kinds = owned([(part.bucket, n) for part, n in parts], self.policy, [part.held for part, _ in parts])
         ring_buffer = sum(in_ring_buffers(*self.ring_buffers(layout, runs, stage)).values())
         resident, largest = sum(kinds.values()) + ring_buffer, max([part.largest for part, _ in parts])
@@ -211,7 +214,7 @@ class Packer:
         """Whether these units have parameters that live on other stages too."""
         return bool(shared(self.model)) and any(run.kind in ENDS for run in runs.units)
 
-    def _packing(self, layout: Layout, units: Sequence[Unit], stage: int) -> BucketRules:
+    def _rules(self, layout: Layout, units: Sequence[Unit], stage: int) -> BucketRules:
         where = owning_stages(self.model, layout, {p.name: stage for unit in units for p in unit.params})
         return BucketRules(where, Mesh(layout), self.policy, self.optimizer_kinds)
 

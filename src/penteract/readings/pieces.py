@@ -18,7 +18,7 @@ from typing import NamedTuple
 from penteract.config.layout import Edit, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.modules import Linears
+from penteract.config.modules import LinearLayers
 from penteract.config.precision import Policy
 from penteract.model.decoder import part
 from penteract.model.modules import first_like
@@ -27,7 +27,7 @@ from penteract.ops.declarations import OPS, declaration_of
 from penteract.ops.declarations.declaration import FLOAT
 from penteract.ops.declarations.fp8 import is_coded
 from penteract.ops.do import Do
-from penteract.ops.offload import ANCHORS, COPIES
+from penteract.ops.offload import LAYER_INPUTS, OFFLOAD_OPS
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site, Tape
@@ -118,7 +118,7 @@ class _Recorded:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Told:
+class _Recording:
     """A tape at one micro-batch size. `sizes` as in `LayerProgram`."""
 
     recorded: _Recorded
@@ -139,12 +139,12 @@ class Recorder:
     precision: Policy
     memos: Memos = field(default_factory=Memos)
     outlines: dict[tuple[Saying, Edit, bool], Outline] = field(default_factory=dict[tuple[Saying, Edit, bool], Outline])
-    pieces: dict[tuple[_Told, Outline], LayerProgram] = field(
-        default_factory=dict[tuple["_Told", Outline], LayerProgram]
+    pieces: dict[tuple[_Recording, Outline], LayerProgram] = field(
+        default_factory=dict[tuple["_Recording", Outline], LayerProgram]
     )
     used: dict[tuple[object, ...], Uses] = field(default_factory=dict[tuple[object, ...], "Uses"])
     widths: Widths = field(init=False)
-    linears: Linears = field(init=False)
+    linears: LinearLayers = field(init=False)
     names: Sequence[str] = field(init=False)  # of the kind of each layer
 
     def __post_init__(self) -> None:
@@ -178,7 +178,7 @@ class Recorder:
         split, (recompute, offload) = layout.split_backward, layout.edit(kind.place)
         edit = Edit(
             tuple([op_name for op_name in recompute if op_name in recorded.op_names]),
-            tuple([op_name for op_name in offload if op_name in recorded.op_names or op_name == ANCHORS]),
+            tuple([op_name for op_name in offload if op_name in recorded.op_names or op_name == LAYER_INPUTS]),
         )
         key = (recorded.saying, edit, split)
         if key not in self.outlines:
@@ -217,12 +217,12 @@ class Recorder:
         return (self._say_flat(layout, tokens) if tokens else self._say(layout, kind.name, self.sequence_length)).tape
 
     @tracked
-    def _told(self, layout: Layout, name: str) -> _Told:
+    def _told(self, layout: Layout, name: str) -> _Recording:
         """The tape of a piece, at the layout's micro-batch size."""
         if tokens := self._flat(layout, name):
             return self._told_flat(layout, tokens)
         recorded = self._tape_of(layout, name)
-        return _Told(recorded, sized(recorded.tape, recorded.sites, layout.micro_batch_size), {})
+        return _Recording(recorded, sized(recorded.tape, recorded.sites, layout.micro_batch_size), {})
 
     def _tape_of(self, layout: Layout, name: str) -> _Recorded:
         if tokens := self._flat(layout, name):
@@ -243,10 +243,10 @@ class Recorder:
         return 0 if chunk % lay.micro_batch_size else self.sequence_length // lay.cp * lay.micro_batch_size
 
     @tracked
-    def _told_flat(self, layout: Layout, tokens: int) -> _Told:
+    def _told_flat(self, layout: Layout, tokens: int) -> _Recording:
         """The head of one sequence of so many tokens."""
         recorded = _recording(self._say_flat(layout, tokens))
-        return _Told(recorded, sized(recorded.tape, recorded.sites, 1), {})
+        return _Recording(recorded, sized(recorded.tape, recorded.sites, 1), {})
 
     def _say_flat(self, layout: Layout, tokens: int) -> Do:
         return self._say(changed(layout, cp=1, micro_batch_size=1), HEAD.name, tokens)
@@ -264,7 +264,7 @@ class Recorder:
         for job, _, _ in chain.from_iterable(piece.outline.calls.values()):
             place, phase = piece.outline.jobs[job]
             site = piece.sites[place]
-            if phase == "start" and site.op_name in COPIES:
+            if phase == "start" and site.op_name in OFFLOAD_OPS:
                 continue
             if phase == "start":
                 spec = counted(site.op_name, site.ins[0], site.outs[0])

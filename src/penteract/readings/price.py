@@ -13,7 +13,7 @@ from penteract.ops.collectives import counted
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
 from penteract.ops.declarations.fp8 import coding_workspace, remembered
-from penteract.ops.offload import COPIES
+from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
 from penteract.parallel.data import Bucket
@@ -94,7 +94,7 @@ class Pricing(Silent):
             return
         for r in call.outs:
             self._hold(buffer, r, self._bytes(specs[r], buffer))
-        if site.op_name in COPIES:
+        if site.op_name in OFFLOAD_OPS:
             self.price.copied[site.op_name] += self._bytes(site.ins[0]._replace(pinned=False), buffer)
             return
         if call.phase == "start":
@@ -153,7 +153,7 @@ class Pricing(Silent):
             self.price.flops["update"] += muon.flops(b, mine)
             for kind, group, amount in muon.wires(b, mine, self.p.precision):
                 self.price.wires[kind, group] += amount
-        self.price.copied.update(dict.fromkeys(COPIES, away(b, self.p.precision)))
+        self.price.copied.update(dict.fromkeys(OFFLOAD_OPS, away(b, self.p.precision)))
         self._note(update_workspace(b, self.p.precision, self.p.layout.elementwise), None)
 
     def gather(self, bucket: int) -> None:

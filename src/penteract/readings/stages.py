@@ -14,7 +14,7 @@ from penteract.step.fit import first_fit
 from penteract.step.offsets import Life, Span
 from penteract.units import Bytes
 
-Chain = tuple[tuple[LayerType, int], ...]  # the pieces of a stage in order, runs of equal ones counted
+StageLayers = tuple[tuple[LayerType, int], ...]  # the pieces of a stage in order, runs of equal ones counted
 Run = tuple[Holding, int]  # of a piece, and how many times in a row
 _Time = tuple[int, int, int]  # piece in the order of the action, its run of one layer, instruction
 _Crossing = tuple[_Time, _Time, Bytes]

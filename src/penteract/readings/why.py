@@ -22,7 +22,7 @@ from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values
 from penteract.ops.tape import Call, Site
 from penteract.readings.load import Balanced, Load
-from penteract.readings.miniature import Miniature, miniature
+from penteract.readings.miniature import SymbolicProgram, miniature
 from penteract.readings.price import Pricing, away, fed, held
 from penteract.readings.row import KINDS, Term, TermKind, Why
 from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
@@ -41,7 +41,7 @@ _MUON = "step/muon.py"
 _UPDATE = "step/update.py"
 
 
-class _Said(NamedTuple):
+class _Derived(NamedTuple):
     """All that makes a row but its formula; those with the same formula too are one row."""
 
     kind: TermKind
@@ -105,10 +105,10 @@ class _Alive(Silent):
 class _Telling(Silent):
     """The reading that asks the pricing one question at a time, and writes down who asked."""
 
-    small: Miniature
+    small: SymbolicProgram
     load: Load
     numbers: Mapping[str, int]
-    found: Counter[tuple[_Said, Expression]] = field(default_factory=Counter[tuple[_Said, Expression]])
+    found: Counter[tuple[_Derived, Expression]] = field(default_factory=Counter[tuple[_Derived, Expression]])
     sizes: dict[tuple[int, int], Bytes] = field(default_factory=dict[tuple[int, int], Bytes])  # of registers, by chunk
     redistributions: dict[Site, str] = field(default_factory=dict[Site, str])
     seen: set[tuple[Site, str]] = field(default_factory=set[tuple[Site, str]])
@@ -137,7 +137,7 @@ class _Telling(Silent):
         pricing = self.ask()
         pricing.agree(agreement)
         for (kind, ranks), amount in pricing.price.wires.items():
-            self.tell(_Said("wires", kind, agreement.name, _AGREED, ranks), amount)
+            self.tell(_Derived("wires", kind, agreement.name, _AGREED, ranks), amount)
 
     def call(self, buffer: BufferKey, call: Call) -> None:
         if call.phase == "finish":
@@ -149,14 +149,14 @@ class _Telling(Silent):
         self.seen.add((site, call.phase))
         times = self.small.times(buffer[0], site.layer)
         for phase, amount in pricing.price.flops.items():
-            said = _Said("flops", site.op_name, phase.replace("_", " ") + again, site.line)
+            said = _Derived("flops", site.op_name, phase.replace("_", " ") + again, site.line)
             self.tell(said, amount * self.micros, times)
         for (kind, ranks), amount in pricing.price.wires.items():
             asked = (
                 "scales" if call.phase != "start" else f"{self.redistributions.get(site, '')} over {site.attrs['axis']}"
             )
             over = f"{asked}{again}"
-            self.tell(_Said("wires", kind, over, site.line, ranks), amount * self.micros, times)
+            self.tell(_Derived("wires", kind, over, site.line, ranks), amount * self.micros, times)
 
     def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         for t, buffer, r in transfers:
@@ -164,7 +164,7 @@ class _Telling(Silent):
             pricing.exchange(((t, buffer, r),))
             self.sizes |= {(buffer[0], r): n for (_, r), n in pricing.alive.items()}
             for (kind, ranks), amount in pricing.price.wires.items():
-                said = _Said("wires", kind, f"{t.what} over pp", self._touched(buffer[0], r), ranks)
+                said = _Derived("wires", kind, f"{t.what} over pp", self._touched(buffer[0], r), ranks)
                 self.tell(said, amount * self.micros)
 
     def reduce(self, bucket: int) -> None:
@@ -172,8 +172,8 @@ class _Telling(Silent):
         owned, b = self.small.owned[bucket], self.p.buckets[bucket]
         shape = _shape(Spec(owned.param.local_shape(Mesh(self.small.layout))))
         for kind, amount in held([b], self.p.precision).items():
-            self.tell(_Said(kind, owned.name, shape, owned.line), amount, owned.times)  # type: ignore[arg-type]
-        self.tell(_Said("host", owned.name, shape, owned.line), away(b, self.p.precision), owned.times)
+            self.tell(_Derived(kind, owned.name, shape, owned.line), amount, owned.times)  # type: ignore[arg-type]
+        self.tell(_Derived("host", owned.name, shape, owned.line), away(b, self.p.precision), owned.times)
         self._bucket(Pricing.reduce, bucket, "gradients of", owned.times * (self.micros if b.cut_gradients else 1))
         if b.shards > 1:
             self._bucket(Pricing.replicate, bucket, "gradients of", owned.times)
@@ -188,13 +188,13 @@ class _Telling(Silent):
             for r, name in chunk.inputs.items():
                 if not any(name in earlier.tape.inputs for earlier in self.p.chunks[:c]):
                     amount = fed({name: chunk.specs[r]}, self.micros, self.p.widths)
-                    self.tell(_Said("data", name, _shape(chunk.specs[r]), self._touched(c, r)), amount)
+                    self.tell(_Derived("data", name, _shape(chunk.specs[r]), self._touched(c, r)), amount)
 
         for c, chunk in enumerate(self.p.chunks):
             for site in (op.site for op in chunk.tape.ops):
                 if amount := self.small.times(c, site.layer) * remembered(site):
                     said = ("scales", "of weights as codes") if is_coded(site) else _PAST
-                    self.tell(_Said("data", *said, site.line), amount)
+                    self.tell(_Derived("data", *said, site.line), amount)
 
     def padding(self) -> None:
         """What buckets hold and send beside their parameters; no formula, as it depends on how they are packed."""
@@ -207,19 +207,20 @@ class _Telling(Silent):
             for n in range(len(alone)):
                 beside.subtract(self._of_bucket(replace(plain, buckets=tuple(alone)), n))
             for (kind, what, ranks), amount in beside.items():
-                self.tell(_Said(kind, what, "padding", ranks=ranks), amount)
+                self.tell(_Derived(kind, what, "padding", ranks=ranks), amount)
 
     def updates(self) -> None:
-        """What matrices take that are moved as a whole; no formula, as it depends on how they are packed and dealt."""
+        """What matrices take that are moved as a whole; no formula, as it depends on how they are packed and
+        by_group."""
         plain = replace(self.p, buckets=self.small.buckets)
         for i, b in enumerate(plain.buckets):
             if b.optimizer_kind.by_matrix:
                 pricing = Pricing(plain, self.load)
                 pricing.update(i)
                 for phase, amount in pricing.price.flops.items():
-                    self.tell(_Said("flops", b.optimizer_kind.name, phase, _MUON), amount)
+                    self.tell(_Derived("flops", b.optimizer_kind.name, phase, _MUON), amount)
                 for (kind, ranks), amount in pricing.price.wires.items():
-                    self.tell(_Said("wires", kind, "update of matrices", _MUON, ranks), amount)
+                    self.tell(_Derived("wires", kind, "update of matrices", _MUON, ranks), amount)
 
     def ring_buffers(self) -> None:
         """What is whole for a while, by the place that the largest unit needs."""
@@ -229,13 +230,13 @@ class _Telling(Silent):
             ("gradients of one action", gradient_ring_buffer(small.buckets, widths)),
         ):
             for n in ring_buffer.sizes:
-                self.tell(_Said("ring_buffer", what, "of the largest unit", _RING_BUFFER), n)
+                self.tell(_Derived("ring_buffer", what, "of the largest unit", _RING_BUFFER), n)
 
     def temporary(self) -> None:
         """Through which what the optimizer keeps on the host passes."""
         staging = through(((b, 1) for b in self.small.buckets), self.p.precision)
         for _ in range(staging.count):
-            self.tell(_Said("optimizer", "a slice of the host's", "on its way", _UPDATE), staging.each)
+            self.tell(_Derived("optimizer", "a slice of the host's", "on its way", _UPDATE), staging.each)
 
     def kept(self) -> None:
         """Registers alive after the last forward that comes before a backward."""
@@ -246,13 +247,13 @@ class _Telling(Silent):
             chunk = self.p.chunks[c]
             made = next((i.call.site for i in chunk.actions["Fwd"] if r in i.call.outs), None)
             what = "received" if made is None else self.redistributions.get(made, made.op_name)
-            said = _Said("kept", f"{what} {_shape(chunk.specs[r])}", self._kept_for(c, r),
+            said = _Derived("kept", f"{what} {_shape(chunk.specs[r])}", self._kept_for(c, r),
                          made.line if made else self._touched(c, r), flight=flight)  # fmt: skip
             self.tell(said, self.sizes[c, r], self.small.times(c, made.layer) if made else 1)
 
     # ---- telling ---------------------------------------------------------------------------------------------
 
-    def tell(self, said: _Said, amount: int, times: int = 1) -> None:
+    def tell(self, said: _Derived, amount: int, times: int = 1) -> None:
         if amount:
             self.found[said, expression_of(amount)] += times
 
@@ -268,7 +269,7 @@ class _Telling(Silent):
         owned, pricing = self.small.owned[bucket], self.ask()
         question(pricing, bucket)
         for (kind, ranks), amount in pricing.price.wires.items():
-            self.tell(_Said("wires", kind, f"{of} {owned.name}", owned.line, ranks), amount, times)
+            self.tell(_Derived("wires", kind, f"{of} {owned.name}", owned.line, ranks), amount, times)
 
     def _of_bucket(self, p: Program, bucket: int) -> Counter[tuple[TermKind, str, tuple[int, ...]]]:
         """All that a bucket takes, in plain numbers."""

@@ -20,7 +20,7 @@ from penteract.ops.declarations import OPS
 from penteract.ops.declarations.fp8 import check_sizes, is_coded, remembered
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
-from penteract.ops.offload import ANCHORS
+from penteract.ops.offload import LAYER_INPUTS
 from penteract.ops.params import OwningStages, Param
 from penteract.ops.spec import Widths
 from penteract.ops.tape import OpCall, Site
@@ -181,7 +181,7 @@ def check_words(layout: Layout) -> None:
     for key, known, named in (
         ("memory.recompute", op_names, layout.recompute),
         ("memory.recompute_else", op_names, layout.recompute_else),
-        ("memory.offload", op_names | {ANCHORS}, layout.offload),
+        ("memory.offload", op_names | {LAYER_INPUTS}, layout.offload),
     ):
         for op_name in named:
             if op_name not in known:

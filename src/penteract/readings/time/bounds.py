@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penteract.config.layout import Layout
-from penteract.ops.offload import COPIES
+from penteract.ops.offload import OFFLOAD_OPS
 from penteract.parallel.data import Unit
 from penteract.readings.packed import Runs, StageGroups
 from penteract.readings.pieces import LayerProgram, LayerType
@@ -122,7 +122,11 @@ class Bounds:
     def alone(self, layout: Layout) -> Seconds:
         """From the rank that a micro-batch comes to last, played without its peers: dearer than the others by far."""
         passes, packer = self.passes(layout), self.steps.composer.packer
-        reached, group, border = layout.placement.reached, self.steps.composer.deal(layout).group, self._borders(layout)
+        reached, group, border = (
+            layout.placement.reached,
+            self.steps.composer.assignment(layout).group,
+            self._borders(layout),
+        )
         there, back = fsum(border), fsum(border)
         for r in reached[:-1]:
             there, back = there + passes[group[r]].on, back + passes[group[r]].off
@@ -134,17 +138,17 @@ class Bounds:
     @tracked
     def passes(self, layout: Layout) -> list[Passes]:
         """By group of pipeline ranks with the same stages."""
-        deal = self.steps.composer.deal(layout)
-        idle = {kind: self._idle(layout, self.steps.composer.piece(layout, kind)) for kind in deal.kinds}
+        assignment = self.steps.composer.assignment(layout)
+        idle = {kind: self._idle(layout, self.steps.composer.piece(layout, kind)) for kind in assignment.kinds}
         each = list[tuple[Pass, Seconds, Seconds]]()
-        for chain in deal.chains:
+        for chain in assignment.chains:
             total, waits, host = defaultdict[str, Seconds](float), 0.0, 0.0
             for kind, n in chain:
                 for action, told in idle[kind].items():
                     total[action] += n * told.seconds
                     waits, host = waits + n * told.waits, host + n * told.host
             each.append((dict(total), waits, host))
-        return list(map(_of_group, deal.dealt(each)))
+        return list(map(_of_group, assignment.by_group(each)))
 
     @tracked
     def _idle(self, layout: Layout, piece: LayerProgram) -> Mapping[str, Idle]:
@@ -183,11 +187,11 @@ class Bounds:
         update = measure = beside = 0.0
         copies, last = [0.0, 0.0], defaultdict[_Ranks, Seconds](float)
         wires, once = defaultdict[_Ranks, Seconds](float), defaultdict[_Ranks, Seconds](float)
-        for pack, n in packer.counted(layout, runs, stage):
-            b = packer.bucket(layout, pack, stage)
+        for plan, n in packer.counted(layout, runs, stage):
+            b = packer.bucket(layout, plan, stage)
             update, measure = update + n * costs.update(b), measure + n * costs.squares(b)
             if b.offloaded:
-                for i, op_name in enumerate(COPIES):
+                for i, op_name in enumerate(OFFLOAD_OPS):
                     copies[i] += n * costs.rates.copy(op_name, away(b, costs.policy))
             if b.cut_gradients:
                 beside += n * costs.landed(b)
@@ -249,7 +253,7 @@ class Bounds:
         works, lates = [m * share * p.work for p in passes], [m * share * p.late for p in passes]
         there = back = 0.0
         bound = max([m * p.host for p in passes])
-        group, border = self.steps.composer.deal(lay).group, (*self._borders(lay), 0.0)
+        group, border = self.steps.composer.assignment(lay).group, (*self._borders(lay), 0.0)
         for r, way in zip(lay.placement.reached, border, strict=True):
             g = group[r]
             late = back - lates[g]
@@ -266,7 +270,7 @@ class Bounds:
         last, and the last gradient must go back to the first stage."""
         lay, m = layout, layout.gradient_accumulation_steps
         slower = 1 - 1 / self.steps.rates.beside  # of a wire's seconds, what computations beside it lose
-        reached, group, border = lay.placement.reached, self.steps.composer.deal(lay).group, self._borders(lay)
+        reached, group, border = lay.placement.reached, self.steps.composer.assignment(lay).group, self._borders(lay)
         first, there, back, bound = once[reached[0]].update, 0.0, 0.0, 0.0
         told = [(m * p.work, m * p.work if p.tail is None else p.tail, m * p.late, p.on, p.off) for p in passes]
         for i, r in enumerate(reached):

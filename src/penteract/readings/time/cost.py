@@ -17,7 +17,7 @@ from penteract.config.precision import Policy
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT, CallShapes, Product
-from penteract.ops.offload import COPIES
+from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
@@ -71,7 +71,7 @@ class DeviceCosts:
 
     def collective(self, site: Site) -> Seconds:
         """One that the tape starts."""
-        if site.op_name in COPIES:
+        if site.op_name in OFFLOAD_OPS:
             return self.rates.copy(site.op_name, self.bytes_of(site.ins[0]._replace(pinned=False)))
         axis, spec = str(site.attrs["axis"]), counted(site.op_name, site.ins[0], site.outs[0])
         return self.rates.collective(site.op_name, self.span(axis), self.bytes_of(spec))
@@ -106,7 +106,7 @@ def seconds_alone(piece: LayerProgram, device: DeviceCosts) -> dict[int, Seconds
         site = piece.sites[place]
         if phase == "forward":
             found[place] = device.call(site, phase, piece.specs, (*ins, *outs))[1]
-        elif phase == "start" and site.op_name not in COPIES:
+        elif phase == "start" and site.op_name not in OFFLOAD_OPS:
             found[place] = device.collective(site)
     return found
 

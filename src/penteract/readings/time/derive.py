@@ -140,7 +140,7 @@ class _Derivation:
             some.sort()
         count = defaultdict[int, int](int)
         for b, (_, walk, at) in sorted(written.items(), key=lambda item: (item[1][0], item[1][2], item[0])):
-            bucket, unit = stage.buckets[b], stage.packs[b].unit
+            bucket, unit = stage.buckets[b], stage.bucket_plans[b].unit
             if unit == NONE or not bucket.cut_gradients:
                 unit = stage.walk(walk).units[at[0]]
                 if not bucket.across_stages:
@@ -194,7 +194,7 @@ class _Derivation:
         return self._number(key, b) if found is None else found
 
     def _gathered(self, b: int) -> tuple[int, int]:
-        unit = self.stage.packs[b].unit
+        unit = self.stage.bucket_plans[b].unit
         return unit, self.stage.rule.cut[unit].index(b)
 
     def _number(self, key: tuple[str, int, int, int], b: int = NONE) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penteract.config.mesh import Mesh
-from penteract.ops.offload import COPIES, Copy
+from penteract.ops.offload import OFFLOAD_OPS, Copy
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
 from penteract.readings.pieces import LayerProgram
@@ -81,7 +81,7 @@ def piece_ops(piece: LayerProgram, device: DeviceCosts, axes: Axes) -> Mapping[s
 
 
 def _is_copy(piece: LayerProgram, place: int, phase: Phase) -> bool:
-    return piece.sites[place].op_name in COPIES
+    return piece.sites[place].op_name in OFFLOAD_OPS
 
 
 def _without_copies(every: Sequence[tuple[Op, ...]], copies: Sequence[bool], action: str) -> ActionOps:
@@ -113,8 +113,8 @@ def _call(
     if phase == "finish":
         return ((WAIT, ("c", 0, ins[-1]), _part(site), name),)
     if phase == "start":
-        copies = {COPIES[0]: OUT, COPIES[1]: IN}
-        stream = copies[site.op_name] if site.op_name in COPIES else axes[AXES.index(str(site.attrs["axis"]))]
+        copies = {OFFLOAD_OPS[0]: OUT, OFFLOAD_OPS[1]: IN}
+        stream = copies[site.op_name] if site.op_name in OFFLOAD_OPS else axes[AXES.index(str(site.attrs["axis"]))]
         return ((START, stream, ps(device.collective(site)), ("c", 0, outs[0]), name),)
     part, seconds, asked = device.call(site, phase, piece.specs, (*ins, *outs))
     run: Op = (RUN, ps(seconds), PART[part], name)
@@ -130,7 +130,7 @@ def _call(
 
 
 def _part(site: Site) -> int:
-    return HOST if site.op_name in COPIES else PART[DIMENSION[str(site.attrs["axis"])]]
+    return HOST if site.op_name in OFFLOAD_OPS else PART[DIMENSION[str(site.attrs["axis"])]]
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from penteract.ops.params import Param
-from penteract.parallel.data import Bucket, Pack
+from penteract.parallel.data import Bucket, BucketPlan
 from penteract.readings.pieces import ENDS, LayerProgram, LayerType
 from penteract.readings.time.clock import WAIT, Op
 from penteract.readings.time.machine import Clock
@@ -69,12 +69,12 @@ class Pass(NamedTuple):
 class Stage:
     """One rank's program.
 
-    row      the kinds of its units, in the order of forward; `chunks`: the units of each chunk
-    pieces   of each kind: the piece, and its ops by action
-    packs    whose parameters each of `buckets` has; equal buckets are one object
-    owned    the parameters that each unit is the first to use
-    depth    of the ring buffer of parameters
-    outside  what decides its work outside of the tape
+    row           the kinds of its units, in the order of forward; `chunks`: the units of each chunk
+    pieces        of each kind: the piece, and its ops by action
+    bucket_plans  whose parameters each of `buckets` has; equal buckets are one object
+    owned         the parameters that each unit is the first to use
+    depth         of the ring buffer of parameters
+    outside       what decides its work outside of the tape
     offloads whether activations are kept on the host
     """
 
@@ -83,7 +83,7 @@ class Stage:
     row: Sequence[LayerType]
     chunks: Sequence[range]
     pieces: Mapping[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]
-    packs: Sequence[Pack]
+    bucket_plans: Sequence[BucketPlan]
     buckets: Sequence[Bucket]
     owned: Sequence[Sequence[Param]]
     depth: int
@@ -101,8 +101,8 @@ class Stage:
 
     def __post_init__(self) -> None:
         held = [
-            Cut(pack.unit, b.cut_parameters, b.cut_gradients, b.shards, b.replicate_ranks)
-            for pack, b in zip(self.packs, self.buckets, strict=True)
+            Cut(plan.unit, b.cut_parameters, b.cut_gradients, b.shards, b.replicate_ranks)
+            for plan, b in zip(self.bucket_plans, self.buckets, strict=True)
         ]
         self.rule = FsdpRule(held, self.depth)
         self.of = dict(self._owners())
@@ -165,7 +165,7 @@ class Stage:
         return self._touched[key]
 
     def _owners(self) -> Iterator[tuple[tuple[int, str], int]]:
-        """Layers that are alike share their parameters: packs take them in the order of backward."""
+        """Layers that are alike share their parameters: bucket plans take them in the order of backward."""
         units, ends = defaultdict[int, list[int]](list), defaultdict[str, list[int]](list)
         for unit in reversed(range(len(self.row))):
             for p in self.owned[unit]:
@@ -174,8 +174,8 @@ class Stage:
                 for name in {name for site in self.pieces[self.row[unit]][0].sites for name in site.params}:
                     ends[name].append(unit)
         turn = {p: iter(some) for p, some in units.items()}
-        for b, pack in enumerate(self.packs):
-            for p in pack.params:
+        for b, plan in enumerate(self.bucket_plans):
+            for p in plan.params:
                 yield (next(turn[id(p)]), p.name), b
                 for other in ends.get(p.name, ()):
                     yield (other, p.name), b

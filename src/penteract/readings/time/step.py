@@ -148,7 +148,7 @@ class StepClock:
         know the norm, and its last gradient must go `back`."""
         lay, runs = layout, self.composer.packer.groups(layout)
         micros, skipped = _shortened(lay, _TURNS)
-        group = self.composer.deal(lay).group[r]
+        group = self.composer.assignment(lay).group[r]
         stage = self.stage(lay, runs.runs[group], runs.ranks[group][0] if self.alike(lay) else r)
         turns = begins_of(lay.schedule, lay.pp, lay.vpp, micros, r)
         last = 0 if lay.split_backward else ps(back)  # there, that gradient has gone before
@@ -208,17 +208,17 @@ class StepClock:
         """The program of pipeline coordinate `r`, which has these units. Layouts that show the same have one object."""
         lay, mesh = layout, Mesh(layout)
         rank, packer = first_rank(mesh, r), self.composer.packer
-        streams, placed, packs = Streams(mesh, rank), packer.placed(lay, r), tuple(packer.packs(lay, r))
+        streams, placed, bucket_plans = Streams(mesh, rank), packer.placed(lay, r), tuple(packer.bucket_plans(lay, r))
         pieces = dict[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]()
         for kind in dict.fromkeys(run.kind for run in runs.units):
             piece = self.composer.piece(lay, kind)
             pieces[kind] = piece, self.piece_ops(lay, piece, streams.axes)
         known = dict[object, Bucket]()
         buckets = list[Bucket]()
-        for pack in packs:
-            key = (pack.alike, pack.elements, pack.unit < 0, pack.shapes)
+        for plan in bucket_plans:
+            key = (plan.key, plan.elements, plan.unit < 0, plan.shapes)
             if key not in known:
-                known[key] = bucket_of(pack, mesh, rank)
+                known[key] = bucket_of(plan, mesh, rank)
             buckets.append(known[key])
         ops = BucketOps(buckets, self.bucket_costs, streams)
         ends, chunks = 0, list[range]()
@@ -231,7 +231,7 @@ class StepClock:
         for agreement in (*at_begin(outside, counted=True), *after_backward(outside), totals(outside)):
             if len(group := mesh.group(agreement.axis, rank)) > 1:
                 streams.of(group, PART["update"])
-        return Stage(self._clock(tuple(streams.parts)), ops, row, chunks, pieces, packs, buckets,
+        return Stage(self._clock(tuple(streams.parts)), ops, row, chunks, pieces, bucket_plans, buckets,
                      [params for _, params in placed], depth(lay, len(row)), outside, bool(lay.offload))  # fmt: skip
 
     @tracked

@@ -7,48 +7,48 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penteract.readings.pieces import LayerType
-from penteract.readings.stages import Chain
+from penteract.readings.stages import StageLayers
 from penteract.schedule.schedule import Placement
 
 _T = TypeVar("_T")
-Chains = tuple[Chain, ...]  # of a pipeline rank, one a chunk
+RankLayers = tuple[StageLayers, ...]  # of a pipeline rank, one a chunk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Deal:
-    """Which chains the pipeline ranks have. Layouts that deal the same have one object.
+class StageAssignment:
+    """Which layers the pipeline ranks have. Layouts that assign the same have one object.
 
-    alike    ranks that have the same, together
-    group    of each rank, its place in `alike`
+    groups   ranks that have the same, together
+    group    of each rank, its place in `groups`
     chains   each once; `chunks`: of each group, the place of each of its chains among them
     kinds    of all pieces, each once
     """
 
-    by_rank: tuple[Chains, ...]
-    alike: tuple[tuple[int, ...], ...]
+    by_rank: tuple[RankLayers, ...]
+    groups: tuple[tuple[int, ...], ...]
     group: tuple[int, ...]
-    chains: tuple[Chain, ...]
+    chains: tuple[StageLayers, ...]
     chunks: tuple[tuple[int, ...], ...]
     kinds: tuple[LayerType, ...]
 
     @staticmethod
-    def of(chains: Sequence[Chain], placement: Placement) -> Deal:
+    def of(chains: Sequence[StageLayers], placement: Placement) -> StageAssignment:
         """`chains`: of each stage."""
         by_rank = tuple(tuple([chains[s] for s in own]) for own in placement.stages)
-        alike: dict[Chains, list[int]] = {}
+        groups: dict[RankLayers, list[int]] = {}
         for r, own in enumerate(by_rank):
-            alike.setdefault(own, []).append(r)
-        places = {own: i for i, own in enumerate(alike)}
+            groups.setdefault(own, []).append(r)
+        numbers = {own: i for i, own in enumerate(groups)}
         distinct = {chain: i for i, chain in enumerate(dict.fromkeys(chains))}
-        return Deal(
+        return StageAssignment(
             by_rank,
-            tuple(map(tuple, alike.values())),
-            tuple(places[own] for own in by_rank),
+            tuple(map(tuple, groups.values())),
+            tuple(numbers[own] for own in by_rank),
             tuple(distinct),
-            tuple(tuple([distinct[chain] for chain in own]) for own in alike),
+            tuple(tuple([distinct[chain] for chain in own]) for own in groups),
             tuple(dict.fromkeys(kind for chain in distinct for kind, _ in chain)),
         )
 
-    def dealt(self, each: Sequence[_T]) -> list[tuple[_T, ...]]:
+    def by_group(self, each: Sequence[_T]) -> list[tuple[_T, ...]]:
         """By group, what there is of each of its chains; `each`: of `chains`."""
         return [tuple([each[i] for i in chunks]) for chunks in self.chunks]
