@@ -71,7 +71,7 @@ CASES: Mapping[str, list[Case]] = {
         Case("full recomputation", FULL),
         Case("every second layer recomputed", {**FULL, "recompute_every": 2}),
         Case("activations and norms recomputed", {"recompute": ("enter", "swiglu", "rms_norm")}),
-        Case("full recomputation, inputs of layers on the host", {**FULL, "offload": ("anchors",)}),
+        Case("full recomputation, inputs of layers on the host", {**FULL, "offload": ("layer_inputs",)}),
         Case("bf16 alone, rounded by chance", precision={"dtype": "bf16_pure"}),
         Case("moments in 8 bits", precision={"moments": "int8"}),
         Case("gradients summed in bf16", precision={"reduce": "bf16"}),

@@ -293,7 +293,7 @@ def _compare_arena(run: Run, placed: Run) -> Iterable[tuple[str, str]]:
 def _compare_routing(run: Run) -> Iterable[tuple[str, str]]:
     """Every token is counted at each steered router, and none by the expert that the bias shuts."""
     lay, moe = run.p.layout, run.p.model.moe
-    for name, tally in run.state.tallies.items():
-        counted, chosen = tally.tolist(), lay.global_batch_size * run.p.sequence_length * (moe.top_k if moe else 0)
+    for name, counts in run.state.tokens_per_expert.items():
+        counted, chosen = counts.tolist(), lay.global_batch_size * run.p.sequence_length * (moe.top_k if moe else 0)
         if sum(counted) != chosen or counted[0]:
             yield "routing", f"{name} counts {counted}, of {chosen} choices"

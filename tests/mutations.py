@@ -256,11 +256,11 @@ def rows_not_regrouped(s: Subject) -> None:
     def as_they_came(env: Any, site: Any, ins: Any, weights: Any, outs: Any) -> None:
         outs[0].copy_(ins[0])
 
-    s.kernels["regroup"] = replace(s.kernels["regroup"], forward=as_they_came)
+    s.kernels["sort_chunks"] = replace(s.kernels["sort_chunks"], forward=as_they_came)
 
 
 def choices_not_tallied(s: Subject) -> None:
-    s.kernels["tally"] = replace(s.kernels["tally"], forward=lambda *_: None)
+    s.kernels["tokens_per_expert"] = replace(s.kernels["tokens_per_expert"], forward=lambda *_: None)
 
 
 def register_never_freed(s: Subject) -> None:

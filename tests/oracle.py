@@ -29,7 +29,7 @@ def loss(
     ahead, z_ahead, b = _predict_ahead(m, w, h, batch, biases or {})
     terms = {"cross_entropy": ce * scale["cross_entropy"], "balance": (balance + b) * scale.get("balance", 0.0)}
     terms |= {"z_loss": z + z_ahead} if m.z_loss_coefficient else {}
-    return {**terms, "predict_ahead": ahead} if m.predict_ahead else terms
+    return {**terms, "mtp_layers": ahead} if m.mtp_layers else terms
 
 
 def _z_loss(m: ModelSpec, logits, targets):
@@ -55,7 +55,7 @@ def _predict_ahead(m: ModelSpec, w: Params, h, batch, biases: Params):
     """DeepSeek-V3's equations 21 to 25 -> the mean over the targets of all depths, that of their z-loss, and their
     layers' balance."""
     logits, targets, balance = [], [], 0.0
-    for k in range(1, m.predict_ahead + 1):
+    for k in range(1, m.mtp_layers + 1):
         n = f"layers.{m.layers + k - 1}"
         tokens = torch.cat([batch["tokens"][:, k:], batch["tokens"][:, -1:].expand(-1, k)], 1)[:, : h.shape[1]]
         start, target = (F.pad(batch[name], (0, k), value=-1)[:, k:] for name in ("start", "targets"))
@@ -69,7 +69,7 @@ def _predict_ahead(m: ModelSpec, w: Params, h, batch, biases: Params):
         return h.new_zeros(()), 0.0, 0.0
     count = sum(int((t >= 0).sum()) for t in targets)
     total = F.cross_entropy(torch.cat(logits), torch.cat(targets), ignore_index=-1, reduction="sum")
-    scale = m.predict_ahead_coefficient / max(1, count)
+    scale = m.mtp_loss_coefficient / max(1, count)
     return scale * total, scale * _z_loss(m, torch.cat(logits), torch.cat(targets)), balance
 
 

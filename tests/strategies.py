@@ -31,17 +31,17 @@ RECOMPUTES: tuple[tuple[str, ...], ...] = (
     ("ring",),
     ("to_heads", "repeat_heads", "attention"),
     ("enter", "linear", "rope"),
-    ("send", "dispatch", "expert_linear"),
+    ("send", "permute", "expert_linear"),
     ("layer_norm", "gelu", "leave"),
-    ("router", "sort_by_expert", "combine"),
+    ("router", "expert_permutation", "unpermute"),
     ("enter", "gather", "split", "unfold_heads"),
 )
 OFFLOADS: tuple[tuple[str, ...], ...] = (
-    ("anchors",),
+    ("layer_inputs",),
     ("*",),
     ("attention", "swiglu", "linear"),
-    ("anchors", "enter", "gather", "rms_norm"),
-    ("rope", "router", "dispatch", "split", "to_heads"),
+    ("layer_inputs", "enter", "gather", "rms_norm"),
+    ("rope", "router", "permute", "split", "to_heads"),
 )
 SCALINGS = (
     RopeScaling(factor=8.0, original_positions=32),
@@ -109,7 +109,7 @@ def coded_cases(draw: DrawFn) -> Case:
         gradient_accumulation_steps=steps, bucket_bytes=draw(st.sampled_from(BUCKETS)), **draw(recomputes()),
         **cut | {"zero": 3},
     )  # fmt: skip
-    said: dict[str, Any] = {"predict_ahead": draw(st.integers(0, 1)), "tied": draw(st.booleans())}
+    said: dict[str, Any] = {"mtp_layers": draw(st.integers(0, 1)), "tied": draw(st.booleans())}
     if experts:
         said["moe"] = MoESpec(experts=4, top_k=2, ffn_size=32, shared_ffn_size=draw(st.sampled_from([0, 32])))
     if draw(st.booleans()):
@@ -198,7 +198,7 @@ def models(draw: DrawFn, layout: Layout, experts: bool, length: int) -> ModelSpe
     if draw(st.booleans()):
         said["rope_scaling"] = draw(st.sampled_from(SCALINGS))
     if draw(st.booleans()):
-        said |= {"predict_ahead": draw(st.integers(1, 2)), "predict_ahead_coefficient": 0.7}
+        said |= {"mtp_layers": draw(st.integers(1, 2)), "mtp_loss_coefficient": 0.7}
     if draw(st.booleans()):
         said["z_loss_coefficient"] = 0.05
     return ModelSpec(**said)
@@ -215,8 +215,8 @@ def deepseeks(draw: DrawFn, layout: Layout) -> ModelSpec:
     )  # fmt: skip
     return ModelSpec(
         layers=max(2, layout.stages), hidden_size=24, heads=heads, ffn_size=8 * heads, vocab_size=8 * heads,
-        initial_std=0.3, moe=moe, rope_scaling=SCALINGS[1], predict_ahead=draw(st.integers(1, 2)),
-        predict_ahead_coefficient=0.7, **draw(latents(heads)),
+        initial_std=0.3, moe=moe, rope_scaling=SCALINGS[1], mtp_layers=draw(st.integers(1, 2)),
+        mtp_loss_coefficient=0.7, **draw(latents(heads)),
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "more_layers": (0, 1),
     "tied": (False, True),
     "heads": ("plain", "normed", "latent"),
-    "predict_ahead": (0, 1, 2),
+    "mtp_layers": (0, 1, 2),
     "norm": ("rms", "layer"),
     "sliding_window": (0, 5),
     "vpp": (1, 2),
@@ -45,7 +45,7 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "shared_ffn_size": (0, 16),
     "groups": ("none", "best", "best two"),
 }
-_OF_MODEL = ("tied", "norm", "sliding_window", "predict_ahead")
+_OF_MODEL = ("tied", "norm", "sliding_window", "mtp_layers")
 _OF_EXPERTS = ("balance", "score", "shared_ffn_size")
 _LATENT = LatentSpec(kv_rank=6, plain_size=2, rope_size=2, value_size=5, query_rank=7)
 _HEADS: Mapping[str, dict[str, Any]] = {

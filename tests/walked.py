@@ -200,7 +200,7 @@ class _Passing:
     def __init__(self, walked: Walked) -> None:
         p = walked.p
         self.walked = walked
-        self.places = through(((b, 1) for b in p.buckets), p.precision)
+        self.staging = through(((b, 1) for b in p.buckets), p.precision)
         every = ((i, self._slices(b)) for i, b in reversed([*enumerate(p.buckets)]))
         self.ahead = iter([(i, n) for i, some in every for n in some])
         self.coming: deque[list[int]] = deque()
@@ -208,7 +208,7 @@ class _Passing:
 
     def _slices(self, b: Bucket) -> list[int]:
         """Elements of each."""
-        whole, each = b.shard_size, self.places.elements
+        whole, each = b.shard_size, self.staging.elements
         return [min(each, whole - at) for at in range(0, whole, each)]
 
     def update(self, bucket: int) -> None:
@@ -227,7 +227,7 @@ class _Passing:
 
     def _fetch(self) -> None:
         if (item := next(self.ahead, None)) is not None:
-            if len(self.leaving) == self.places.count - 1 > 0:
+            if len(self.leaving) == self.staging.count - 1 > 0:
                 self._wait(self.leaving.popleft())
             self.coming.append(self._copies("from_host", *item))
 

@@ -332,7 +332,7 @@ def test_a_fix_is_a_layout_that_is_priced(tell: Tell) -> None:
 
 def test_a_layout_reads_back_as_it_is_written() -> None:
     lay = Layout(dp=2, tp=2, cp=2, cp_method="ring", schedule="gpipe", zero=3, shard_group=2, reduce_scatter_once=True,
-                 recompute=("*",), recompute_every=2, recompute_else=("swiglu",), offload=("anchors",),
+                 recompute=("*",), recompute_every=2, recompute_else=("swiglu",), offload=("layer_inputs",),
                  micro_batch_size=3,
                  loss="reference", loss_chunk=64, bucket_bytes=0)  # fmt: skip
     text = as_text(lay, "reference")
@@ -341,7 +341,8 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
     written = {name: value for name, (value,) in axes.items()}
     assert written == {"dp": 2, "tp": 2, "cp": 2, "cp_method": "ring", "schedule": "gpipe", "zero": 3,
                        "shard_group": 2, "reduce_scatter_once": True, "recompute": "full", "recompute_every": 2,
-                       "recompute_else": "swiglu", "offload": "anchors", "micro_batch_size": 3, "loss": "reference",
+                       "recompute_else": "swiglu", "offload": "layer_inputs", "micro_batch_size": 3,
+                       "loss": "reference",
                        "loss_chunk": 64, "bucket_bytes": 0}  # fmt: skip
 
 

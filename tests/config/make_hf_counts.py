@@ -4,7 +4,7 @@ Writes hf_counts.json beside this file. Each config of published.py becomes a mo
 and no memory, and its parameters are counted, tied ones once. Needs transformers; the counts were made with the version
 that the file names.
 
-transformers does not build the blocks that predict further. For them `predict_ahead` holds a count by their published
+transformers does not build the blocks that predict further. For them `mtp_layers` holds a count by their published
 description (DeepSeek-V3 2412.19437 §2.2): two norms, a projection from twice the width, a block of the model's last
 kind, and no table or head of their own; the block is counted as the difference between two depths. The norm before
 the shared head is each block's own in the published weights.
@@ -31,7 +31,7 @@ def counted(config: dict[str, Any]) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def predict_ahead(config: dict[str, Any]) -> int:
+def mtp_layers(config: dict[str, Any]) -> int:
     """Parameters of the blocks that predict further, by formula and by the difference of two depths."""
     depths, width, layers = config.get("num_nextn_predict_layers", 0), config.get("hidden_size", 0), "num_hidden_layers"
     if not depths:
@@ -41,9 +41,7 @@ def predict_ahead(config: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    counts = {
-        name: {"parameters": counted(c), "predict_ahead": predict_ahead(c)} for name, c in sorted(PUBLISHED.items())
-    }
+    counts = {name: {"parameters": counted(c), "mtp_layers": mtp_layers(c)} for name, c in sorted(PUBLISHED.items())}
     out = Path(__file__).with_name("hf_counts.json")
     out.write_text(json.dumps({"transformers": transformers.__version__, "counts": counts}, indent=1) + "\n")
 

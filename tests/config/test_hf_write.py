@@ -107,7 +107,7 @@ def latent(draw: DrawFn, family: str, said: dict[str, Any], moe: MoESpec) -> dic
     return {
         "latent": LatentSpec(kv_rank=8, plain_size=6, rope_size=4, value_size=10, query_rank=rank),
         "moe": draw(st.sampled_from([None, routed])), "head_size": 10, "kv_heads": said["heads"],
-        "rope_scaling": scaling, "predict_ahead": draw(st.integers(0, 1)) if third else 0,
+        "rope_scaling": scaling, "mtp_layers": draw(st.integers(0, 1)) if third else 0,
     }  # fmt: skip
 
 

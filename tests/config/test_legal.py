@@ -35,7 +35,7 @@ MODELS = st.builds(
     kv_heads=st.sampled_from([1, 2, 3, 4]), head_size=st.sampled_from([3, 4]), ffn_size=st.sampled_from([12, 16, 24]),
     vocab_size=st.sampled_from([16, 23, 24]), positions=st.sampled_from(["rope", "learned"]),
     max_positions=st.sampled_from([16, 48]), moe=st.none() | EXPERTS,
-    latent=st.none() | st.none() | LATENTS, qk_norm=st.booleans(), predict_ahead=st.integers(0, 2),
+    latent=st.none() | st.none() | LATENTS, qk_norm=st.booleans(), mtp_layers=st.integers(0, 2),
 )  # fmt: skip
 DEGREES = st.integers(-1, 9)
 LAYOUTS = st.builds(

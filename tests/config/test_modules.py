@@ -21,7 +21,7 @@ from penteract.planner.question import question
 from penteract.step.program import Program, compile_step
 
 MODEL = ModelSpec(layers=4, hidden_size=32, heads=2, kv_heads=2, head_size=16, ffn_size=64, vocab_size=64)
-EXPERTS = replace(MODEL, moe=MoESpec(experts=4, top_k=2, ffn_size=32, dense_layers=(0, 1)), predict_ahead=1)
+EXPERTS = replace(MODEL, moe=MoESpec(experts=4, top_k=2, ffn_size=32, dense_layers=(0, 1)), mtp_layers=1)
 
 
 def by_name(name: str, *words: str) -> Policy:
@@ -75,7 +75,7 @@ def test_layers_at_both_ends_are_a_short_form_of_patterns() -> None:
     short = RECIPES["fp8_rowwise"].fp8
     assert short is not None
     ends = replace(RECIPES["fp8_rowwise"], fp8=replace(short, first=1, last=1))
-    model = replace(MODEL, predict_ahead=1)
+    model = replace(MODEL, mtp_layers=1)
     said = by_name("fp8_rowwise", "layers.0.*:linears=bf16", "layers.[34].*:linears=bf16")
     both = [in_fp8(compile_step(model, Layout(), 16, precision=p)) for p in (ends, said)]
     assert both[0] == both[1] == weights([1, 2], *ATTENTION, *MLP)

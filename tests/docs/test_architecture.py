@@ -31,7 +31,7 @@ NOTHING = "–"
 DENSE = ModelSpec(layers=2, hidden_size=64, heads=8, kv_heads=4, head_size=8, ffn_size=64, vocab_size=64)
 MOE = replace(DENSE, moe=MoESpec(experts=4, top_k=2, ffn_size=32, shared_ffn_size=32))
 LATENT = replace(
-    MOE, kv_heads=8, predict_ahead=1,
+    MOE, kv_heads=8, mtp_layers=1,
     latent=LatentSpec(kv_rank=16, plain_size=4, rope_size=4, value_size=8, query_rank=16),
 )  # fmt: skip
 LAYOUTS = (

@@ -29,7 +29,7 @@ class Watched:
         return made
 
 
-OFFLOADED = ("memory.recompute=full", "memory.offload=anchors")
+OFFLOADED = ("memory.recompute=full", "memory.offload=layer_inputs")
 
 
 @pytest.mark.parametrize(("schedule", "more"), [("1f1b", ()), ("gpipe", ()), ("zb_h1", ()), ("gpipe", OFFLOADED)])

@@ -22,7 +22,7 @@ def test_borders_made_by_hand() -> None:
     starts = torch.tensor([0, 0, 0, 0, 4, 4])
     one = Sample(torch.tensor([10, 11, 12, 13, 20, 21]), torch.tensor([11, 12, 13, -1, 21, 22]), starts,
                  torch.arange(6) - starts)  # fmt: skip
-    p = compile_step(ModelSpec(**SIZES, predict_ahead=2), Layout(), 6)
+    p = compile_step(ModelSpec(**SIZES, mtp_layers=2), Layout(), 6)
     batch = micro_batch(p, [one], CPU)
     assert batch["tokens:1 ahead"][:3, 0].tolist() == [11, 12, 13]
     assert batch["targets:1 ahead"][:, 0].tolist() == [12, 13, -1, -1, 22, -1]
@@ -34,7 +34,7 @@ def test_borders_made_by_hand() -> None:
 @given(index=st.integers(0, 40), cp=st.sampled_from([1, 2, 4]), rank=st.integers(0, 3), k=st.integers(1, 3))
 def test_a_rank_sees_what_is_k_further(index: int, cp: int, rank: int, k: int) -> None:
     rank, length = rank % cp, 16
-    p = compile_step(ModelSpec(**SIZES, predict_ahead=3), Layout(cp=cp), length, rank=rank)
+    p = compile_step(ModelSpec(**SIZES, mtp_layers=3), Layout(cp=cp), length, rank=rank)
     one = sample(index, length, 64)
     batch = micro_batch(p, [one], CPU)
     own = token_indices(length, cp, rank)

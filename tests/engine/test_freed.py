@@ -21,7 +21,7 @@ OTHERS = [
     (),
     ("precision.dtype=fp8_delayed",),
     ("precision.dtype=fp16", "optimizer.kind=muon"),
-    ("memory.offload_optimizer=true", "memory.recompute=full", "memory.offload=anchors"),
+    ("memory.offload_optimizer=true", "memory.recompute=full", "memory.offload=layer_inputs"),
     ("parallel.schedule=zb_h1", "precision.moments=int8", "kernels.loss=chunked"),
 ]
 

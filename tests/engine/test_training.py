@@ -93,7 +93,7 @@ def test_expert_parallel_trains_the_same_model(tmp_path: Path) -> None:
 
 def test_every_term_of_the_loss_is_in_the_metrics(tmp_path: Path) -> None:
     """A model that knows nothing yet is as unsure of the token after the next as of the next: half of that is here."""
-    ran = train(tmp_path, "--preset=tiny-latent", "--steps=1", "--model.predict_ahead_coefficient=0.5")
+    ran = train(tmp_path, "--preset=tiny-latent", "--steps=1", "--model.mtp_loss_coefficient=0.5")
     (row,) = read_metrics(Path(ran["run_dir"]) / "metrics.jsonl")
     unsure = math.log(264)  # of as many rows; logits that are not all alike add a little
     assert 0.5 * unsure < row["train/predict_ahead_loss"] < 0.5 * unsure * 1.1

@@ -27,7 +27,7 @@ GPT_PADDING = 50_304 - 50_257  # rows of the table that are no token
 
 def _plain(m: ModelSpec) -> ModelSpec:
     """Without the blocks that predict further, which Hugging Face's models do not have."""
-    return replace(m, predict_ahead=0)
+    return replace(m, mtp_layers=0)
 
 
 @pytest.mark.parametrize("name", catalog.names())
@@ -41,7 +41,7 @@ def test_the_catalogue_counts_as_hugging_face_does(name: str) -> None:
 def test_blocks_that_predict_further_count_as_published(name: str) -> None:
     model = catalog.model(name)
     ahead = parameters(model).total - parameters(_plain(model)).total
-    assert ahead == HF[name]["predict_ahead"]
+    assert ahead == HF[name]["mtp_layers"]
     assert (ahead > 0) == (name == "deepseek-v3")
 
 

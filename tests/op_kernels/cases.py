@@ -242,21 +242,27 @@ def _experts() -> list[Case]:
     rows = splits([2, 0, 1], [1, 0, 3])  # two ranks send to three experts; nobody to the second
     return [
         *out,
-        Case("sort_by_expert", "one expert unused", (given([[[3, 0], [0, 3]], [[1, 3], [0, 1]]]),), (), {"experts": 5}),
-        Case("sort_by_expert", "all to one", (given([[[2], [2], [2]]]),), (), {"experts": 3}),
+        Case(
+            "expert_permutation",
+            "one expert unused",
+            (given([[[3, 0], [0, 3]], [[1, 3], [0, 1]]]),),
+            (),
+            {"experts": 5},
+        ),
+        Case("expert_permutation", "all to one", (given([[[2], [2], [2]]]),), (), {"experts": 3}),
         Case("split_sizes", "two ranks", (given([3, 0, 2, 4]), given([1, 0, 5, 2])), (), {"ranks": 2}),
         Case("split_sizes", "one rank", (given([3, 0, 2]), given([3, 0, 2])), (), {"ranks": 1}),
-        Case("dispatch", "top 2", (x(3, 2, 4), order(12)), (), {"top_k": 2}),
-        Case("dispatch", "top 1", (x(3, 1, 4), order(3)), (), {"top_k": 1}),
-        Case("regroup", "by expert", (x(7, 3), rows), (), {"inverse": False}),
-        Case("regroup", "by sender", (x(7, 3), rows), (), {"inverse": True}),
-        Case("regroup", "one rank", (x(3, 3), splits([1, 0, 2])), (), {"inverse": False}),
+        Case("permute", "top 2", (x(3, 2, 4), order(12)), (), {"top_k": 2}),
+        Case("permute", "top 1", (x(3, 1, 4), order(3)), (), {"top_k": 1}),
+        Case("sort_chunks", "by expert", (x(7, 3), rows), (), {"inverse": False}),
+        Case("sort_chunks", "by sender", (x(7, 3), rows), (), {"inverse": True}),
+        Case("sort_chunks", "one rank", (x(3, 3), splits([1, 0, 2])), (), {"inverse": False}),
         Case("expert_linear", "an expert without rows", (x(7, 3), rows), ((3, 4, 3),)),
         Case("expert_linear", "no rows at all", (x(0, 3), splits([0, 0])), ((2, 4, 3),)),
         Case("expert_linear", "one expert", (x(5, 6), splits([5])), ((1, 2, 6),)),
-        Case("combine", "top 2", (x(12, 4), x(3, 2, 2), order(12)), (), {"top_k": 2}),
-        Case("combine", "top 1, narrow", (x(5, 1), x(5, 1, 1), order(5)), (), {"top_k": 1}),
-        Case("tally", "two sequences", (draw(9, 2, 5),), (), {"name": "steer"}),
+        Case("unpermute", "top 2", (x(12, 4), x(3, 2, 2), order(12)), (), {"top_k": 2}),
+        Case("unpermute", "top 1, narrow", (x(5, 1), x(5, 1, 1), order(5)), (), {"top_k": 1}),
+        Case("tokens_per_expert", "two sequences", (draw(9, 2, 5),), (), {"name": "steer"}),
     ]
 
 

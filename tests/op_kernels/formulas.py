@@ -294,7 +294,7 @@ def router(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([chosen * a["scale"], experts, scores, mask.sum((0, 2))])
 
 
-def sort_by_expert(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+def expert_permutation(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     flat = ins[0].flatten().tolist()
     order = sorted(range(len(flat)), key=lambda i: flat[i])
     return Truth([torch.tensor(order), torch.tensor([flat.count(e) for e in range(room.attrs["experts"])])])
@@ -305,12 +305,12 @@ def split_sizes(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([(sent.sum(1).tolist(), table.sum(1).tolist(), table.tolist(), table.sum(0).tolist())])
 
 
-def dispatch(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+def permute(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     tokens = ins[0].flatten(0, 1)
     return Truth([torch.stack([tokens[i // room.attrs["top_k"]] for i in ins[1].tolist()])])
 
 
-def regroup(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+def sort_chunks(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     x, splits = ins
     names = [(e, r, i) for r, row in enumerate(splits.table) for e, n in enumerate(row) for i in range(n)]
     place = sorted(range(len(names)), key=lambda i: names[i])  # by expert, then sender
@@ -325,7 +325,7 @@ def expert_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([torch.einsum("rd,rfd->rf", x, weights[0][owner])])
 
 
-def combine(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+def unpermute(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     y, w, order = ins
     back = [order.tolist().index(i) for i in range(len(order))]
     return Truth([torch.einsum("sbkd,sbk->sbd", y[back].view(*w.shape, -1), w)])
@@ -340,8 +340,8 @@ def balance_loss(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([(frequency * share.sum(0) / a["sequence_length"]).sum()])
 
 
-def tally(room: Room, ins: Tensors, weights: Tensors) -> Truth:
-    return Truth([], state={"tallies": 7 + ins[0].sum(0)})
+def tokens_per_expert(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return Truth([], state={"tokens_per_expert": 7 + ins[0].sum(0)})
 
 
 FORMULAS: dict[str, Formula] = {
@@ -351,6 +351,7 @@ FORMULAS: dict[str, Formula] = {
         pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
         rows, join_rows, logits, logits_gradient,
-        loss, router, sort_by_expert, split_sizes, dispatch, regroup, expert_linear, combine, balance_loss, tally,
+        loss, router, expert_permutation, split_sizes, permute, sort_chunks, expert_linear, unpermute, balance_loss,
+        tokens_per_expert,
     )
 }  # fmt: skip

@@ -58,7 +58,8 @@ class Trial:
         self.env = Env(
             Mesh(Layout(tp=case.tp)), case.rank, stat,
             scale={"term": torch.tensor(0.7, dtype=stat)}, losses={"term": torch.tensor(0.5, dtype=stat)},
-            biases={"steer": torch.linspace(-1, 1, experts, dtype=stat)}, tallies={"steer": torch.full((experts,), 7)},
+            biases={"steer": torch.linspace(-1, 1, experts, dtype=stat)},
+            tokens_per_expert={"steer": torch.full((experts,), 7)},
         )  # fmt: skip
         self.values = [self.draw(i) for i in case.ins]
         self.weights = [self.draw(In("compute", w)) for w in case.weights]

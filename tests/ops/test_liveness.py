@@ -11,7 +11,7 @@ from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.precision import RECIPES
 from penteract.config.recompute import NONE
 from penteract.ops.liveness import LivenessAnalysis, groups
-from penteract.readings.pieces import ENDS, LayerType, Recorder
+from penteract.readings.pieces import EMBEDDING_AND_HEAD, LayerType, Recorder
 from tiny import SIZES
 
 EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24))
@@ -21,7 +21,10 @@ LAYOUTS = (Layout(), Layout(dp=2, tp=2, ep=2), Layout(tp=2, expert_tp=2, cp=2, c
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_groups_of_words_know_nothing_of_each_other(layout: Layout) -> None:
     recorder = Recorder(EXPERTS, 16, RECIPES["bf16"])
-    tapes = [LivenessAnalysis.of(recorder.tape(layout, kind)) for kind in (*ENDS, LayerType(recorder.names[-1], 0))]
+    tapes = [
+        LivenessAnalysis.of(recorder.tape(layout, kind))
+        for kind in (*EMBEDDING_AND_HEAD, LayerType(recorder.names[-1], 0))
+    ]
     tables = list(groups(tapes, NONE))
     assert len(tables) > 4
     told = {}

@@ -17,10 +17,10 @@ from tiny import SIZES
 
 MODEL = ModelSpec(**{**SIZES, "layers": 5})
 EDITS = (
-    Edit(("*",), ("anchors",)),
+    Edit(("*",), ("layer_inputs",)),
     Edit(("enter",), ("*",)),
     Edit((), ("attention", "swiglu")),
-    Edit(("enter", "swiglu"), ("anchors", "linear")),
+    Edit(("enter", "swiglu"), ("layer_inputs", "linear")),
 )
 
 

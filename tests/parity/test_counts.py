@@ -24,7 +24,7 @@ from training import trainer
 DENSE = ModelSpec(**SIZES)
 LAYOUTS = [
     (DENSE, Layout(dp=4, zero=1)),
-    (replace(DENSE, predict_ahead=2), Layout(dp=2, tp=2, pp=2, gradient_accumulation_steps=2)),
+    (replace(DENSE, mtp_layers=2), Layout(dp=2, tp=2, pp=2, gradient_accumulation_steps=2)),
     (DENSE, Layout(dp=2, cp=2, cp_method="ring", zero=3)),
 ]
 

@@ -20,7 +20,7 @@ from strategies import cases
 from tiny import SIZES
 
 LATENT = LatentSpec(kv_rank=6, plain_size=2, rope_size=2, value_size=5, query_rank=7)
-MODEL = ModelSpec(**{**SIZES, "kv_heads": 8}, latent=LATENT, predict_ahead=2)
+MODEL = ModelSpec(**{**SIZES, "kv_heads": 8}, latent=LATENT, mtp_layers=2)
 
 ONE = Case(MODEL, Layout(gradient_accumulation_steps=3))  # three samples: two of them of several documents
 DP = Case(MODEL, Layout(dp=2))
@@ -55,7 +55,7 @@ def gathered(model: ModelSpec, axis: str) -> int:
     layout = Layout(**{axis: 2}, recompute=())  # type: ignore[arg-type]
     wires = Counter[int]()
     for layers in (1, 2):
-        p = Case(replace(model, layers=layers, predict_ahead=0), layout).compile(0)
+        p = Case(replace(model, layers=layers, mtp_layers=0), layout).compile(0)
         wires[layers] = price(p).wires["all_gather", p.mesh.group(axis, 0)] // 8
     return wires[2] - wires[1]
 

@@ -24,7 +24,7 @@ LATENT = LatentSpec(kv_rank=6, plain_size=2, rope_size=2, value_size=5, query_ra
 MODELS = [
     ModelSpec(**SIZES),
     ModelSpec(**SIZES, tied=True, moe=MoESpec(experts=4, top_k=2, ffn_size=24)),
-    ModelSpec(**{**SIZES, "kv_heads": 8}, latent=LATENT, predict_ahead=1),
+    ModelSpec(**{**SIZES, "kv_heads": 8}, latent=LATENT, mtp_layers=1),
 ]
 
 _LENGTH = 16

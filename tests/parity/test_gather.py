@@ -43,7 +43,7 @@ PLACES = [
 # Whose buckets are others with codes, so that sums over them are of another order.
 MIXED = [
     (EXPERTS, Layout(dp=2, cp=2, ep=2, zero=3)),
-    (replace(DENSE, predict_ahead=1), Layout(dp=2, pp=3, zero=3, gradient_accumulation_steps=3, schedule="zb_h1")),
+    (replace(DENSE, mtp_layers=1), Layout(dp=2, pp=3, zero=3, gradient_accumulation_steps=3, schedule="zb_h1")),
 ]
 
 
@@ -169,7 +169,7 @@ def test_half_of_the_bytes_travel_and_lie_in_the_ring() -> None:
         replace(case, precision=recipe(RECIPES["bf16"], gather=gather)).compile(0) for gather in (False, True)
     )
     linears, (before, after) = 7 * 64 * 32, (price(p) for p in (plain, coded))
-    assert before.resident["ring"] - after.resident["ring"] == 2 * linears  # of two places
+    assert before.resident["ring_buffer"] - after.resident["ring_buffer"] == 2 * linears  # of two places
     gathered = sum(around.before.count(("gather", b)) for around in coded.events.values()
                    for b, bucket in enumerate(coded.buckets) if bucket.gathered_as == "code")  # fmt: skip
     assert gathered in range(2 * DENSE.layers - 2, 2 * DENSE.layers + 1)  # in each direction, but for those still there

@@ -40,7 +40,7 @@ PLACES: list[tuple[ModelSpec, Layout, str | Policy]] = [
     (EXPERTS, Layout(dp=2, tp=2, ep=2, zero=1, bucket_bytes=2**12), CODED),
     (DENSE, Layout(dp=4, zero=2), POLICIES["bf16_pure"]),
     (DENSE, Layout(dp=2, pp=2, zero=3, gradient_accumulation_steps=2, schedule="zb_h1"), "fp32"),
-    (EXPERTS, Layout(dp=4, zero=3, shard_group=2, recompute=("*",), offload=("anchors",)), "fp16"),
+    (EXPERTS, Layout(dp=4, zero=3, shard_group=2, recompute=("*",), offload=("layer_inputs",)), "fp16"),
 ]
 SLICE = 512  # elements: shards have several
 
@@ -83,8 +83,8 @@ def optimizer_on_host(rank: int, groups: ProcessGroups, case: Case) -> list[str]
         run, seen = trained(there, groups, 3)
         priced, without = price(there, Recorded(run.received)), price(here, Recorded(run.received))
         slices = sum(ceil(b.shard_size / SLICE) for b in there.buckets)
-        if slices < 4 or len(run.state.places) != update.PLACES:
-            wrong.append(f"{slices} slices, {len(run.state.places)} places: too few to say anything")
+        if slices < 4 or len(run.state.staging) != update.STAGING:
+            wrong.append(f"{slices} slices, {len(run.state.staging)} staging buffers: too few to say anything")
         for what, told, found in (
             ("copied", 3 * sum(priced.copied.values()), Counted.total),
             ("resident", sum(priced.resident.values()) - priced.resident["data"], bytes_of(run.state.resident())),

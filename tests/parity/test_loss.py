@@ -24,7 +24,7 @@ from samples import sample
 from tiny import SIZES
 from tolerances import PARITY
 
-AHEAD = ModelSpec(**SIZES, tied=True, predict_ahead=2, predict_ahead_coefficient=0.7, z_loss_coefficient=0.05)
+AHEAD = ModelSpec(**SIZES, tied=True, mtp_layers=2, mtp_loss_coefficient=0.7, z_loss_coefficient=0.05)
 PLAIN = ModelSpec(**SIZES | {"layers": 4}, z_loss_coefficient=0.05)
 
 

@@ -26,7 +26,7 @@ from training import train, trainer
 MUON = OptimizerKinds(matrices=OptimizerKind("muon", 5))
 STEPS = 3
 DENSE = ModelSpec(**SIZES, qkv_bias=True)
-TIED = replace(DENSE, layers=4, tied=True, norm="layer", predict_ahead=1)
+TIED = replace(DENSE, layers=4, tied=True, norm="layer", mtp_layers=1)
 EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24, score="sigmoid", balance="bias"))
 
 LAYOUTS = [

@@ -22,7 +22,7 @@ from training import train, trainer, whole
 DENSE = ModelSpec(**SIZES, qkv_bias=True)
 TIED = ModelSpec(**SIZES | {"layers": 4}, tied=True, norm="layer")
 DEEP = replace(DENSE, layers=5)
-AHEAD = replace(DENSE, predict_ahead=1)
+AHEAD = replace(DENSE, mtp_layers=1)
 EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24, score="sigmoid", balance="bias"))
 
 LAYOUTS = [

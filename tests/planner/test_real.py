@@ -91,7 +91,7 @@ BOUNDED = {
     "dense": ASKS["dense"],
     "experts": ASKS["experts"],
     "nodes": replace(ASKS["experts"], cluster=cluster("2x8xH100"), global_batch_size=32),
-    "ahead": replace(ASKS["dense"], model=replace(TINY, predict_ahead=1), sequence_length=96),
+    "ahead": replace(ASKS["dense"], model=replace(TINY, mtp_layers=1), sequence_length=96),
     "offloaded": replace(LARGER, pins=OFFLOADED),
     "nothing": replace(ASKS["dense"], pins={"recompute": ("nothing", "none", "swiglu", "full")}),
     "rowwise": replace(ASKS["dense"], precision=RECIPES["fp8_rowwise"], sequence_length=128),

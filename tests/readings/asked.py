@@ -24,7 +24,7 @@ WORLD = 16
 LENGTH = 128  # tokens of a sequence
 LARGEST = 8  # sequences of a micro-batch that rough bounds look at
 RECOMPUTES = (("enter",), (), ("*",), ("enter", "swiglu"), ("enter", "rms_norm", "swiglu"), ("attention", "linear"))
-OFFLOADS = ((), (), ("anchors",), ("*",), ("swiglu", "linear"))
+OFFLOADS = ((), (), ("layer_inputs",), ("*",), ("swiglu", "linear"))
 
 
 @dataclass(frozen=True)

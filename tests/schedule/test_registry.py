@@ -103,7 +103,7 @@ def test_is_planned(schedule: Schedule) -> None:
     Case(TIED, layout(BACKWARDS, 3, 1, tp=2, zero=1)),
     Case(DENSE, layout(V_SHAPED, 3, 1, tp=2)),
     Case(TIED, layout(V_SHAPED, 2, 2, dp=2, zero=1)),
-    Case(replace(TIED, predict_ahead=1), layout(V_SHAPED, 2, 1, dp=2, zero=3)),
+    Case(replace(TIED, mtp_layers=1), layout(V_SHAPED, 2, 1, dp=2, zero=3)),
 ], ids=["deep", "backwards, zero 3", "backwards, tied", "v", "v, tied", "v, zero 3"])  # fmt: skip
 def test_takes_the_step_of_one_process(pool: Pool, case: Case) -> None:
     red = [f"rank {rank}: {v}" for rank, v in enumerate(pool.run(run_registered, case)) if v.red]

@@ -58,8 +58,8 @@ def model_words(source: Source) -> list[str]:
     if source.model is None:
         return []
     found = [f"model.config={source.model}"]
-    if source.theirs and model_at(source.path).predict_ahead and not open_folder(source.path).model.predict_ahead:
-        found.append("model.predict_ahead=0")  # the config speaks of layers that are not there
+    if source.theirs and model_at(source.path).mtp_layers and not open_folder(source.path).model.mtp_layers:
+        found.append("model.mtp_layers=0")  # the config speaks of layers that are not there
     return found
 
 

@@ -13,7 +13,7 @@ from penteract.errors import BadInput
 
 # What training alone asks: the weights mean the same whatever these say.
 _AT_TRAINING = frozenset({
-    "model.name", "model.initial_std", "model.predict_ahead_coefficient", "model.z_loss_coefficient",
+    "model.name", "model.initial_std", "model.mtp_loss_coefficient", "model.z_loss_coefficient",
     "model.moe.balance_coefficient", "model.moe.bias_rate",
 })  # fmt: skip
 
@@ -182,7 +182,7 @@ def _deepseek_v2(m: ModelSpec) -> dict[str, Any]:
 
 def _deepseek_v3(m: ModelSpec) -> dict[str, Any]:
     """Its experts have sigmoid scores and are chosen with a bias, and it may predict further ahead."""
-    found = _deepseek_v2(m) | {"num_nextn_predict_layers": m.predict_ahead}
+    found = _deepseek_v2(m) | {"num_nextn_predict_layers": m.mtp_layers}
     if m.moe is not None:
         found |= {"topk_method": "noaux_tc", "norm_topk_prob": m.moe.normalize_weights}
     del found["mlp_bias"]

@@ -39,15 +39,15 @@ class Layout:
     `recompute` names the ops whose results are dropped after forward and computed again in backward: in every
     `recompute_every`-th layer of a stage, the first of them always, or in the first `recompute_first` layers (0: in
     all); `recompute_else` are those of the other layers.
-    `offload` names what is kept on the host instead, in every `offload_every`-th layer of a stage: "anchors" are the
-    layers' inputs, all that full recomputation keeps; "*" is all that is kept.
+    `offload` names what is kept on the host instead, in every `offload_every`-th layer of a stage: "layer_inputs" are
+    the layers' inputs, all that full recomputation keeps; "*" is all that is kept.
     `offload_optimizer` keeps what the optimizer keeps of this rank's shards there too.
 
-    zero             what is cut over the ranks that hold the same parameters: 1 what the optimizer keeps, 2 gradients
-                     too, 3 parameters too, which are then gathered where they are used
-    shard_group      places of dp·cp, neighbours, that share one copy of what is cut (HSDP); 0: all of them
+    zero                 what is cut over the ranks that hold the same parameters: 1 what the optimizer keeps, 2
+                         gradients too, 3 parameters too, which are then gathered where they are used
+    shard_group          places of dp·cp, neighbours, that share one copy of what is cut (HSDP); 0: all of them
     reduce_scatter_once  of ZeRO 3: gradients of micro-batches add up in whole buffers, summed over ranks once a step
-    reshard_after_step    of ZeRO 3: parameters stay gathered from their first use to the end of the step
+    reshard_after_step   of ZeRO 3: parameters stay gathered from their first use to the end of the step
     """
 
     dp: int = 1

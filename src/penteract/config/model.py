@@ -102,10 +102,8 @@ class ModelSpec:
     initial_std: float = 0.02
     moe: MoESpec | None = None
     latent: LatentSpec | None = None  # instead of projected keys and values
-    predict_ahead: int = (
-        0  # depths of multi-token prediction (DeepSeek-V3 §2.2): each a block that sees one token further
-    )
-    predict_ahead_coefficient: float = 0.3  # of the mean of their losses
+    mtp_layers: int = 0  # depths of multi-token prediction (DeepSeek-V3 §2.2): each a block that sees one token further
+    mtp_loss_coefficient: float = 0.3  # of the mean of their losses
     z_loss_coefficient: float = 0.0  # of each token's squared log-sum-exp of logits, beside its cross entropy; 0: none
 
     @property

@@ -23,7 +23,7 @@ TINY_MOE = replace(
 )  # fmt: skip
 # DeepSeek-V3 in small: latent attention, a dense first layer, experts in groups, one token predicted ahead.
 TINY_LATENT = replace(
-    TINY, name="tiny-latent", kv_heads=8, head_size=24, predict_ahead=1,
+    TINY, name="tiny-latent", kv_heads=8, head_size=24, mtp_layers=1,
     latent=LatentSpec(kv_rank=32, plain_size=16, rope_size=8, value_size=16, query_rank=48),
     moe=MoESpec(
         experts=8, top_k=2, ffn_size=96, shared_ffn_size=96, dense_layers=(0,), score="sigmoid", balance="bias",

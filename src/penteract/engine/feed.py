@@ -48,7 +48,7 @@ def micro_batch(p: Program, samples: Sequence[TokenSample], device: torch.device
         name: torch.stack([torch.as_tensor(getattr(x, name), dtype=torch.int64) for x in samples], 1)
         for name in ("tokens", "targets", "start", "positions")
     }
-    for k in range(1, p.model.predict_ahead + 1):
+    for k in range(1, p.model.mtp_layers + 1):
         pairs = zip(*(_further(x, k) for x in samples), strict=True)
         whole |= {f"{n}:{k} ahead": torch.stack(xs, 1) for n, xs in zip(("tokens", "targets"), pairs, strict=True)}
     out = {name: x[own] for name, x in whole.items()}
@@ -94,5 +94,5 @@ def target_count(samples: Sequence[TokenSample], k: int = 0) -> int:
 
 def target_counts(p: Program, batches: Sequence[Sequence[TokenSample]]) -> list[int]:
     """Targets that count in these micro-batches, for each term that is a mean over them: of all depths together."""
-    depths = {"cross_entropy": range(1), "predict_ahead": range(1, p.model.predict_ahead + 1)}
+    depths = {"cross_entropy": range(1), "mtp_layers": range(1, p.model.mtp_layers + 1)}
     return [sum(target_count(samples, k) for samples in batches for k in depths[term]) for term in p.means]

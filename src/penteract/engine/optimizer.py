@@ -133,8 +133,8 @@ class AdamW:
         """Experts chosen less than the mean get a larger bias, by one fixed step; the loss's scale follows."""
         good = squared_norm.isfinite()
         if p.model.moe is not None:
-            for name, tally in state.tallies.items():
-                chosen = tally.to(state.biases[name].dtype)
+            for name, counted in state.tokens_per_expert.items():
+                chosen = counted.to(state.biases[name].dtype)
                 state.biases[name].add_((chosen.mean() - chosen).sign_().mul_(p.model.moe.bias_rate).mul_(good))
         if self.scaling is not None:
             self.scaling.end(squared_norm)

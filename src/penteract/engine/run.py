@@ -67,7 +67,8 @@ class Run:
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
         self.device = self.fake or device_of(device)
-        self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases, tallies=self.state.tallies,
+        self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases,
+        tokens_per_expert=self.state.tokens_per_expert,
                        agree=partial(_largest, self.comm, self.p))  # fmt: skip
         if self.state.scaling is not None:
             self.env.loss_scale = self.state.scaling.used
@@ -124,8 +125,8 @@ class Run:
             self.state.codes.scale()
         means = 1 / self.counts.clamp(min=1).to(self.totals.dtype)
         self.env.scale["cross_entropy"].copy_(means[0])
-        if "predict_ahead" in self.env.scale:
-            self.env.scale["predict_ahead"].copy_(self.p.model.predict_ahead_coefficient * means[1])
+        if "mtp_layers" in self.env.scale:
+            self.env.scale["mtp_layers"].copy_(self.p.model.mtp_loss_coefficient * means[1])
         if "balance" in self.env.scale and self.p.model.moe is not None:
             self.env.scale["balance"].fill_(self.p.model.moe.balance_coefficient / self.p.layout.global_batch_size)
 

@@ -137,7 +137,7 @@ class TrainingState:
     parameters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
-    tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # rows of `routed`
+    tokens_per_expert: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # rows of `routed`
     routed: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     scaling: LossScale | None = None
     history: History | None = None
@@ -217,7 +217,7 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
         state.codes = QuantisedWeights(sites[0].attrs["fp8"], names, parts, device, quantiser(p.layout.elementwise))
     experts = p.model.moe.experts if p.model.moe else 0
     state.routed = torch.zeros(len(p.balanced), experts, dtype=torch.int64, device=device)
-    state.tallies = dict(zip(p.balanced, state.routed.unbind(), strict=True))
+    state.tokens_per_expert = dict(zip(p.balanced, state.routed.unbind(), strict=True))
     state.biases = {name: torch.zeros(experts, dtype=dtype["stat"], device=device) for name in p.balanced}
     return state
 

@@ -8,9 +8,9 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.modules import LinearLayers
-from penteract.model.ahead import predict_ahead
 from penteract.model.block import block
-from penteract.model.ends import embed, score
+from penteract.model.embedding_head import embed, score
+from penteract.model.mtp import mtp_layers
 from penteract.model.norm import norm
 from penteract.ops.do import Do, Value
 from penteract.ops.params import OwningStages, Param
@@ -42,12 +42,12 @@ def _stream(do: Do, m: ModelSpec, sequence_length: int) -> tuple[int, int, int]:
 def _head(do: Do, m: ModelSpec, x: Value, sequence_length: int) -> None:
     """[S@cp·tp, B, D] -> the loss"""
     h = norm(do, m, "norm", x)
-    if not m.predict_ahead:
+    if not m.mtp_layers:
         score(do, m, h, "targets", "cross_entropy")
         return
     h, further = do.fork(h)
     score(do, m, h, "targets", "cross_entropy")
-    predict_ahead(do, m, further, sequence_length)
+    mtp_layers(do, m, further, sequence_length)
 
 
 def _embed(do: Do, m: ModelSpec, sequence_length: int) -> Value:
@@ -79,4 +79,4 @@ def owning_stages(m: ModelSpec, layout: Layout, names: dict[str, int]) -> Owning
 
 def shared(m: ModelSpec) -> frozenset[str]:
     """The parameters that the first and the last stage both use."""
-    return frozenset({"embedding.weight"}) if m.tied or m.predict_ahead else frozenset()
+    return frozenset({"embedding.weight"}) if m.tied or m.mtp_layers else frozenset()

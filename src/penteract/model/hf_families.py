@@ -141,7 +141,7 @@ def _deepseek_v3(m: ModelSpec) -> Places:
 
 def _deepseek_v3_copies(m: ModelSpec) -> Mapping[str, tuple[str, ...]]:
     """Each of those depths has the model's embedding and head with it."""
-    behind = range(m.layers, m.layers + m.predict_ahead)
+    behind = range(m.layers, m.layers + m.mtp_layers)
     heads = tuple(f"model.layers.{i}.shared_head.head.weight" for i in behind)
     tables = tuple(f"model.layers.{i}.embed_tokens.weight" for i in behind)
     return {"embedding.weight": tables + heads} if m.tied else {"embedding.weight": tables, "head.weight": heads}

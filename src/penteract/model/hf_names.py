@@ -75,7 +75,7 @@ def hf_names(m: ModelSpec, family: str, vocabulary: int | None = None) -> Mappin
         parts = _parts(m, family, q.name, q.shape, vocabulary)
         found[q.name] = Ours(q.name, q.shape, parts, FAMILIES[family].copies(m).get(q.name, ()))
     for op in said.tape.ops:
-        if op.site.op_name == "tally" and m.moe is not None:
+        if op.site.op_name == "tokens_per_expert" and m.moe is not None:
             name, shape = f"{op.site.attrs['name']}/bias", (m.moe.experts,)
             found[name] = Ours(name, shape, _parts(m, family, name, shape, None), exact=True)
     return found

@@ -71,7 +71,7 @@ def check_modules(m: ModelSpec, policy: Policy) -> None:
         if not any(map(pattern.matches, found)):
             raise _unmatched(pattern, found)
     if policy.modules and policy.fp8 is not None:
-        linears = policy.linears(m.layers, m.predict_ahead)
+        linears = policy.linears(m.layers, m.mtp_layers)
         if not any(map(linears.of, _names(m).in_codes(policy))):
             raise BadInput("PRECISION", "leaves no linear in FP8", where="precision.modules",
                            found=", ".join(map(str, policy.modules))[:80], allowed="one linear in FP8 or more",
@@ -101,8 +101,8 @@ def first_like(m: ModelSpec, policy: Policy) -> tuple[int, ...]:
     BadInput where `check_modules` has it.
     """
     check_modules(m, policy)
-    plain = not policy.modules and (policy.fp8 is None or not policy.fp8.beside(m.layers, m.predict_ahead))
-    linears, first = policy.linears(m.layers, m.predict_ahead), dict[object, int]()
+    plain = not policy.modules and (policy.fp8 is None or not policy.fp8.beside(m.layers, m.mtp_layers))
+    linears, first = policy.linears(m.layers, m.mtp_layers), dict[object, int]()
 
     def told(layer: int) -> object:
         names = () if plain else _names(m).layers[layer]

@@ -39,7 +39,7 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
                        top_k=spec.top_k, experts=spec.experts, score=spec.score)[0]  # fmt: skip
         do.loss(share, "balance")
     elif spec.balance == "bias":
-        do.say("tally", choices, name=f"{name}.balance")
+        do.say("tokens_per_expert", choices, name=f"{name}.balance")
 
     split = do.layout.expert_tp > 1
     if split:
@@ -48,11 +48,11 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
             do.redistribute(tensor.enter, weights),
             do.redistribute(_indices, experts),
         )
-    order, copies = do.say("sort_by_expert", experts, experts=spec.experts)
+    order, copies = do.say("expert_permutation", experts, experts=spec.experts)
     sizes = expert.split_sizes(do, copies)
-    h = do.redistribute(expert.send, do.say("dispatch", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
+    h = do.redistribute(expert.send, do.say("permute", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
     y = do.redistribute(expert.back, _experts(do, m, spec, name, h, sizes), sizes, order)  # [s·B·k, D]
-    out = do.say("combine", y, weights, order, top_k=spec.top_k)[0]
+    out = do.say("unpermute", y, weights, order, top_k=spec.top_k)[0]
     return do.redistribute(tensor.leave, out) if split else out
 
 

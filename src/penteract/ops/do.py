@@ -214,9 +214,9 @@ class Do:
         """x through the layers `which`. A layer's input is what full recomputing keeps."""
         for i in which:
             self.layer = i
-            self.tape.anchors[x.id] = i
+            self.tape.layer_inputs[x.id] = i
             x = block(i, x)
-        self.tape.anchors[x.id] = -1
+        self.tape.layer_inputs[x.id] = -1
         self.layer = -1
         return x
 

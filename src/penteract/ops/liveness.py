@@ -41,8 +41,8 @@ class LivenessAnalysis:
                 root |= dict.fromkeys(op.outs, root.get(op.ins[0], op.ins[0]))
             elif op.site.op_name not in ONCE:
                 producer |= dict.fromkeys((*op.outs, *op.extras), op)
-        for anchor in tape.anchors:
-            producer.pop(root.get(anchor, anchor), None)
+        for entry in tape.layer_inputs:
+            producer.pop(root.get(entry, entry), None)
         actions = lower(tape).actions
         reads = {r for name, some in actions.items() if name != "Fwd" for i in some for r in i.call.ins}
         return LivenessAnalysis(frozenset(reads & producer.keys()), producer, root)

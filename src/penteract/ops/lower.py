@@ -18,7 +18,7 @@ from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, OpCall, Phase, Site, Tape
 
 # Said once whatever is recomputed: they count, or look at the host.
-ONCE = frozenset({"loss", "tally", "split_sizes"})
+ONCE = frozenset({"loss", "tokens_per_expert", "split_sizes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _Lowering:
         default_factory=dict
     )  # for a redistribution's collective to overlap with
     deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
-    anchors: dict[int, int] = field(default_factory=dict[int, int])  # registers, and the layer whose input each is
+    layer_inputs: dict[int, int] = field(default_factory=dict[int, int])  # registers, and the layer whose input each is
     sums: dict[Site, Site] = field(default_factory=dict[Site, Site])
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class _Lowering:
                 self.producer[r] = op
             if not (self.training and op.ends):
                 self.out.extend(self._forward_calls(op))
-        self.anchors = {self.root(v): layer for v, layer in self.tape.anchors.items()}
+        self.layer_inputs = {self.root(v): layer for v, layer in self.tape.layer_inputs.items()}
         return self._take()
 
     def _forward_calls(self, op: OpCall) -> list[Call]:
@@ -116,7 +116,7 @@ class _Lowering:
     def dropped(self, r: int) -> bool:
         """Whether register r is not kept but made again."""
         op = self.producer.get(r)
-        if op is None or r in self.anchors or op.site.op_name in ONCE:
+        if op is None or r in self.layer_inputs or op.site.op_name in ONCE:
             return False
         op_names = self.recompute(op.site.layer)
         return op.site.op_name in op_names or ("*" in op_names and op.site.layer >= 0)
@@ -293,7 +293,7 @@ def lower(
         raise Bug("LOWER", "a weight gradient or a gather was left behind")
     leaves = {layer: frozenset(told.offload) for layer, told in (edits or {}).items()}
     others = frozenset(edit.offload)
-    away = Offload(tape, lambda layer: leaves.get(layer, others), low.producer, low.anchors, low.specs)
+    away = Offload(tape, lambda layer: leaves.get(layer, others), low.producer, low.layer_inputs, low.specs)
     if others or any(leaves.values()):
         lists = away.apply(lists)
     entry_gradient = None if tape.entry is None else low.gradient.get(tape.entry)

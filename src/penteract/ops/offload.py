@@ -17,7 +17,7 @@ from typing import Literal
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, OpCall, Site, Tape
 
-LAYER_INPUTS = "anchors"  # what full recomputation keeps: the inputs of layers
+LAYER_INPUTS = "layer_inputs"  # what full recomputation keeps: the inputs of layers
 Copy = Literal["to_host", "from_host"]
 OFFLOAD_OPS: tuple[Copy, ...] = ("to_host", "from_host")
 
@@ -35,7 +35,7 @@ class Offload:
     tape: Tape
     op_names: Callable[[int], Collection[str]]
     producer: Mapping[int, OpCall]
-    anchors: Mapping[int, int]  # register -> the layer whose input it is
+    layer_inputs: Mapping[int, int]  # register -> the layer whose input it is
     specs: list[Spec]
     turns: dict[int, int] = field(default_factory=dict[int, int])
     copies: dict[Site, int] = field(default_factory=dict[Site, int])
@@ -68,8 +68,8 @@ class Offload:
         op_names, spec = self.op_names(layer), self.specs[r]
         if layer < 0 or not op_names or spec.role == "host" or not all(isinstance(d, int) for d in spec.shape):
             return False  # sizes that routing decides have no place on the host
-        if r in self.anchors:
-            return self.anchors[r] == layer and not {LAYER_INPUTS, "*"}.isdisjoint(op_names)
+        if r in self.layer_inputs:
+            return self.layer_inputs[r] == layer and not {LAYER_INPUTS, "*"}.isdisjoint(op_names)
         op = self.producer.get(r)
         return op is not None and op.site.layer == layer and not {op.site.op_name, "*"}.isdisjoint(op_names)
 
@@ -78,12 +78,12 @@ class Offload:
     def _away(self, calls: list[Call], leaving: Mapping[int, int]) -> list[Call]:
         first, last = _extent(calls)
         there = _available(calls)
-        inside = [r for r in there if r in leaving and r not in self.anchors]
+        inside = [r for r in there if r in leaving and r not in self.layer_inputs]
         turns = list(dict.fromkeys(leaving[r] for r in inside))
         until = {layer: last[after] for layer, after in pairwise(turns)}
         before, after = defaultdict[int, list[Call]](list), defaultdict[int, list[Call]](list)
         for r, layer in leaving.items():
-            if r in self.anchors:
+            if r in self.layer_inputs:
                 start, finish = self._copy("to_host", layer, r, r, self.host[r])
                 before[first[layer]].append(start)
                 after[last[layer]].append(finish)

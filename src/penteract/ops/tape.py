@@ -80,7 +80,7 @@ class Tape:
     inputs: dict[str, int] = field(default_factory=dict)  # data by name: resident, never freed
     flows: list[bool] = field(default_factory=list)  # does a gradient flow through value i
     # Values that recomputing never drops, and the layer whose input each is; -1: what follows the last.
-    anchors: dict[int, int] = field(default_factory=dict[int, int])
+    layer_inputs: dict[int, int] = field(default_factory=dict[int, int])
     entry: int | None = None  # from the stage before
     exit: int | None = None  # for the stage after
 

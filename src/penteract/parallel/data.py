@@ -41,7 +41,7 @@ class BucketKey(NamedTuple):
     owning_stages: tuple[int, ...]
     decay: bool
     moments: str
-    late: bool = False  # its gradient may wait, so that zero-bubble writes it in another action
+    delayed: bool = False  # its gradient may wait, so that zero-bubble writes it in another action
     optimizer_kind: OptimizerKind = ADAMW
     gathered_as: Role = "parameter"
 
@@ -50,12 +50,12 @@ class BucketKey(NamedTuple):
 class Unit:
     """Parameters that are used together, in the order of their first use: the embedding, a layer, the head.
 
-    `late`: those whose gradients may wait. `shared`: those that other units use too, so that they stay whole.
+    `delayed`: those whose gradients may wait. `shared`: those that other units use too, so that they stay whole.
     `coded`: those that are gathered as codes.
     """
 
     params: tuple[Param, ...]
-    late: frozenset[str] = frozenset()
+    delayed: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
     coded: frozenset[str] = frozenset()
 
@@ -84,7 +84,7 @@ class Bucket:
     replicate_ranks: tuple[int, ...]
     unit: int = NONE
     shards: int = 1
-    late: bool = False  # its gradients may wait
+    delayed: bool = False  # its gradients may wait
     cut_gradients: bool = False  # between actions there is this rank's shard of them alone
     cut_parameters: bool = False
     optimizer_kind: OptimizerKind = ADAMW
@@ -242,11 +242,11 @@ class BucketRules:
 
     def kind(self, p: Param, unit: Unit = _NO_UNIT) -> tuple[BucketKey, int]:
         """What it shares with those that it may be packed with, and its elements on a rank."""
-        same = id(p), p.name in unit.late, p.name in unit.coded
+        same = id(p), p.name in unit.delayed, p.name in unit.coded
         if same not in self.known:
             key = BucketKey(
                 p.cut(self.mesh), self.owning_stages[p.name], p.decay, self.policy.moments_of(p.name),
-                p.name in unit.late,
+                p.name in unit.delayed,
                 self.optimizer_kinds.of(matrix=p.matrix), "code" if p.name in unit.coded else "parameter",
             )  # fmt: skip
             self.known[same] = key, p.numel(self.mesh)
@@ -290,7 +290,7 @@ def bucket_of(plan: BucketPlan, mesh: Mesh, rank: int) -> Bucket:
     return Bucket(
         plan.params, plan.offsets, size, members, plan.key.decay, len(where) > 1, shard_ranks, replicate_ranks,
         plan.unit,
-        shards, plan.key.late, cut_gradients=cut and not lay.reduce_scatter_once,
+        shards, plan.key.delayed, cut_gradients=cut and not lay.reduce_scatter_once,
         cut_parameters=cut and lay.zero == 3,
         optimizer_kind=optimizer_kind, matrices=tuple(matrices(plan.params, plan.offsets, mesh)) if whole else (),
         peers=peers(plan.params, mesh, rank) if whole else (),

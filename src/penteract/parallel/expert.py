@@ -22,9 +22,9 @@ def _cross(steps: Steps, x: Value, splits: Value, rows: Dim, direction: str) -> 
     if steps.mesh.size("ep") == 1:
         return x
     if direction == "back":
-        (x,) = steps.forward("regroup", x, splits, inverse=True)
+        (x,) = steps.forward("sort_chunks", x, splits, inverse=True)
     y = steps.collective("all_to_all_v", "ep", x, rows=rows, beside=(splits,), direction=direction)
-    return steps.forward("regroup", y, splits, inverse=False)[0] if direction == "send" else y
+    return steps.forward("sort_chunks", y, splits, inverse=False)[0] if direction == "send" else y
 
 
 def _redistribution(name: str, direction: str, reverse: str) -> Redistribution:

@@ -28,7 +28,7 @@ from penteract.config.recompute import NONE, MemoryBudget
 from penteract.errors import BadInput
 from penteract.readings.choices import Choice, Choices, hull
 from penteract.readings.estimator import Estimator, LayoutEstimate
-from penteract.readings.pieces import ENDS, LayerType
+from penteract.readings.pieces import EMBEDDING_AND_HEAD, LayerType
 from penteract.readings.stages import StageLayers, StageSum
 from penteract.schedule.in_flight import most_in_flight
 from penteract.units import Bytes, Seconds, show_bytes
@@ -70,7 +70,7 @@ def within(estimator: Estimator, layout: Layout, budget: MemoryBudget) -> Chosen
         share = ceil(1000 * (least - plain.allocated + kept) / kept) / 1000
         found = show_bytes(budget.allocated) if budget.allocated else f"{budget.fraction:g} of the activations"
         reach = show_bytes(least) if budget.allocated else f"{share:.3f}"
-        fix = f"{reach} or more, a smaller micro-batch, or memory.offload anchors"
+        fix = f"{reach} or more, a smaller micro-batch, or memory.offload layer_inputs"
         where = "memory.budget_gib" if budget.allocated else "memory.budget"
         raise BadInput("BUDGET", "no recomputation keeps so little", where=where, found=found,
                        allowed=f"at least {reach}", fix=fix)  # fmt: skip
@@ -233,7 +233,7 @@ class _Solver:
     ) -> Iterator[tuple[Seconds, tuple[int, int], int, Choice, Choice]]:
         """(cost, ops and number, place in their order, lean, rest) of the first number of layers with which each pair
         may fit and costs less than `cost`."""
-        number, steady = 0, sum(kind not in ENDS for kind in self.kinds) == 1
+        number, steady = 0, sum(kind not in EMBEDDING_AND_HEAD for kind in self.kinds) == 1
         others = self._in_layers(some)
         for lean in some if self.depth > 1 else ():
             for rest in others:
@@ -262,7 +262,7 @@ class _Solver:
 
     def _in_layers(self, some: Sequence[Choice]) -> list[Choice]:
         """Of those that differ at the ends alone, which have the other set's ops, that with fewest ops."""
-        places = [k for k, kind in enumerate(self.kinds) if kind not in ENDS]
+        places = [k for k, kind in enumerate(self.kinds) if kind not in EMBEDDING_AND_HEAD]
         found = dict[tuple[object, ...], Choice]()
         for c in sorted(some, key=lambda c: len(c.op_names)):
             found.setdefault(tuple([(c.kept[k], c.cost[k]) for k in places]), c)
@@ -316,8 +316,8 @@ def _placed(chain: StageLayers, kinds: Sequence[LayerType]) -> Iterator[tuple[in
     place = 0
     for kind, n in chain:
         for _ in range(n):
-            yield -1 if kind in ENDS else place, kinds.index(kind)
-            place += kind not in ENDS
+            yield -1 if kind in EMBEDDING_AND_HEAD else place, kinds.index(kind)
+            place += kind not in EMBEDDING_AND_HEAD
 
 
 def _summed(chunk: Sequence[tuple[int, int]], each: Sequence[_Amount]) -> Sequence[_Amount]:

@@ -13,7 +13,7 @@ from functools import cache
 
 from penteract.config.layout import Layout
 from penteract.readings.composed import Composer
-from penteract.readings.pieces import ENDS, Growth, LayerType
+from penteract.readings.pieces import EMBEDDING_AND_HEAD, Growth, LayerType
 from penteract.readings.reads import Memos, tracked
 from penteract.readings.stages import StageLayers
 from penteract.schedule.in_flight import most_in_flight
@@ -56,7 +56,7 @@ class MemoryBound:
     def growth(self, layout: Layout) -> Growths:
         """What each micro-batch keeps for each of its sequences. Layouts with the same have one object."""
         assignment = self.composer.assignment(layout)
-        layers = [kind for kind in assignment.kinds if kind not in ENDS]
+        layers = [kind for kind in assignment.kinds if kind not in EMBEDDING_AND_HEAD]
         each = {kind: self.composer.recorder.growth(layout, kind) for kind in layers}
         key = (assignment, *each.values())
         if key not in self.known:
@@ -69,7 +69,7 @@ def _of_chain(chain: StageLayers, each: Mapping[LayerType, Growth]) -> Mapping[S
     """Of its layers: the input of the first is that of an end, or was received."""
     total, first = dict[Span, Bytes](), True
     for kind, n in chain:
-        if kind in ENDS:
+        if kind in EMBEDDING_AND_HEAD:
             continue
         for span, amount in each[kind].own.items():
             total[span] = total.get(span, 0) + n * amount

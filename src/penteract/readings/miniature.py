@@ -119,7 +119,7 @@ def miniature(
     model, cut, length = symbolic(m, layout, sequence_length)
     cut_at, split = stage_layers(m.layers, layout.stages), schedule_of(name).split_backward
     stages = [cut_at[s] for s in layout.placement.stages[at]]
-    linears, like = precision.linears(m.layers, m.predict_ahead), first_like(m, precision)
+    linears, like = precision.linears(m.layers, m.mtp_layers), first_like(m, precision)
     alike = tuple(_alike(layout, layers, like) for layers in stages)
     said = [
         _record(Do(Mesh(cut), linears), model, length, sorted(some), ends=(layers.start == 0, layers.stop == m.layers))
@@ -229,7 +229,7 @@ def _routers(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) ->
     return tuple(
         str(op.site.attrs["name"])
         for chunk, times in zip(chunks, alike, strict=True)
-        for op in chunk.tape.ops if op.site.op_name == "tally"
+        for op in chunk.tape.ops if op.site.op_name == "tokens_per_expert"
         for _ in range(times.get(op.site.layer, 1))
     )  # fmt: skip
 
@@ -259,7 +259,7 @@ def _as_layer(unit: Unit, layer: int) -> Unit:
 
     return replace(
         unit, params=tuple(replace(q, name=name(q.name)) for q in unit.params),
-        late=frozenset(map(name, unit.late)), coded=frozenset(map(name, unit.coded)),
+        delayed=frozenset(map(name, unit.delayed)), coded=frozenset(map(name, unit.coded)),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ Doing = tuple[int, tuple[int, ...], tuple[int, ...]]  # a call: its job, its reg
 
 def saying(tape: Tape) -> Saying:
     """All of a tape that lowering looks at: tapes with the same differ in sizes, and in who talks over which axis."""
-    values = (*tape.inputs.items(), tape.entry, tape.exit, frozenset(tape.anchors.items()), tuple(tape.flows))
+    values = (*tape.inputs.items(), tape.entry, tape.exit, frozenset(tape.layer_inputs.items()), tuple(tape.flows))
     return (*values, *map(_said, tape.ops))
 
 

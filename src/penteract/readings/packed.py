@@ -19,7 +19,7 @@ from penteract.model.decoder import owning_stages, shared
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket, BucketPlan, BucketRules, Unit, bucket_of, bucket_plans
 from penteract.readings.counted import Counted, count_bucket_plans
-from penteract.readings.pieces import ENDS, LayerType, Recorder, Uses
+from penteract.readings.pieces import EMBEDDING_AND_HEAD, LayerType, Recorder, Uses
 from penteract.readings.price import away, bucket_workspace, held, in_ring_buffers, owned
 from penteract.readings.reads import Memos, tracked
 from penteract.readings.stage_assignment import RankLayers, StageAssignment
@@ -131,7 +131,7 @@ class BucketPlanner:
         """What an end uses after the other is the other's."""
         ends, out = set[str](), list[Units]()
         for kind, n in chain.from_iterable(chains):
-            names = {p.name for p in uses[kind].params} if kind in ENDS else set[str]()
+            names = {p.name for p in uses[kind].params} if kind in EMBEDDING_AND_HEAD else set[str]()
             out.append(Units(kind, self._unit(uses[kind], frozenset(names & ends), cut=cut), n))
             ends |= names
         return self.interned.setdefault(tuple(out), Runs(tuple(out)))
@@ -142,7 +142,7 @@ class BucketPlanner:
         if key not in self.interned:
             params = tuple([p for p in used.params if p.name not in again])
             both = shared(self.model)
-            self.interned[key] = Unit(params, used.waiting, both, used.coded) if cut else Unit(params, shared=both)
+            self.interned[key] = Unit(params, used.delayed, both, used.coded) if cut else Unit(params, shared=both)
         return self.interned[key]
 
     @tracked
@@ -212,7 +212,7 @@ class BucketPlanner:
 
     def shares(self, runs: Runs) -> bool:
         """Whether these units have parameters that live on other stages too."""
-        return bool(shared(self.model)) and any(run.kind in ENDS for run in runs.units)
+        return bool(shared(self.model)) and any(run.kind in EMBEDDING_AND_HEAD for run in runs.units)
 
     def _rules(self, layout: Layout, units: Sequence[Unit], stage: int) -> BucketRules:
         where = owning_stages(self.model, layout, {p.name: stage for unit in units for p in unit.params})

@@ -52,7 +52,7 @@ class LayerType(NamedTuple):
     place: int = -1
 
 
-EMBEDDING, HEAD = ENDS = (LayerType("embedding"), LayerType("head"))
+EMBEDDING, HEAD = EMBEDDING_AND_HEAD = (LayerType("embedding"), LayerType("head"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +102,7 @@ class Uses:
     gathered as codes. Pieces that use the same have one object."""
 
     params: tuple[Param, ...]
-    waiting: frozenset[str]
+    delayed: frozenset[str]
     coded: frozenset[str]
 
 
@@ -149,7 +149,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.widths = self.precision.widths
-        self.linears = self.precision.linears(self.model.layers, self.model.predict_ahead)
+        self.linears = self.precision.linears(self.model.layers, self.model.mtp_layers)
         self.names = [f"as layer {first}" for first in first_like(self.model, self.precision)]
 
     def kinds(self, layers: range, layout: Layout) -> tuple[tuple[LayerType, int], ...]:
@@ -190,7 +190,7 @@ class Recorder:
         """What a piece has of parameters. That is the same for any number of tokens, so it is looked at with few."""
         few = changed(layout, micro_batch_size=1, loss_chunk=self.sequence_length)
         found = self._tape_of(few, kind.name).uses
-        return self.used.setdefault((found.params, found.waiting, found.coded), found)
+        return self.used.setdefault((found.params, found.delayed, found.coded), found)
 
     @tracked
     def growth(self, layout: Layout, kind: LayerType) -> Growth:
@@ -237,7 +237,7 @@ class Recorder:
     def _flat(self, layout: Layout, name: str) -> int:
         """Tokens of a rank, where they are all that a head sees: in chunks of whole rows of a micro-batch, it makes of
         one long sequence what it makes of several. 0 where it sees more."""
-        if name != HEAD.name or self.model.predict_ahead or layout.loss != "chunked":
+        if name != HEAD.name or self.model.mtp_layers or layout.loss != "chunked":
             return 0
         lay, chunk = layout, layout.loss_chunk or chunk_tokens(self.model.vocab_size // layout.tp)
         return 0 if chunk % lay.micro_batch_size else self.sequence_length // lay.cp * lay.micro_batch_size

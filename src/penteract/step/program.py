@@ -36,7 +36,7 @@ REDISTRIBUTIONS = (
     "enter",
     "leave",
     "gather",
-    "ring_buffer",
+    "ring",
     "to_heads",
     "to_tokens",
     "send",
@@ -88,7 +88,7 @@ class Program:
     @property
     def balanced(self) -> tuple[str, ...]:
         """Routers of this rank whose choice a bias steers."""
-        said = (op.site for c in self.chunks for op in c.tape.ops if op.site.op_name == "tally")
+        said = (op.site for c in self.chunks for op in c.tape.ops if op.site.op_name == "tokens_per_expert")
         return tuple(str(s.attrs["name"]) for s in said)
 
     @property
@@ -140,11 +140,11 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
     """The step of `rank`. `training=False`: forward passes alone, for validation and sampling, of the next token."""
     mesh, precision = Mesh(layout), policy(precision)
     check_gather(precision.fp8, layout)
-    whole, model = model, model if training else replace(model, predict_ahead=0)
+    whole, model = model, model if training else replace(model, mtp_layers=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
     check_modules(whole, precision)
-    linears = precision.linears(model.layers, model.predict_ahead)
+    linears = precision.linears(model.layers, model.mtp_layers)
     said = [record(model, mesh, s, sequence_length, linears) for s in range(layout.stages)]
     check_words(layout)
     cut = stage_layers(model.layers, layout.stages)
@@ -153,7 +153,7 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
         lower(said[s].tape, layout.edit(-1), layer_edits(layout, cut[s]), split=split, training=training) for s in own
     )
     # Passes forward alone run on the state of training: it has the same buckets, whatever they leave out.
-    every, stages = precision.linears(whole.layers, whole.predict_ahead), range(layout.stages)
+    every, stages = precision.linears(whole.layers, whole.mtp_layers), range(layout.stages)
     trained = said if whole is model else [record(whole, mesh, s, sequence_length, every) for s in stages]
     where = {n: home for (home, _), do in zip(layout.placement.owning_stages, trained, strict=True) for n in do.params}
     all_owning_stages = owning_stages(whole, layout, where)

@@ -29,7 +29,7 @@ MODELS: Mapping[str, ModelSpec] = {
         **_SIZES | {"kv_heads": 4, "head_size": 14},
         latent=LatentSpec(kv_rank=10, plain_size=6, rope_size=8, value_size=10, query_rank=12),
         moe=MoESpec(experts=4, top_k=2, ffn_size=24, shared_ffn_size=24, score="sigmoid", balance="bias"),
-        predict_ahead=1,
+        mtp_layers=1,
     ),
 }  # fmt: skip
 

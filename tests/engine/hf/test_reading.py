@@ -144,11 +144,11 @@ def test_layers_that_predict_further_may_be_left(tmp_path: Path) -> None:
     copies = {"model.layers.2.embed_tokens.weight": theirs["model.embed_tokens.weight"].clone(),
               "model.layers.2.shared_head.head.weight": theirs["lm_head.weight"].clone()}  # fmt: skip
     full = folders.write(tmp_path / "full", "deepseek_v3", theirs | copies)
-    assert open_folder(full).model.predict_ahead == 1
-    shorter = open_folder(full, replace(model, predict_ahead=0))
+    assert open_folder(full).model.mtp_layers == 1
+    shorter = open_folder(full, replace(model, mtp_layers=0))
     assert not any("layers.2" in name for name in (*shorter.ours, *shorter.held))
     bare = {n: t for n, t in theirs.items() if "layers.2" not in n}
-    assert open_folder(folders.write(tmp_path / "bare", "deepseek_v3", bare)).model.predict_ahead == 0
+    assert open_folder(folders.write(tmp_path / "bare", "deepseek_v3", bare)).model.mtp_layers == 0
     how = How(dtype="fp32")
     resolved = resolve(None, "", [f"model.config={full}"])
     convert.from_hf(full, tmp_path / "ours", resolved, how)

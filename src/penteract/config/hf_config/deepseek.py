@@ -20,9 +20,9 @@ def deepseek_v2(f: Fields) -> ModelSpec:
 def deepseek_v3(f: Fields) -> ModelSpec:
     # In its files a rotated pair's halves are neighbours.
     f.choice("rope_interleave", "rotated rows in another order", (True,), True)
-    ahead = f.get("num_nextn_predict_layers", "model.predict_ahead", 0)
+    ahead = f.get("num_nextn_predict_layers", "model.mtp_layers", 0)
     moe = _moe(f, method="noaux_tc", score="sigmoid", normalize=True)
-    return ModelSpec(**_sizes(f), moe=moe, predict_ahead=ahead)
+    return ModelSpec(**_sizes(f), moe=moe, mtp_layers=ahead)
 
 
 def _sizes(f: Fields) -> dict[str, Any]:

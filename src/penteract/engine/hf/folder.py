@@ -47,7 +47,7 @@ def open_folder(path: Path, model: ModelSpec | None = None) -> HfFolder:
     there, theirs = held_tensors(path), model_from_hf(path)
     # Files of transformers never hold the layers that predict further, whatever their config says.
     if not any(n.startswith(f"model.layers.{theirs.layers}.") for n in there):
-        theirs = replace(theirs, predict_ahead=0)
+        theirs = replace(theirs, mtp_layers=0)
     model = model or theirs
     refuse_another_model(model, theirs, path)
     config = json.loads(read_text(path / CONFIG))
@@ -56,7 +56,7 @@ def open_folder(path: Path, model: ModelSpec | None = None) -> HfFolder:
                        allowed="BF16, F16, F32, F64", fix="dequantise them first")  # fmt: skip
     family = str(config["model_type"])
     ours = hf_names(model, family, theirs.vocab_size)
-    unneeded = range(model.layers + model.predict_ahead, theirs.layers + theirs.predict_ahead)
+    unneeded = range(model.layers + model.mtp_layers, theirs.layers + theirs.mtp_layers)
     return HfFolder(path, theirs, ours, _matched(path, FAMILIES[family], ours, there, unneeded))
 
 
@@ -68,7 +68,7 @@ def refuse_another_model(model: ModelSpec, theirs: ModelSpec, path: Path, *, pad
     ours = replace(model, vocab_size=theirs.vocab_size) if padding else model
     if ours.positions == "rope":
         ours = replace(ours, max_positions=theirs.max_positions)
-    ours = replace(ours, predict_ahead=max(ours.predict_ahead, theirs.predict_ahead))
+    ours = replace(ours, mtp_layers=max(ours.mtp_layers, theirs.mtp_layers))
     for name, mine, other in different(ours, theirs):
         raise _differs(name, _short(mine), _short(other), path)
     if model.vocab_size < theirs.vocab_size:

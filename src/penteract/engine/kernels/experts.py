@@ -112,23 +112,23 @@ def router_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) 
     put_product(into[0], _rows(logits).t(), _rows(x).to(env.stat), add)
 
 
-def sort_by_expert(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+def expert_permutation(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     flat = ins[0].reshape(-1)
     torch.sort(flat, stable=True, out=(torch.empty_like(flat), outs[0]))
     outs[1].zero_().scatter_(0, flat, 1, reduce="add")
 
 
-def dispatch(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+def permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     x, order = ins
     torch.index_select(_rows(x), 0, order // site.attrs["top_k"], out=outs[0])
 
 
-def dispatch_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+def permute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     order, g = ins
     _rows(outs[0].zero_()).index_add_(0, order // site.attrs["top_k"], g)
 
 
-def combine(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+def unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     y, w, order = ins
     copies = torch.empty_like(y)
     copies[order] = y
@@ -136,7 +136,7 @@ def combine(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors)
     torch.sum(copies, -2, out=outs[0])
 
 
-def combine_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     y, w, order, g = ins
     torch.index_select(_rows(g), 0, order // site.attrs["top_k"], out=outs[0])
     outs[1].view(-1)[order] = (outs[0] * y).sum(-1)
@@ -173,7 +173,7 @@ def expert_linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add:
             into[0][e].zero_()
 
 
-def regroup(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+def sort_chunks(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     x, splits = ins
     by_sender = list(torch.split(outs[0] if site.attrs["inverse"] else x, [n for row in splits.table for n in row]))
     experts = len(splits.table[0])
@@ -215,18 +215,18 @@ def balance_loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, out
         outs[0].copy_(f.expand_as(outs[0]))
 
 
-def tally(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    env.tallies[str(site.attrs["name"])].add_(ins[0].sum(0))
+def tokens_per_expert(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    env.tokens_per_expert[str(site.attrs["name"])].add_(ins[0].sum(0))
 
 
 EXPERTS = {
     "router": TorchKernel(router, router_input, router_weight),
-    "sort_by_expert": TorchKernel(sort_by_expert),
+    "expert_permutation": TorchKernel(expert_permutation),
     "split_sizes": TorchKernel(split_sizes),
-    "dispatch": TorchKernel(dispatch, dispatch_input),
-    "combine": TorchKernel(combine, combine_input),
+    "permute": TorchKernel(permute, permute_input),
+    "unpermute": TorchKernel(unpermute, unpermute_input),
     "expert_linear": TorchKernel(expert_linear, expert_linear_input, expert_linear_weight),
-    "regroup": TorchKernel(regroup),
+    "sort_chunks": TorchKernel(sort_chunks),
     "balance_loss": TorchKernel(balance_loss, balance_loss_input),
-    "tally": TorchKernel(tally),
+    "tokens_per_expert": TorchKernel(tokens_per_expert),
 }

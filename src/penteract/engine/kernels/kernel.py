@@ -32,7 +32,9 @@ class Env:
     loss_scale: torch.Tensor | None = None  # of all of them, where small gradients would be lost
     losses: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # sums of this step
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of routers, [X]
-    tallies: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # choices of this step, [X]
+    tokens_per_expert: dict[str, torch.Tensor] = field(
+        default_factory=dict[str, torch.Tensor]
+    )  # choices of this step, [X]
     agree: Callable[[str, torch.Tensor], None] = _alone
     past: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of scaled linears, [3]: the
     seen: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # largest of x, w, g

@@ -77,7 +77,7 @@ def _grouping(tokens: int, attrs: Attrs, widths: Widths) -> int:
     return tokens * max(best, scores + top * (stat + index), scores + top * index + attrs["groups"] * BOOL)
 
 
-class SortByExpert(OpDeclaration):
+class ExpertPermutation(OpDeclaration):
     """experts [s, B, k] -> order [s·B·k] (a stable sort of the copies by expert), copies of each expert [X]."""
 
     differentiable = ()
@@ -112,7 +112,7 @@ class SplitSizes(OpDeclaration):
         return (prod(ins[0]) + prod(ins[1])) * widths["index"]
 
 
-class Dispatch(OpDeclaration):
+class Permute(OpDeclaration):
     """x [s, B, D], order [s·B·k] -> copies in expert order [s·B·k, D]."""
 
     input_keeps = ("in1",)
@@ -136,7 +136,7 @@ class Dispatch(OpDeclaration):
         return e.each(prod(ins[0]), "compute"), token, summed
 
 
-class Regroup(OpDeclaration):
+class SortChunks(OpDeclaration):
     """Rows [R, D] by sender, then expert -> by expert, then sender; `inverse` the other way."""
 
 
@@ -169,7 +169,7 @@ class ExpertLinear(OpDeclaration):
         return narrow_product(prod(weights[0][1:]), widths)
 
 
-class Combine(OpDeclaration):
+class Unpermute(OpDeclaration):
     """copies y [s·B·k, D], weights [s, B, k], order -> [s, B, D], each token the weighted sum of its copies."""
 
     differentiable = (0, 1)
@@ -241,7 +241,7 @@ class BalanceLoss(OpDeclaration):
         return *slopes, row, e.each(n, of_loads, "stat", "stat"), row, mean, less, by_row
 
 
-class Tally(OpDeclaration):
+class TokensPerExpert(OpDeclaration):
     """choices [B, X] are added to the step's count that moves the balance bias."""
 
     differentiable = ()
@@ -266,12 +266,12 @@ class Tally(OpDeclaration):
 
 EXPERTS: dict[str, OpDeclaration] = {
     "router": Router(),
-    "sort_by_expert": SortByExpert(),
+    "expert_permutation": ExpertPermutation(),
     "split_sizes": SplitSizes(),
-    "dispatch": Dispatch(),
-    "regroup": Regroup(),
+    "permute": Permute(),
+    "sort_chunks": SortChunks(),
     "expert_linear": ExpertLinear(),
-    "combine": Combine(),
+    "unpermute": Unpermute(),
     "balance_loss": BalanceLoss(),
-    "tally": Tally(),
+    "tokens_per_expert": TokensPerExpert(),
 }

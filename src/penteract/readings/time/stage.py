@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket, BucketPlan
-from penteract.readings.pieces import ENDS, LayerProgram, LayerType
+from penteract.readings.pieces import EMBEDDING_AND_HEAD, LayerProgram, LayerType
 from penteract.readings.time.clock import WAIT, Op
 from penteract.readings.time.machine import Clock
 from penteract.readings.time.ops import ActionOps, BucketOps
@@ -170,7 +170,7 @@ class Stage:
         for unit in reversed(range(len(self.row))):
             for p in self.owned[unit]:
                 units[id(p)].append(unit)
-            if self.row[unit] in ENDS:  # two ends may use one table
+            if self.row[unit] in EMBEDDING_AND_HEAD:  # two ends may use one table
                 for name in {name for site in self.pieces[self.row[unit]][0].sites for name in site.params}:
                     ends[name].append(unit)
         turn = {p: iter(some) for p, some in units.items()}

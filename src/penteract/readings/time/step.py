@@ -263,7 +263,7 @@ class StepClock:
         sites = [site for kind in row for site in pieces[kind][0].sites] if asked else []
         kept = [site for site in sites if remembered(site)]
         coded, delayed = [s for s in kept if is_coded(s)], [s for s in kept if not is_coded(s)]
-        balanced = [str(s.attrs["name"]) for s in sites if s.op_name == "tally"]
+        balanced = [str(s.attrs["name"]) for s in sites if s.op_name == "tokens_per_expert"]
         model, widths = self.composer.model, self.composer.widths
         return Ends(model, rank, widths, buckets, coded, delayed, balanced)
 

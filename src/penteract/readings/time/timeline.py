@@ -12,7 +12,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.parallel.data import NONE
 from penteract.parallel.pipeline import stage_layers
-from penteract.readings.pieces import ENDS
+from penteract.readings.pieces import EMBEDDING_AND_HEAD
 from penteract.readings.reads import Memos
 from penteract.readings.time.clock import COMPUTE, FIRST, HOST, IN, OUT, SIDE
 from penteract.readings.time.line import NumberedMessage
@@ -170,5 +170,7 @@ def _units(layout: Layout, layers: int, r: int, stage: Stage) -> list[str]:
     cut, out = stage_layers(layers, layout.stages), list[str]()
     for s, units in zip(layout.placement.stages[r], stage.chunks, strict=True):
         own = iter(cut[s])
-        out += [kind.name if (kind := stage.row[unit]) in ENDS else f"layer {next(own)}" for unit in units]
+        out += [
+            kind.name if (kind := stage.row[unit]) in EMBEDDING_AND_HEAD else f"layer {next(own)}" for unit in units
+        ]
     return out

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from penteract.config.model import ModelSpec
 from penteract.model.block import block
-from penteract.model.ends import embed, score
+from penteract.model.embedding_head import embed, score
 from penteract.model.norm import norm
 from penteract.ops.do import Do, Value
 from penteract.ops.params import Param
 
 
-def predict_ahead(do: Do, m: ModelSpec, h: Value, sequence_length: int) -> None:
+def mtp_layers(do: Do, m: ModelSpec, h: Value, sequence_length: int) -> None:
     """h [S@cp·tp, B, D], as the head sees it -> a term of the loss for each depth.   Layers are numbered on."""
-    for k in range(1, m.predict_ahead + 1):
+    for k in range(1, m.mtp_layers + 1):
         layer = m.layers + k - 1
         h = do.layers([layer], lambda i, x, k=k: _depth(do, m, i, k, x, sequence_length), h)
         h = norm(do, m, f"layers.{layer}.head_norm", h)
-        seen, h = do.fork(h) if k < m.predict_ahead else (h, h)
-        score(do, m, seen, f"targets:{k} ahead", "predict_ahead")
+        seen, h = do.fork(h) if k < m.mtp_layers else (h, h)
+        score(do, m, seen, f"targets:{k} ahead", "mtp_layers")
 
 
 def _depth(do: Do, m: ModelSpec, layer: int, k: int, h: Value, sequence_length: int) -> Value:
