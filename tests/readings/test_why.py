@@ -38,7 +38,7 @@ EXPERTS = replace(
     DENSE, layers=7, moe=MoESpec(experts=8, top_k=2, ffn_size=96, shared_ffn_size=32, every=2, balance="bias")
 )
 NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
-RESIDENT = ("parameters", "gradients", "optimizer", "ring", "data")
+RESIDENT = ("parameters", "gradients", "optimizer", "ring_buffer", "data")
 OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 5))]
 PHASES = {"forward": "forward", "input gradient": "input_gradient", "weight gradient": "weight_gradient",
           "update": "update"}  # fmt: skip
@@ -196,7 +196,7 @@ def test_text_and_json() -> None:
     assert "for swiglu's input gradient" in text and "2 in flight × " in text
     assert "model/mlp.py:" in text and "F = 128 ffn columns" in text
     assert (
-        "\nscratch  1.00 MiB, of activations" in text
+        "\ntemporary  1.00 MiB, of activations" in text
         and "1.00 MiB temporary" in text
         and "flops" not in text
         and "V = 256 vocabulary" in text
