@@ -27,11 +27,11 @@ from provenance import hexadecimal, provenance
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.engine.comm.distributed import Nccl
-from penteract.engine.feed import constants, micro_batch, target_counts
+from penteract.engine.executor.allocator import Arena
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feed import constants, micro_batch, target_counts
+from penteract.engine.executor.state import allocate, initialise
 from penteract.engine.kernels.registry import kernels
-from penteract.engine.memory import Arena
-from penteract.engine.run import Run
-from penteract.engine.state import allocate, initialise
 from penteract.readings.price import price
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step

@@ -41,11 +41,11 @@ from provenance import hexadecimal, provenance
 from penteract.config.catalog import model as find_model
 from penteract.config.layout import Layout
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
-from penteract.engine import trainer as engine
 from penteract.engine.data import Samples, open_samples, open_tokenizer
-from penteract.engine.feeder import Feeder
-from penteract.engine.rank import Rank, join
-from penteract.engine.run import Run
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feeder import Feeder
+from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.session import trainer as engine
 from penteract.units import gib
 
 WARM = 3

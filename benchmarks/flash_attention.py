@@ -31,20 +31,20 @@ import torch
 from op_kernels.fused import LARGE, NAMES, Case, Trial
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.precision import RECIPES
+from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import preset
 from penteract.config.run import Data, LearningRate, Optimizer
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
-from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
-from penteract.engine.graph import CapturedStep
+from penteract.engine.executor.allocator import Arena
+from penteract.engine.executor.cuda_graph import CapturedStep
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
+from penteract.engine.executor.state import allocate, fill
 from penteract.engine.kernels import flash as flash_kernels
 from penteract.engine.kernels.checks import check_documents, check_kernels
 from penteract.engine.kernels.registry import kernels, kernels_by_call
-from penteract.engine.memory import Arena
-from penteract.engine.optimizer import AdamW
-from penteract.engine.run import Run
-from penteract.engine.state import allocate, fill
+from penteract.engine.optim.optimizer import AdamW
 from penteract.ops.declarations import declaration_of
 from penteract.readings.price import price
 from penteract.step.arena import plan_arena

@@ -24,9 +24,9 @@ from fp8_linear import TOLERANCE
 from measuring import seconds, told
 from provenance import hexadecimal
 
-from penteract.config.fp8 import Fp8, usual
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
+from penteract.config.precision.fp8 import Fp8, usual
 from penteract.engine.kernels.experts import EXPERTS, Splits
 from penteract.engine.kernels.fp8 import emulated, real
 from penteract.engine.kernels.fp8_experts import FOUR, in_fours, scaled_experts

@@ -28,10 +28,10 @@ import torch
 from measuring import seconds, told
 from provenance import hexadecimal
 
-from penteract.config.fp8 import KINDS, Fp8, usual
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.precision import RECIPES
+from penteract.config.precision.fp8 import KINDS, Fp8, usual
+from penteract.config.precision.policy import RECIPES
 from penteract.engine.kernels import fp8 as kernel
 from penteract.engine.kernels.dense import DENSE
 from penteract.engine.kernels.kernel import Env

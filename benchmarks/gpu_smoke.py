@@ -30,13 +30,13 @@ from penteract.config.presets import preset
 from penteract.config.run import Data, LearningRate, Optimizer
 from penteract.engine.comm.distributed import Nccl
 from penteract.engine.data import open_samples, open_tokenizer
-from penteract.engine.feed import constants, micro_batch, samples_of, target_count
-from penteract.engine.graph import CapturedStep
+from penteract.engine.executor.allocator import Fresh
+from penteract.engine.executor.cuda_graph import CapturedStep
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_count
+from penteract.engine.executor.state import allocate, initialise
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.memory import Fresh
-from penteract.engine.optimizer import AdamW
-from penteract.engine.run import Run
-from penteract.engine.state import allocate, initialise
+from penteract.engine.optim.optimizer import AdamW
 from penteract.readings.price import price
 from penteract.step.program import Program, compile_step
 from penteract.step.rate import rate

@@ -25,12 +25,12 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.comm.groups import ProcessGroups, needed
-from penteract.engine.feed import constants, micro_batch, samples_of, target_count
+from penteract.engine.executor.allocator import Arena
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_count
+from penteract.engine.executor.state import allocate, initialise
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.memory import Arena
-from penteract.engine.rank import Rank, join
-from penteract.engine.run import Run
-from penteract.engine.state import allocate, initialise
+from penteract.engine.runtime.rank import Rank, join
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.walk import walk

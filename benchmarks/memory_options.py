@@ -36,10 +36,10 @@ from penteract.config.catalog import model as find_model
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
-from penteract.engine import trainer as engine
 from penteract.engine.data import open_samples, open_tokenizer
-from penteract.engine.rank import Rank, join
-from penteract.engine.state import TrainingState, fill
+from penteract.engine.executor.state import TrainingState, fill
+from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.session import trainer as engine
 from penteract.readings.estimator import Estimator
 from penteract.step.program import Program
 from penteract.units import gib

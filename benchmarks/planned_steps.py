@@ -29,9 +29,9 @@ import torch.distributed as dist
 from penteract import plan
 from penteract.config.run import LearningRate
 from penteract.engine.data import open_samples, open_tokenizer
-from penteract.engine.rank import Rank, join
-from penteract.engine.trainer import Trainer
-from penteract.planner.runfile import as_run
+from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.session.trainer import Trainer
+from penteract.planner.report.runfile import as_run
 from penteract.units import gib
 
 LAYOUTS = (

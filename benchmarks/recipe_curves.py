@@ -38,9 +38,9 @@ def train(asked: argparse.Namespace, recipe: str) -> dict[str, Any]:
     from penteract.config.catalog import model as find_model
     from penteract.config.layout import Layout
     from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
-    from penteract.engine import trainer as engine
     from penteract.engine.data import open_samples, open_tokenizer
-    from penteract.engine.rank import join
+    from penteract.engine.runtime.rank import join
+    from penteract.engine.session import trainer as engine
 
     engine.initialise = drawn_on_device
     lay = Layout(attention="cudnn", loss="chunked", elementwise="triton", gradient_accumulation_steps=asked.sequences)

@@ -36,10 +36,10 @@ from provenance import hexadecimal
 from torch.profiler import ProfilerActivity, profile
 
 from penteract.config.layout import Layout
-from penteract.engine import trainer as engine
-from penteract.engine.named import Named
-from penteract.engine.rank import Rank, join
-from penteract.engine.run import Run
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.named import Named
+from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.session import trainer as engine
 from penteract.step.walk import Silent, walk
 
 CASES: Mapping[str, Mapping[str, Any]] = {

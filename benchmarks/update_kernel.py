@@ -31,14 +31,14 @@ from provenance import hexadecimal
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.precision import BLOCK, RECIPES, Policy
+from penteract.config.precision.policy import BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.optimizer import AdamW
-from penteract.engine.scaling import LossScale
-from penteract.engine.state import Flat
-from penteract.engine.stochastic_rounding import ParameterSlice
-from penteract.engine.storages import Storages
+from penteract.engine.executor.state import Flat
+from penteract.engine.executor.storages import Storages
+from penteract.engine.optim.loss_scaling import LossScale
+from penteract.engine.optim.optimizer import AdamW
+from penteract.engine.optim.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket
 from penteract.step.update import is_sliced, touched

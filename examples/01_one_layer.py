@@ -1,7 +1,7 @@
 """One layer, three ways: plain torch, the tape run, the tape priced. Same output, same gradients, known bytes.
 
 The point: `model/block.py` is written once. Saying it records a tape; what a tape means is up to who walks it. The two
-readings below are the whole idea in miniature; the real ones are engine/run.py and readings/price.py.
+readings below are the whole idea in miniature; the real ones are engine/executor/executor.py and readings/price.py.
 
     python examples/01_one_layer.py
 """
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from penteract import Layout, ModelSpec
 from penteract.config.mesh import Mesh
-from penteract.config.precision import RECIPES
+from penteract.config.precision.policy import RECIPES
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.model.block import block

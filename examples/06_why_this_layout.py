@@ -12,8 +12,8 @@ import sys
 from math import fsum
 
 from penteract import plan
-from penteract.planner.explain import contest, difference, explain
-from penteract.readings.why import why
+from penteract.planner.report.explain import contest, difference, explain
+from penteract.readings.explain.why import why
 from penteract.units import gib
 
 PINNED = "tp=8"  # what many would try first on a node of eight

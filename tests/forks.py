@@ -17,7 +17,14 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-LOADED = ("torch._dynamo", "torch.distributed", "penteract.cli", "penteract.engine.worker", "pytest", "hypothesis")
+LOADED = (
+    "torch._dynamo",
+    "torch.distributed",
+    "penteract.cli",
+    "penteract.engine.runtime.worker",
+    "pytest",
+    "hypothesis",
+)
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([*LOADED])
@@ -68,7 +75,7 @@ def _become(environment: Mapping[str, str], out: int | None, err: int | None) ->
 
 def _command(words: list[str], folder: Path | None) -> int:
     from penteract.cli import main
-    from penteract.engine import launch
+    from penteract.engine.runtime import launch
 
     if folder is not None:
         os.chdir(folder)

@@ -19,16 +19,16 @@ from observe import Watched, Wires
 from penteract.config.layout import Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.optimizers import PLAIN, OptimizerKinds
-from penteract.config.precision import Policy
+from penteract.config.precision.policy import Policy
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, Round, needed
-from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
+from penteract.engine.executor.allocator import Arena, Fresh
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
+from penteract.engine.executor.state import ParameterPart, allocate, initialise
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.memory import Arena, Fresh
-from penteract.engine.run import Run
-from penteract.engine.state import ParameterPart, allocate, initialise
-from penteract.readings.load import Recorded
+from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import Price, price
 from penteract.schedule.registry import ScheduleName
 from penteract.step.arena import plan_arena

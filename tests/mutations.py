@@ -11,19 +11,19 @@ import torch
 
 import layouts
 from layouts import Subject
-from penteract.config.precision import Policy
-from penteract.engine import feed
+from penteract.config.precision.policy import Policy
 from penteract.engine.comm.comm import Work
 from penteract.engine.comm.distributed import Distributed
-from penteract.engine.run import Run
-from penteract.engine.state import Flat
+from penteract.engine.executor import feed
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.state import Flat
 from penteract.ops.declarations import OPS
 from penteract.ops.lower import Instruction
 from penteract.ops.params import reduce_ranks
 from penteract.parallel import data
 from penteract.parallel.data import Bucket
 from penteract.readings import price as price_module
-from penteract.readings.load import Balanced
+from penteract.readings.layers.expert_load import Balanced
 from penteract.step.events import Around
 from penteract.step.program import compile_step
 

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from penteract.engine import compat
 from penteract.engine.comm.comm import Work
 from penteract.engine.comm.distributed import Distributed
-from penteract.engine.storages import Storages
+from penteract.engine.executor.storages import Storages
 
 _count = unwrap(Storages.__torch_dispatch__)  # without torch's guard against torch.compile
 

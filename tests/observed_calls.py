@@ -19,17 +19,17 @@ import torch
 
 from layouts import CPU, Case
 from penteract.config.run import Optimizer
-from penteract.engine import device
-from penteract.engine import run as run_module
 from penteract.engine.comm.fake import FakeComm
+from penteract.engine.executor import device
+from penteract.engine.executor import executor as run_module
+from penteract.engine.executor.allocator import Fresh
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.state import TrainingState, allocate
 from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.memory import Fresh
-from penteract.engine.muon import Muon
-from penteract.engine.optimizer import AdamW
-from penteract.engine.run import Run
-from penteract.engine.state import TrainingState, allocate
+from penteract.engine.optim.muon import Muon
+from penteract.engine.optim.optimizer import AdamW
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 from penteract.step.program import Program

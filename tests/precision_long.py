@@ -13,7 +13,7 @@ from statistics import fmean
 import torch
 
 from penteract.config.layout import Layout
-from penteract.config.precision import RECIPES
+from penteract.config.precision.policy import RECIPES
 from precisions import POLICIES, Small
 from tolerances import DRIFT
 

@@ -10,8 +10,8 @@ from functools import cache
 from layouts import Case, Verdict, run_case
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.schedule.actions import Compute, ComputeList
-from penteract.schedule.gpipe import ALL_FORWARD
-from penteract.schedule.interleaved import INTERLEAVED
+from penteract.schedule.generators.gpipe import ALL_FORWARD
+from penteract.schedule.generators.interleaved import INTERLEAVED
 from penteract.schedule.registry import SCHEDULES
 from penteract.schedule.schedule import Placement, Schedule
 

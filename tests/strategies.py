@@ -12,10 +12,10 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from layouts import Case
 from penteract.config import case as spec_case
-from penteract.config.fp8 import Fp8
 from penteract.config.layout import CP_METHODS, LOSS_KERNELS, ZERO_STAGES, CpMethod, Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.config.precision import RECIPES
+from penteract.config.precision.fp8 import Fp8
+from penteract.config.precision.policy import RECIPES
 from penteract.config.rules import breaches
 from penteract.schedule.registry import ScheduleName
 

@@ -10,13 +10,13 @@ from layouts import CPU, Case
 from penteract.config.run import Optimizer
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups
-from penteract.engine.feed import constants, micro_batch, samples_of, target_count
+from penteract.engine.executor.allocator import Fresh
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_count
+from penteract.engine.executor.state import allocate, initialise
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.memory import Fresh
-from penteract.engine.muon import Muon
-from penteract.engine.optimizer import AdamW
-from penteract.engine.run import Run
-from penteract.engine.state import allocate, initialise
+from penteract.engine.optim.muon import Muon
+from penteract.engine.optim.optimizer import AdamW
 from penteract.step.program import Program
 from penteract.step.walk import walk
 from samples import sample

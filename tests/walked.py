@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from observed_calls import Seen
-from penteract.config.precision import BLOCK
+from penteract.config.precision.policy import BLOCK
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
@@ -18,7 +18,7 @@ from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Spec, size
 from penteract.ops.tape import Call
 from penteract.parallel.data import Bucket
-from penteract.readings.load import Load, Recorded
+from penteract.readings.layers.expert_load import Load, Recorded
 from penteract.schedule.actions import Transfer
 from penteract.step import muon
 from penteract.step.agreements import Agreement

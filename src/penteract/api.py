@@ -10,14 +10,14 @@ from typing import Any
 
 from penteract.config.hardware import Cluster
 from penteract.config.model import ModelSpec
-from penteract.config.precision import Policy
+from penteract.config.precision.policy import Policy
 from penteract.errors import PenteractError
 from penteract.planner.ask import HEADROOM, parse_axes
-from penteract.planner.collector import uncollected
 from penteract.planner.plan import Plan, estimator, plan_layouts, plan_one
-from penteract.planner.progress import Watch
 from penteract.planner.question import question
-from penteract.planner.trace import trace
+from penteract.planner.report.trace import trace
+from penteract.planner.search.collector import uncollected
+from penteract.planner.search.progress import Watch
 
 __all__ = ["plan", "trace", "train"]
 

@@ -31,11 +31,11 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """The calls of `penteract.engine.start.train`, which does nothing else."""
+    """The calls of `penteract.engine.runtime.start.train`, which does nothing else."""
     calls: list[dict[str, Any]] = []
-    engine = ModuleType("penteract.engine.start")
+    engine = ModuleType("penteract.engine.runtime.start")
     engine.train = lambda resolved, **how: calls.append({"resolved": resolved, **how}) or 0  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "penteract.engine.start", engine)
+    monkeypatch.setitem(sys.modules, "penteract.engine.runtime.start", engine)
     yield calls
 
 

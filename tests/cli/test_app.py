@@ -10,7 +10,7 @@ import pytest
 
 from penteract._version import __version__
 from penteract.cli.overrides import split_overrides
-from penteract.config.resolve import resolve
+from penteract.config.rules.resolve import resolve
 
 Tell = Callable[..., Any]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from penteract.cli.budget import settle_budget
+from penteract.config.files.write import to_toml
 from penteract.config.layout import Layout
 from penteract.config.recompute import NONE, MemoryBudget
-from penteract.config.resolve import resolve
-from penteract.config.write import to_toml
+from penteract.config.rules.resolve import resolve
 
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]

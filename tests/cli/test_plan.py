@@ -15,10 +15,10 @@ import pytest
 from penteract import plan, trace
 from penteract.config import catalog
 from penteract.config.layout import Layout
-from penteract.config.modules import Pattern
-from penteract.config.precision import RECIPES
+from penteract.config.precision.module_patterns import Pattern
+from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import TINY
-from penteract.config.resolve import resolve
+from penteract.config.rules.resolve import resolve
 from penteract.planner.ask import AXES, as_text, parse_axes
 from penteract.planner.plan import exact
 
@@ -211,7 +211,7 @@ def test_a_trace_that_is_stopped_leaves_no_file_and_says_so(
         write("{")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["penteract.planner.trace"], "write_trace", stop)
+    monkeypatch.setattr(sys.modules["penteract.planner.report.trace"], "write_trace", stop)
     told = tell(*PIPELINE, "--trace", "x.json")
     assert (told.code, told.err) == (130, "stopped: x.json was not written\n")
     assert list(tmp_path.iterdir()) == []
@@ -237,7 +237,7 @@ def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, mo
         write("{")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(sys.modules["penteract.planner.trace"], "write_trace", full)
+    monkeypatch.setattr(sys.modules["penteract.planner.report.trace"], "write_trace", full)
     told = tell(*PIPELINE, "--trace", "x.json")
     assert told.code not in (0, 2) and told.err == "error[DISK]: No space left on device · --trace x.json\n"
     assert list(tmp_path.iterdir()) == []

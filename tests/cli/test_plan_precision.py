@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from penteract import plan
-from penteract.config.modules import Pattern
-from penteract.config.precision import RECIPES
-from penteract.config.resolve import resolve
+from penteract.config.precision.module_patterns import Pattern
+from penteract.config.precision.policy import RECIPES
+from penteract.config.rules.resolve import resolve
 from penteract.config.run import PARTS
 from penteract.errors import BadInput
 

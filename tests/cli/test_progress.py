@@ -20,7 +20,7 @@ from rich.console import Console
 from penteract import plan
 from penteract.cli.progress import AFTER, ProgressLine, sentence
 from penteract.planner.plan import NOT_REACHED
-from penteract.planner.progress import EVERY, Progress, Pulse, Stopped
+from penteract.planner.search.progress import EVERY, Progress, Pulse, Stopped
 
 Tell = Callable[..., Any]
 LONG = ["llama-3.1-405b", "--gpus", "64x8xH100", "--fix", "tp=4/8"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penteract.config.resolve import resolve
-from penteract.config.write import to_toml
+from penteract.config.files.write import to_toml
+from penteract.config.rules.resolve import resolve
 
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]
@@ -46,7 +46,7 @@ def test_values_options_and_a_file_in_any_order(tell: Tell, started: Calls, tmp_
 
 
 def test_the_engines_exit_code_is_the_programs(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["penteract.engine.start"], "train", lambda *_, **__: 75)
+    monkeypatch.setattr(sys.modules["penteract.engine.runtime.start"], "train", lambda *_, **__: 75)
     assert tell("train").code == 75
 
 
@@ -54,7 +54,7 @@ def test_a_fault_of_ours_is_one_line_and_a_traceback_on_request(tell: Tell, monk
     def broken(*_: object, **__: object) -> int:
         raise KeyError("lost\nkey")
 
-    monkeypatch.setattr(sys.modules["penteract.engine.start"], "train", broken)
+    monkeypatch.setattr(sys.modules["penteract.engine.runtime.start"], "train", broken)
     told = tell("train")
     assert (told.code, told.err.count("\n")) == (70, 1)
     assert told.err.startswith("error[BUG]: KeyError: ")
@@ -65,7 +65,7 @@ def test_a_fault_of_ours_is_one_line_and_a_traceback_on_request(tell: Tell, monk
 
 
 def test_without_torch_the_fix_is_to_install_it(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "penteract.engine.start")
+    monkeypatch.delitem(sys.modules, "penteract.engine.runtime.start")
     monkeypatch.setattr("penteract.cli.train.find_spec", lambda _: None)
     assert (
         tell("train").err == "error[TORCH]: training needs torch · found none · fix: pip install 'penteract[train]'\n"

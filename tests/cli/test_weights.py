@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from engine.hf import folders
-from penteract.config.hf_config import model_from_hf
-from penteract.config.resolve import model_at, resolve
-from penteract.config.write import to_toml
+from penteract.config.files.write import to_toml
+from penteract.config.hf import model_from_hf
+from penteract.config.rules.resolve import model_at, resolve
 
 Tell = Callable[..., Any]
 Calls = list[dict[str, Any]]
@@ -149,7 +149,7 @@ def test_what_fails_half_way_leaves_nothing(tell: Tell, llama: Path, tmp_path: P
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("penteract.engine.checkpoint.disk.write", full)
+    monkeypatch.setattr("penteract.engine.checkpoint.durable.write", full)
     for words in ((llama, "a"), ("ours", "b")):
         told = tell("convert", *words)
         assert told.code == 74 and "No space left" in told.err

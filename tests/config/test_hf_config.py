@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from config.published import PUBLISHED
 from penteract.config.case import Case
-from penteract.config.hf_config import model_from_hf
+from penteract.config.hf import model_from_hf
 from penteract.config.layout import Layout
 from penteract.config.rules import breaches
 from penteract.errors import BadInput

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from penteract.config.hf_config import model_from_hf
-from penteract.config.hf_write import config_of, different
+from penteract.config.hf import model_from_hf
+from penteract.config.hf.write_config import config_of, different
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.presets import PRESETS
 from penteract.errors import BadInput

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from penteract.config.case import Case
 from penteract.config.layout import CP_METHODS, Layout
-from penteract.config.legal import BadLayout, check_legal, problems
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
-from penteract.config.nearest import repair
 from penteract.config.presets import TINY, TINY_MOE, preset
 from penteract.config.rules import breaches
-from penteract.config.settle import Settle
+from penteract.config.rules.legal import BadLayout, check_legal, problems
+from penteract.config.rules.nearest import repair
+from penteract.config.rules.settle import Settle
 from penteract.schedule.registry import SCHEDULES
 
 SMALL = st.integers(1, 9)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from penteract.config.fp8 import Fp8
+from penteract.config.files.write import to_toml
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.modules import Pattern
-from penteract.config.precision import RECIPES, Policy
-from penteract.config.resolve import resolve
+from penteract.config.precision.fp8 import Fp8
+from penteract.config.precision.module_patterns import Pattern
+from penteract.config.precision.policy import RECIPES, Policy
+from penteract.config.rules.resolve import resolve
 from penteract.config.run import Precision
-from penteract.config.write import to_toml
 from penteract.errors import BadInput
 from penteract.model.modules import check_modules, first_like
 from penteract.planner.question import question

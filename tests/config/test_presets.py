@@ -5,7 +5,7 @@ import pytest
 from penteract.config.layout import CP_METHODS
 from penteract.config.model import ModelSpec
 from penteract.config.presets import PRESETS, preset
-from penteract.config.resolve import resolve
+from penteract.config.rules.resolve import resolve
 from penteract.errors import BadInput
 
 FOUR_RANKS = [["dp=4"], ["tp=4"], ["pp=4"], *(["cp=4", f"cp_method={m}"] for m in CP_METHODS)]

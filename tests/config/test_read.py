@@ -2,7 +2,7 @@
 
 import pytest
 
-from penteract.config.read import read_overrides
+from penteract.config.files.read import read_overrides
 from penteract.errors import BadInput
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penteract.config.keys import keys
+from penteract.config.files.keys import keys
+from penteract.config.files.write import template, to_toml
 from penteract.config.presets import PRESETS
-from penteract.config.resolve import resolve
-from penteract.config.write import template, to_toml
+from penteract.config.rules.resolve import resolve
 
 CHANGES = st.fixed_dictionaries(
     {},

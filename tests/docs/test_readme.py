@@ -16,8 +16,8 @@ import pytest
 
 import forks
 from penteract.cli.overrides import split_overrides
-from penteract.config.resolve import resolve
-from penteract.config.write import template
+from penteract.config.files.write import template
+from penteract.config.rules.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
 PAGE = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/guide.md"))

@@ -24,8 +24,8 @@ def main(words: list[str]) -> int:
     import torch
     import torch.distributed as dist
 
-    from penteract.engine.rank import Rank
-    from penteract.engine.watch import watched
+    from penteract.engine.runtime.rank import Rank
+    from penteract.engine.runtime.watch import watched
     from penteract.errors import PenteractError
 
     torch.set_num_threads(1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penteract.config.resolve import resolve
+from penteract.config.rules.resolve import resolve
 from penteract.engine.data import open_samples, open_tokenizer
-from penteract.engine.rank import Rank
-from penteract.engine.trainer import Trainer
+from penteract.engine.runtime.rank import Rank
+from penteract.engine.session.trainer import Trainer
 from penteract.ops.spec import Spec
 
 SMALL = ("batch.sequence_length=32", "batch.global_batch_size=4", "batch.micro_batch_size=1", "model.layers=2")

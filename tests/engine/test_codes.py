@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from op_kernels.fp8 import rounded
-from penteract.config.fp8 import Fp8
-from penteract.engine.codes import QuantisedWeights, ShardValues
+from penteract.config.precision.fp8 import Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.storages import Storages
+from penteract.engine.executor.quantised_weights import QuantisedWeights, ShardValues
+from penteract.engine.executor.storages import Storages
 from penteract.ops.declarations import fp8 as declared
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket

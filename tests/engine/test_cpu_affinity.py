@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from penteract.engine import cpu_affinity as cores
-from penteract.engine.launch import rank_environment
+from penteract.engine.runtime import cpu_affinity as cores
+from penteract.engine.runtime.launch import rank_environment
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from penteract.engine.display import LINES, ROWS, LiveTable
+from penteract.engine.session.display import LINES, ROWS, LiveTable
 
 LAYOUT = "dp 2 · tp 2"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from penteract.engine import rank
 from penteract.engine.doctor.machine import GpuState, Port, Torch, TorchDevice, Use
 from penteract.engine.doctor.probe import cgroup, child, gpus, network, smi
 from penteract.engine.doctor.probe.disk import disk as probe_disk
 from penteract.engine.doctor.probe.here import this_machine
 from penteract.engine.doctor.report import can_train, examine
 from penteract.engine.doctor.use import BACKENDS
+from penteract.engine.runtime import rank
 from penteract.units import GIB, MIB
 
 pytestmark = pytest.mark.alone

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.engine.feed import micro_batch, target_counts
+from penteract.engine.executor.feed import micro_batch, target_counts
 from penteract.parallel.context import token_indices
 from penteract.step.program import compile_step
 from samples import Sample, sample

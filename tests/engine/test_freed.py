@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from penteract.config.resolve import resolve
+from penteract.config.rules.resolve import resolve
 from penteract.engine.data import open_samples, open_tokenizer
-from penteract.engine.rank import Rank
-from penteract.engine.sample import write
-from penteract.engine.storages import Storages
-from penteract.engine.trainer import Trainer
+from penteract.engine.executor.storages import Storages
+from penteract.engine.runtime.rank import Rank
+from penteract.engine.session.sample import write
+from penteract.engine.session.trainer import Trainer
 
 SMALL = ("batch.sequence_length=32", "batch.global_batch_size=4", "batch.micro_batch_size=1", "model.layers=2")
 OTHERS = [

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from penteract.engine import launch as launcher
-from penteract.engine.cpu_affinity import usable_here
-from penteract.engine.launch import launch
+from penteract.engine.runtime import launch as launcher
+from penteract.engine.runtime.cpu_affinity import usable_here
+from penteract.engine.runtime.launch import launch
 
 pytestmark = pytest.mark.alone
 
@@ -116,7 +116,7 @@ def test_a_killed_rank_ends_the_run(tmp_path: Path, capfd: pytest.CaptureFixture
 def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
     words = [str(RANK), str(tmp_path), json.dumps({"plain": "save"})]
     code = (
-        "import os; from pathlib import Path; from penteract.engine.launch import launch; "
+        "import os; from pathlib import Path; from penteract.engine.runtime.launch import launch; "
         f"launch(2, {words!r}, Path({str(tmp_path)!r}), os.environ)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
@@ -133,5 +133,5 @@ def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
 
 
 def test_the_launcher_loads_no_torch() -> None:
-    code = "import sys, penteract.engine.launch; sys.exit('torch' in sys.modules)"
+    code = "import sys, penteract.engine.runtime.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

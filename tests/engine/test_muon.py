@@ -12,13 +12,13 @@ import torch
 
 from penteract.config.layout import Layout
 from penteract.config.model import MoESpec
-from penteract.config.precision import BLOCK, RECIPES, Policy
+from penteract.config.precision.policy import BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine import checkpoint
-from penteract.engine.muon import orthogonal
-from penteract.engine.resume import check_going_on, promised
-from penteract.engine.saved import load_state, state_slices
-from penteract.engine.storages import Storages, bytes_of
+from penteract.engine.executor.storages import Storages, bytes_of
+from penteract.engine.optim.muon import orthogonal
+from penteract.engine.session.resume import check_going_on, promised
+from penteract.engine.session.saved import load_state, state_slices
 from penteract.errors import BadInput
 from penteract.readings.price import resident
 from penteract.step import muon, update

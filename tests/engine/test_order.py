@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from layouts import Case
 from observed_calls import Seen, observation
-from penteract.config.fp8 import Fp8Scaling, usual
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
-from penteract.config.precision import RECIPES, Policy
-from penteract.engine.run import Run
+from penteract.config.precision.fp8 import Fp8Scaling, usual
+from penteract.config.precision.policy import RECIPES, Policy
+from penteract.engine.executor.executor import Run
 from precisions import BY_NAME
 from strategies import cases, coded_cases
 from tiny import SIZES

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from penteract.config.model import MoESpec
-from penteract.config.precision import BLOCK, RECIPES
-from penteract.engine import checkpoint, optimizer
-from penteract.engine.moments import read, write
-from penteract.engine.saved import load_state, state_slices
-from penteract.engine.storages import Storages, bytes_of
+from penteract.config.precision.policy import BLOCK, RECIPES
+from penteract.engine import checkpoint
+from penteract.engine.executor.storages import Storages, bytes_of
+from penteract.engine.optim import optimizer
+from penteract.engine.optim.moments import read, write
+from penteract.engine.session.saved import load_state, state_slices
 from penteract.readings.price import resident, update_workspace
 from penteract.step import update
 from precisions import BY_NAME, POLICIES, SMALL, Small, differ, kept, patterns

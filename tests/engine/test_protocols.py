@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penteract.engine import device
 from penteract.engine.comm import comm, distributed, fake
-from penteract.engine.memory import Allocator, Arena, Fresh
+from penteract.engine.executor import device
+from penteract.engine.executor.allocator import Allocator, Arena, Fresh
 
 BEHIND = {
     comm.Comm: (distributed.Gloo, distributed.Nccl, fake.FakeComm),

@@ -13,7 +13,7 @@ from penteract.config.presets import TINY, TINY_MOE
 from penteract.config.run import Precision, RunSpec, Training
 from penteract.engine import checkpoint
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.resume import check_going_on, other_precision, promised
+from penteract.engine.session.resume import check_going_on, other_precision, promised
 from penteract.errors import BadInput
 
 SPEC = RunSpec(model=TINY, layout=Layout(), sequence_length=64, train=Training(steps=9))

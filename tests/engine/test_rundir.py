@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penteract.engine import rundir
+from penteract.engine.session import rundir
 from penteract.errors import BadInput, BadNumerics, DiskFailure
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.engine import wire
-from penteract.engine.stochastic_rounding import ParameterSlice, chances, round_into
+from penteract.engine.comm import wire_dtype as wire
+from penteract.engine.optim.stochastic_rounding import ParameterSlice, chances, round_into
 from penteract.ops.params import Param, Shard
 from penteract.step import update
 

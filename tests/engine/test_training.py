@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import forks
-from penteract.engine.metrics import read_metrics
+from penteract.engine.session.metrics import read_metrics
 
 pytestmark = pytest.mark.alone
 

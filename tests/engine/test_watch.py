@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 import forks
 from engine.ranks import main
-from penteract.engine import rundir
-from penteract.engine.watch import Watcher, is_of_a_peer
+from penteract.engine.runtime.watch import Watcher, is_of_a_peer
+from penteract.engine.session import rundir
 
 pytestmark = pytest.mark.alone
 

@@ -10,8 +10,8 @@ from typing import Any
 from golden.questions import LAYOUTS, PLANS, Question
 from penteract.planner.ask import as_axes
 from penteract.planner.plan import Plan
-from penteract.planner.report import utilisation
-from penteract.planner.search import Timed
+from penteract.planner.report.as_json import utilisation
+from penteract.planner.search.best import Timed
 from penteract.units import gib
 
 HERE = Path(__file__).parent

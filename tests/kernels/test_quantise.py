@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from op_kernels.test_fp8 import unseen
-from penteract.config.fp8 import KINDS, LARGEST, Fp8, usual
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.precision import RECIPES
+from penteract.config.precision.fp8 import KINDS, LARGEST, Fp8, usual
+from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import FORMATS
+from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.fp8 import emulated, scaled
 from penteract.engine.kernels.fp8_experts import scaled_experts
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.quantise import TORCH, Look, Operand, Quantiser, scale_count
 from penteract.engine.kernels.triton.quantise import TRITON
-from penteract.engine.storages import Storages
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
 from penteract.ops.declarations.fp8 import coding_workspace

@@ -12,13 +12,14 @@ import torch
 
 from penteract.config.layout import Layout
 from penteract.config.optimizers import OptimizerName
-from penteract.config.precision import BLOCK, RECIPES, Policy
+from penteract.config.precision.policy import BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
-from penteract.engine import moments, trainer
+from penteract.engine.executor.state import Flat, TrainingState, allocate, initialise
+from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels.triton.update import TILE, Update
-from penteract.engine.optimizer import AdamW
-from penteract.engine.state import Flat, TrainingState, allocate, initialise
-from penteract.engine.storages import Storages
+from penteract.engine.optim import moments
+from penteract.engine.optim.optimizer import AdamW
+from penteract.engine.session import trainer
 from penteract.parallel.data import Bucket
 from penteract.step import update as step_update
 from penteract.step.program import compile_step

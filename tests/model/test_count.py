@@ -13,7 +13,7 @@ import pytest
 
 from config.make_hf_counts import counted
 from penteract.config import catalog
-from penteract.config.hf_config import model_from_hf
+from penteract.config.hf import model_from_hf
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec, MoESpec

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from penteract.config.fp8 import Fp8
+from penteract.config.precision.fp8 import Fp8
 
 MANTISSA = {"e4m3": 3, "e5m2": 2}
 BIAS = {"e4m3": 7, "e5m2": 15}

@@ -9,13 +9,13 @@ import torch
 
 from op_kernels.aten import Aten
 from op_kernels.fused import NAMES, SMALL, Case, Trial
-from penteract.config.kernels import most_documents
-from penteract.config.precision import RECIPES
+from penteract.config.kernel_limits import most_documents
+from penteract.config.precision.policy import RECIPES
+from penteract.engine.executor.storages import Storages
+from penteract.engine.kernels.chunk_order import ChunkOrder, QueryRun
 from penteract.engine.kernels.cudnn import cudnn
 from penteract.engine.kernels.flash import ends, flash
-from penteract.engine.kernels.order import ChunkOrder, QueryRun
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.storages import Storages
 from penteract.ops.declarations import declaration_of
 
 KERNELS = {"flash": flash, "cudnn": cudnn}

@@ -14,8 +14,8 @@ from penteract.config.presets import TINY_LATENT
 from penteract.config.run import Precision, RunSpec
 from penteract.engine.kernels import checks
 from penteract.engine.kernels.checks import check_documents, check_kernels
-from penteract.engine.rank import Rank
-from penteract.engine.trainer import Trainer
+from penteract.engine.runtime.rank import Rank
+from penteract.engine.session.trainer import Trainer
 from penteract.errors import BadInput, CorruptData
 from penteract.step.program import compile_step
 from samples import Sample

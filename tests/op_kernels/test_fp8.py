@@ -15,17 +15,17 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode
 
 from op_kernels.fp8 import nearest, rounded, values
-from penteract.config.fp8 import KINDS, LARGEST, Fp8, usual
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.precision import RECIPES, Policy
+from penteract.config.precision.fp8 import KINDS, LARGEST, Fp8, usual
+from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.dtypes import FORMATS, dtype_of
+from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels import fp8 as engine
 from penteract.engine.kernels import quantise
 from penteract.engine.kernels.checks import _check_fp8
 from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.storages import Storages
 from penteract.errors import BadInput
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations import fp8 as declared

@@ -12,11 +12,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from op_kernels.fp8 import rounded
 from op_kernels.test_fp8 import unseen
-from penteract.config.fp8 import Fp8, usual
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.precision import RECIPES
+from penteract.config.precision.fp8 import Fp8, usual
+from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import dtype_of
+from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels import experts as plain
 from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.fp8 import emulated
@@ -25,7 +26,6 @@ from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.quantise import Operand
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.kernels.registry import kernels_by_call
-from penteract.engine.storages import Storages
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations import fp8 as declared
 from penteract.ops.declarations.experts import ExpertLinear

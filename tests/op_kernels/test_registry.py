@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from layouts import CPU, Case, _prepare
-from penteract.config.fp8 import Fp8
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.precision import RECIPES
+from penteract.config.precision.fp8 import Fp8
+from penteract.config.precision.policy import RECIPES
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.kernels.checks import check_kernels
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
@@ -28,8 +28,8 @@ from penteract.ops.declarations.dense import RmsNorm
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
 from penteract.readings.composed import Composer
+from penteract.readings.costs.rates import Rates
 from penteract.readings.price import price
-from penteract.readings.rates import Rates
 from penteract.readings.time.step import StepClock
 from penteract.step.walk import walk
 from tiny import SIZES

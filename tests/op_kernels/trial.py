@@ -13,12 +13,12 @@ from op_kernels.cases import Case, In
 from op_kernels.formulas import FORMULAS, Room, Truth
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.precision import RECIPES
+from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import dtype_of
+from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.storages import Storages
 from penteract.ops.declarations import OPS, OpDeclaration
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Phase, Site

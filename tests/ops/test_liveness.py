@@ -8,10 +8,10 @@ import pytest
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.precision import RECIPES
+from penteract.config.precision.policy import RECIPES
 from penteract.config.recompute import NONE
 from penteract.ops.liveness import LivenessAnalysis, groups
-from penteract.readings.pieces import EMBEDDING_AND_HEAD, LayerType, Recorder
+from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerType, Recorder
 from tiny import SIZES
 
 EXPERTS = ModelSpec(**SIZES, moe=MoESpec(experts=4, top_k=2, ffn_size=24))

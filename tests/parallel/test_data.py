@@ -10,7 +10,7 @@ from hypothesis import given
 from layouts import Case
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.precision import RECIPES
+from penteract.config.precision.policy import RECIPES
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import UNIT, Bucket, Unit, buckets
 from strategies import cases

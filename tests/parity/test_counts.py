@@ -12,8 +12,8 @@ from observe import Wires
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.engine.comm.groups import ProcessGroups, needed
-from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
-from penteract.readings.load import Recorded
+from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
+from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import price
 from penteract.step.walk import walk
 from pool import Pool

@@ -16,8 +16,8 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.engine.comm.distributed import Distributed
 from penteract.engine.comm.groups import ProcessGroups, needed
+from penteract.engine.executor.allocator import Arena
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.memory import Arena
 from penteract.readings.price import price
 from penteract.step.arena import plan_arena
 from penteract.step.walk import walk

@@ -14,19 +14,19 @@ import pytest
 import torch
 
 from layouts import Case, Subject, _prepare, _step, made_once
-from penteract.config.fp8 import Fp8, usual
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
-from penteract.config.precision import RECIPES, Policy
-from penteract.engine import run as run_module
+from penteract.config.precision.fp8 import Fp8, usual
+from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.comm.groups import ProcessGroups, needed
+from penteract.engine.executor import executor as run_module
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.storages import bytes_of
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.run import Run
-from penteract.engine.storages import bytes_of
 from penteract.readings.composed import Composer
+from penteract.readings.explain.why import why
 from penteract.readings.price import price, resident
-from penteract.readings.why import why
 from penteract.step.program import compile_step
 from penteract.step.walk import walk
 from pool import Pool

@@ -11,10 +11,10 @@ import pytest
 
 from layouts import Case
 from parity.test_fp8 import DENSE, alone, held, same_price
-from penteract.config.fp8 import usual
 from penteract.config.layout import Layout
 from penteract.config.model import MoESpec
-from penteract.config.precision import RECIPES, Policy
+from penteract.config.precision.fp8 import usual
+from penteract.config.precision.policy import RECIPES, Policy
 from pool import Pool
 from precisions import patterns
 

@@ -14,17 +14,17 @@ import torch.distributed as dist
 
 from layouts import Case, Subject, _prepare, _step
 from parity.test_fp8 import DENSE, EXPERTS, LATENT, length
-from penteract.config.fp8 import usual
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
-from penteract.config.precision import RECIPES, Policy
+from penteract.config.precision.fp8 import usual
+from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine import checkpoint
 from penteract.engine.comm.groups import ProcessGroups, needed
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.storages import bytes_of
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.run import Run
-from penteract.engine.saved import after_load, load_state, state_slices
-from penteract.engine.storages import bytes_of
+from penteract.engine.session.saved import after_load, load_state, state_slices
 from penteract.readings.price import price, resident
 from penteract.step.agreements import Agreement
 from penteract.step.walk import walk

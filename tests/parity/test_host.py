@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from layouts import CPU, Case, _prepare
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.precision import RECIPES, Policy
+from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine.comm.groups import ProcessGroups, needed
-from penteract.engine.device import Cpu
+from penteract.engine.executor.device import Cpu
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.storages import bytes_of
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.optimizer import AdamW
-from penteract.engine.run import Run
-from penteract.engine.storages import bytes_of
-from penteract.readings.load import Recorded
+from penteract.engine.optim.optimizer import AdamW
+from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import price
 from penteract.step import update
 from penteract.step.program import Program
@@ -78,7 +78,10 @@ def optimizer_on_host(rank: int, groups: ProcessGroups, case: Case) -> list[str]
     groups.make(needed(there))
     _, want = trained(here, groups, 3)
     wrong = list[str]()
-    with patch.object(update, "SLICE", SLICE), patch("penteract.engine.run.device_of", lambda at: Counted()):
+    with (
+        patch.object(update, "SLICE", SLICE),
+        patch("penteract.engine.executor.executor.device_of", lambda at: Counted()),
+    ):
         Counted.total = 0
         run, seen = trained(there, groups, 3)
         priced, without = price(there, Recorded(run.received)), price(here, Recorded(run.received))
@@ -116,7 +119,7 @@ def edited(rank: int, groups: ProcessGroups, case: Case, more: dict[str, object]
     p, q = (replace(case, layout=some).compile(rank) for some in (replace(plain, **more), plain))  # type: ignore[arg-type]
     groups.make(needed(p))
     _, want = trained(q, groups, 1)
-    with patch("penteract.engine.run.device_of", lambda at: Counted()):
+    with patch("penteract.engine.executor.executor.device_of", lambda at: Counted()):
         Counted.total = 0
         run, seen = trained(p, groups, 1)
     copied = sum(price(p, Recorded(run.received)).copied.values())

@@ -10,11 +10,11 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.engine.comm.distributed import Gloo
-from penteract.engine.feed import constants, micro_batch, target_counts
+from penteract.engine.executor.allocator import Fresh
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feed import constants, micro_batch, target_counts
+from penteract.engine.executor.state import allocate, initialise
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.memory import Fresh
-from penteract.engine.run import Run
-from penteract.engine.state import allocate, initialise
 from penteract.errors import Bug
 from penteract.ops.do import Do, Redistribution, Steps, Value, Values
 from penteract.step.program import compile_step

@@ -16,19 +16,19 @@ from parity.test_fp8 import DENSE as WIDE
 from parity.test_fp8 import EXPERTS as WIDE_EXPERTS
 from parity.test_fp8 import held as held_in_fp8
 from parity.test_precision import DENSE, EXPERTS, held
-from penteract.config.fp8 import usual
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.precision import BLOCK, RECIPES, Policy
+from penteract.config.precision.fp8 import usual
+from penteract.config.precision.policy import BLOCK, RECIPES, Policy
 from penteract.engine.dtypes import DTYPES
-from penteract.engine.state import allocate
-from penteract.engine.storages import bytes_of
+from penteract.engine.executor.state import allocate
+from penteract.engine.executor.storages import bytes_of
 from penteract.readings.composed import Composer
 from penteract.readings.estimator import Estimator
+from penteract.readings.explain.why import why
 from penteract.readings.price import price, resident
-from penteract.readings.why import why
 from penteract.step.program import compile_step
 from pool import Pool
 from precisions import BY_NAME, patterns

@@ -12,15 +12,15 @@ import torch
 from layouts import CPU, Case, Subject, _prepare, _step, made_once
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.precision import RECIPES, Policy
+from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine.comm.groups import ProcessGroups, needed
-from penteract.engine.feed import constants, micro_batch, samples_of, target_counts
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
+from penteract.engine.executor.storages import bytes_of
 from penteract.engine.kernels.kernel import Env, Tensors
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.optimizer import AdamW
-from penteract.engine.run import Run
-from penteract.engine.storages import bytes_of
+from penteract.engine.optim.optimizer import AdamW
 from penteract.ops.tape import Site
 from penteract.readings.price import resident
 from penteract.step.walk import walk

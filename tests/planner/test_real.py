@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 from penteract.config import catalog
-from penteract.config.fp8 import Fp8, usual
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.precision import RECIPES
+from penteract.config.precision.fp8 import Fp8, usual
+from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import TINY, TINY_MOE
 from penteract.errors import BadInput
 from penteract.planner.ask import RECOMPUTE, Ask
-from penteract.planner.between import recomputations
-from penteract.planner.explain import explain
 from penteract.planner.plan import Plan, estimator, exact, plan_layouts, plan_one
-from penteract.planner.report import as_dict, utilisation
-from penteract.planner.rows import TOO_LARGE, Branch, lower_stages, unfit
-from penteract.planner.search import Timed, four_digits
-from penteract.planner.space import Space
+from penteract.planner.report.as_json import as_dict, utilisation
+from penteract.planner.report.explain import explain
+from penteract.planner.search.best import Timed, four_digits
+from penteract.planner.search.between import recomputations
+from penteract.planner.search.rows import TOO_LARGE, Branch, lower_stages, unfit
+from penteract.planner.space.layouts import Space
 from penteract.readings.estimator import Estimator
 from penteract.step.program import compile_step
 

@@ -11,14 +11,14 @@ import pytest
 
 from penteract.config.hardware import Cluster
 from penteract.config.layout import Layout
-from penteract.config.precision import RECIPES
+from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import TINY
 from penteract.planner.ask import Ask
-from penteract.planner.effort import effort
-from penteract.planner.frontier import Frontier
-from penteract.planner.rows import NEEDLESS, SMALLER_TOO_LARGE, TOO_LARGE, Priced
-from penteract.planner.search import Search, Timed, four_digits
-from penteract.planner.space import Space
+from penteract.planner.search.best import Search, Timed, four_digits
+from penteract.planner.search.frontier import Frontier
+from penteract.planner.search.rows import NEEDLESS, SMALLER_TOO_LARGE, TOO_LARGE, Priced
+from penteract.planner.space.effort import effort
+from penteract.planner.space.layouts import Space
 from planner.fake import GIB, FakeEstimator
 
 BF16 = RECIPES["bf16"]

@@ -19,8 +19,8 @@ from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.presets import TINY, preset
 from penteract.config.rules import breaches
 from penteract.planner.ask import Ask, parse_axes
-from penteract.planner.legality import CROSSES, reason
-from penteract.planner.space import Space, divisors
+from penteract.planner.space.layouts import Space, divisors
+from penteract.planner.space.legality import CROSSES, reason
 
 EXPERTS = st.builds(MoESpec, experts=st.sampled_from([4, 6, 8]), top_k=st.just(2), ffn_size=st.sampled_from([6, 8, 12]))
 MODELS = st.builds(

@@ -13,7 +13,7 @@ from typing import Any
 from penteract import Cluster, Layout, estimate, plan
 from penteract.config.presets import preset
 from penteract.errors import BadInput
-from penteract.planner.report import as_dict
+from penteract.planner.report.as_json import as_dict
 
 H200 = Cluster(gpus=8, memory_gib=141.0)
 

@@ -14,11 +14,11 @@ from layouts import Case
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.precision import RECIPES
+from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import TINY
 from penteract.readings.composed import Composer
+from penteract.readings.costs.rates import Rates
 from penteract.readings.estimator import Estimator
-from penteract.readings.rates import Rates
 from penteract.readings.time.bounds import Bounds, RankOf, count_gathers, gathered
 from penteract.readings.time.step import StepClock
 from penteract.schedule.registry import schedule_of

@@ -18,9 +18,9 @@ from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.recompute import NONE, MemoryBudget
 from penteract.errors import BadInput
 from penteract.ops.declarations import declaration_of
-from penteract.readings.budget import _Solver, within
 from penteract.readings.estimator import Estimator
 from penteract.readings.price import price
+from penteract.readings.recomputation.cheapest import _Solver, within
 from penteract.step.program import compile_step
 
 MODEL = ModelSpec(layers=3, hidden_size=256, heads=8, kv_heads=8, head_size=32, ffn_size=768, vocab_size=512)

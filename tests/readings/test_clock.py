@@ -18,13 +18,13 @@ from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
-from penteract.config.precision import RECIPES, Policy, policy
+from penteract.config.precision.policy import RECIPES, Policy, policy
 from penteract.readings.composed import Composer
-from penteract.readings.rates import GroupSpan, Rates
+from penteract.readings.costs.rates import GroupSpan, Rates
 from penteract.readings.time.clock import BESIDE, IN, LOOK, OUT, RUN, START, WAIT, Key, Op, ps
 from penteract.readings.time.derive import derive
 from penteract.readings.time.line import Post, line_of
-from penteract.readings.time.machine import MESSAGE
+from penteract.readings.time.rank_clock import MESSAGE
 from penteract.readings.time.stage import Stage
 from penteract.readings.time.step import StepClock
 from strategies import cases, coded_cases

@@ -14,7 +14,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
-from penteract.config.precision import RECIPES, Policy
+from penteract.config.precision.policy import RECIPES, Policy
 from penteract.readings.composed import Composer
 from penteract.readings.estimator import Estimator
 from penteract.readings.price import price

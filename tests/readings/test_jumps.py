@@ -15,10 +15,10 @@ from layouts import Case
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.precision import RECIPES
+from penteract.config.precision.policy import RECIPES
 from penteract.errors import Bug
 from penteract.readings.composed import Composer
-from penteract.readings.rates import Rates
+from penteract.readings.costs.rates import Rates
 from penteract.readings.time.clock import BESIDE, FIRST, LOOK, RUN, START, WAIT, Op, play
 from penteract.readings.time.ranks import Ranks
 from penteract.readings.time.step import StepClock, apart

@@ -12,13 +12,13 @@ from observe import Watched
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.precision import RECIPES
+from penteract.config.precision.policy import RECIPES
 from penteract.engine.comm.distributed import Gloo
-from penteract.engine.feed import constants, micro_batch, target_counts
+from penteract.engine.executor.allocator import Fresh
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feed import constants, micro_batch, target_counts
+from penteract.engine.executor.state import allocate, initialise
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.memory import Fresh
-from penteract.engine.run import Run
-from penteract.engine.state import allocate, initialise
 from penteract.ops.declarations import OPS
 from penteract.ops.do import Do
 from penteract.ops.lower import lower

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from layouts import Case
 from penteract.config.optimizers import OptimizerKinds
-from penteract.config.precision import Policy
+from penteract.config.precision.policy import Policy
 from penteract.parallel.data import BucketPlan
 from penteract.readings.composed import Composer
 from readings.test_composed import OPTIMIZERS, PRECISIONS

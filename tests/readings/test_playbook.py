@@ -14,8 +14,8 @@ import pytest
 
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.readings.row import TermKind
-from penteract.readings.why import Why, why
+from penteract.readings.explain.terms import TermKind
+from penteract.readings.explain.why import Why, why
 
 h, a, v, s, b = 64, 8, 192, 128, 3
 c = h // a

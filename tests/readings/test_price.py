@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from penteract import Cluster, Layout, ModelSpec, MoESpec, estimate
-from penteract.config.precision import RECIPES, Policy
-from penteract.engine.state import allocate
-from penteract.engine.storages import bytes_of
+from penteract.config.precision.policy import RECIPES, Policy
+from penteract.engine.executor.state import allocate
+from penteract.engine.executor.storages import bytes_of
 from penteract.errors import BadInput
 from penteract.parallel.data import UNIT
 from penteract.readings.price import price, resident

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from penteract.config.hardware import DTYPES, Cluster, cluster, fabric, gpu, reference
 from penteract.errors import BadInput
 from penteract.ops.declarations.declaration import Product
-from penteract.readings.curve import Curve
-from penteract.readings.gemm import fit, terms
-from penteract.readings.rates import GroupSpan, Rates
+from penteract.readings.costs.curve import Curve
+from penteract.readings.costs.gemm import fit, terms
+from penteract.readings.costs.rates import GroupSpan, Rates
 
 NODE = cluster("8xH200")
 RATES = Rates.of(NODE, "bf16")

@@ -9,7 +9,7 @@ import pytest
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.readings.reads import Memo, Memos, changed, tracked
+from penteract.readings.layers.reads import Memo, Memos, changed, tracked
 
 LAYOUT = Layout(dp=4, tp=2, pp=2, zero=1)
 

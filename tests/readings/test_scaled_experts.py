@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from penteract.config.fp8 import usual
 from penteract.config.hardware import cluster
 from penteract.config.layout import Elementwise, Layout
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.precision import RECIPES
+from penteract.config.precision.fp8 import usual
+from penteract.config.precision.policy import RECIPES
 from penteract.ops.declarations.declaration import Product
 from penteract.readings.estimator import Estimator
 

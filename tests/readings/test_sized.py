@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from layouts import Case
 from penteract.config.mesh import Mesh
 from penteract.model.decoder import record
-from penteract.readings.outline import saying, sites_of
-from penteract.readings.sized import OPEN, sized
+from penteract.readings.layers.outline import saying, sites_of
+from penteract.readings.layers.sized import OPEN, sized
 from strategies import cases
 
 

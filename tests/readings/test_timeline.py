@@ -21,8 +21,8 @@ from penteract.config import catalog
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
-from penteract.config.precision import RECIPES, Policy
-from penteract.engine import named
+from penteract.config.precision.policy import RECIPES, Policy
+from penteract.engine.executor import named
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.readings.estimator import Estimator
 from penteract.readings.ideal import PARTS

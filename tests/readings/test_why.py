@@ -21,13 +21,13 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
-from penteract.config.precision import RECIPES, Policy
+from penteract.config.precision.policy import RECIPES, Policy
 from penteract.ops.symbols import values
 from penteract.parallel.data import UNIT
 from penteract.readings.estimator import Estimator
+from penteract.readings.explain.terms import PART_OF, Why
+from penteract.readings.explain.why import why
 from penteract.readings.price import Price, price
-from penteract.readings.row import PART_OF, Why
-from penteract.readings.why import why
 from penteract.schedule.actions import Compute
 from penteract.step.program import Program, compile_step
 from precisions import BY_NAME

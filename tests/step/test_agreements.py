@@ -13,12 +13,12 @@ from layouts import CPU, Case
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec, MoESpec
-from penteract.config.precision import RECIPES
+from penteract.config.precision.policy import RECIPES
 from penteract.engine.comm.distributed import Gloo
+from penteract.engine.executor.allocator import Fresh
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.memory import Fresh
-from penteract.engine.run import Run
-from penteract.engine.state import allocate
 from penteract.ops.tape import Call
 from penteract.step.agreements import (
     BITS,

@@ -15,7 +15,7 @@ from cyclopts import App, CycloptsError, UnknownOptionError
 
 from penteract._version import __version__
 from penteract.cli.overrides import split_overrides
-from penteract.config.keys import nearest_key, show_key
+from penteract.config.files.keys import nearest_key, show_key
 from penteract.errors import BadInput, Bug, PenteractError
 
 VERBS = ("plan", "train", "convert", "doctor", "init")  # each a module of this folder, with a function of its name

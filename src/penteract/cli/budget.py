@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penteract.config.hardware import Cluster, reference
-from penteract.config.resolve import Resolved
-from penteract.readings.budget import Chosen, within
+from penteract.config.rules.resolve import Resolved
 from penteract.readings.estimator import Estimator
+from penteract.readings.recomputation.cheapest import Chosen, within
 
 
 def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:

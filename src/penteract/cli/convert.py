@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from penteract.cli.weights import Source, find_weights, model_words, tokenizer_of
-from penteract.config.keys import keys
-from penteract.config.resolve import Resolved, resolve
+from penteract.config.files.keys import keys
+from penteract.config.rules.resolve import Resolved, resolve
 from penteract.engine.hf.folder import open_folder
 from penteract.errors import BadInput
 from penteract.units import show_bytes, show_count

@@ -13,8 +13,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from penteract.cli.world import launched
-from penteract.config.keys import keys
-from penteract.config.resolve import resolve
+from penteract.config.files.keys import keys
+from penteract.config.rules.resolve import resolve
 from penteract.engine.doctor.finding import Finding
 from penteract.errors import BadInput
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from penteract.errors import BadInput, DiskFailure
 from penteract.planner.ask import Ask
 from penteract.planner.plan import Plan
-from penteract.planner.runfile import left_open, run_file
-from penteract.planner.search import Timed
-from penteract.planner.trace import check_file, check_stage
-from penteract.planner.trace import trace as write_trace
+from penteract.planner.report.runfile import left_open, run_file
+from penteract.planner.report.trace import check_file, check_stage
+from penteract.planner.report.trace import trace as write_trace
+from penteract.planner.search.best import Timed
 from penteract.units import gib
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from penteract.config.read import is_setting, read_overrides
+from penteract.config.files.read import is_setting, read_overrides
 from penteract.config.run import PARTS
 from penteract.errors import BadInput
 from penteract.planner.ask import AXES, as_word

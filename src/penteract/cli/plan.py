@@ -21,15 +21,15 @@ from penteract.cli.progress import ProgressLine, on_a_terminal
 from penteract.config.mesh import Mesh
 from penteract.errors import BadInput
 from penteract.planner.ask import HEADROOM
-from penteract.planner.catalogue import catalogue, catalogue_rows
-from penteract.planner.collector import uncollected
-from penteract.planner.explain import contest, explain, named
 from penteract.planner.plan import Plan, estimator
-from penteract.planner.progress import Stopped
-from penteract.planner.report import as_dict, budget
-from penteract.planner.search import Timed
-from penteract.planner.text import as_text_whole, basis, spent, stopped
-from penteract.planner.whatif import what_if
+from penteract.planner.report.as_json import as_dict, budget
+from penteract.planner.report.as_text import as_text_whole, basis, spent, stopped
+from penteract.planner.report.catalogue import catalogue, catalogue_rows
+from penteract.planner.report.explain import contest, explain, named
+from penteract.planner.report.whatif import what_if
+from penteract.planner.search.best import Timed
+from penteract.planner.search.collector import uncollected
+from penteract.planner.search.progress import Stopped
 from penteract.units import parse_count
 
 EXAMPLES = (
@@ -209,7 +209,7 @@ def _what_if(found: Plan, chosen: Timed) -> str:
 
 def _by_line(found: Plan, chosen: Timed) -> str:
     """The memory of the fullest rank, by the lines that cause it."""
-    from penteract.readings.why import why as why_text  # here: most plans are told without it
+    from penteract.readings.explain.why import why as why_text  # here: most plans are told without it
 
     stage = max(range(len(chosen.estimate.by_stage)), key=lambda i: chosen.estimate.by_stage[i])
     rank = Mesh(chosen.layout).group("pp", 0)[stage]

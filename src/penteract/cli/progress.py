@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from penteract.planner.ask import as_text
-from penteract.planner.progress import Progress
+from penteract.planner.search.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,9 +17,9 @@ from penteract.cli.budget import settle_budget
 from penteract.cli.folders import find_run
 from penteract.cli.weights import check_resumable, check_weights, find_weights, words_of
 from penteract.cli.world import launched
-from penteract.config.keys import keys
+from penteract.config.files.keys import keys
 from penteract.config.presets import PRESETS
-from penteract.config.resolve import Resolved, resolve
+from penteract.config.rules.resolve import Resolved, resolve
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.readings.price import price
@@ -95,10 +95,10 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
 
 
 def _engine() -> ModuleType:
-    """`penteract.engine.start`, once it is known that torch is there."""
+    """`penteract.engine.runtime.start`, once it is known that torch is there."""
     if find_spec("torch") is None:
         raise BadInput("TORCH", "training needs torch", found="none", fix="pip install 'penteract[train]'")
-    return import_module("penteract.engine.start")
+    return import_module("penteract.engine.runtime.start")
 
 
 def _short_forms(steps: int | None, log_level: str | None) -> list[str]:

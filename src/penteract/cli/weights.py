@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penteract.cli.folders import find_run
-from penteract.config.read import read_overrides, read_toml
-from penteract.config.resolve import Resolved, model_at
+from penteract.config.files.read import read_overrides, read_toml
+from penteract.config.rules.resolve import Resolved, model_at
 from penteract.engine.hf.folder import CONFIG, TOKENIZER, open_folder, refuse_another_model, weights_alone
 from penteract.errors import BadInput
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 
 from penteract.config import catalog
-from penteract.config.keys import show_key
+from penteract.config.files.keys import show_key
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.errors import BadInput
 

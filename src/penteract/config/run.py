@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from penteract.config.fp8 import Fp8
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.modules import Pattern
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds, OptimizerName
-from penteract.config.precision import RECIPES, Policy
+from penteract.config.precision.fp8 import Fp8
+from penteract.config.precision.module_patterns import Pattern
+from penteract.config.precision.policy import RECIPES, Policy
 from penteract.errors import BadInput
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import torch
 
-from penteract.config.precision import Policy, Role, policy
+from penteract.config.precision.policy import Policy, Role, policy
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.modules import LinearLayers
+from penteract.config.precision.module_patterns import LinearLayers
 from penteract.model.block import block
 from penteract.model.embedding_head import embed, score
 from penteract.model.mtp import mtp_layers

@@ -10,8 +10,8 @@ from functools import cache
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.modules import Part, Pattern
-from penteract.config.precision import Policy
+from penteract.config.precision.module_patterns import Part, Pattern
+from penteract.config.precision.policy import Policy
 from penteract.errors import BadInput
 from penteract.model.decoder import part
 from penteract.ops.do import Do

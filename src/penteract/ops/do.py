@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import PurePath
 from typing import Any
 
-from penteract.config.fp8 import Fp8
 from penteract.config.mesh import Mesh
-from penteract.config.modules import LinearLayers
+from penteract.config.precision.fp8 import Fp8
+from penteract.config.precision.module_patterns import LinearLayers
 from penteract.errors import Bug
 from penteract.ops import collectives
 from penteract.ops.declarations import OPS

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
-from penteract.config.precision import Role, Widths
+from penteract.config.precision.policy import Role, Widths
 
 
 class Received(NamedTuple):

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.optimizers import ADAMW, PLAIN, OptimizerKind, OptimizerKinds
-from penteract.config.precision import Policy, Role, grain
+from penteract.config.precision.policy import Policy, Role, grain
 from penteract.ops.params import Cut, OwningStages, Param, reduce_ranks
 from penteract.parallel.matrix import Matrix, matrices, peers
 

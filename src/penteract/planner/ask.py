@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
+from penteract.config.files.sections import Kernels
 from penteract.config.hardware import Cluster
-from penteract.config.kernels import fastest_attention, fastest_elementwise
+from penteract.config.kernel_limits import fastest_attention, fastest_elementwise
 from penteract.config.layout import (
     ATTENTION_KERNELS,
     CP_METHODS,
@@ -22,10 +23,9 @@ from penteract.config.layout import (
 )
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds, OptimizerName
-from penteract.config.precision import RECIPES, Policy
+from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.recompute import WHOLE, MemoryBudget, name_of, words_of
 from penteract.config.run import Optimizer
-from penteract.config.sections import Kernels
 from penteract.errors import BadInput
 from penteract.schedule.registry import SCHEDULES
 from penteract.units import parse_count

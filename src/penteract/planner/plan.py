@@ -9,26 +9,26 @@ from typing import Any
 
 from penteract.config.case import Case
 from penteract.config.hardware import Cluster
-from penteract.config.kernels import check_elementwise
+from penteract.config.kernel_limits import check_elementwise
 from penteract.config.layout import Layout
-from penteract.config.legal import problems
-from penteract.config.nearest import repair
-from penteract.config.precision import Policy
-from penteract.config.settle import Settle
+from penteract.config.precision.policy import Policy
+from penteract.config.rules.legal import problems
+from penteract.config.rules.nearest import repair
+from penteract.config.rules.settle import Settle
 from penteract.errors import BadInput
 from penteract.planner.ask import AXES, EDITS, LOSS, Ask, Values, budget_of, edits_of
-from penteract.planner.between import Between, try_between
-from penteract.planner.frontier import Frontier
-from penteract.planner.grow import Make, larger_cluster
-from penteract.planner.legality import CROSSES, crosses_node
 from penteract.planner.options import told_by
-from penteract.planner.pins import refuse_pins
-from penteract.planner.progress import Pulse, Stopped, Watch
-from penteract.planner.rows import TOO_LARGE, Miss, Priced
-from penteract.planner.search import Search, Timed
-from penteract.planner.space import NOT_TRIED, Space, divisors
-from penteract.readings.budget import within
+from penteract.planner.search.best import Search, Timed
+from penteract.planner.search.between import Between, try_between
+from penteract.planner.search.frontier import Frontier
+from penteract.planner.search.grow import Make, larger_cluster
+from penteract.planner.search.progress import Pulse, Stopped, Watch
+from penteract.planner.search.rows import TOO_LARGE, Miss, Priced
+from penteract.planner.space.layouts import NOT_TRIED, Space, divisors
+from penteract.planner.space.legality import CROSSES, crosses_node
+from penteract.planner.space.pins import refuse_pins
 from penteract.readings.estimator import Estimator, LayoutEstimate
+from penteract.readings.recomputation.cheapest import within
 from penteract.step.program import check_words
 from penteract.units import show_bytes
 

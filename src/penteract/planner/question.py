@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from penteract.config import catalog
+from penteract.config.files.keys import find_key
 from penteract.config.hardware import Cluster, cluster
-from penteract.config.hf_config import model_from_hf
-from penteract.config.kernels import check_elementwise
-from penteract.config.keys import find_key
+from penteract.config.hf import model_from_hf
+from penteract.config.kernel_limits import check_elementwise
 from penteract.config.model import ModelSpec
-from penteract.config.modules import Pattern
 from penteract.config.optimizers import OPTIMIZERS, OptimizerName
-from penteract.config.precision import Policy, policy
+from penteract.config.precision.module_patterns import Pattern
+from penteract.config.precision.policy import Policy, policy
 from penteract.config.presets import PRESETS
 from penteract.config.run import PARTS, Precision
 from penteract.errors import BadInput

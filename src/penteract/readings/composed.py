@@ -16,18 +16,18 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
-from penteract.config.precision import Policy, policy
+from penteract.config.precision.policy import Policy, policy
 from penteract.ops.spec import Widths
 from penteract.parallel.data import Bucket
 from penteract.parallel.pipeline import stage_layers
-from penteract.readings.holdings import Holder, Holding
-from penteract.readings.packed import BucketPlanner, first_rank
-from penteract.readings.pieces import EMBEDDING, HEAD, LayerProgram, LayerType, Recorder, Wire
-from penteract.readings.pools import Pools
+from penteract.readings.buckets.planned import BucketPlanner, first_rank
+from penteract.readings.layers.holdings import Holder, Holding
+from penteract.readings.layers.layer_program import EMBEDDING, HEAD, LayerProgram, LayerType, Recorder, Wire
+from penteract.readings.layers.pools import Pools
+from penteract.readings.layers.reads import Memos, tracked
+from penteract.readings.layers.stage_assignment import RankLayers, StageAssignment
+from penteract.readings.layers.stages import Borders, Run, StageLayers, StageSum, add_up, borders, shown
 from penteract.readings.price import away, bucket_workspace, fed, in_ring_buffers, owned
-from penteract.readings.reads import Memos, tracked
-from penteract.readings.stage_assignment import RankLayers, StageAssignment
-from penteract.readings.stages import Borders, Run, StageLayers, StageSum, add_up, borders, shown
 from penteract.schedule.schedule import Placement
 from penteract.step import muon
 from penteract.units import Bytes, Flops

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from penteract.config.hardware import Cluster
 from penteract.config.layout import Layout
-from penteract.config.legal import check_legal
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
-from penteract.config.precision import Policy, policy
+from penteract.config.precision.policy import Policy, policy
+from penteract.config.rules.legal import check_legal
 from penteract.readings.price import Price, price
 from penteract.step.program import compile_step
 from penteract.units import Bytes, Flops, gib

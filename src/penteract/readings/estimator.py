@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from penteract.config.fp8 import check_gather
 from penteract.config.hardware import Cluster
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
-from penteract.config.precision import RECIPES, Policy, policy
+from penteract.config.precision.fp8 import check_gather
+from penteract.config.precision.policy import RECIPES, Policy, policy
 from penteract.ops.declarations.fp8 import check_sizes
 from penteract.readings.composed import Composer
-from penteract.readings.floor import Growths
+from penteract.readings.costs.rates import Rates
 from penteract.readings.ideal import PARTS, Forward, StepFlops
 from penteract.readings.memory import Least, MemoryReading
-from penteract.readings.rates import Rates
+from penteract.readings.memory_bound import Growths
 from penteract.readings.time.bounds import Bounds
 from penteract.readings.time.step import StepClock
 from penteract.units import Bytes, Flops, Seconds

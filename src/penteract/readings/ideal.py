@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from penteract.config.layout import Layout
 from penteract.ops.declarations import OPS
 from penteract.readings.composed import Composer
-from penteract.readings.load import Balanced
-from penteract.readings.pieces import shapes
+from penteract.readings.layers.expert_load import Balanced
+from penteract.readings.layers.layer_program import shapes
 from penteract.units import Flops, Seconds
 
 PARTS = ("compute", "attention", "pointwise", "tensor", "context", "expert", "launch", "pipeline", "data", "update",

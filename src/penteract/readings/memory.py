@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penteract.config.layout import Layout
+from penteract.readings.buckets.planned import BucketMemory, StageGroups
 from penteract.readings.composed import Composer
-from penteract.readings.floor import Growths, MemoryBound
-from penteract.readings.packed import BucketMemory, StageGroups
+from penteract.readings.layers.reads import Memos, tracked
+from penteract.readings.memory_bound import Growths, MemoryBound
 from penteract.readings.price import fed
-from penteract.readings.reads import Memos, tracked
 from penteract.units import Bytes
 
 

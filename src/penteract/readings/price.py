@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from penteract.config.layout import Elementwise
-from penteract.config.precision import Policy
+from penteract.config.precision.policy import Policy
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
@@ -17,7 +17,7 @@ from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
 from penteract.parallel.data import Bucket
-from penteract.readings.load import Balanced, Load
+from penteract.readings.layers.expert_load import Balanced, Load
 from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.step import muon, update
 from penteract.step.agreements import Agreement

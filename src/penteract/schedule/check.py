@@ -12,9 +12,9 @@ from itertools import combinations, zip_longest
 
 from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Exchange, computes
-from penteract.schedule.program import Message, ScheduleState, message_of
 from penteract.schedule.rendezvous import ActionSpan, Cost, order, rendezvous, unit_cost
 from penteract.schedule.schedule import Placement
+from penteract.schedule.schedule_state import Message, ScheduleState, message_of
 
 
 @dataclass(frozen=True, slots=True)

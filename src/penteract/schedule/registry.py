@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 from penteract.errors import BadInput
 from penteract.schedule.actions import ComputeList
-from penteract.schedule.gpipe import ALL_FORWARD
-from penteract.schedule.interleaved import INTERLEAVED
-from penteract.schedule.one_f_one_b import ONE_F_ONE_B
-from penteract.schedule.overlapped import OVERLAPPED
+from penteract.schedule.generators.gpipe import ALL_FORWARD
+from penteract.schedule.generators.interleaved import INTERLEAVED
+from penteract.schedule.generators.one_f_one_b import ONE_F_ONE_B
+from penteract.schedule.generators.overlapped import OVERLAPPED
+from penteract.schedule.generators.zero_bubble import ZB_H1
 from penteract.schedule.schedule import Schedule
-from penteract.schedule.zero_bubble import ZB_H1
 
 _ALL = (ALL_FORWARD, ONE_F_ONE_B, INTERLEAVED, ZB_H1, OVERLAPPED)
 SCHEDULES = {s.name: s for s in _ALL if not s.overlapped}  # that a layout may name

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from penteract.errors import Bug
 from penteract.schedule.actions import ActionList, Compute, Exchange, Overlapped, Transfer, computes
-from penteract.schedule.program import Message, message_of
 from penteract.schedule.schedule import Placement
+from penteract.schedule.schedule_state import Message, message_of
 
 Cost = Callable[[int, Compute], float]  # (rank, walk) -> its time
 

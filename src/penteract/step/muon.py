@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-from penteract.config.precision import BYTES, Policy
+from penteract.config.precision.policy import BYTES, Policy
 from penteract.parallel.data import Bucket
 from penteract.parallel.matrix import Matrix, deal
 from penteract.step import update

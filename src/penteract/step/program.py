@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import groupby
 
-from penteract.config.fp8 import check_gather
 from penteract.config.layout import Edit, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
-from penteract.config.precision import Policy, policy
+from penteract.config.precision.fp8 import check_gather
+from penteract.config.precision.policy import Policy, policy
 from penteract.errors import BadInput
 from penteract.model.decoder import owning_stages, record, shared
 from penteract.model.modules import check_modules

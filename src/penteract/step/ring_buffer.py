@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penteract.config.layout import Layout
-from penteract.config.precision import Widths
+from penteract.config.precision.policy import Widths
 from penteract.parallel.data import NONE, Bucket
 from penteract.units import Bytes
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penteract.config.layout import Elementwise
 from penteract.config.optimizers import ADAMW, OptimizerKind
-from penteract.config.precision import BLOCK, BYTES, Policy
+from penteract.config.precision.policy import BLOCK, BYTES, Policy
 from penteract.parallel.data import Bucket
 from penteract.units import Bytes
 

@@ -18,11 +18,11 @@ from penteract.engine import checkpoint
 from penteract.engine.checkpoint.manifest import read
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, Round, needed
+from penteract.engine.executor.allocator import Fresh
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.state import ParameterPart, allocate
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.memory import Fresh
-from penteract.engine.run import Run
-from penteract.engine.saved import KINDS, after_load, state_slices
-from penteract.engine.state import ParameterPart, allocate
+from penteract.engine.session.saved import KINDS, after_load, state_slices
 from penteract.ops.params import Param
 from penteract.step.program import Program, compile_step
 from pool import Pool

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from penteract.config.hf_write import config_of
+from penteract.config.hf.write_config import config_of
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.model.hf_names import by_theirs, hf_names
 

@@ -12,13 +12,13 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, needed
-from penteract.engine.feed import constants, micro_batch
+from penteract.engine.executor.allocator import Fresh
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feed import constants, micro_batch
+from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.memory import Fresh
-from penteract.engine.run import Run
-from penteract.engine.state import allocate
-from penteract.engine.weights import open_weights, start_from
+from penteract.engine.session.weights import open_weights, start_from
 from penteract.ops.tape import Site
 from penteract.step.program import compile_step
 from penteract.step.walk import walk_forward

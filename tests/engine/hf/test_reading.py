@@ -17,14 +17,14 @@ from safetensors.torch import load_file, save_file
 
 from engine.hf import folders
 from penteract.config.layout import Layout
-from penteract.config.resolve import resolve
+from penteract.config.rules.resolve import resolve
+from penteract.engine.executor.state import allocate
+from penteract.engine.executor.storages import Storages
 from penteract.engine.hf import convert
 from penteract.engine.hf.folder import open_folder
 from penteract.engine.hf.reading import HfWeights
 from penteract.engine.hf.writing import How
-from penteract.engine.state import allocate
-from penteract.engine.storages import Storages
-from penteract.engine.weights import open_weights, start_from
+from penteract.engine.session.weights import open_weights, start_from
 from penteract.step.program import compile_step
 
 CPU = torch.device("cpu")

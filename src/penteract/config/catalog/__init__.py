@@ -16,7 +16,7 @@ from math import log
 from pathlib import Path
 from typing import Any, cast
 
-from penteract.config.keys import SECTIONS, keys, show_key
+from penteract.config.files.keys import SECTIONS, keys, show_key
 from penteract.config.model import ModelSpec
 from penteract.errors import BadInput
 

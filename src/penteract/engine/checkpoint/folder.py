@@ -10,7 +10,8 @@ import logging
 import re
 from pathlib import Path
 
-from penteract.engine.checkpoint import disk, manifest
+from penteract.engine.checkpoint import durable as disk
+from penteract.engine.checkpoint import manifest
 from penteract.errors import BadInput, CorruptData, PenteractError
 
 log = logging.getLogger("penteract")

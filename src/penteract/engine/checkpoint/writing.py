@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from penteract.engine.checkpoint import disk, manifest
+from penteract.engine.checkpoint import durable as disk
+from penteract.engine.checkpoint import manifest
 from penteract.engine.checkpoint.folder import clear, commit, prune, step_folder, unfinished
 from penteract.engine.checkpoint.manifest import Manifest, ManifestEntry, StoredBox
 from penteract.engine.checkpoint.slices import NAMES, Slice, digest, inside, raw, volume

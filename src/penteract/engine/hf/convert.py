@@ -9,19 +9,21 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from penteract.config.files.read import read_toml
+from penteract.config.files.write import to_toml
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.config.read import read_toml
-from penteract.config.resolve import Resolved
-from penteract.config.write import to_toml
-from penteract.engine import checkpoint, rundir
-from penteract.engine.checkpoint import Slice, disk
-from penteract.engine.checkpoint.pieces import Pieces
+from penteract.config.rules.resolve import Resolved
+from penteract.engine import checkpoint
+from penteract.engine.checkpoint import Slice
+from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint.slices import Dims
+from penteract.engine.checkpoint.stored import Pieces
 from penteract.engine.data import open_tokenizer
 from penteract.engine.hf.folder import TOKENIZER, WEIGHTS_ALONE, open_folder, remembered_vocabulary, weights_alone
 from penteract.engine.hf.reading import HfWeights
 from penteract.engine.hf.writing import DTYPES, How, Written, unfinished, write_folder
-from penteract.engine.weights import step_of
+from penteract.engine.session import rundir
+from penteract.engine.session.weights import step_of
 from penteract.errors import BadInput
 from penteract.model.hf_names import Ours
 

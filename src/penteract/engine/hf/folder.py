@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 
-from penteract.config.hf_config import model_from_hf
-from penteract.config.hf_write import different
+from penteract.config.files.read import read_text
+from penteract.config.hf import model_from_hf
+from penteract.config.hf.write_config import different
 from penteract.config.model import ModelSpec
-from penteract.config.read import read_text
 from penteract.engine.hf.headers import TensorHeader, held_tensors
 from penteract.errors import BadInput
 from penteract.model.hf_families import FAMILIES, HfFamily

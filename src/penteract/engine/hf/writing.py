@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from penteract.config.hf_write import config_of
+from penteract.config.hf.write_config import config_of
 from penteract.config.model import ModelSpec
-from penteract.engine.checkpoint import disk
+from penteract.engine.checkpoint import durable as disk
 from penteract.engine.checkpoint.slices import NAMES, raw
 from penteract.engine.hf.folder import CONFIG, TOKENIZER
 from penteract.engine.hf.headers import INDEX, SINGLE
-from penteract.engine.weights import Weights
+from penteract.engine.session.weights import Weights
 from penteract.errors import DiskFailure
 from penteract.model.hf_names import HfPart, Theirs, by_theirs, hf_names
 from penteract.units import gib

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 import torch
 
 from penteract.config import case as spec_case
-from penteract.config.kernels import ATTENTION, check_elementwise, kernel_breaches, takes_documents
-from penteract.config.nearest import allowed_values
-from penteract.config.precision import Policy
-from penteract.config.settle import Settle
-from penteract.engine.feed import TokenSample
+from penteract.config.kernel_limits import ATTENTION, check_elementwise, kernel_breaches, takes_documents
+from penteract.config.precision.policy import Policy
+from penteract.config.rules.nearest import allowed_values
+from penteract.config.rules.settle import Settle
+from penteract.engine.executor.feed import TokenSample
 from penteract.engine.kernels.registry import check_devices
 from penteract.errors import BadInput, CorruptData
 from penteract.ops.declarations.flash import piece

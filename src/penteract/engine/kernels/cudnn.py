@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from penteract.engine.kernels.chunk_order import AttentionLayout
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.order import AttentionLayout
 from penteract.ops.tape import Site
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from penteract.config.kernels import most_documents
+from penteract.config.kernel_limits import most_documents
+from penteract.engine.kernels.chunk_order import AttentionLayout, QueryRun
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.order import AttentionLayout, QueryRun
 from penteract.ops.tape import Site
 
 

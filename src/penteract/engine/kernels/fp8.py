@@ -6,7 +6,8 @@ x [T, D], w [F, D], g [T, F]. Every product is out [m, n] = a [m, k] · b [n, k]
     input_gradient   g           wᵀ         sums over F
     weight_gradient  gᵀ          xᵀ         sums over T
 
-`quantise.py` makes the codes. A weight that was gathered as codes comes with its scale (`engine/codes.py`).
+`quantise.py` makes the codes. A weight that was gathered as codes comes with its scale
+(`engine/executor/quantised_weights.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from penteract.config.fp8 import Fp8
+from penteract.config.precision.fp8 import Fp8
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put
 from penteract.engine.kernels.quantise import TORCH, Look, Operand, Quantiser, scale_count
 from penteract.ops.declarations.fp8 import aligned, scaled_linear

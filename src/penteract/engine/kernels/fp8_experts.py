@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from penteract.config.fp8 import Fp8
+from penteract.config.precision.fp8 import Fp8
 from penteract.engine.kernels.experts import Splits, each_expert, expert_linear_weight
 from penteract.engine.kernels.fp8 import Product, emulated, real
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from penteract.config.fp8 import LARGEST, Format, Fp8
 from penteract.config.layout import Elementwise
+from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
 from penteract.ops.declarations.fp8 import rows_at_once
 

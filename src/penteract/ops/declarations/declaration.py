@@ -51,7 +51,7 @@ class CallShapes(NamedTuple):
 
 
 class WorkRates(Protocol):
-    """Seconds of the kinds of work that a device does, as `readings/rates.py` knows them."""
+    """Seconds of the kinds of work that a device does, as `readings/costs/rates.py` knows them."""
 
     def product(self, p: Product) -> Seconds: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penteract.config.kernels import most_documents
+from penteract.config.kernel_limits import most_documents
 from penteract.ops.declarations.declaration import BOOL, FLOAT, Attrs, Shape
 from penteract.ops.declarations.fused import RANDOM, STATE, FusedAttention
 from penteract.ops.spec import Widths

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from math import fsum, prod
 
-from penteract.config.fp8 import UNIT, Fp8
 from penteract.config.layout import Elementwise, Layout
+from penteract.config.precision.fp8 import UNIT, Fp8
 from penteract.errors import BadInput
 from penteract.ops.declarations.declaration import (
     FLOAT,

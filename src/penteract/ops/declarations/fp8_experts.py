@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from functools import cache
 from math import fsum, prod
 
-from penteract.config.fp8 import Fp8
 from penteract.config.layout import Elementwise
+from penteract.config.precision.fp8 import Fp8
 from penteract.ops.declarations.declaration import FLOAT, Attrs, CallShapes, Registers, Shape, WorkRates
 from penteract.ops.declarations.experts import ExpertLinear
 from penteract.ops.declarations.fp8 import CODE, aligned, at_a_time, sum_is_cut

@@ -3,7 +3,8 @@
 An implementation is one entry here: its name, where it serves (with the workspace and the cost that it has there), and
 what runs, named by the module below the torch line that has it. Price, time and run select by the same function, so
 none of them knows a kernel. A layout says which kernels it wants; what these need of a policy and a device is looked at
-once, where they are asked for (`config/kernels.py`, `engine/kernels/checks.py`): they are refused then, never replaced.
+once, where they are asked for (`config/kernel_limits.py`, `engine/kernels/checks.py`): they are refused then, never
+replaced.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from penteract.readings.time.clock import LONG
 from penteract.readings.time.derive import Derived
-from penteract.readings.time.machine import RankClock
+from penteract.readings.time.rank_clock import RankClock
 from penteract.readings.time.stage import Stage
 from penteract.step import names
 

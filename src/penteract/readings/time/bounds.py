@@ -20,11 +20,11 @@ from typing import NamedTuple
 from penteract.config.layout import Layout
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.parallel.data import Unit
-from penteract.readings.packed import Runs, StageGroups
-from penteract.readings.pieces import LayerProgram, LayerType
+from penteract.readings.buckets.planned import Runs, StageGroups
+from penteract.readings.costs.rates import GroupSpan
+from penteract.readings.layers.layer_program import LayerProgram, LayerType
+from penteract.readings.layers.reads import Memos, changed, tracked
 from penteract.readings.price import away
-from penteract.readings.rates import GroupSpan
-from penteract.readings.reads import Memos, changed, tracked
 from penteract.readings.time.clock import FIRST, LONG, PS, RUN, play
 from penteract.readings.time.ops import AXES, ActionOps
 from penteract.readings.time.step import StepClock

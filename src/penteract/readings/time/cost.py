@@ -13,7 +13,7 @@ from math import fsum, lcm
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.precision import Policy
+from penteract.config.precision.policy import Policy
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT, CallShapes, Product
@@ -22,10 +22,10 @@ from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
 from penteract.parallel.matrix import Matrix, deal
-from penteract.readings.load import Load
-from penteract.readings.pieces import LayerProgram, bytes_of, shapes
-from penteract.readings.rates import GroupSpan, Rates
-from penteract.readings.reads import Memo
+from penteract.readings.costs.rates import GroupSpan, Rates
+from penteract.readings.layers.expert_load import Load
+from penteract.readings.layers.layer_program import LayerProgram, bytes_of, shapes
+from penteract.readings.layers.reads import Memo
 from penteract.step import muon
 from penteract.step.update import touched
 from penteract.units import Bytes, Seconds

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from penteract.parallel.data import NONE
 from penteract.readings.time.clock import PART, WAIT, Key, Op
-from penteract.readings.time.machine import MESSAGE, Run, Runs, Step
 from penteract.readings.time.ops import DATA
+from penteract.readings.time.rank_clock import MESSAGE, Run, Runs, Step
 from penteract.readings.time.stage import NEVER, At, Beside, Stage, Walk
 from penteract.schedule.actions import Compute
 from penteract.step import names

@@ -10,9 +10,9 @@ from penteract.errors import Bug
 from penteract.parallel.data import NONE
 from penteract.schedule.actions import Compute, Exchange
 from penteract.schedule.in_flight import action_lists, compute_lists
-from penteract.schedule.program import message_of
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.schedule.schedule import Placement
+from penteract.schedule.schedule_state import message_of
 
 _NOTHING = frozenset[int]()
 

@@ -11,8 +11,8 @@ from penteract.config.mesh import Mesh
 from penteract.ops.offload import OFFLOAD_OPS, Copy
 from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
-from penteract.readings.pieces import LayerProgram
-from penteract.readings.rates import GroupSpan
+from penteract.readings.costs.rates import GroupSpan
+from penteract.readings.layers.layer_program import LayerProgram
 from penteract.readings.time.clock import BESIDE, FIRST, IN, LOOK, OUT, PART, RUN, START, WAIT, Key, Op, ps
 from penteract.readings.time.cost import DIMENSION, BucketCosts, DeviceCosts
 from penteract.step import names
@@ -238,7 +238,7 @@ class BucketOps:
 @dataclass(slots=True)
 class StreamedUpdate:
     """What the optimizer keeps on the host passes through the device: one slice comes while the one before it is
-    moved, into the place of the one that left longest ago (`engine/streamed.py`)."""
+    moved, into the place of the one that left longest ago (`engine/optim/streamed.py`)."""
 
     ops: BucketOps
     staging: Through = field(init=False)

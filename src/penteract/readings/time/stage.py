@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket, BucketPlan
-from penteract.readings.pieces import EMBEDDING_AND_HEAD, LayerProgram, LayerType
+from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerProgram, LayerType
 from penteract.readings.time.clock import WAIT, Op
-from penteract.readings.time.machine import Clock
 from penteract.readings.time.ops import ActionOps, BucketOps
+from penteract.readings.time.rank_clock import Clock
 from penteract.step.agreements import Outside
 from penteract.step.fsdp import FsdpRule, UnitTurns
 

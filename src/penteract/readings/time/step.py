@@ -17,19 +17,19 @@ from penteract.ops.declarations.fp8 import is_coded, remembered
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, bucket_of
+from penteract.readings.buckets.planned import Runs, first_rank
 from penteract.readings.composed import Composer
-from penteract.readings.load import Balanced
-from penteract.readings.packed import Runs, first_rank
-from penteract.readings.pieces import LayerProgram, LayerType
-from penteract.readings.rates import GroupSpan, Rates
-from penteract.readings.reads import Memo, Memos, tracked
+from penteract.readings.costs.rates import GroupSpan, Rates
+from penteract.readings.layers.expert_load import Balanced
+from penteract.readings.layers.layer_program import LayerProgram, LayerType
+from penteract.readings.layers.reads import Memo, Memos, tracked
 from penteract.readings.time.alone import alone
 from penteract.readings.time.clock import PART, PS, ps
 from penteract.readings.time.cost import BucketCosts, Cost, DeviceCosts
 from penteract.readings.time.derive import Derived, derive
 from penteract.readings.time.line import NumberedSchedule, begins_of, line_of
-from penteract.readings.time.machine import Clock, Log
 from penteract.readings.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, piece_ops
+from penteract.readings.time.rank_clock import Clock, Log
 from penteract.readings.time.ranks import Ranks, Unsettled
 from penteract.readings.time.stage import Stage
 from penteract.schedule.actions import Compute

@@ -12,11 +12,11 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.parallel.data import NONE
 from penteract.parallel.pipeline import stage_layers
-from penteract.readings.pieces import EMBEDDING_AND_HEAD
-from penteract.readings.reads import Memos
+from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD
+from penteract.readings.layers.reads import Memos
 from penteract.readings.time.clock import COMPUTE, FIRST, HOST, IN, OUT, SIDE
 from penteract.readings.time.line import NumberedMessage
-from penteract.readings.time.machine import RankClock
+from penteract.readings.time.rank_clock import RankClock
 from penteract.readings.time.ranks import Ranks
 from penteract.readings.time.stage import Stage
 from penteract.readings.time.step import StepClock

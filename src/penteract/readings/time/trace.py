@@ -11,8 +11,8 @@ from typing import Any
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.ops.tape import Call, Site
-from penteract.readings.load import Balanced
-from penteract.readings.packed import first_rank
+from penteract.readings.buckets.planned import first_rank
+from penteract.readings.layers.expert_load import Balanced
 from penteract.readings.price import Pricing, gather_workspace, resident, update_workspace
 from penteract.readings.time.step import StepClock
 from penteract.readings.time.timeline import Event, StepSpan, told

@@ -13,7 +13,7 @@ from penteract.engine.doctor.probe.network import ports
 from penteract.engine.doctor.probe.packages import packages
 from penteract.engine.doctor.probe.torch import torch
 from penteract.engine.doctor.surroundings import TORCHRUN
-from penteract.engine.launch import rank_environment
+from penteract.engine.runtime.launch import rank_environment
 
 # Variables that change how ranks start, meet, compute or allocate. Not those that an image sets about itself, such as
 # NCCL_VERSION, nor what may be secret.

@@ -74,7 +74,7 @@ def _device(i: int) -> dict[str, Any]:
 def _engine() -> dict[str, Any]:
     """What the engine itself would pick for precision.device = auto."""
     try:
-        from penteract.engine.device import pick_device
+        from penteract.engine.executor.device import pick_device
 
         return {"device": pick_device("auto", 0).type}
     except Exception as error:

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.config.fp8 import LARGEST, Format, Fp8
+from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.quantise import TINY, Look, Operand, Quantiser, as_shared
 

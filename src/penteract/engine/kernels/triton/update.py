@@ -1,7 +1,7 @@
 """AdamW's step of a shard in one pass: each element is read once, moved in registers, and written once.
 
-What `engine/optimizer.py` says with torch, but for last bits: divisions and roots are IEEE's, products and sums are not
-fused. Numbers that are alike for all elements come in one small vector, so the host knows none of them.
+What `engine/optim/optimizer.py` says with torch, but for last bits: divisions and roots are IEEE's, products and sums
+are not fused. Numbers that are alike for all elements come in one small vector, so the host knows none of them.
 
 A tile is some rows of 256 elements: blocks of moments in 8 bits, where they are.
 """
@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 
 from penteract.config.optimizers import Moment
-from penteract.config.precision import BLOCK
+from penteract.config.precision.policy import BLOCK
 from penteract.config.run import Optimizer
-from penteract.engine import moments, stochastic_rounding
-from penteract.engine.optimizer import Factors
-from penteract.engine.state import Flat
-from penteract.engine.stochastic_rounding import ParameterSlice
+from penteract.engine.executor.state import Flat
+from penteract.engine.optim import moments, stochastic_rounding
+from penteract.engine.optim.optimizer import Factors
+from penteract.engine.optim.stochastic_rounding import ParameterSlice
 
 TILE = 4 * BLOCK  # elements of one program: eight for each thread of four warps
 _FIXED = 5  # columns of a table of places before those of its gaps

@@ -1,0 +1,1 @@
+"""Run files and flags: their keys, reading, checking and writing."""

@@ -1,0 +1,274 @@
+"""Every key of a run file: its type, its bounds, and what it means in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from penteract.config.files.sections import Batch, Kernels, MemorySection, Output, Parallel, TokenizerSection
+from penteract.config.files.values import convert
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
+from penteract.config.run import Checkpoint, Data, LearningRate, Optimizer, Precision, Training
+from penteract.errors import BadInput
+
+# Section names differ from the verbs of the command line (train, plan, …): one word, one meaning.
+SECTIONS: Mapping[str, type] = {
+    "model": ModelSpec,
+    "model.moe": MoESpec,
+    "model.latent": LatentSpec,
+    "model.rope_scaling": RopeScaling,
+    "parallel": Parallel,
+    "batch": Batch,
+    "memory": MemorySection,
+    "kernels": Kernels,
+    "optimizer": Optimizer,
+    "learning_rate": LearningRate,
+    "data": Data,
+    "tokenizer": TokenizerSection,
+    "training": Training,
+    "checkpoint": Checkpoint,
+    "precision": Precision,
+    "output": Output,
+}
+
+_HUGE = 2**48
+_ROWS = 2**24
+
+# key -> (what it means, least, most)
+_ABOUT: Mapping[str, tuple[str, float, float]] = {
+    "model.name": ("what the run's folder is called after", 0, 0),
+    "model.layers": ("blocks", 1, 10_000),
+    "model.hidden_size": ("D: the width of the residual stream", 1, _ROWS),
+    "model.heads": ("H: query heads", 1, _ROWS),
+    "model.kv_heads": ("K: key and value heads; they divide heads", 1, _ROWS),
+    "model.head_size": ("C: the width of one head", 1, _ROWS),
+    "model.ffn_size": ("F: the inner width of the MLP", 1, _ROWS),
+    "model.vocab_size": ("V: rows of the embedding table", 1, _ROWS),
+    "model.activation": ("of the MLP", 0, 0),
+    "model.norm": ("RMSNorm or LayerNorm", 0, 0),
+    "model.norm_epsilon": ("added to the variance", 0, 1),
+    "model.positions": ("rotary, or a learned table", 0, 0),
+    "model.rope_theta": ("base of the rotary wavelengths", 1, 1e15),
+    "model.max_positions": ("rows of a learned table; a promise otherwise", 1, _HUGE),
+    "model.sliding_window": ("tokens each token sees; 0: the whole document", 0, _HUGE),
+    "model.qkv_bias": ("biases of the query, key and value projections", 0, 0),
+    "model.output_bias": ("bias of attention's output projection", 0, 0),
+    "model.mlp_bias": ("biases of the MLP", 0, 0),
+    "model.qk_norm": ("normalise queries and keys per head", 0, 0),
+    "model.tied": ("the head is the embedding table", 0, 0),
+    "model.initial_std": ("of the normal that weights are drawn from", 0, 100),
+    "model.moe.experts": ("X: routed experts of a layer", 1, _ROWS),
+    "model.moe.top_k": ("experts each token visits", 1, _ROWS),
+    "model.moe.ffn_size": ("F of one expert", 1, _ROWS),
+    "model.moe.shared_ffn_size": ("F of the MLP that every token visits; 0: none", 0, _ROWS),
+    "model.moe.every": ("layer i has experts when (i + 1) % every == 0", 1, 10_000),
+    "model.moe.dense_layers": ("layers without experts, whatever `every` says", 0, 10_000),
+    "model.moe.score": ("how the router's logits become weights", 0, 0),
+    "model.moe.normalize_weights": ("the top_k weights sum to one", 0, 0),
+    "model.moe.balance": ("what keeps experts evenly used", 0, 0),
+    "model.moe.balance_coefficient": ("of the balance loss", 0, 100),
+    "model.moe.bias_rate": ("a step of the balancing bias", 0, 100),
+    "model.mtp_layers": ("depths of multi-token prediction, a block each", 0, 16),
+    "model.mtp_loss_coefficient": ("of the mean of their losses", 0, 100),
+    "model.z_loss_coefficient": ("of the square of each token's log-sum-exp of logits; 0: none", 0, 100),
+    "model.moe.weight_scale": ("of the chosen weights, once they are normalised", 0, 1e6),
+    "model.moe.groups": ("groups that experts form", 1, _ROWS),
+    "model.moe.top_groups": ("groups among which a token chooses", 1, _ROWS),
+    "model.moe.group_score": ("what makes a group good: its best expert, or its best two together", 0, 0),
+    "model.latent.kv_rank": ("width of the latent that keys and values unfold from", 1, _ROWS),
+    "model.latent.plain_size": ("of a query and key head, without positions", 1, _ROWS),
+    "model.latent.rope_size": ("of a query head, rotated; its key is one for all heads", 1, _ROWS),
+    "model.latent.value_size": ("of a value head", 1, _ROWS),
+    "model.latent.query_rank": ("width of the queries' latent; 0: none", 0, _ROWS),
+    "model.rope_scaling.kind": ("which wavelengths are stretched", 0, 0),
+    "model.rope_scaling.fast_rotations": ("of yarn: wavelengths that turn more often stay", 1e-6, 1e6),
+    "model.rope_scaling.slow_rotations": ("of yarn: those that turn less often are divided in full", 1e-6, 1e6),
+    "model.rope_scaling.attention_factor": ("of cosines and sines", 1e-6, 1e6),
+    "model.rope_scaling.softmax_factor": ("of the scale of attention's scores", 1e-6, 1e6),
+    "model.rope_scaling.factor": ("long wavelengths are divided by this", 1, 1e6),
+    "model.rope_scaling.low_frequency_factor": ("where the smooth band ends", 1e-6, 1e6),
+    "model.rope_scaling.high_frequency_factor": ("where the smooth band begins", 1e-6, 1e6),
+    "model.rope_scaling.original_positions": ("positions seen before scaling", 1, _HUGE),
+    "parallel.dp": ("data: replicas of the model", 1, _HUGE),
+    "parallel.tp": ("tensor: ranks that share every matrix", 1, _HUGE),
+    "parallel.pp": ("pipeline: ranks that share the layers", 1, _HUGE),
+    "parallel.cp": ("context: ranks that share every sequence", 1, _HUGE),
+    "parallel.ep": ("expert: ranks that share the experts; folds over dp·cp", 1, _HUGE),
+    "parallel.vpp": ("chunks of layers a pipeline rank holds", 1, _HUGE),
+    "parallel.expert_tp": ("1: experts stay whole; tp: each is split over tp", 1, _HUGE),
+    "parallel.schedule": ("order of the pipeline's forwards and backwards", 0, 0),
+    "parallel.cp_method": ("how attention sees other ranks' tokens", 0, 0),
+    "parallel.zero": ("cut over ranks with the same parameters: 1 optimizer state, 2 gradients, 3 parameters", 0, 3),
+    "parallel.shard_group": ("places of dp·cp that share one copy of what ZeRO cuts (HSDP); 0: all", 0, _HUGE),
+    "parallel.reduce_scatter_once": ("ZeRO 3: micro-batches add up in whole buffers, summed over ranks once", 0, 0),
+    "parallel.reshard_after_step": ("ZeRO 3: parameters stay gathered until the step ends", 0, 0),
+    "batch.sequence_length": ("tokens", 1, _HUGE),
+    "batch.micro_batch_size": ("sequences a replica takes at a time; auto: as many as fit evenly", 1, _HUGE),
+    "batch.global_batch_size": ("sequences a step", 1, _HUGE),
+    "batch.global_batch_tokens": ('tokens a step, instead: 65536, "1M" (10^6), "1Mi" (2^20)', 1, _HUGE),
+    "memory.recompute": ('"none", "full", "budget", or the ops recomputed in backward: ["enter", "swiglu"]', 0, 0),
+    "memory.budget": ('of "budget": share of the activations of "none" that may be kept; 0: see budget_gib', 0, 1),
+    "memory.budget_gib": ('of "budget", instead: GiB that all tensors of a rank may take', 0, 1e6),
+    "memory.chosen": ('of "budget": the ops that it chose, written by a run, and chosen anew at each start', 0, 0),
+    "memory.recompute_every": ("1: in every layer; n: in every n-th of a stage, from its first on", 1, 10_000),
+    "memory.recompute_first": ("in that many layers of a stage, its first; 0: in all", 0, 10_000),
+    "memory.recompute_else": ("of the layers that recompute_every and recompute_first leave out", 0, 0),
+    "memory.offload": ('"none", or what is kept on the host: ["layer_inputs"] (the inputs of layers), ops, "*"', 0, 0),
+    "memory.offload_every": ("1: of every layer; n: of every n-th of a stage, from its first on", 1, 10_000),
+    "memory.offload_optimizer": ("what the optimizer keeps lies on the host, and passes through the device", 0, 0),
+    "memory.bucket_bytes": ("bytes of one flat gradient bucket; 0: one for each parameter", 0, 2**40),
+    "kernels.attention": (
+        "of a GPU in bf16, flash (packed documents) or cudnn (whole sequences); or plain torch",
+        0,
+        0,
+    ),
+    "kernels.loss": ("chunked: the logits of some tokens at a time, never of all", 0, 0),
+    "kernels.loss_chunk": ("those tokens; 0: as many as 2^28 logits of a rank allow", 0, _HUGE),
+    "kernels.elementwise": ("triton: kernels of a GPU make codes of FP8 and move parameters, each in one pass", 0, 0),
+    "optimizer.kind": ("of matrices between hidden states; all else is moved by AdamW", 0, 0),
+    "optimizer.learning_rate": ("the peak", 0, 1e3),
+    "optimizer.betas": ("decay of AdamW's two moments", 0, 1),
+    "optimizer.epsilon": ("added to the root of the second average", 0, 1),
+    "optimizer.weight_decay": ("of matrices, not of norms and biases", 0, 1e3),
+    "optimizer.clip_norm": ("largest norm of the gradient; 0: never clipped", 0, 1e9),
+    "optimizer.muon_momentum": ("decay of Muon's average", 0, 1),
+    "optimizer.muon_nesterov": ("Muon looks ahead: its average and the gradient once more", 0, 0),
+    "optimizer.newton_schulz_steps": ("of Muon, to make a matrix orthogonal", 1, 100),
+    "learning_rate.kind": ("its curve after the warmup", 0, 0),
+    "learning_rate.warmup_steps": ("steps from zero to the peak", 0, _HUGE),
+    "learning_rate.final_fraction": ("of the peak, at the last step", 0, 1),
+    "learning_rate.decay_fraction": ("of the steps, for wsd", 0, 1),
+    "data.source": ('"builtin", a file, a folder, a list of them, or "hf:NAME"', 0, 0),
+    "data.validation_fraction": ("of the documents, never trained on", 0, 0.9),
+    "data.pack_documents": ("several documents share a sequence, unseen by each other", 0, 0),
+    "tokenizer.source": ('"bytes", or the path of a tokenizer.json', 0, 0),
+    "training.steps": ("optimizer steps", 1, _HUGE),
+    "training.seed": ("decides weights and the order of data", 0, _HUGE),
+    "training.validation_every": ("steps; 0: never", 0, _HUGE),
+    "training.validation_batches": ("global batches each time", 1, _HUGE),
+    "training.log_level": ("of what is printed", 0, 0),
+    "training.sample_tokens": ("written by the model at the end; 0: none", 0, _HUGE),
+    "checkpoint.every": ("steps; 0: only at the end", 0, _HUGE),
+    "checkpoint.keep": ("the newest that stay; 0: all", 0, _HUGE),
+    "precision.dtype": ("a recipe: what is computed, and what adds up, in which dtype", 0, 0),
+    "precision.device": ("auto: CUDA when there is one", 0, 0),
+    "precision.gradient": ("in which gradients accumulate; auto: as the recipe has it", 0, 0),
+    "precision.reduce": ("in which they are summed on the wire; auto: as they accumulate", 0, 0),
+    "precision.master": ("of what the optimizer moves; none: the parameters themselves", 0, 0),
+    "precision.moments": ("of the optimizer's moments; int8: codes with a scale for 256 of them", 0, 0),
+    "precision.loss_scale": ("of the first step, in fp16; it adapts", 0, 2.0**60),
+    "precision.loss_scale_growth_every": ("steps without overflow after which it doubles", 0, _HUGE),
+    "precision.fp8_bf16_layers": ("layers at both ends whose linears are not in FP8; the head never is", 0, 10_000),
+    "precision.fp8_gradient": ("format of gradients in FP8", 0, 0),
+    "precision.fp8_round_scales": ("scales are powers of two", 0, 0),
+    "precision.fp8_history": ("steps whose largest values make scales, in fp8_delayed", 1, 10_000),
+    "precision.fp8_block": ("elements that share a scale, in fp8_blockwise; kernels take 128", 16, 2**16),
+    "precision.fp8_gather": ("under ZeRO 3 weights travel as codes, half the bytes, in fp8_tensorwise", 0, 0),
+    "precision.fp8_experts": ("experts' matrices too, in fp8_rowwise and fp8_blockwise", 0, 0),
+    "precision.modules": ('of parameters by name, the last that matches: ["embedding*:moments=fp32"]', 0, 0),
+    "output.folder": ("holds one folder a run", 0, 0),
+}
+
+# What other trainers call it, so that an unknown key finds its name here.
+_ELSEWHERE: Mapping[str, str] = {
+    "data_parallel_size": "parallel.dp", "dp_size": "parallel.dp", "data_parallel_replicate_degree": "parallel.dp",
+    "tensor_model_parallel_size": "parallel.tp", "tensor_parallel_degree": "parallel.tp", "tp_size": "parallel.tp",
+    "pipeline_model_parallel_size": "parallel.pp", "pipeline_parallel_degree": "parallel.pp",
+    "pp_size": "parallel.pp", "pp_engine": "parallel.schedule",
+    "context_parallel_size": "parallel.cp", "context_parallel_degree": "parallel.cp", "cp_size": "parallel.cp",
+    "expert_model_parallel_size": "parallel.ep", "expert_parallel_size": "parallel.ep",
+    "expert_parallel_degree": "parallel.ep", "virtual_pipeline_model_parallel_size": "parallel.vpp",
+    "zero_stage": "parallel.zero", "use_distributed_optimizer": "parallel.zero",
+    "data_parallel_shard_degree": "parallel.shard_group",
+    "seq_len": "batch.sequence_length", "seq_length": "batch.sequence_length", "max_length": "batch.sequence_length",
+    "mbs": "batch.micro_batch_size", "per_device_train_batch_size": "batch.micro_batch_size",
+    "gradient_accumulation_steps": "batch.global_batch_size", "batch_size": "batch.global_batch_size",
+    "train_iters": "training.steps", "train_steps": "training.steps", "max_steps": "training.steps",
+    "total_train_steps": "training.steps", "lr": "optimizer.learning_rate",
+    "recompute_num_layers": "memory.recompute_first", "selective_ac_option": "memory.recompute_every",
+    "activation_memory_budget": "memory.budget", "memory_budget": "memory.budget",
+    "offload_activations": "memory.offload", "cpu_offloading": "memory.offload",
+    "activation_offloading": "memory.offload", "offload_optimizer": "memory.offload_optimizer",
+    "optimizer_cpu_offload": "memory.offload_optimizer", "recompute_modules": "memory.recompute",
+    "recompute_granularity": "memory.recompute", "gradient_checkpointing": "memory.recompute",
+    "num_hidden_layers": "model.layers", "num_attention_heads": "model.heads",
+    "num_key_value_heads": "model.kv_heads", "intermediate_size": "model.ffn_size", "head_dim": "model.head_size",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """One key. `required` means that the dataclass behind its section has no default for it."""
+
+    name: str
+    hint: Any  # the annotation, resolved
+    default: Any
+    required: bool
+    about: str
+    least: float
+    most: float
+
+    @property
+    def forms(self) -> frozenset[type]:
+        """Which of `str` (free text) and `tuple` (a list) its values may be."""
+        parts = get_args(self.hint) if get_origin(self.hint) in (Union, UnionType) else (self.hint,)
+        return frozenset(kind for kind in (str, tuple) if kind in (*parts, *map(get_origin, parts)))
+
+    def check(self, value: object, origin: str) -> Any:
+        """`value` as this key's type, or BadInput naming found, allowed and where it was set."""
+        return convert(value, self.hint, f"{self.name} ({origin})", bounds=(self.least, self.most))
+
+
+@cache
+def keys() -> Mapping[str, Key]:
+    """Every key by its dotted name, in the order of a written run file."""
+    found: dict[str, Key] = {}
+    for section, kind in SECTIONS.items():
+        hints = get_type_hints(kind)
+        for f in fields(kind):
+            name = f"{section}.{f.name}"
+            if name not in SECTIONS:
+                about, least, most = _ABOUT[name]
+                required = f.default is MISSING and f.default_factory is MISSING
+                found[name] = Key(
+                    name=name, hint=hints[f.name], default=None if required else f.default, required=required,
+                    about=about, least=least, most=most,
+                )  # fmt: skip
+    return found
+
+
+def nearest_key(name: str) -> str:
+    """The key that `name` was probably meant to be, or an empty string."""
+    leaf = name.rsplit(".", 1)[-1]
+    if leaf in _ELSEWHERE:
+        return _ELSEWHERE[leaf]
+    known = list(keys())
+    by_leaf = {k.rsplit(".", 1)[-1]: k for k in reversed(known)}
+    if leaf in by_leaf and name not in by_leaf.values():
+        return by_leaf[leaf]
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return near[0]
+    near = get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)
+    return by_leaf[near[0]] if near else ""
+
+
+def find_key(name: str, origin: str) -> Key:
+    """The key called `name`; BadInput with the nearest one when there is none."""
+    key = keys().get(name)
+    if key is None:
+        near = nearest_key(name)
+        fix = f"did you mean {near}?" if near else "remove it; `penteract init` writes every key"
+        allowed = "" if near else f"sections {', '.join(SECTIONS)}"
+        raise BadInput("KEY", "unknown key", where=origin, found=show_key(name), allowed=allowed, fix=fix)
+    return key
+
+
+def show_key(name: str) -> str:
+    """A key for a message: printable and not endless."""
+    safe = "".join(c if c.isprintable() else "?" for c in name)
+    return safe if len(safe) <= 80 else safe[:77] + "..."

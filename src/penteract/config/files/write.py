@@ -1,0 +1,129 @@
+"""Run files as text: a resolved run with the origin of every value, and a template to start from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from penteract.config.files.keys import SECTIONS, Key, keys
+from penteract.config.recompute import MemoryBudget, name_of
+from penteract.config.rules.resolve import Resolved
+from penteract.config.run import RunSpec
+
+_HEAD = """\
+# A resolved run: every value, and where it came from. It trains the same run again:
+#   penteract train run.toml
+"""
+
+_TEMPLATE_HEAD = """\
+# A run of penteract.  penteract train {name}
+# A line that starts with "# " shows a default; take the "# " away to change it.
+# Values on the command line win: penteract train {name} --parallel.tp 2
+
+# Where the run starts from: a model with settings that suit it. `penteract train --help` lists them.
+preset = "tiny"
+"""
+
+
+def to_toml(resolved: Resolved) -> str:
+    """The run as TOML that loads to an equal `RunSpec`; each value's comment names its origin."""
+    lines = [_HEAD]
+    for section, values in _sections(resolved.run, resolved.budget):
+        lines.append(f"[{section}]")
+        rows = [(name, toml_value(value), resolved.origins.get(f"{section}.{name}", "")) for name, value in values]
+        width = max(len(f"{name} = {text}") for name, text, _ in rows)
+        lines += [f"{f'{name} = {text}':<{width}}  # {_comment(origin)}" for name, text, origin in rows]
+        if section == "batch":
+            steps, why = resolved.run.layout.gradient_accumulation_steps, "batch.gradient_accumulation_steps"
+            lines.append(f"# gradient_accumulation_steps = {steps}  ({_comment(resolved.origins.get(why, ''))})")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def template(name: str = "run.toml") -> str:
+    """A commented run file called `name`: loads as the preset "tiny"; every other key is a comment with its default."""
+    lines = [_TEMPLATE_HEAD.format(name=name)]
+    for section in SECTIONS:
+        rows = [key for key in keys().values() if key.name.rsplit(".", 1)[0] == section]
+        lines.append(f"# [{section}]" if section.startswith("model.") else f"[{section}]")
+        if section == "model":
+            lines.append('# config = "config.json"  # a Hugging Face model, instead of the preset\'s')
+        lines += [_template_row(key) for key in rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _template_row(key: Key) -> str:
+    leaf = key.name.rsplit(".", 1)[-1]
+    value = "…" if key.required or key.default is None else toml_value(key.default)
+    choices = get_args(key.hint) if get_origin(key.hint) is Literal else ()
+    about = key.about + (f": {' | '.join(choices)}" if choices else "")
+    return f"# {leaf} = {value}  # {about}"
+
+
+def _sections(run: RunSpec, budget: MemoryBudget | None) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """(section, its keys and values) in the order of `SECTIONS`; absent parts of the model are left out."""
+    lay = run.layout
+    recomputed: dict[str, Any] = {"recompute": name_of(lay.recompute)}
+    if budget:
+        bound = {"budget": budget.fraction} if budget.fraction else {"budget_gib": budget.allocated / 2**30}
+        recomputed = {"recompute": "budget", **bound, "chosen": name_of(lay.recompute)}
+    parts: Mapping[str, Any] = {
+        "model": run.model,
+        "model.moe": run.model.moe,
+        "model.latent": run.model.latent,
+        "model.rope_scaling": run.model.rope_scaling,
+        "parallel": lay,
+        "batch": {
+            "sequence_length": run.sequence_length,
+            "micro_batch_size": lay.micro_batch_size,
+            "global_batch_size": lay.global_batch_size,
+        },
+        "memory": {
+            **recomputed,
+            "recompute_every": lay.recompute_every,
+            "recompute_first": lay.recompute_first,
+            "recompute_else": name_of(lay.recompute_else),
+            "offload": lay.offload or "none",
+            "offload_every": lay.offload_every,
+            "offload_optimizer": lay.offload_optimizer,
+            "bucket_bytes": lay.bucket_bytes,
+        },
+        "kernels": {
+            "attention": lay.attention,
+            "loss": lay.loss,
+            "loss_chunk": lay.loss_chunk,
+            "elementwise": lay.elementwise,
+        },
+        "optimizer": run.optimizer,
+        "learning_rate": run.schedule,
+        "data": run.data,
+        "tokenizer": {"source": run.tokenizer},
+        "training": run.train,
+        "checkpoint": run.checkpoint,
+        "precision": run.precision.asked,
+        "output": {"folder": run.out},
+    }
+    for section in SECTIONS:
+        part = parts[section]
+        if part is None:
+            continue
+        named = {f.name: getattr(part, f.name) for f in fields(part)} if is_dataclass(part) else part
+        yield section, [(name, value) for name, value in named.items() if f"{section}.{name}" in keys()]
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(toml_value(v) for v in value)}]"  # pyright: ignore[reportUnknownVariableType]
+    return repr(value)
+
+
+def _comment(origin: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in origin) or "default"

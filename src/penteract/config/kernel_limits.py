@@ -1,0 +1,86 @@
+"""Which kernels a layout may have: what the kernels of GPUs can do, by arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from penteract.config.layout import AttentionKernel, CpMethod, Elementwise, Layout
+from penteract.config.model import ModelSpec
+from penteract.config.precision.policy import Policy
+from penteract.errors import BadInput
+
+
+def most_documents(tokens: int) -> int:
+    """Documents that may meet in so many query tokens: the flash kernel is started, and keeps sums, for that many."""
+    return min(tokens, max(16, tokens // 64))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelLimits:
+    """What a fused attention kernel can do. Heads are in multiples of 8.
+
+    context    by which keys and values may be shared over cp
+    widest     head
+    window     whether it has sliding windows
+    documents  how many may meet in so many query tokens; None: it takes whole sequences alone
+    """
+
+    context: tuple[CpMethod, ...]
+    widest: int
+    window: bool
+    documents: Callable[[int], int] | None = None
+    device: str = "cuda"
+    computes: tuple[str, ...] = ("bf16", "fp16")
+
+
+# Fastest first.
+ATTENTION: Mapping[AttentionKernel, KernelLimits] = {
+    "cudnn": KernelLimits(context=("ulysses",), widest=128, window=False),
+    "flash": KernelLimits(context=("all_gather", "ulysses"), widest=256, window=True, documents=most_documents),
+}
+
+
+def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str]]:
+    """(axis, what is wrong), as in `spec.rules`."""
+    kernel, size = layout.attention, model.head_size
+    if (can := ATTENTION.get(kernel)) is None:
+        return
+    if layout.cp > 1 and layout.cp_method not in can.context:
+        yield "cp_method", f"the attention kernel '{kernel}' needs keys in the order of the sequence"
+    if size % 8 or size > can.widest:
+        yield "attention", f"the kernel '{kernel}' takes heads in multiples of 8 to {can.widest}, not {size}"
+    if model.latent and model.latent.value_size != size:
+        yield (
+            "attention",
+            f"the kernel '{kernel}' takes values as wide as keys, not {model.latent.value_size} for {size}",
+        )
+    if model.sliding_window and not can.window:
+        yield "attention", f"the kernel '{kernel}' has no window, and this model's is {model.sliding_window}"
+
+
+def takes_documents(kernel: AttentionKernel) -> bool:
+    """Whether documents may share a sequence."""
+    return kernel not in ATTENTION or ATTENTION[kernel].documents is not None
+
+
+def check_elementwise(elementwise: Elementwise, p: Policy, *, where: str, fix: str) -> None:
+    """Refuse kernels that do not compute as a policy does."""
+    if elementwise == "triton" and p.stat != "fp32":
+        raise BadInput("KERNEL", "the kernels of what is done element by element compute in fp32", where=where,
+                       found=f"updates in {p.stat}", allowed="fp32", fix=fix)  # fmt: skip
+
+
+def fastest_elementwise(p: Policy) -> Elementwise:
+    """On a GPU."""
+    return "triton" if p.stat == "fp32" else "reference"
+
+
+def fastest_attention(model: ModelSpec, cp: int, method: CpMethod, p: Policy) -> AttentionKernel:
+    """The fastest that these may have on a GPU."""
+    for kernel, can in ATTENTION.items():
+        if p.compute in can.computes and not any(
+            kernel_breaches(model, Layout(cp=cp, cp_method=method, attention=kernel))
+        ):
+            return kernel
+    return "reference"

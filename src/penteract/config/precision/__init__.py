@@ -1,0 +1,1 @@
+"""Precision as a value: dtypes, FP8 recipes, patterns for single modules."""

@@ -1,0 +1,187 @@
+"""When a layout is legal: divisibility and the arithmetic of schedules, each rule with the axis it blames."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from penteract.config.case import Case
+from penteract.config.kernel_limits import kernel_breaches
+from penteract.config.layout import CP_METHODS, ELEMENTWISE, LOSS_KERNELS, ZERO_STAGES
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec
+from penteract.schedule.registry import SCHEDULES, breach, schedule_of
+
+Breach = tuple[str, str]  # (axis, what is wrong)
+
+_COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
+           "sequence_length", "recompute_every", "offload_every")  # fmt: skip
+_FROM_0 = ("recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
+_KNOWN: Mapping[str, tuple[Collection[object], str]] = {
+    "zero": (ZERO_STAGES, "stage of ZeRO here"),
+    "schedule": (SCHEDULES, "schedule"),
+    "cp_method": (CP_METHODS, "context method"),
+    "loss": (LOSS_KERNELS, "kernel of the loss"),
+    "elementwise": (ELEMENTWISE, "kernel of what is done element by element"),
+}
+
+
+def breaches(case: Case) -> list[Breach]:
+    """Every broken rule, the most basic first. An empty list means legal."""
+    basic = list(_counts(case))
+    if basic:
+        return basic
+    found: list[Breach] = []
+    for rule in (_model, _world, _tensor, _context, _pipeline, _experts, _shards, _batch):
+        found.extend(rule(case))
+    found.extend(kernel_breaches(case.model, case.layout))
+    return found
+
+
+def _counts(case: Case) -> Iterator[Breach]:
+    least = {axis: 1 for axis in _COUNTS} | {axis: 0 for axis in _FROM_0}
+    if case.global_batch_size is not None:
+        least["global_batch_size"] = 1
+    for axis, n in least.items():
+        if case.get(axis) < n:
+            yield axis, f"{axis} is less than {n}"
+    for axis, (known, what) in _KNOWN.items():
+        if case.get(axis) not in known:
+            yield axis, f"no such {what}"
+
+
+def _model(case: Case) -> Iterator[Breach]:
+    model = case.model
+    if model.heads % model.kv_heads:
+        yield "kv_heads", f"{model.heads} query heads do not divide into groups over {model.kv_heads} KV heads"
+    if model.latent:
+        yield from _latent(model, model.latent)
+    elif model.positions == "rope" and model.head_size % 2:
+        yield "head_size", "rotary positions turn pairs: an odd head size has none for its last element"
+    if model.moe:
+        yield from _routing(model.moe)
+    if model.positions == "learned" and case.sequence_length > model.max_positions:
+        yield "sequence_length", f"the learned table has {model.max_positions} positions"
+
+
+def _latent(model: ModelSpec, latent: LatentSpec) -> Iterator[Breach]:
+    if model.positions == "rope" and latent.rope_size % 2:
+        yield "rope_size", "rotary positions turn pairs: an odd size has none for its last element"
+    if model.head_size != latent.plain_size + latent.rope_size:
+        yield "head_size", f"a head is its plain and its rotated part: {latent.plain_size} + {latent.rope_size}"
+    if model.kv_heads != model.heads:
+        yield "kv_heads", f"keys and values unfold for each of the {model.heads} heads"
+    if model.qk_norm:
+        yield "qk_norm", "latents are normalised, and no head after them"
+
+
+def _routing(moe: MoESpec) -> Iterator[Breach]:
+    if moe.top_k > moe.experts:
+        yield "top_k", f"a token cannot visit {moe.top_k} of {moe.experts} experts"
+    elif moe.experts % moe.groups:
+        yield "groups", f"{moe.experts} experts do not share over {moe.groups} groups"
+    elif moe.groups > 1 and moe.group_score == "top2" and moe.experts == moe.groups:
+        yield "groups", "a group is as good as its best two experts, and has one"
+    elif moe.top_groups > moe.groups:
+        yield "top_groups", f"a token cannot choose among {moe.top_groups} of {moe.groups} groups"
+    elif moe.top_k * moe.groups > moe.top_groups * moe.experts:
+        yield "top_k", f"{moe.top_groups} of {moe.groups} groups have fewer than {moe.top_k} experts"
+
+
+def _world(case: Case) -> Iterator[Breach]:
+    lay, world = case.layout, case.world
+    if world is None or lay.world == world:
+        return
+    rest = lay.tp * lay.pp * lay.cp
+    product = f"dp·tp·pp·cp = {lay.dp}·{lay.tp}·{lay.pp}·{lay.cp} = {lay.world}, not the {world} ranks there are"
+    if world % rest == 0:
+        yield "dp", product
+        return
+    worst = max(("tp", "pp", "cp"), key=lambda axis: (world % case.get(axis) != 0, case.get(axis)))
+    yield worst, f"tp·pp·cp = {lay.tp}·{lay.pp}·{lay.cp} does not divide the {world} ranks there are"
+
+
+def _tensor(case: Case) -> Iterator[Breach]:
+    model, tp = case.model, case.layout.tp
+    broken = False
+    sizes = [("attention heads", model.heads), ("ffn_size", model.ffn_size)]
+    if model.moe:
+        sizes.append(("shared_ffn_size", model.moe.shared_ffn_size))
+    for name, size in sizes:
+        if size % tp:
+            broken = True
+            yield "tp", f"tp = {tp} does not divide {name} = {size}"
+    if model.kv_heads % tp and tp % model.kv_heads:
+        broken = True
+        yield "tp", f"tp = {tp} neither divides the {model.kv_heads} KV heads nor is a multiple of them"
+    if model.vocab_size % tp and not broken:  # padding the table is the smaller change
+        yield "vocab_size", f"tp = {tp} does not divide vocab_size = {model.vocab_size}"
+
+
+def _context(case: Case) -> Iterator[Breach]:
+    model, lay, tokens = case.model, case.layout, case.sequence_length
+    cp, tp = lay.cp, lay.tp
+    # Where the degree is a power of two, it is the length that is odd.
+    blamed = "sequence_length" if cp & (cp - 1) == 0 else "cp"
+    if cp > 1 and tokens % (2 * cp):
+        yield blamed, f"sequence_length = {tokens} does not cut into 2·cp = {2 * cp} equal chunks"
+    elif (tokens // cp) % tp and model.heads % tp == 0:
+        yield "sequence_length", f"tp = {tp} does not divide the {tokens // cp} tokens of a context rank"
+    if cp > 1 and lay.cp_method == "ulysses" and model.heads % tp == 0:
+        heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
+        if heads % cp:
+            yield "cp", f"Ulysses deals heads: cp = {cp} does not divide the {heads} heads of a tensor rank"
+        elif kv_heads % cp and cp % kv_heads:
+            yield "cp", f"Ulysses deals heads: cp = {cp} and the {kv_heads} KV heads of a tensor rank do not divide"
+
+
+def _pipeline(case: Case) -> Iterator[Breach]:
+    lay, layers = case.layout, case.model.layers
+    if lay.pp * lay.vpp > layers:
+        fewest = schedule_of(lay.schedule).least_vpp
+        axis = "pp" if lay.vpp <= fewest or lay.pp * fewest > layers else "vpp"
+        yield axis, f"pp·vpp = {lay.pp}·{lay.vpp} stages for {layers} layers"
+    wrong = breach(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
+    if wrong is not None:
+        axis, what = wrong
+        # Accumulation steps are derived where the batch is given: then the batch is what to change.
+        derived = axis == "gradient_accumulation_steps" and case.global_batch_size is not None
+        yield "global_batch_size" if derived else axis, what
+
+
+def _experts(case: Case) -> Iterator[Breach]:
+    lay, moe = case.layout, case.model.moe
+    if lay.ep > 1 and moe is None:
+        yield "ep", "the model has no experts to share"
+    elif moe and moe.experts % lay.ep:
+        yield "ep", f"ep = {lay.ep} does not divide the {moe.experts} experts"
+    if (lay.dp * lay.cp) % lay.ep:
+        yield "ep", f"ep = {lay.ep} does not divide dp·cp = {lay.dp * lay.cp}"
+    if lay.expert_tp not in (1, lay.tp):
+        yield "expert_tp", f"experts are whole (1) or split over all of tp = {lay.tp}"
+    elif moe and moe.ffn_size % lay.expert_tp:
+        yield "expert_tp", f"expert_tp = {lay.expert_tp} does not divide an expert's ffn_size = {moe.ffn_size}"
+
+
+def _shards(case: Case) -> Iterator[Breach]:
+    lay, group = case.layout, case.layout.shard_group
+    if group and not lay.zero:
+        yield "shard_group", "nothing is cut under ZeRO 0 that a group could share"
+    elif group and (lay.dp * lay.cp) % group:
+        yield "shard_group", f"shard_group = {group} does not divide dp·cp = {lay.dp * lay.cp}"
+    elif group and group % lay.ep and lay.ep % group:
+        yield "shard_group", f"shard_group = {group} and ep = {lay.ep}: neither is a multiple of the other"
+    for axis in ("reduce_scatter_once", "reshard_after_step"):
+        if case.get(axis) and lay.zero != 3:
+            yield axis, f"{axis} is a choice of ZeRO 3 alone, not of ZeRO {lay.zero}"
+
+
+def _batch(case: Case) -> Iterator[Breach]:
+    lay, total = case.layout, case.global_batch_size
+    if total is None or total == lay.global_batch_size:
+        return
+    if total % lay.dp:
+        yield "global_batch_size", f"{total} sequences a step do not share over dp = {lay.dp}"
+    else:
+        yield (
+            "micro_batch_size",
+            f"micro_batch_size = {lay.micro_batch_size} does not cut a replica's {total // lay.dp} sequences a step",
+        )

@@ -1,0 +1,106 @@
+"""Refusing a layout that cannot be, before anything starts, with the nearest one that can.
+
+A refusal is arithmetic only. What the engine cannot run yet is the engine's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from penteract.config.case import AXES, Case
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.rules import breaches
+from penteract.config.rules.nearest import allowed_values, repair
+from penteract.config.rules.settle import Settle
+from penteract.errors import BadInput
+
+_AS_IT_IS = Settle()
+_SHOWN = 3  # problems on a terminal; `BadLayout.problems` has them all
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One broken rule. `allowed`: the nearest values of `axis`, closest first, that keep its rules.
+
+    `fix`: flags that make the whole layout legal; the same on every problem, as problems share a repair.
+    """
+
+    axis: str
+    what: str
+    found: object
+    allowed: tuple[object, ...]
+    fix: str
+
+    @property
+    def key(self) -> str:
+        """The key of a run file that sets the axis."""
+        return AXES[self.axis]
+
+
+class BadLayout(BadInput):
+    """The layout cannot be. `problems` names every broken rule."""
+
+    def __init__(self, problems: list[Problem], origins: Mapping[str, str]) -> None:
+        self.problems = tuple(problems)
+        first, *rest = problems
+        self._rest = [_error(p, origins, fix="") for p in rest[: _SHOWN - 1]]
+        head = _error(first, origins, fix=first.fix)
+        super().__init__("LAYOUT", head.what, where=head.where, found=head.found, allowed=head.allowed, fix=head.fix)
+
+    def __str__(self) -> str:
+        return "\n".join([super().__str__(), *map(str, self._rest)])
+
+    def as_dict(self) -> dict[str, object]:
+        return super().as_dict() | {"problems": [asdict(p) for p in self.problems]}
+
+
+def _error(problem: Problem, origins: Mapping[str, str], *, fix: str) -> BadInput:
+    origin = origins.get(problem.key)
+    where = f"{problem.key} ({origin})" if origin else problem.key
+    allowed = ", ".join(map(str, problem.allowed))
+    return BadInput("LAYOUT", problem.what, where=where, found=problem.found, allowed=allowed, fix=fix)
+
+
+def problems(
+    model: ModelSpec,
+    layout: Layout,
+    sequence_length: int,
+    *,
+    global_batch_size: int | None = None,
+    world: int | None = None,
+    settle: Settle = _AS_IT_IS,
+) -> list[Problem]:
+    """Every broken rule of a layout, the most basic first; an empty list means legal.
+
+    `global_batch_size` (sequences) and `world` (ranks) are held against the layout where given.
+    `settle` derives anew what the user left open, after each change that the search for a fix tries.
+    """
+    case = Case(
+        model=model, layout=layout, sequence_length=sequence_length, global_batch_size=global_batch_size, world=world
+    )  # fmt: skip
+    found = breaches(case)
+    if not found:
+        return []
+    fix = " ".join(f"--{AXES[axis]} {value}" for axis, value in repair(case, settle).items())
+    allowed = {axis: allowed_values(case, axis, settle) for axis in {axis for axis, _ in found}}
+    return [Problem(axis=axis, what=what, found=case.get(axis), allowed=allowed[axis], fix=fix) for axis, what in found]
+
+
+def check_legal(
+    model: ModelSpec,
+    layout: Layout,
+    sequence_length: int,
+    *,
+    global_batch_size: int | None = None,
+    world: int | None = None,
+    settle: Settle = _AS_IT_IS,
+    origins: Mapping[str, str] | None = None,
+) -> None:
+    """Raise BadLayout unless `problems` finds none. `origins`: key -> the place that set it, for the message."""
+    found = problems(
+        model, layout, sequence_length, global_batch_size=global_batch_size, world=world, settle=settle
+    )  # fmt: skip
+    if found:
+        raise BadLayout(found, origins or {})

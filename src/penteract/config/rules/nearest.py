@@ -1,0 +1,140 @@
+"""The nearest legal layout: a search over values near the ones that were asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from penteract.config.case import AXES, OF_A_PART, Case
+from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, ZERO_STAGES, Layout
+from penteract.config.rules import breaches
+from penteract.config.rules.settle import Settle
+from penteract.schedule.registry import SCHEDULES, schedule_of
+
+# Degrees worth a try. Beyond them a legal degree exists for some models, but never one near a mistake.
+_DEGREES = (*range(1, 129), *range(136, 1025, 8))
+_MOST = 2**48  # of any size, as in run files
+_FURTHER = 16  # values tried past the first that would do, to need no second change
+_ROUNDS = 24
+_PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": Layout().schedule, "cp": 1, "pp": 1, "tp": 1,
+          "micro_batch_size": 1, "zero": 0, "shard_group": 0, "reduce_scatter_once": False,
+          "reshard_after_step": False}  # fmt: skip
+
+
+def allowed_values(case: Case, axis: str, settle: Settle) -> tuple[Any, ...]:
+    """Up to three values of `axis`, nearest first, with which no rule blames it."""
+    fine = (v for v in _candidates(case, axis, settle) if axis not in _blamed(settle(case.put(axis, v))))
+    return tuple(islice(fine, 3))
+
+
+def repair(case: Case, settle: Settle) -> dict[str, Any]:
+    """axis -> value: few changes that make `case` legal, the nearest first; empty when the search finds none."""
+    fixed = _search(case, settle) or _search(_plain(case, settle), settle)
+    return _difference(case, fixed, settle.open) if fixed else {}
+
+
+def _search(case: Case, settle: Settle) -> Case | None:
+    """Mend the first broken rule until none is broken; None when a rule has no nearby value that keeps it."""
+    for _ in range(_ROUNDS):
+        found = breaches(case)
+        if not found:
+            return case
+        better = _step(case, found[0][0], settle)
+        if better is None:
+            return None
+        case = better
+    return None
+
+
+def _step(case: Case, axis: str, settle: Settle) -> Case | None:
+    """`case` with the nearest `axis` that no rule blames, or with one a little further if that makes it legal."""
+    trials = (settle(case.put(axis, value)) for value in _candidates(case, axis, settle))
+    nearest: Case | None = None
+    for trial in trials:
+        blamed = _blamed(trial)
+        if not blamed:
+            return trial
+        if axis not in blamed:
+            nearest = trial
+            break
+    return next((trial for trial in islice(trials, _FURTHER) if not _blamed(trial)), nearest)
+
+
+def _plain(case: Case, settle: Settle) -> Case:
+    """Data parallelism alone, with a batch that its replicas share: from here every rule has a value that keeps it."""
+    now = case.put("dp", case.world or 1)
+    for axis, value in _PLAIN.items():
+        now = now.put(axis, value)
+    for axis, least in (("gradient_accumulation_steps", 1), ("bucket_bytes", 0), ("sequence_length", 1)):
+        now = now.put(axis, max(least, now.get(axis)))
+    if now.global_batch_size is not None:
+        now = now.put("global_batch_size", max(1, now.global_batch_size // now.layout.dp) * now.layout.dp)
+    return settle(now)
+
+
+def _blamed(case: Case) -> set[str]:
+    return {axis for axis, _ in breaches(case)}
+
+
+def _difference(asked: Case, now: Case, derived: frozenset[str]) -> dict[str, Any]:
+    if asked.global_batch_size is not None:
+        derived |= {"gradient_accumulation_steps"}
+    return {
+        axis: now.get(axis)
+        for axis in AXES
+        if axis not in derived and not (axis in OF_A_PART and asked.part(axis) is None)
+        if (axis != "global_batch_size" or asked.global_batch_size is not None) and now.get(axis) != asked.get(axis)
+    }
+
+
+def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
+    """Other values of `axis`, nearest first: by ratio for degrees, by difference for sizes."""
+    found, lay = case.get(axis), case.layout
+    if axis == "schedule":
+        return _others(SCHEDULES, found)
+    if axis == "cp_method":
+        return _others(CP_METHODS, found)
+    if axis in ("qk_norm", "reduce_scatter_once", "reshard_after_step"):
+        return iter([not found])
+    if axis == "zero":
+        return iter(sorted(ZERO_STAGES, key=lambda stage: abs(stage - found)))
+    if axis == "shard_group":
+        return (n for n in (*_divisors(lay.dp * lay.cp, found), 0) if n != found)
+    if axis == "attention":
+        return iter([v for v in reversed(ATTENTION_KERNELS) if v != found])  # the fastest first
+    if axis == "dp" and case.world is not None:
+        return iter([max(1, case.world // max(1, lay.tp * lay.pp * lay.cp))])
+    if axis == "sequence_length":
+        most = case.model.max_positions if case.model.positions == "learned" else _MOST
+        return _multiples(found, (2 * lay.cp if lay.cp > 1 else 1) * lay.tp, most)
+    if axis == "head_size" and case.model.latent:
+        return iter([case.model.latent.plain_size + case.model.latent.rope_size])
+    if axis == "vocab_size":
+        return iter([math.ceil(found / lay.tp) * lay.tp])
+    if axis == "global_batch_size":
+        micro = 1 if "micro_batch_size" in settle.open else lay.micro_batch_size
+        return _multiples(found, lay.dp * micro * schedule_of(lay.schedule).round(lay.pp), _MOST)
+    others = (v for v in _DEGREES if v != found)
+    return iter(sorted(others, key=lambda v: abs(math.log(v / max(1, found)))))
+
+
+def _divisors(n: int, near: int) -> list[int]:
+    """Those of n that are worth a try, the nearest first."""
+    return sorted((d for d in _DEGREES if d < n and n % d == 0), key=lambda d: abs(math.log(d / max(1, near))))
+
+
+def _others(values: Iterable[str], found: str) -> Iterator[str]:
+    """The common ones first."""
+    common = (Layout().schedule, Layout().cp_method)
+    return iter(sorted((v for v in values if v != found), key=lambda v: v not in common))
+
+
+def _multiples(found: int, step: int, most: int) -> Iterator[int]:
+    """Multiples of `step` around `found`, nearest first, none above `most`."""
+    step = max(1, step)
+    limit = min(found, most)
+    near = {limit // step * step, limit // step * step + step}
+    fine = (v for v in near if 1 <= v <= most and v != found)
+    return iter(sorted(fine, key=lambda v: (abs(v - found), v)))

@@ -1,0 +1,303 @@
+"""From a run file, a preset and flags to one `RunSpec`, with the place that decided each value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from penteract.config.case import Case
+from penteract.config.files.keys import keys
+from penteract.config.files.read import Setting, Settings, read_overrides, read_toml
+from penteract.config.hf import model_from_hf
+from penteract.config.layout import Layout
+from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
+from penteract.config.presets import preset as find_preset
+from penteract.config.recompute import MemoryBudget, words_of
+from penteract.config.rules.legal import check_legal
+from penteract.config.rules.settle import Settle
+from penteract.config.run import Checkpoint, Data, LearningRate, Optimizer, Precision, RunSpec, Training
+from penteract.errors import BadInput
+
+# The parts of a model that are sections of their own.
+_PARTS: Mapping[str, type] = {"moe": MoESpec, "latent": LatentSpec, "rope_scaling": RopeScaling}
+_BUDGETS = ("memory.budget", "memory.budget_gib")
+_CHOSEN = tuple(f"memory.{name}" for name in ("chosen", "recompute_every", "recompute_first", "recompute_else"))
+_BYTES = 257  # what the byte tokenizer needs: 256 bytes and the end of a document
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolved:
+    """A run, and for each key of its file the place that decided it: `run.toml:7`, `--parallel.tp`,
+    `preset tiny`, `default`, or `derived: 16 / (4·1)`."""
+
+    run: RunSpec
+    origins: Mapping[str, str]
+    budget: MemoryBudget | None = (
+        None  # to be solved with prices: until then the layout recomputes what was chosen, or nothing
+    )
+
+
+def resolve(
+    toml_path: str | Path | None = None,
+    preset: str | None = None,
+    overrides: Sequence[str] = (),
+    world: int | None = None,
+) -> Resolved:
+    """Defaults < preset < file < overrides, checked as a whole.
+
+    `overrides`: `--a.b v`, `--a.b=v` or `a.b=v`. `world`: the ranks there are, None when the layout decides.
+    A run that names no model trains the preset "tiny". Raises BadInput; `BadLayout` for an illegal layout.
+    """
+    given = read_toml(Path(toml_path)) if toml_path is not None else {}
+    if toml_path is not None and preset is None and any(k.startswith("model.") for k in given):
+        preset = ""  # the file describes its own model
+    flags = read_overrides(overrides)
+    asked = flags.pop("preset", None) or given.pop("preset", None)
+    if not preset and asked:
+        name, where = str(asked.value), f"preset ({asked.origin})"
+    else:
+        name, where = "tiny" if preset is None else preset, "--preset"
+    settings, largest = _defaults(), 1
+    if name:
+        chosen = find_preset(name, where=where)
+        origin = f"preset {name}"
+        settings |= {k: Setting(keys()[k].check(v, origin), origin) for k, v in chosen.settings.items()}
+        settings |= _model_settings(chosen.model, origin)
+        largest = int(settings["batch.micro_batch_size"].value)
+        settings["batch.micro_batch_size"] = Setting("auto", origin)
+    config = flags.pop("model.config", None) or given.pop("model.config", None)
+    if config:
+        settings = {k: s for k, s in settings.items() if not k.startswith("model.")}
+        settings |= _model_settings(model_at(Path(config.value)), f"{config.value}")
+    return _build(settings | given | flags, [given, flags], largest, world)
+
+
+def model_at(path: Path) -> ModelSpec:
+    """The model of a config.json, of the folder that holds one, or of a run's folder."""
+    if (path / "run.toml").is_file():
+        given = {k: s for k, s in read_toml(path / "run.toml").items() if k.startswith("model.")}
+        return _model(_with_model_defaults(given))
+    return model_from_hf(path)
+
+
+def _defaults() -> Settings:
+    """Of every section but the model's, which has defaults only once there is a model."""
+    return {
+        key.name: Setting(key.default, "default") for key in keys().values() if not key.name.startswith("model.")
+    }  # fmt: skip
+
+
+def _model_settings(model: ModelSpec, origin: str) -> Settings:
+    found: Settings = {}
+    parts: dict[str, Any] = {"model": model} | {f"model.{name}": getattr(model, name) for name in _PARTS}
+    for prefix, part in parts.items():
+        if part is not None:
+            for f in fields(part):
+                if f"{prefix}.{f.name}" in keys():
+                    found[f"{prefix}.{f.name}"] = Setting(getattr(part, f.name), origin)
+    return found
+
+
+def _build(settings: Settings, layers: list[Settings], largest: int, world: int | None) -> Resolved:
+    settings = _with_model_defaults(settings)
+    _batch_size(settings, layers)
+    _last_of_budgets(settings, layers[-1])
+    model, budget = _model(settings), _budget(settings)
+    layout, length = _layout(settings, model, largest, world), settings["batch.sequence_length"].value
+    _precision(settings)
+    run = RunSpec(
+        model=model, layout=layout, sequence_length=length,
+        optimizer=Optimizer(**_section(settings, "optimizer")),
+        schedule=LearningRate(**_section(settings, "learning_rate")),
+        data=Data(**_section(settings, "data")),
+        tokenizer=settings["tokenizer.source"].value,
+        train=Training(**_section(settings, "training")),
+        checkpoint=Checkpoint(**_section(settings, "checkpoint")),
+        precision=Precision(**_section(settings, "precision")),
+        out=settings["output.folder"].value,
+    )  # fmt: skip
+    _check_words(run, settings)
+    return Resolved(run=run, origins={k: settings[k].origin for k in settings}, budget=budget)
+
+
+def _last_of_budgets(settings: Settings, flags: Settings) -> None:
+    """A command line that asks for another recomputation, or another budget, leaves none of what its file had."""
+    asked = flags.get("memory.recompute")
+    other = asked is not None and asked.value != "budget"
+    dropped = _BUDGETS if other or flags.keys() & {*_BUDGETS} else ()
+    if other and settings["memory.chosen"].value != "none":
+        dropped = (*dropped, *_CHOSEN)  # what goes with it
+    for key in dropped:
+        if key not in flags:
+            settings[key] = Setting(keys()[key].default, "default")
+
+
+def _budget(settings: Settings) -> MemoryBudget | None:
+    """What `recompute = "budget"` asks for. BadInput where it says nothing, or a budget is given without it."""
+    asked = settings["memory.recompute"]
+    given = {k: settings[k] for k in _BUDGETS if settings[k].value}
+    chosen = settings["memory.chosen"]
+    if asked.value != "budget" and chosen.value != "none":
+        op_names = chosen.value if isinstance(chosen.value, str) else ",".join(chosen.value)
+        raise BadInput("BUDGET", "a choice that no budget made", where=f"memory.chosen ({chosen.origin})",
+        found=op_names,
+                       allowed='of memory.recompute "budget" alone', fix=f"--memory.recompute {op_names}")  # fmt: skip
+    if asked.value == "budget" and len(given) == 1:
+        return MemoryBudget(settings["memory.budget"].value, int(settings["memory.budget_gib"].value * 2**30))
+    if asked.value != "budget" and not given:
+        return None
+    what = "a budget is given twice" if len(given) == 2 else "a budget without a bound"
+    if asked.value != "budget":
+        what = "a budget that nothing asks for"
+    where = ", ".join(f"{k} ({s.origin})" for k, s in given.items()) or f"memory.recompute ({asked.origin})"
+    raise BadInput("BUDGET", what, where=where, found=", ".join(str(s.value) for s in given.values()) or "none",
+                   allowed='memory.recompute "budget" with one of memory.budget and memory.budget_gib',
+                   fix="--memory.recompute budget --memory.budget 0.8")  # fmt: skip
+
+
+def _section(settings: Settings, section: str) -> dict[str, Any]:
+    depth = section.count(".") + 1
+    return {
+        k.rsplit(".", 1)[1]: s.value
+        for k, s in settings.items()
+        if k.startswith(f"{section}.") and k.count(".") == depth
+    }
+
+
+def _with_model_defaults(settings: Settings) -> Settings:
+    """The model's keys in full: what it must say is there, and what it may leave out has its default."""
+    settings = dict(settings)
+    value = {k: s.value for k, s in settings.items()}
+    if "model.heads" in value and "model.kv_heads" not in value:
+        settings["model.kv_heads"] = Setting(value["model.heads"], f"derived: heads = {value['model.heads']}")
+    if {"model.heads", "model.hidden_size"} <= value.keys() and "model.head_size" not in value:
+        hidden, heads = value["model.hidden_size"], value["model.heads"]
+        if hidden % heads == 0:
+            settings["model.head_size"] = Setting(hidden // heads, f"derived: {hidden} / {heads}")
+    parts = ["model"] + [f"model.{p}" for p in _PARTS if any(k.startswith(f"model.{p}.") for k in settings)]
+    missing: list[str] = []
+    for key in keys().values():
+        if key.name.rsplit(".", 1)[0] in parts and key.name not in settings:
+            if key.required:
+                missing.append(key.name)
+            settings[key.name] = Setting(key.default, "default")
+    if missing:
+        fix = "give them, or start from a preset or a config.json (`preset = …`, `[model] config = …`)"
+        raise BadInput("MISSING", "the model is not whole", found="no " + ", no ".join(missing), fix=fix)
+    return settings
+
+
+def _model(settings: Settings) -> ModelSpec:
+    parts = {name: kind(**given) for name, kind in _PARTS.items() if (given := _section(settings, f"model.{name}"))}
+    return ModelSpec(**_section(settings, "model"), **parts)
+
+
+def _batch_size(settings: Settings, layers: list[Settings]) -> None:
+    """Tokens a step as sequences a step; of the two, the one set last decides."""
+    tokens = settings.pop("batch.global_batch_tokens")
+    if tokens.value is None:
+        return
+    for layer in layers:
+        both = [layer.get(k) for k in ("batch.global_batch_size", "batch.global_batch_tokens")]
+        if both[0] and both[1]:
+            raise BadInput(
+                "BATCH", "the global batch is given twice", where=f"{both[0].origin}, {both[1].origin}",
+                fix="keep global_batch_size (sequences) or global_batch_tokens",
+            )  # fmt: skip
+        if both[0]:
+            tokens = None
+        elif both[1]:
+            tokens = both[1]
+    if tokens is None:
+        return
+    length = settings["batch.sequence_length"].value
+    if tokens.value % length:
+        below = tokens.value // length * length
+        near = [n for n in (below, below + length) if n]
+        raise BadInput(
+            "BATCH", f"no whole number of sequences of {length} tokens",
+            where=f"batch.global_batch_tokens ({tokens.origin})", found=tokens.value,
+            allowed=", ".join(map(str, near)), fix=f"--batch.global_batch_tokens {near[0]}",
+        )  # fmt: skip
+    settings["batch.global_batch_size"] = Setting(tokens.value // length, f"derived: {tokens.value} / {length}")
+
+
+def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | None) -> Layout:
+    """The layout with nothing left open; writes what it derives back into `settings`."""
+    parallel, batch, memory = (_section(settings, s) for s in ("parallel", "batch", "memory"))
+    left = {name: parallel if name == "dp" else batch for name in ("dp", "micro_batch_size")}
+    settle = Settle(
+        open=frozenset(name for name, section in left.items() if section[name] == "auto"), largest_micro_batch=largest
+    )  # fmt: skip
+    for name in settle.open:
+        left[name][name] = 1
+    total, length = batch["global_batch_size"], batch["sequence_length"]
+    layout = Layout(
+        **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
+        recompute=words_of(memory["chosen" if memory["recompute"] == "budget" else "recompute"]),
+        recompute_every=memory["recompute_every"], recompute_first=memory["recompute_first"],
+        recompute_else=words_of(memory["recompute_else"]),
+        offload=() if memory["offload"] == "none" else words_of(memory["offload"]),
+        offload_every=memory["offload_every"], offload_optimizer=memory["offload_optimizer"],
+        **_section(settings, "kernels"),
+    )  # fmt: skip
+    case = settle(
+        Case(model=model, layout=layout, sequence_length=length, global_batch_size=total, world=world).counted()
+    )  # fmt: skip
+    _write_derived(settings, case, settle)
+    check_legal(
+        model, case.layout, length, global_batch_size=total, world=world, settle=settle,
+        origins={k: s.origin for k, s in settings.items()},
+    )  # fmt: skip
+    return case.layout
+
+
+def _write_derived(settings: Settings, case: Case, settle: Settle) -> None:
+    lay, total = case.layout, case.global_batch_size
+    if "dp" in settle.open:
+        if case.world is not None:
+            why = f"derived: {case.world} / ({lay.tp}·{lay.pp}·{lay.cp})"
+        else:
+            why = f"derived: the least that ep = {lay.ep} needs" if lay.ep > 1 else "default"
+        settings["parallel.dp"] = Setting(lay.dp, why)
+    if "micro_batch_size" in settle.open:
+        why = f"derived: at most {settle.largest_micro_batch}, a divisor of {total} / {lay.dp}"
+        settings["batch.micro_batch_size"] = Setting(lay.micro_batch_size, why)
+    settings["batch.gradient_accumulation_steps"] = Setting(
+        lay.gradient_accumulation_steps, f"derived: {total} / ({lay.dp}·{lay.micro_batch_size})"
+    )
+
+
+def _precision(settings: Settings) -> None:
+    """Write the recipe's dtypes where the run leaves them open."""
+    given = Precision(**_section(settings, "precision"))
+    for f in fields(given):
+        key, whole = f"precision.{f.name}", Precision.of(given.policy)
+        if getattr(given, f.name) == "auto" and f.name != "device":
+            settings[key] = Setting(getattr(whole, f.name), f"derived: {given.dtype}")
+
+
+def _check_words(run: RunSpec, settings: Settings) -> None:
+    """What two sections must agree on."""
+    moe = run.model.moe
+    if run.optimizer.kind == "muon" and run.layout.offload_optimizer:
+        raise BadInput(
+            "OFFLOAD", "Muon moves whole matrices, where they are; what AdamW keeps passes through by slices",
+            where=f"memory.offload_optimizer ({settings['memory.offload_optimizer'].origin})",
+            found="optimizer.kind muon", allowed="adamw",
+            fix="--optimizer.kind adamw, or --memory.offload_optimizer false",
+        )  # fmt: skip
+    if run.tokenizer == "bytes" and run.model.vocab_size < _BYTES:
+        raise BadInput(
+            "VOCAB", "the byte tokenizer needs a row for each byte and one for the end of a document",
+            where=f"model.vocab_size ({settings['model.vocab_size'].origin})", found=run.model.vocab_size,
+            allowed=f"{_BYTES} or more", fix="--model.vocab_size 264",
+        )  # fmt: skip
+    if moe and any(layer >= run.model.layers for layer in moe.dense_layers):
+        raise BadInput(
+            "VALUE", "names layers that the model does not have",
+            where=f"model.moe.dense_layers ({settings['model.moe.dense_layers'].origin})",
+            found=", ".join(map(str, moe.dense_layers[:8])), allowed=f"0 to {run.model.layers - 1}",
+        )  # fmt: skip

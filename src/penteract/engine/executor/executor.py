@@ -1,0 +1,338 @@
+"""The reading that runs: registers are tensors, ops are kernels, buckets are summed while backward goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from penteract.engine.comm.comm import Comm, Work
+from penteract.engine.comm.wire_dtype import narrowed, widened
+from penteract.engine.dtypes import dtype_of
+from penteract.engine.executor.allocator import Allocator, Arena
+from penteract.engine.executor.device import Device, device_of
+from penteract.engine.executor.feed import Batch
+from penteract.engine.executor.state import TrainingState
+from penteract.engine.executor.totals import Totals
+from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.optim.optimizer import AdamW, Factors
+from penteract.engine.optim.streamed import Streamed
+from penteract.ops.offload import OFFLOAD_OPS
+from penteract.ops.spec import Received, Spec
+from penteract.ops.tape import Call
+from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
+from penteract.step.agreements import Agreement, Name
+from penteract.step.arena import plan_arena
+from penteract.step.program import BufferKey, Program
+
+
+@dataclass(slots=True)
+class Run:
+    """One rank's executor. A step is `walk(program, run)` once its batches are in place.
+
+    `received[(layer, micro)]` is the load it saw: the rows that its experts got.
+    """
+
+    p: Program
+    state: TrainingState
+    comm: Comm
+    kernels: Mapping[str, TorchKernel]
+    memory: Allocator
+    optimizer: AdamW | None = None
+    on_action: Callable[[str], None] | None = None
+    fake: Device | None = None  # in place of the device that its memory is on
+    device: Device = field(init=False)
+    env: Env = field(init=False)
+    batches: Sequence[Batch] = field(default_factory=list[Batch])
+    counts: torch.Tensor = field(init=False)  # targets of the step, for each term that is a mean over them
+    registers: dict[tuple[BufferKey, int], Any] = field(default_factory=dict[tuple[BufferKey, int], Any])
+    works: dict[tuple[BufferKey, int], Work | None] = field(default_factory=dict[tuple[BufferKey, int], Work | None])
+    sends: list[Work] = field(default_factory=list[Work])  # to other stages, not yet waited for
+    reducing: dict[int, Work | None] = field(default_factory=dict[int, "Work | None"])
+    gathering: dict[int, Work] = field(default_factory=dict[int, Work])
+    added: set[int] = field(default_factory=set[int])  # buckets whose shard has a sum of this step
+    written: set[str] = field(default_factory=set[str])
+    received: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    totals: torch.Tensor = field(init=False)  # squared gradient norm, the loss terms, ranks that were asked to stop
+    summed: Totals = field(init=False)  # these, and what is summed with them
+    stop: torch.Tensor = field(init=False)
+    agreed: dict[Name, torch.Tensor] = field(init=False)  # on what ranks agree, in place
+    host: Arena | None = None  # where what is offloaded lies
+    common: Factors | None = None  # to the updates of all buckets, in this step
+    streamed: Streamed | None = None  # through which the optimizer's buffers come, where they are on the host
+
+    def __post_init__(self) -> None:
+        device, stat = self.memory.device, dtype_of("stat", self.p.precision)
+        self.device = self.fake or device_of(device)
+        self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases,
+        tokens_per_expert=self.state.tokens_per_expert,
+                       agree=partial(_largest, self.comm, self.p))  # fmt: skip
+        if self.state.scaling is not None:
+            self.env.loss_scale = self.state.scaling.used
+        if (history := self.state.history) is not None:
+            self.env.past, self.env.seen = history.by_name(history.past), history.by_name(history.seen)
+        if self.state.codes is not None:
+            self.env.scales.update(self.state.codes.scales)
+        self.summed = Totals(self.p, device)
+        self.totals = self.summed.numbers
+        self.stop = torch.zeros((), dtype=stat, device=device)
+        self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
+        self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed}
+        self.agreed["norm and losses"] = self.summed.vector
+        if history is not None:
+            self.agreed["largest values"] = history.seen
+        if self.state.codes is not None:
+            self.agreed["scales of weights"] = self.state.codes.table
+        if self.state.staging:
+            self.streamed = Streamed(self.state.flats[::-1], self.state.staging, self.device, self.comm)
+        if any(c.copies for c in self.p.chunks):
+            plan = plan_arena(self.p, host=True)
+            self.host = Arena(plan, self.p.precision, torch.device("cpu"), pinned=self.device.pinned)
+        for i, name in enumerate(self.p.losses):
+            self.env.scale[name] = torch.ones((), dtype=stat, device=device)
+            self.env.losses[name] = self.totals[1 + i]
+
+    # ---- the walk --------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self.memory.begin()
+        if self.host is not None:
+            self.host.begin()
+        self.summed.begin(self.stop)
+        if self.state.scaling is not None:
+            self.state.scaling.begin()
+        if self.state.history is not None:
+            self.state.history.begin()
+        if self.state.codes is not None:
+            self.state.codes.begin()
+        self.written.clear()
+        self.added.clear()
+        self.state.routed.zero_()
+
+    def agree(self, agreement: Agreement) -> None:
+        x = self.agreed[agreement.name]
+        if agreement.name == "norm and losses":
+            self.summed.look_ahead()
+        ranks, largest = self._ranks(agreement.axis), agreement.kind == "max"
+        self.comm.finish(self.comm.largest(ranks, x) if largest else self.comm.sum(ranks, x))
+
+    def scales(self) -> None:
+        """Loss terms are sums over the step's whole batch, so their scales are known before the first forward."""
+        if self.state.codes is not None:
+            self.state.codes.scale()
+        means = 1 / self.counts.clamp(min=1).to(self.totals.dtype)
+        self.env.scale["cross_entropy"].copy_(means[0])
+        if "mtp_layers" in self.env.scale:
+            self.env.scale["mtp_layers"].copy_(self.p.model.mtp_loss_coefficient * means[1])
+        if "balance" in self.env.scale and self.p.model.moe is not None:
+            self.env.scale["balance"].fill_(self.p.model.moe.balance_coefficient / self.p.layout.global_batch_size)
+
+    def call(self, buffer: BufferKey, call: Call) -> None:
+        site, phase = call.site, call.phase
+        if phase == "start":
+            self._start(buffer, call)
+        elif phase == "finish":
+            self.comm.finish(self.works.pop((buffer, call.ins[-1])))
+        elif phase == "weight_gradient":
+            kernel = self.kernels[site.op_name].weight_gradient
+            assert kernel is not None
+            add = site.params[0] in self.written
+            kernel(self.env, site, self._read(buffer, call.ins), [self.state.gradients[n] for n in site.params], add)
+            self.written.update(site.params)
+        else:
+            kernel = self.kernels[site.op_name]
+            f = kernel.forward if phase == "forward" else kernel.input_gradient
+            assert f is not None
+            ins, outs = self._read(buffer, call.ins), self._make(buffer, call.outs)
+            f(self.env, site, ins, [self.state.parameters[n] for n in site.params], outs)
+            for r, y in zip(call.outs, outs, strict=True):
+                self.registers[buffer, r] = y
+
+    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
+        for r in registers:
+            del self.registers[buffer, r]
+
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+        ranks, own = self._ranks("pp"), dict[tuple[str, int], torch.Tensor]()
+        for t, buffer, r in transfers:
+            peer = self.p.mesh.neighbour(self.p.rank, t.peer)
+            if peer == self.p.rank and t.kind == "Send":
+                own[t.what, t.micro] = self.registers[buffer, r]
+            elif peer == self.p.rank:
+                (self.registers[buffer, r],) = self._make(buffer, (r,))
+                self.registers[buffer, r].copy_(own[t.what, t.micro])
+                self.works[buffer, r] = None
+            elif t.kind == "Send":
+                self.sends.append(self.comm.send(self.registers[buffer, r], peer, ranks, t.what))
+            else:
+                (self.registers[buffer, r],) = self._make(buffer, (r,))
+                self.works[buffer, r] = self.comm.receive(self.registers[buffer, r], peer, ranks, t.what)
+
+    def arrive(self, buffer: BufferKey, register: int) -> None:
+        self.comm.finish(self.works.pop((buffer, register)))
+
+    def settle(self) -> None:
+        for work in self.sends:
+            self.comm.finish(work)
+        self.sends.clear()
+
+    def acquire_gradient_buffer(self, bucket: int) -> None:
+        """What lies there is of others: first writers overwrite it, and padding is cleared."""
+        flat = self.state.flats[bucket]
+        self.written.difference_update(q.name for q in flat.bucket.params)
+        last = flat.bucket.offsets[-1] + flat.bucket.params[-1].numel(self.p.mesh)
+        if last < flat.bucket.size:
+            flat.gradient[last:].zero_()
+
+    def reduce(self, bucket: int) -> None:
+        flat = self.state.flats[bucket]
+        if not flat.bucket.summed:
+            return
+        wire = narrowed(flat.gradient, self.wire)
+        if flat.bucket.shards > 1:  # in place: the rest of the buffer is of no use then
+            own = wire[flat.shard.start : flat.shard.stop]
+            self.reducing[bucket] = self.comm.start("reduce_scatter", flat.bucket.shard_ranks, wire, own, {})
+        else:
+            self.reducing[bucket] = self.comm.sum(flat.bucket.replicate_ranks, wire)
+
+    def wait_reduce_scatter(self, bucket: int) -> None:
+        flat = self.state.flats[bucket]
+        self.comm.finish(self.reducing.pop(bucket))
+        landed = flat.landed(self.wire)
+        if bucket in self.added:
+            flat.own_gradient.add_(landed)
+        else:
+            flat.own_gradient.copy_(landed)
+        self.added.add(bucket)
+
+    def replicate(self, bucket: int) -> None:
+        flat = self.state.flats[bucket]
+        # it waits for the reduce-scatter over the shard group, and no computation should wait with it
+        with self.device.aside():
+            self.comm.finish(self.reducing.pop(bucket, None))
+            cut = flat.bucket.cut_gradients
+            wire = narrowed(flat.own_gradient, self.wire) if cut else flat.landed(self.wire)
+            self.reducing[bucket] = self.comm.sum(flat.bucket.replicate_ranks, wire)
+
+    def after(self, action: Compute | Overlapped | Exchange) -> None:
+        if self.on_action is not None:
+            self.on_action(str(action))
+
+    def widen(self, bucket: int) -> None:
+        flat = self.state.flats[bucket]
+        self.comm.finish(self.reducing.pop(bucket, None))
+        if flat.cut_gradient is None:
+            widened(flat.gradient, self.wire, flat.shard)
+        else:
+            widened(flat.cut_gradient, self.wire, range(len(flat.shard)))
+
+    def measure(self, bucket: int) -> None:
+        self.totals[0].add_(_squares(self.state.flats[bucket].own_gradient, self.totals.dtype))
+
+    def factors(self) -> None:
+        self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # what a loss that is not finite taught is skipped as well
+        if self.state.scaling is not None:
+            self.state.scaling.unscale(self.totals[0])
+        if self.state.history is not None:
+            self.state.history.end(self.totals[0])
+        if self.optimizer is not None:
+            self.common = self.optimizer.factors(self.totals[0])
+        self.summed.told(self.counts)
+
+    def update(self, bucket: int) -> None:
+        if self.optimizer is None:
+            return
+        assert self.common is not None, "an update before its gradients"
+        flat = self.state.flats[bucket]
+        for part in (flat,) if self.streamed is None else self.streamed.slices(flat):
+            self.optimizer.update(part, self.common)
+
+    def gather(self, bucket: int) -> None:
+        flat, own = self.state.flats[bucket], self.state.flats[bucket].own_parameter
+        if flat.bucket.gathered_as == "code" and self.state.codes is not None:
+            own = self.state.codes.put(flat.bucket, flat.shard, flat.parameter)
+        self.gathering[bucket] = self.comm.start("all_gather", flat.bucket.shard_ranks, own, flat.parameter, {})
+
+    def wait_all_gather(self, bucket: int) -> None:
+        self.comm.finish(self.gathering.pop(bucket, None))
+
+    def settle_parameters(self) -> None:
+        """Wait for all that was gathered: before anything but a step reads parameters."""
+        for work in self.gathering.values():
+            self.comm.finish(work)
+        self.gathering.clear()
+
+    def end(self) -> None:
+        if self.streamed is not None:
+            self.streamed.settle()
+        if self.optimizer is not None:
+            self.optimizer.end(self.p, self.state, self.totals[0])
+
+    @property
+    def wire(self) -> torch.dtype:
+        """Of sums of gradients."""
+        return dtype_of("reduce", self.p.precision)
+
+    # ---- registers -------------------------------------------------------------------------------------------
+
+    def _ranks(self, axis: str) -> tuple[int, ...]:
+        return self.p.mesh.group(axis, self.p.rank)
+
+    def _read(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
+        names = self.p.chunks[buffer[0]].inputs
+        return [self.batches[buffer[1]][names[r]] if r in names else self.registers[buffer, r] for r in registers]
+
+    def _make(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
+        specs = self.p.chunks[buffer[0]].specs
+        return [self._new(self._known(specs[r], buffer)) for r in registers]
+
+    def _new(self, spec: Spec) -> torch.Tensor | None:
+        if spec.role == "host":
+            return None
+        if spec.pinned:
+            assert self.host is not None
+            return self.host.new(spec)
+        return self.memory.new(spec)
+
+    def _known(self, spec: Spec, buffer: BufferKey) -> Spec:
+        """Sizes that routing decided, as numbers."""
+        if all(isinstance(d, int) for d in spec.shape):
+            return spec
+        return Spec(
+            tuple(self.received[d.layer, buffer[1]] if isinstance(d, Received) else d for d in spec.shape), spec.role
+        )
+
+    def _start(self, buffer: BufferKey, call: Call) -> None:
+        site = call.site
+        x, *beside = self._read(buffer, call.ins)
+        if site.op_name in OFFLOAD_OPS:
+            (y,) = self._make(buffer, call.outs)
+            self.registers[buffer, call.outs[0]], self.works[buffer, call.outs[0]] = y, self.device.copy(x, y)
+            return
+        ranks = self._ranks(str(site.attrs["axis"]))
+        if site.op_name == "all_to_all_v":
+            splits = beside[0]
+            send, receive = splits.sent, splits.received
+            if site.attrs["direction"] == "back":
+                send, receive = receive, send
+            self.received[site.layer, buffer[1]] = sum(splits.received)
+            (y,) = self._make(buffer, call.outs)
+            work = self.comm.start_uneven(ranks, x, y, send, receive)
+        else:
+            (y,) = self._make(buffer, call.outs)
+            work = self.comm.start(site.op_name, ranks, x, y, site.attrs)
+        self.registers[buffer, call.outs[0]] = y
+        self.works[buffer, call.outs[0]] = work
+
+
+def _largest(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:
+    """Over an axis, asked for by a kernel. No method: what a run holds must not hold the run, or it is freed late."""
+    comm.finish(comm.largest(p.mesh.group(axis, p.rank), x))
+
+
+def _squares(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The sum of squares of x [n], added up in `dtype`."""
+    return x.dot(x) if x.dtype == dtype else torch.linalg.vector_norm(x, dtype=dtype).square()

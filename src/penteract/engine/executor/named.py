@@ -1,0 +1,76 @@
+"""A run whose every part carries its name, for profilers: those that `penteract plan --trace` gives to the same parts.
+
+`walk(program, Named(run))` puts what the run does inside `record_function`, so that torch's profiler, and NVTX where it
+is on, show the step in the words of its program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.profiler import record_function
+
+from penteract.engine.executor.executor import Run
+from penteract.ops.tape import Call
+from penteract.schedule.actions import Transfer
+from penteract.step import names
+from penteract.step.agreements import Agreement
+from penteract.step.program import BufferKey
+
+
+class Named:
+    """The reading that runs, named. Questions without work of their own are passed on as they are."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __getattr__(self, question: str) -> Any:
+        return getattr(self.run, question)
+
+    def call(self, buffer: BufferKey, call: Call) -> None:
+        with record_function(names.of_call(call.phase, call.site)):
+            self.run.call(buffer, call)
+
+    def agree(self, agreement: Agreement) -> None:
+        with record_function(names.of_agreement(agreement)):
+            self.run.agree(agreement)
+
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+        with record_function(" · ".join(names.of_transfer(t) for t, _, _ in transfers)):
+            self.run.exchange(transfers)
+
+    def arrive(self, buffer: BufferKey, register: int) -> None:
+        with record_function(names.WAIT_STAGE):
+            self.run.arrive(buffer, register)
+
+    def wait_all_gather(self, bucket: int) -> None:
+        with record_function(names.WAIT_PARAMETERS):
+            self.run.wait_all_gather(bucket)
+
+    def gather(self, bucket: int) -> None:
+        with record_function(names.GATHER):
+            self.run.gather(bucket)
+
+    def reduce(self, bucket: int) -> None:
+        with record_function(names.of_sum(self.run.p.buckets[bucket])):
+            self.run.reduce(bucket)
+
+    def wait_reduce_scatter(self, bucket: int) -> None:
+        with record_function(names.ADD):
+            self.run.wait_reduce_scatter(bucket)
+
+    def replicate(self, bucket: int) -> None:
+        with record_function(names.REPLICATE):
+            self.run.replicate(bucket)
+
+    def widen(self, bucket: int) -> None:
+        with record_function(names.WIDEN):
+            self.run.widen(bucket)
+
+    def measure(self, bucket: int) -> None:
+        with record_function(names.MEASURE):
+            self.run.measure(bucket)
+
+    def update(self, bucket: int) -> None:
+        with record_function(names.UPDATE):
+            self.run.update(bucket)

@@ -1,0 +1,315 @@
+"""What a rank keeps between steps: parameters, gradients and optimizer state in flat buckets, and routers' biases."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from penteract.config.optimizers import ADAMW, Moment, OptimizerKind
+from penteract.config.precision.policy import BLOCK, Policy
+from penteract.engine.dtypes import FORMATS, dtype_of
+from penteract.engine.executor.delayed_scales import History
+from penteract.engine.executor.device import device_of
+from penteract.engine.executor.quantised_weights import QuantisedWeights, ShardValues
+from penteract.engine.kernels.quantise import quantiser
+from penteract.engine.optim import moments
+from penteract.engine.optim.loss_scaling import LossScale
+from penteract.engine.optim.stochastic_rounding import ParameterSlice
+from penteract.ops.params import Param
+from penteract.parallel.data import Bucket
+from penteract.step.program import Program
+from penteract.step.ring_buffer import RingBuffer, gradient_ring_buffer, parameter_ring_buffer
+from penteract.step.update import is_sliced, through
+
+Kept = Literal["master"] | Moment  # what the optimizer keeps
+Buffers = dict[str, torch.Tensor]  # of what it keeps beside parameters: by kind, and "mean/scales"
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterPart:
+    """Elements of one parameter's local rectangle, read row by row: those from `begin` on, [n]."""
+
+    param: Param
+    begin: int
+    values: torch.Tensor
+
+
+@dataclass(slots=True)
+class Flat:
+    """One bucket's buffers: parameters and gradients of all of it, and of this rank's shard what the optimizer keeps.
+
+    Where they are cut, those of all of it lie in a ring buffer that others use too, and the shard has buffers of its
+    own. `master`: the shard as the optimizer moves it; it is the parameters' shard itself where that has no master.
+    """
+
+    bucket: Bucket
+    shard: range  # of the bucket's elements
+    parameter: torch.Tensor  # [size]; bytes where it is gathered as codes
+    gradient: torch.Tensor  # [size]; once it is reduced, valid in the shard alone
+    cut_parameter: torch.Tensor | None  # [shard_size]
+    cut_gradient: torch.Tensor | None
+    master: torch.Tensor  # [shard_size]
+    moments: dict[Moment, torch.Tensor]  # that its optimizer keeps
+    scales: dict[Moment, torch.Tensor]  # of them, [shard_size / 256], where they are codes
+    sliced: bool  # what is narrower than the update is widened by slices
+    parameter_slices: tuple[ParameterSlice, ...] = ()  # of parameters that are rounded by chance
+
+    @property
+    def buffers(self) -> tuple[torch.Tensor, ...]:
+        """All that is on the device between steps; some are views of others."""
+        apart = () if self.bucket.offloaded else self.apart.values()
+        return (self.own_parameter, self.own_gradient, *apart, self.parameter, self.gradient)
+
+    @property
+    def apart(self) -> Buffers:
+        """What the optimizer keeps of the shard beside its parameters: on the host where the bucket says so."""
+        scales = {f"{kind}/scales": x for kind, x in self.scales.items()}
+        master = {} if self.master.data_ptr() == self.own_parameter.data_ptr() else {"master": self.master}
+        return {**master, **self.moments, **scales}
+
+    def part(self, at: slice, here: Buffers) -> Flat:
+        """Elements of the shard as a flat of their own, with what the optimizer keeps of them `here`."""
+        own, shard = self.own_parameter[at], self.shard[at]
+        return replace(
+            self, shard=shard, cut_parameter=own, cut_gradient=self.own_gradient[at],
+            master=here.get("master", own), moments={kind: here[kind] for kind in self.moments},
+            scales={kind: here[f"{kind}/scales"] for kind in self.scales},
+            parameter_slices=tuple(replace(q, at=q.at - at.start) for q in self.parameter_slices),
+        )  # fmt: skip
+
+    @property
+    def own_parameter(self) -> torch.Tensor:
+        """The shard of the parameters."""
+        return self._shard_of(self.parameter) if self.cut_parameter is None else self.cut_parameter
+
+    @property
+    def own_gradient(self) -> torch.Tensor:
+        """The shard of the gradients."""
+        return self._shard_of(self.gradient) if self.cut_gradient is None else self.cut_gradient
+
+    def landed(self, wire: torch.dtype) -> torch.Tensor:
+        """Where a reduce-scatter in `wire`, no wider, leaves the shard's sum: a view of `gradient`."""
+        return self._shard_of(self.gradient.view(wire))
+
+    def _shard_of(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole[self.shard.start : self.shard.stop]
+
+    def kept(self, kind: Kept) -> torch.Tensor | None:
+        """All of what the optimizer keeps of a kind; None where its optimizer keeps no such."""
+        return self.master if kind == "master" else self.moments.get(kind)
+
+    def read(self, kind: Kept, part: slice, dtype: torch.dtype) -> torch.Tensor:
+        """Elements of what the optimizer keeps as `dtype`: views where they are that already."""
+        kept, scales = self._part(kind, part)
+        return moments.read(kept, scales, dtype, signed=kind != "square")
+
+    def write(self, kind: Kept, part: slice, values: torch.Tensor) -> None:
+        """Put them back, rounded; `values` may be lost."""
+        kept, scales = self._part(kind, part)
+        moments.write(kept, scales, values, signed=kind != "square")
+
+    def _part(self, kind: Kept, part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Elements as they are kept, and the scales of their blocks."""
+        if kind == "master":
+            return self.master[part], None
+        scales = self.scales.get(kind)
+        blocks = slice(part.start // BLOCK, part.stop // BLOCK)
+        return self.moments[kind][part], None if scales is None else scales[blocks]
+
+    def follow(self) -> None:
+        """The shard's parameters are its master weights, rounded."""
+        if self.master.dtype != self.own_parameter.dtype:
+            self.own_parameter.copy_(self.master)
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """`parameters` and `gradients` are views into the flats: of what is cut, of no use but where it is whole."""
+
+    flats: list[Flat]
+    ring_buffers: list[torch.Tensor] = field(
+        default_factory=list[torch.Tensor]
+    )  # entries, of what is whole for a while
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    tokens_per_expert: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # rows of `routed`
+    routed: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
+    scaling: LossScale | None = None
+    history: History | None = None
+    codes: QuantisedWeights | None = None
+    staging: list[Buffers] = field(default_factory=list[Buffers])  # for slices of what lies on the host
+
+    def resident(self) -> list[torch.Tensor]:
+        """All flat buffers on the device; some are views of others."""
+        return [
+            *(t for f in self.flats for t in f.buffers),
+            *self.ring_buffers,
+            *(t for s in self.staging for t in s.values()),
+        ]
+
+    def on_host(self) -> list[torch.Tensor]:
+        """What the optimizer keeps on the host."""
+        return [t for f in self.flats if f.bucket.offloaded for t in f.apart.values()]
+
+    def pieces(self, kind: Literal["parameter", "gradient"] | Kept) -> Iterator[ParameterPart]:
+        """What this rank's shards hold of every parameter, as views; of some they hold nothing."""
+        match kind:
+            case "parameter":
+                return self.pieces_of([f.own_parameter for f in self.flats])
+            case "gradient":
+                return self.pieces_of([f.own_gradient for f in self.flats])
+            case _:
+                return self.pieces_of([f.kept(kind) for f in self.flats])
+
+    def pieces_of(self, shards: Iterable[torch.Tensor | None]) -> Iterator[ParameterPart]:
+        """The same of `shards`, one tensor a flat, or none."""
+        for flat, own in zip(self.flats, shards, strict=True):
+            for q, at in zip(flat.bucket.params, flat.bucket.offsets, strict=True) if own is not None else ():
+                begin = max(at, flat.shard.start)
+                end = min(at + self.parameters[q.name].numel(), flat.shard.stop)
+                if begin < end:
+                    yield ParameterPart(q, begin - at, own[begin - flat.shard.start : end - flat.shard.start])
+
+
+def allocate(p: Program, device: torch.device) -> TrainingState:
+    """Buffers for rank p.rank, not yet filled."""
+    dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "stat", "code")}
+    state = TrainingState([])
+    whole = _RingBuffer(parameter_ring_buffer(p.buckets, p.layout, p.widths), dtype["parameter"], device)
+    sums = _RingBuffer(gradient_ring_buffer(p.buckets, p.widths), dtype["gradient"], device)
+    state.ring_buffers += [*whole.entries, *sums.entries]
+    for i, b in enumerate(p.buckets):
+        shard = b.shard(p.rank)
+        parameter, cut_parameter = whole.buffers(i, b, dtype[b.gathered_as], cut=b.cut_parameters)
+        gradient, cut_gradient = sums.buffers(i, b, dtype["gradient"], cut=b.cut_gradients)
+        policy = p.precision.keeping(b.moments)
+        made = _optimizer(b.shard_size, policy, device, b.optimizer_kind, host=b.offloaded)
+        names = b.optimizer_kind.moments
+        moments = {kind: made[kind] for kind in names}
+        scales = {kind: made[f"{kind}/scales"] for kind in names if f"{kind}/scales" in made}
+        slices = tuple(_parameter_slices(p, b)) if p.precision.stochastic else ()
+        flat = Flat(
+            b, shard, parameter, gradient, cut_parameter, cut_gradient, parameter, moments, scales,
+            is_sliced(policy), slices,
+        )  # fmt: skip
+        flat.master = made.get("master", flat.own_parameter)
+        state.flats.append(flat)
+        for q, at in zip(b.params, b.offsets, strict=True):
+            shape = q.local_shape(p.mesh)
+            state.parameters[q.name] = _read(p, b, parameter[at : at + q.numel(p.mesh)]).view(shape)
+            state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
+    there = through(((b, 1) for b in p.buckets), p.precision)
+    state.staging += [_optimizer(there.elements, there.p, device, scaled=there.scaled) for _ in range(there.count)]
+    if p.precision.loss_scale:
+        state.scaling = LossScale(p.precision.loss_scale, p.precision.growth_every, device)
+    if sites := p.delayed:
+        state.history = History([s.params[0] for s in sites], sites[0].attrs["fp8"].history, device)
+    if sites := p.coded:
+        names = [s.params[0] for s in sites]
+        parts = {
+            x.param.name: ShardValues(x.begin, x.values) for x in state.pieces("parameter") if x.param.name in names
+        }
+        state.codes = QuantisedWeights(sites[0].attrs["fp8"], names, parts, device, quantiser(p.layout.elementwise))
+    experts = p.model.moe.experts if p.model.moe else 0
+    state.routed = torch.zeros(len(p.balanced), experts, dtype=torch.int64, device=device)
+    state.tokens_per_expert = dict(zip(p.balanced, state.routed.unbind(), strict=True))
+    state.biases = {name: torch.zeros(experts, dtype=dtype["stat"], device=device) for name in p.balanced}
+    return state
+
+
+def _read(p: Program, b: Bucket, whole: torch.Tensor) -> torch.Tensor:
+    """A parameter as products read it."""
+    fp8 = p.precision.fp8
+    return whole.view(FORMATS[fp8.operand]) if fp8 and b.gathered_as == "code" else whole
+
+
+def _optimizer(
+    n: int,
+    p: Policy,
+    device: torch.device,
+    optimizer_kind: OptimizerKind = ADAMW,
+    *,
+    host: bool = False,
+    scaled: bool = False,
+) -> Buffers:
+    """What the optimizer keeps of n elements: on the device, or on the host, page-locked for copies beside compute.
+    `scaled`: with scales, though moments of this dtype have none."""
+    where, pinned = (torch.device("cpu"), device_of(device).pinned) if host else (device, False)
+
+    def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(count, dtype=dtype, device=where, pin_memory=pinned)
+
+    moment, scaled = dtype_of("moment", p), scaled or p.moments == "int8"
+    master = {"master": zeros(n, dtype_of("master", p))} if p.master else {}
+    scales = {f"{kind}/scales": zeros(n // BLOCK, torch.float32) for kind in optimizer_kind.moments if scaled}
+    return {**master, **{kind: zeros(n, moment) for kind in optimizer_kind.moments}, **scales}
+
+
+def _parameter_slices(p: Program, b: Bucket) -> Iterator[ParameterSlice]:
+    """Where the parameters of this rank's shard lie in their global tensors."""
+    shard = b.shard(p.rank)
+    for q, at in zip(b.params, b.offsets, strict=True):
+        begin, end = max(at, shard.start), min(at + q.numel(p.mesh), shard.stop)
+        if begin < end:
+            yield ParameterSlice.of(q, p.mesh, p.rank, at=begin - shard.start, begin=begin - at, count=end - begin)
+
+
+@dataclass(slots=True)
+class _RingBuffer:
+    """A ring buffer's entries, and the buffers of buckets: in the ring buffer where they are cut. `dtype`: of
+    shards."""
+
+    ring_buffer: RingBuffer
+    dtype: torch.dtype
+    device: torch.device
+    entries: list[torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.entries = [self._zeros(n // self.dtype.itemsize) for n in self.ring_buffer.sizes if n]
+
+    def buffers(
+        self, bucket: int, b: Bucket, whole: torch.dtype, *, cut: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """All of a bucket, and its shard where that is a buffer of its own."""
+        if not cut:
+            return self._zeros(b.size), None
+        entry, at = self.ring_buffer.of(bucket)
+        there = sum(n > 0 for n in self.ring_buffer.sizes[:entry])
+        taken = self.entries[there].view(torch.uint8)[at : at + b.size * whole.itemsize]
+        return taken.view(whole), self._zeros(b.shard_size)
+
+    def _zeros(self, n: int) -> torch.Tensor:
+        return torch.zeros(n, dtype=self.dtype, device=self.device)
+
+
+def initialise(p: Program, state: TrainingState, seed: int) -> None:
+    """Fill parameters: each a function of (seed, name) alone, so every layout starts from the same model."""
+    fill(state, ((q, _piece(p, q, seed)) for q in p.params))
+
+
+def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
+    """Set parameters, and master weights in full precision, from each one's whole local rectangle, one at a time."""
+    masters, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in ("master", "parameter"))
+    cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
+    for q, value in whole:
+        if q.name not in cut:
+            state.parameters[q.name].copy_(value)
+        for mine in (some[q.name] for some in (own, masters) if q.name in some):
+            mine.values.copy_(value.reshape(-1)[mine.begin : mine.begin + len(mine.values)])
+
+
+def _piece(p: Program, q: Param, seed: int) -> torch.Tensor:
+    """This rank's rectangle of the parameter's start, made from the whole."""
+    if q.scale is None:
+        return torch.full(q.local_shape(p.mesh), q.fill)
+    digest = hashlib.sha256(f"{seed}/{q.name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    whole = torch.randn(q.shape, generator=generator).mul_(q.scale)
+    for dim, (at, n) in enumerate(zip(q.offset(p.mesh, p.rank), q.local_shape(p.mesh), strict=True)):
+        whole = whole.narrow(dim, at, n)
+    return whole

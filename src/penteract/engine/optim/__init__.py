@@ -1,0 +1,1 @@
+"""The update: optimizers, their moments and masters, loss scaling, rounding."""

@@ -1,0 +1,328 @@
+"""Errors cross ranks: who fails says so in the store, and a thread on every rank looks there and leaves.
+
+Each rank beats in the store twice a second, and looks for an abort key and at the beat of the next rank that is still
+at work: a ring, so that the store's load grows with the ranks and not with their square. A rank that must leave while
+its main thread is blocked ends its process outright: nothing else ends a wait in gloo.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from penteract.engine.runtime.rank import Rank
+from penteract.engine.session import rundir
+from penteract.errors import Bug, DiskFailure, OutOfMemory, PeerLost, PenteractError, Preempted
+
+GRACE_S = 1.0  # that a rank's own error gets before another's ends it
+BLAME_S = 3.0  # to find out whose fault a broken connection is
+TEARDOWN_S = 3.0  # that groups get to be torn down
+PARTING_S = 8.0  # that rank 0 waits for the others when all stop together
+LAST_RESORT_S = 12.0  # after which a rank that leaves is gone, whatever blocks it
+
+_ABORT = "abort"
+
+
+class Watcher:
+    """One rank's watch over the others, from `start` to `finish` or `end`.
+
+    `abort` is called before this process ends because of another rank; it may block.
+    `timeout`: seconds without a beat after which a rank counts as lost.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, world: int, run_dir: Path, abort: Callable[[], None],
+        *, interval: float = 0.5, timeout: float = 30.0,
+    ) -> None:  # fmt: skip
+        # A connection of its own: the main thread's may be held by a blocking wait.
+        self.store = dist.PrefixStore("watch", store.clone())
+        self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
+        self.interval, self.timeout = interval, timeout
+        self._turns = 0
+        self._silence = 0.0  # of the rank that is watched, in seconds of this thread's own turns
+        self._seen: tuple[int, bytes] = (rank, b"")
+        self._earlier = rundir.errors_size(run_dir)
+        self._over = threading.Event()
+        self._leaving = threading.Lock()  # held by the one thread that ends this rank's work
+
+    def start(self) -> None:
+        for name, work in (("watch-look", self._look), ("watch-guard", self._guard)):
+            threading.Thread(target=work, name=name, daemon=True).start()
+
+    # ---- leaving, by the main thread -------------------------------------------------------------------------
+
+    def finish(self, limit: float | None = None) -> None:
+        """All went well here. Rank 0, which may hold the store, stays until the others have finished too."""
+        with suppress(RuntimeError):
+            self.store.set(f"done/{self.rank}", "1")
+            self.store.add("done", 1)
+            begun = time.monotonic()
+            while self.rank == 0 and self.store.add("done", 0) < self.world:
+                if limit is not None and time.monotonic() - begun > limit:
+                    break
+                time.sleep(self.interval / 10)
+        self._over.set()
+
+    def report(self, exception: BaseException) -> PenteractError:
+        """Tell the others of this rank's failure; returns the error that it leaves with.
+
+        That is PeerLost where the exception is only a connection that another rank's failure broke.
+        """
+        if is_of_a_peer(exception):
+            return self._blame(exception)
+        error = from_exception(exception)
+        row = rundir.error_row(error, self.rank, exception)
+        first = self._set_abort(row)
+        if first is row or first["code"] != error.code:  # that all ranks fail alike is said once
+            rundir.append_error(self.run_dir, row)
+        return error
+
+    def end(self, exception: BaseException) -> PenteractError:
+        """Report, see to it that the others can hear it, and return the error for the caller to raise."""
+        if not self._leaving.acquire(blocking=False):
+            threading.Event().wait()  # another thread is ending this process
+        if isinstance(exception, KeyboardInterrupt):
+            exception = Preempted("STOPPED", "interrupted before a step was saved", where=str(self.run_dir))
+        _in_time(from_exception(exception).exit_code)
+        if isinstance(exception, Preempted):  # all ranks agreed: nobody has to be told
+            if self.rank == 0:
+                rundir.append_error(self.run_dir, rundir.error_row(exception, 0))
+            self.finish(limit=PARTING_S)
+            return exception
+        error = self.report(exception)
+        self._part(error)
+        return error
+
+    # ---- looking, by the threads -----------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        last = time.monotonic()
+        while not self._over.is_set():
+            try:
+                self.store.set(f"beat/{self.rank}", str(self._turns))
+                now = time.monotonic()
+                # A turn counts for little however long it took: if all were suspended together, nobody is lost.
+                self._watch_next(min(now - last, 2 * self.interval))
+                last = now
+                row = json.loads(self.store.get(_ABORT)) if self.store.check([_ABORT]) else None
+            except RuntimeError as e:
+                row = None if self._over.wait(GRACE_S) else self._store_is_gone(str(e))
+            if row is not None:
+                return self._leave(row)
+            self._turns += 1
+            self._over.wait(self.interval)
+
+    def _watch_next(self, passed: float) -> None:
+        """Look at the next rank that has not finished; set the abort key when it was silent for too long."""
+        watched = self._seen[0] if self._seen[0] != self.rank else (self.rank + 1) % self.world
+        while watched != self.rank and self.store.check([f"done/{watched}"]):
+            watched = (watched + 1) % self.world
+        if watched == self.rank:
+            return
+        beat = self._beat(watched)
+        self._silence = self._silence + passed if (watched, beat) == self._seen else 0.0
+        self._seen = (watched, beat)
+        if self._silence > self.timeout:
+            self._lost([watched], f"no sign of life for {self._silence:.0f} s")
+
+    def _guard(self) -> None:
+        """The look itself can block for ever, in a store whose host has stopped; this thread does not touch it."""
+        seen, silence = -1, 0.0
+        while not self._over.wait(self.interval):
+            silence = silence + self.interval if seen == self._turns else 0.0
+            seen = self._turns
+            if silence > self.timeout:
+                return self._leave(self._store_is_gone(f"no answer for {silence:.0f} s"))
+
+    def _beat(self, rank: int) -> bytes:
+        key = f"beat/{rank}"
+        return self.store.get(key) if self.store.check([key]) else b""
+
+    def _leave(self, row: dict[str, Any]) -> None:
+        """End this process because of `row`, unless the main thread leaves by itself."""
+        if self._over.wait(GRACE_S) or not self._leaving.acquire(blocking=False):
+            return
+        _in_time(PeerLost.exit_code)
+        error = self._peer(row)
+        self._part(error)
+        _exit(error)
+
+    # ---- whose fault -----------------------------------------------------------------------------------------
+
+    def _blame(self, exception: BaseException) -> PenteractError:
+        """A connection broke: the abort key says why, or else the ranks whose beat stands still are the lost ones."""
+        try:
+            before, until = self._beats(), time.monotonic() + BLAME_S
+            while time.monotonic() < until:
+                if self.store.check([_ABORT]):
+                    return self._peer(json.loads(self.store.get(_ABORT)))
+                time.sleep(self.interval / 5)
+            after = self._beats()
+            lost = [r for r, beat in after.items() if r != self.rank and beat == before.get(r)]
+            if lost:
+                return self._peer(self._lost(lost, "its connections broke"))
+        except RuntimeError as e:
+            return self._peer(self._store_is_gone(str(e)))
+        error = PeerLost("CONNECTION", f"a collective failed: {_first_line(exception)}", where=f"rank {self.rank}",
+                         fix="--resume goes on from the last checkpoint")  # fmt: skip
+        row = rundir.error_row(error, self.rank, exception)
+        if self._set_abort(row) is row:
+            rundir.append_error(self.run_dir, row)
+        return error
+
+    def _beats(self) -> dict[int, bytes]:
+        return {r: self._beat(r) for r in range(self.world) if not self.store.check([f"done/{r}"])}
+
+    def _lost(self, ranks: list[int], why: str) -> dict[str, Any]:
+        """Tell all that ranks are gone without a word; the first to notice writes the row."""
+        names = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
+        error = PeerLost("LOST", f"rank {names} is gone or hangs: {why}", where=str(self.run_dir),
+                         fix="look for a killed process (out of host memory?); --resume goes on")  # fmt: skip
+        row = rundir.error_row(error, ranks[0], noticed_by=self.rank)
+        first = self._set_abort(row)
+        if first is row:
+            rundir.append_error(self.run_dir, row)
+        return first
+
+    def _store_is_gone(self, why: str) -> dict[str, Any]:
+        """Without the store the run's directory may still say who failed; if not, rank 0 or its launcher did."""
+        if rows := rundir.errors(self.run_dir, self._earlier):
+            return rows[0]
+        error = PeerLost("LOST", f"the store of rank 0 or its launcher is gone: {why.splitlines()[0][:120]}",
+                         where=str(self.run_dir), fix="--resume goes on from the last checkpoint")  # fmt: skip
+        row = rundir.error_row(error, 0, noticed_by=self.rank)
+        rundir.append_error(self.run_dir, row)
+        return row
+
+    def _set_abort(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Set the abort key unless it is there; returns the row that is in it."""
+        short = {k: v for k, v in row.items() if k != "traceback"}
+        try:
+            first = json.loads(self.store.compare_set(_ABORT, "", json.dumps(short)))
+        except RuntimeError:  # no store: the file has to do
+            return row
+        return row if first == short else first
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def _peer(self, row: dict[str, Any]) -> PeerLost:
+        return PeerLost("PEER", f"rank {row['rank']} failed with {row['code']}: {row['what']}",
+                        where=f"rank {self.rank}", fix=f"see {self.run_dir / rundir.ERRORS}")  # fmt: skip
+
+    def _part(self, error: PenteractError) -> None:
+        """Last things before this rank's work ends."""
+        if isinstance(error, PeerLost):  # blocked collectives may end, and GPUs come free, if this works
+            thread = threading.Thread(target=self.abort, daemon=True)
+            thread.start()
+            thread.join(TEARDOWN_S)
+        if self.rank == 0:  # it may hold the store: the others look there once more
+            with suppress(OSError):
+                rundir.write_status(self.run_dir, rundir.ended(error.exit_code), exit_code=error.exit_code)
+            time.sleep(2 * self.interval + GRACE_S)
+
+
+@contextmanager
+def watched(rank: Rank, run_dir: Path) -> Iterator[None]:
+    """Train inside: this rank's failure is told to the others and raised as a PenteractError; theirs ends this process.
+
+    Keeps `status.json` and `errors.jsonl`.
+    """
+    watcher = None
+    if rank.store is not None:
+        watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups)
+        watcher.start()
+    code = Bug.exit_code
+    if rank.number == 0:
+        rundir.write_status(run_dir, "running", world=rank.world)
+    try:
+        yield
+        if watcher is not None:
+            watcher.finish()
+        code = 0
+    except BaseException as e:
+        error = watcher.end(e) if watcher is not None else _alone(e, run_dir)
+        code = error.exit_code
+        if watcher is not None:  # not the interpreter's own end: it waits in the groups' destructors for lost peers
+            atexit.register(_gone, code)
+        raise error from e
+    finally:
+        if rank.number == 0:
+            with suppress(OSError):
+                rundir.write_status(run_dir, rundir.ended(code), exit_code=code)
+
+
+def _alone(e: BaseException, run_dir: Path) -> PenteractError:
+    if isinstance(e, KeyboardInterrupt):
+        e = Preempted("STOPPED", "interrupted before a step was saved", where=str(run_dir))
+    error = from_exception(e)
+    rundir.append_error(run_dir, rundir.error_row(error, 0, e))
+    return error
+
+
+def abort_groups() -> None:
+    """Tear down all process groups of this rank: ends NCCL's blocked collectives, but not gloo's."""
+    abort: Callable[[], None] | None = getattr(dist.distributed_c10d, "_abort_process_group", None)
+    if abort is not None and dist.is_initialized():
+        with suppress(Exception):
+            abort()
+
+
+def from_exception(e: BaseException) -> PenteractError:
+    """Any exception as one that has a code and a line."""
+    text = _first_line(e)
+    if isinstance(e, PenteractError):
+        return e
+    if isinstance(e, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
+        fix = "a smaller micro-batch, more recompute, or more ranks"
+        return OutOfMemory("MEMORY", text or "out of memory", fix=fix)
+    if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+        where = str(e.filename or "")
+        return DiskFailure("DISK", "could not write", where=where, found=e.strerror, fix="free some space")
+    return Bug("BUG", f"{type(e).__name__}: {text}", fix="run again with --debug, and report it")
+
+
+def is_of_a_peer(e: BaseException) -> bool:
+    """Whether this is what the wire says when another rank has gone."""
+    if isinstance(e, dist.DistError):
+        return True
+    return type(e) is RuntimeError and bool(
+        re.search(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe", str(e))
+    )
+
+
+def _first_line(e: BaseException) -> str:
+    return (str(e).splitlines() or [""])[0][:200]
+
+
+def _in_time(code: int) -> None:
+    """The process ends with `code` in a while, even where what is left to do blocks for ever."""
+    timer = threading.Timer(LAST_RESORT_S, os._exit, [code])
+    timer.daemon = True
+    timer.start()
+
+
+def _exit(error: PenteractError) -> NoReturn:
+    """Say it and go, from a thread, whatever the main thread does."""
+    with suppress(OSError, ValueError):
+        print(error, file=sys.stderr)
+    _gone(error.exit_code)
+
+
+def _gone(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,91 @@
+"""Hold a run against an earlier one: the loss curve, and every parameter's gradient at step 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from penteract.engine import checkpoint
+from penteract.engine.executor.state import ParameterPart
+from penteract.engine.runtime.rank import Rank
+from penteract.engine.session.metrics import read_metrics
+from penteract.engine.session.saved import slices
+from penteract.engine.session.trainer import Trainer
+from penteract.errors import BadInput
+from penteract.units import MIB
+
+LARGEST = 256 * MIB  # gradients beyond this are not kept: comparing is for models that a laptop trains
+
+_WHERE = "step-1-gradients"
+
+
+def save_gradients(trainer: Trainer, folder: Path, rank: Rank) -> bool:
+    """Keep step 1's gradients in the run's folder; False when they are too large."""
+    size = sum(math.prod(q.shape) for q in trainer.program.everything) * trainer.program.widths["gradient"]
+    if size > LARGEST:
+        return False
+    checkpoint.save(
+        folder / _WHERE, 1, slices(trainer.program, _unclipped(trainer)), {"step": 1},
+        rank=rank.number, world=rank.world, barrier=rank.barrier, keep=1,
+    )  # fmt: skip
+    return True
+
+
+def _unclipped(trainer: Trainer) -> Iterator[ParameterPart]:
+    """Gradients as they were before clipping: where this rank has their sum, one at a time.
+
+    Clipping scales those in place that are as wide as the update.
+    """
+    assert trainer.run.optimizer is not None
+    scale = trainer.run.optimizer.clipping(trainer.run.totals[0])
+    for piece in trainer.state.pieces("gradient"):
+        values = piece.values
+        yield replace(piece, values=values / scale if values.dtype == scale.dtype else values)
+
+
+def load_gradients(trainer: Trainer, folder: Path, rank: Rank) -> float:
+    """The largest difference to another run's step-1 gradients, each relative to its parameter's largest element."""
+    p = trainer.program
+    theirs = [replace(g, values=torch.empty_like(g.values)) for g in trainer.state.pieces("gradient")]
+    try:
+        checkpoint.load(checkpoint.latest(folder / _WHERE), slices(p, theirs))
+    except (OSError, BadInput) as e:
+        raise BadInput("COMPARE", "that run kept no gradients, or another model's", where="--compare", found=folder,
+                       fix="train the first run again with the same model and precision") from e  # fmt: skip
+    number = {q.name: i for i, q in enumerate(p.everything)}
+    rows = torch.zeros(2, len(number), dtype=torch.float64)  # differences, largest elements
+    for our, their in zip(_unclipped(trainer), theirs, strict=True):
+        i = number[our.param.name]
+        rows[0, i] = (our.values - their.values).abs().max()
+        rows[1, i] = their.values.abs().max()
+    rank.largest(rows)
+    return float((rows[0] / rows[1].clamp(min=1e-30)).max())
+
+
+@dataclass(slots=True)
+class Comparison:
+    """This run beside the one in `folder`."""
+
+    folder: Path
+    gradient: float | None = None
+    steps: int = 0  # that both runs have
+
+    def result(self, first: int, losses: list[float]) -> dict[str, Any]:
+        """Largest absolute loss difference over the steps that both have, and the gradients' of step 1."""
+        theirs = {int(str(r["step"])): r["train/loss"] for r in read_metrics(self.folder / "metrics.jsonl")}
+        pairs = [(x, theirs[first + i]) for i, x in enumerate(losses) if first + i in theirs]
+        self.steps = len(pairs)
+        largest = max((abs(a - float(str(b))) for a, b in pairs), default=None)
+        return {"max_abs_loss_difference": largest, "max_rel_gradient_difference_step1": self.gradient}
+
+    def line(self, result: dict[str, Any]) -> str:
+        """What a person reads."""
+        loss, gradient = result["max_abs_loss_difference"], self.gradient
+        curve = "no step in common" if loss is None else f"{loss:.1e} over {self.steps} steps"
+        step1 = "not compared" if gradient is None else f"{gradient:.1e} of each parameter's largest element"
+        return f"largest difference to {self.folder.name}: loss {curve} · gradient at step 1 {step1}"

@@ -1,0 +1,97 @@
+"""What must stay as it was when a run goes on: kept in its checkpoints, and asked before anything starts.
+
+The precision need not: master weights and moments are saved as numbers (`saved.py`). That it is another is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from penteract.config.files.keys import keys
+from penteract.config.files.write import toml_value
+from penteract.config.precision.policy import Policy
+from penteract.config.run import RunSpec
+from penteract.engine import checkpoint
+from penteract.engine.checkpoint import manifest
+from penteract.engine.checkpoint.manifest import Manifest
+from penteract.engine.checkpoint.slices import DTYPES
+from penteract.engine.dtypes import dtype_of
+from penteract.engine.session.saved import RECIPE
+from penteract.errors import BadInput
+
+_KEYS = {"seed": "training.seed", "sequence_length": "batch.sequence_length", "model": "model",
+         "optimizer": "optimizer.kind"}  # fmt: skip
+_LAST = "model.name"  # told of where nothing else differs
+
+
+def promised(spec: RunSpec) -> dict[str, Any]:
+    """For a checkpoint's `extra`, as JSON has it."""
+    policy = spec.precision.policy
+    kept = {
+        "seed": spec.train.seed, "sequence_length": spec.sequence_length, "model": asdict(spec.model),
+        "optimizer": spec.optimizer.kind, "precision": {"name": policy.name, "policy": asdict(policy)},
+    }  # fmt: skip
+    return json.loads(json.dumps(kept))
+
+
+def check_going_on(folder: Path, spec: RunSpec) -> None:
+    """Raise BadInput unless a run of `spec` may go on from the newest checkpoint of the run in `folder`."""
+    stored = manifest.read(checkpoint.latest(folder / "checkpoints"))
+    extra = stored.extra
+    then, now = (dict(_leaves({"optimizer": "adamw", **kept})) for kept in (extra, promised(spec)))
+    other = sorted((key for key in then | now if then.get(key) != now.get(key)), key=lambda key: key == _LAST)
+    if other:
+        key, more = other[0], f" (and {len(other) - 1} more values)" * (len(other) > 1)
+        known = key in then and key in keys()
+        fix = f"--{key} {toml_value(then[key])}, or a new run without --resume" if known else "a new run, no --resume"
+        raise BadInput("RESUME", f"the run was trained with another {key}{more}", where="--resume",
+                       found=_shown(now, key), allowed=_shown(then, key), fix=fix)  # fmt: skip
+    _check_numbers(stored, spec.precision.policy)
+    step = int(extra["step"])
+    if step >= spec.train.steps:
+        raise BadInput("STEPS", "the run is already that far", where="--resume", found=spec.train.steps,
+                       allowed=f"> {step}", fix=f"--steps {step + spec.train.steps}")  # fmt: skip
+
+
+def other_precision(extra: Mapping[str, Any], spec: RunSpec) -> str:
+    """A line where a checkpoint's precision is another than that of the run which goes on from it; or nothing, also
+    where the checkpoint does not say it."""
+    then, now = extra.get("precision"), promised(spec)["precision"]
+    if then is None or then["policy"] == now["policy"]:
+        return ""
+    return (
+        f"trained in {then['name']} so far, goes on in {now['name']}: master weights and moments are read as numbers "
+        "and rounded to what they are kept in; what one recipe alone keeps begins anew"
+    )
+
+
+def _check_numbers(stored: Manifest, policy: Policy) -> None:
+    """Masters and moments are read in the dtype that they were saved in: fp64 by fp64 alone."""
+    state = (entry for name, entry in stored.tensors.items() if not name.endswith(RECIPE))
+    wide = any(DTYPES[entry.dtype] == dtype_of("stat", "fp64") for entry in state)
+    if wide != (policy.stat == "fp64"):
+        kept, allowed, fix = (
+            ("fp64", "fp64", "--precision.dtype fp64")
+            if wide
+            else ("fp32", "all but fp64", "another --precision.dtype")
+        )
+        raise BadInput("RESUME", f"the run's state is kept as numbers of {kept}", where="--resume", found=policy.name,
+                       allowed=allowed, fix=f"{fix}, or a new run without --resume")  # fmt: skip
+
+
+def _leaves(kept: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(key of a run file, value); a part of the model that is not there has none."""
+    for name, value in kept.items():
+        key = f"{prefix}.{name}" if prefix else _KEYS.get(name, "")
+        if isinstance(value, dict):
+            yield from _leaves(value, key)
+        elif key and value is not None:
+            yield key, value
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return toml_value(values[key])[:80] if key in values else "none"

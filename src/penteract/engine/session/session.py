@@ -1,0 +1,281 @@
+"""A training session on one rank: open, loop, look, save, end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from penteract.config.run import RunSpec
+from penteract.engine import checkpoint
+from penteract.engine.data import Samples, open_samples, open_tokenizer
+from penteract.engine.runtime.rank import Rank
+from penteract.engine.runtime.watch import from_exception
+from penteract.engine.session import rundir
+from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
+from penteract.engine.session.display import LiveTable
+from penteract.engine.session.metrics import MetricsWriter
+from penteract.engine.session.resume import other_precision, promised
+from penteract.engine.session.sample import write
+from penteract.engine.session.saved import after_load, load_state, state_slices
+from penteract.engine.session.trainer import Outcome, Trainer
+from penteract.errors import BadInput, BadNumerics, Preempted
+from penteract.units import gib, show_count
+
+log = logging.getLogger("penteract")
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the command line asked for beside the run itself."""
+
+    folder: Path  # of the run
+    compare: Path | None = None
+    resume: Path | None = None
+    init: Path | None = None  # where the weights of step 0 are
+    as_json: bool = False
+    predicted: int = 0  # bytes that rank 0 will allocate
+
+
+@dataclass(slots=True)
+class Session:
+    """One rank's training loop. Rank 0 alone shows and writes; all ranks do the rest in step."""
+
+    spec: RunSpec
+    rank: Rank
+    orders: Orders
+    trainer: Trainer = field(init=False)
+    train: Samples = field(init=False)
+    validation: Samples = field(init=False)
+    tokenizer: Any = field(init=False)
+    first: int = 1
+    samples: int = 0  # seen before the next step
+    losses: list[float] = field(default_factory=list[float])
+    times: list[float] = field(default_factory=list[float])
+    measured: int = 0
+    asked_to_stop: bool = False
+
+    # ---- opening ---------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        spec = self.spec
+        self.tokenizer = open_tokenizer(spec.tokenizer)
+        if self.tokenizer.vocab_size > spec.model.vocab_size:
+            raise BadInput("VOCABULARY", "the tokenizer has more ids than the model has rows", where="model.vocab_size",
+                           found=spec.model.vocab_size, allowed=f">= {self.tokenizer.vocab_size}",
+                           fix=f"--model.vocab_size {-(-self.tokenizer.vocab_size // 64) * 64}")  # fmt: skip
+        self._open_data()
+        self.trainer = Trainer.build(spec, self.rank, self.orders.init)
+        if spec.train.validation_every and len(self.validation):
+            self.trainer.check_validation(self.validation)
+        if self.orders.resume is not None:
+            self._load(self.orders.resume)
+
+    def _open_data(self) -> None:
+        """Rank 0 first: it may have to tokenise a large text into the cache that the others then read."""
+        spec, cache = self.spec, Path(self.spec.out) / "cache"
+
+        def open_them() -> None:
+            self.train, self.validation = open_samples(
+                spec.data, self.tokenizer, spec.sequence_length, spec.train.seed, cache
+            )
+
+        self.rank.first(open_them)
+
+    def _load(self, folder: Path) -> None:
+        """Go on from the newest checkpoint, after the sample that was the last; on any layout, with any batch."""
+        at = checkpoint.latest(folder / "checkpoints")
+        extra = load_state(at, self.trainer.program, self.trainer.state)
+        after_load(self.trainer.run)
+        step = int(extra["step"])
+        self.first, self.samples = step + 1, int(extra["samples"])
+        self.rank.barrier()
+        if self.rank.number == 0:
+            rundir.go_on(folder, world=self.rank.world)
+        if self.rank.number == 0 and (line := other_precision(extra, self.spec)):
+            log.warning("%s", line)
+        log.info("resumed from step %d of %s", step, folder)
+
+    # ---- the loop --------------------------------------------------------------------------------------------
+
+    def go(self) -> dict[str, Any]:
+        """Train to the end; returns the closing line of `--json`."""
+        compare = Comparison(self.orders.compare) if self.orders.compare else None
+        with self._showing() as (table, metrics), self._stopping():
+            for number in range(self.first, self.spec.train.steps + 1):
+                outcome = self._step(number)
+                told = number == 1 and not outcome.skipped  # a gradient that overflowed is none
+                if told and save_gradients(self.trainer, self.orders.folder, self.rank) and compare:
+                    compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
+                last = outcome.stop or number == self.spec.train.steps
+                row = self._row(number, outcome, last)
+                if self.rank.number == 0:
+                    metrics.write(row)
+                    table.step(row)
+                if last or _every(self.spec.checkpoint.every, number):
+                    self._save(number)
+                if outcome.stop and number < self.spec.train.steps:
+                    self._check_drawn(number)
+                    raise Preempted("STOPPED", f"stopped after step {number}, which is saved",
+                                    where=str(self.orders.folder),
+                                    fix=f"penteract train --resume {self.orders.folder}")  # fmt: skip
+            return self._finish(table if self.rank.number == 0 else None, compare)
+
+    def _step(self, number: int) -> Outcome:
+        self.trainer.run.stop.fill_(float(self.asked_to_stop))
+        begun = time.perf_counter()
+        if number == min(self.first + 1, self.spec.train.steps):  # the second: everything is in place, nothing is new
+            outcome, self.measured = self.trainer.observed(number, self.train, self.samples)
+        else:
+            outcome = self.trainer.step(number, self.train, self.samples)
+        self.times.append(time.perf_counter() - begun)
+        self.samples += self.spec.layout.global_batch_size
+        self.losses.append(outcome.loss)
+        if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)) and not outcome.skipped:
+            # The update was skipped on every rank, on the device: what is saved is the state before this step.
+            self.samples -= self.spec.layout.global_batch_size
+            if number > self.first:
+                self._save(number - 1)
+            raise BadNumerics("NUMERICS", "the loss or its gradient is not finite; the step before it is saved",
+                              where=f"step {number}", found=f"loss {outcome.loss}, gradient norm {outcome.norm}",
+                              fix="a smaller --optimizer.learning_rate, or more warm-up")  # fmt: skip
+        return outcome
+
+    def _check_drawn(self, number: int) -> None:
+        """All ranks end with the error of one that could not draw the batch after step `number`, where there is one."""
+        failed = self.trainer.feeder.failed
+        if (error := self.rank.one_of(failed and from_exception(failed))) is not None:
+            error.what += f"; step {number} is saved"
+            raise error from failed
+
+    def _row(self, number: int, outcome: Outcome, last: bool) -> dict[str, Any]:
+        """A line of metrics.jsonl; validates on the way where it is time to."""
+        spec = self.spec
+        assert self.trainer.run.optimizer is not None
+        row: dict[str, Any] = {
+            "step": number, "tokens": self.samples * spec.sequence_length, "train/loss": outcome.loss,
+            "train/grad_norm": outcome.norm, "train/lr": float(self.trainer.run.optimizer.rate),
+            "perf/tokens_per_sec": spec.tokens_per_step / self.times[-1], "perf/step_time_s": self.times[-1],
+            "mem/predicted_gib": gib(self.orders.predicted),
+        }  # fmt: skip
+        if self.measured:
+            row["mem/measured_gib"] = gib(self.measured)
+        row |= {f"train/{term.removesuffix('_loss')}_loss": amount for term, amount in outcome.beside.items()}
+        if outcome.loss_scale:
+            row |= {"train/loss_scale": outcome.loss_scale, "train/skipped": outcome.skipped}
+        every = spec.train.validation_every
+        if len(self.validation) and (_every(every, number) or (every and last)):
+            row["val/loss"] = self.trainer.validate(self.validation)
+        return row
+
+    def _save(self, number: int) -> None:
+        self.trainer.run.settle_parameters()
+        extra = {"step": number, "samples": self.samples, "layout": asdict(self.spec.layout), **promised(self.spec)}
+        checkpoint.save(
+            self.orders.folder / "checkpoints", number, state_slices(self.trainer.program, self.trainer.state), extra,
+            rank=self.rank.number, world=self.rank.world, barrier=self.rank.barrier, keep=self.spec.checkpoint.keep,
+        )  # fmt: skip
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def _finish(self, table: LiveTable | None, compare: Comparison | None) -> dict[str, Any]:
+        self.trainer.run.settle_parameters()  # nothing is under way when a process ends
+        text = self._text()
+        result = self._result()
+        if compare is not None:
+            result |= compare.result(self.first, self.losses)
+        if table is None:
+            return result
+        table.close()
+        out = sys.stderr if self.orders.as_json else sys.stdout
+        if text:
+            print(f"\nThe model writes: {text}\n", file=out)
+        if compare is not None:
+            print(compare.line(result), file=out)
+        if self.losses:
+            table.finish(self.losses[0], self.losses[-1], sum(self.times))
+        return result
+
+    def _text(self) -> str:
+        if not self.spec.train.sample_tokens or not self.losses:
+            return ""
+        prompt = [int(i) for i in self.tokenizer.encode("def ")] or [self.tokenizer.end_of_document]
+        ids = write(self.trainer, prompt, self.spec.train.sample_tokens, seed=self.spec.train.seed)
+        return self.tokenizer.decode([i for i in ids if i < self.tokenizer.vocab_size])
+
+    def _result(self) -> dict[str, Any]:
+        tokens = self.spec.tokens_per_step / median(self.times[2:] or self.times) if self.times else 0.0
+        memory = {
+            "predicted_gib": gib(self.orders.predicted),
+            "measured_gib": gib(self.measured) if self.measured else None,
+        }
+        first, last = (self.losses[0], self.losses[-1]) if self.losses else (None, None)
+        return {
+            "run_dir": str(self.orders.folder),
+            "steps": self.first - 1 + len(self.losses),
+            "loss_first": first,
+            "loss_last": last,
+            "layout": asdict(self.spec.layout),
+            "tokens_per_s": tokens,
+            "memory": memory,
+        }
+
+    # ---- around it -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _showing(self) -> Iterator[tuple[Any, Any]]:
+        """The live table and metrics.jsonl, on rank 0."""
+        if self.rank.number:
+            yield None, None
+            return
+        lay, steps = self.spec.layout, self.spec.train.steps
+        degrees = " ".join(f"{a}={getattr(lay, a)}" for a in ("dp", "tp", "pp", "cp", "ep"))
+        n = sum(math.prod(q.shape) for q in self.trainer.program.everything)
+        title = f"{self.spec.model.name}, {show_count(n)} parameters · {degrees} · {self.rank.device}"
+        with (
+            LiveTable(steps, title, json=self.orders.as_json) as table,
+            MetricsWriter(self.orders.folder / "metrics.jsonl", resume_at=self.first - 1) as metrics,
+        ):
+            yield table, metrics
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        """The first Ctrl-C or SIGTERM asks all ranks to save and stop after the step; the second is obeyed at once."""
+
+        def ask(number: int, frame: object) -> None:
+            self.asked_to_stop = True
+            signal.signal(number, signal.SIG_DFL)
+
+        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for s, handler in before.items():
+                signal.signal(s, handler)
+
+
+def _every(n: int, number: int) -> bool:
+    """Whether step `number` is one of every n; never when n is 0."""
+    return n > 0 and number % n == 0
+
+
+def closing_line(result: dict[str, Any]) -> str:
+    """The last line of `--json`."""
+    return json.dumps(result)
+
+
+def set_up(spec: RunSpec) -> None:
+    """What every rank needs before it starts."""
+    logging.basicConfig(level=spec.train.log_level.upper(), format="%(message)s", stream=sys.stderr)
+    torch.set_grad_enabled(False)

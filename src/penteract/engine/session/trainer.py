@@ -1,0 +1,165 @@
+"""One rank's trainer: a compiled step, its state, and the batches that feed it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from penteract.config.run import RunSpec
+from penteract.engine.comm.comm import Comm
+from penteract.engine.data import Samples
+from penteract.engine.executor.allocator import Arena
+from penteract.engine.executor.device import device_of
+from penteract.engine.executor.executor import Run
+from penteract.engine.executor.feeder import Feeder, places
+from penteract.engine.executor.state import TrainingState, allocate, initialise
+from penteract.engine.kernels.checks import check_kernels
+from penteract.engine.kernels.registry import kernels
+from penteract.engine.optim.muon import Muon
+from penteract.engine.optim.optimizer import AdamW, Move
+from penteract.engine.runtime.rank import Rank
+from penteract.engine.session.weights import open_weights, start_from
+from penteract.step.arena import plan_arena
+from penteract.step.program import Program, compile_step
+from penteract.step.rate import rate
+from penteract.step.walk import walk, walk_forward
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step gave, read on the host: `loss` is the cross entropy, `beside` the loss's other terms, each with its
+    coefficient."""
+
+    loss: float
+    beside: Mapping[str, float]
+    norm: float
+    stop: bool
+    loss_scale: float = 0.0  # that the step was taken with; 0: none
+
+    @property
+    def skipped(self) -> bool:
+        """Whether an overflow kept the update from being made; without a scale, it ends the run."""
+        return self.loss_scale > 1 and not math.isfinite(self.norm)
+
+
+@dataclass(slots=True)
+class Trainer:
+    """`step(n)` trains on batch n; `validate()` evaluates; both feed the same state."""
+
+    spec: RunSpec
+    rank: Rank
+    program: Program
+    state: TrainingState
+    run: Run
+    validation_run: Run
+    feeder: Feeder
+    validation_feed: Feeder  # it takes turns with the other at the same tensors
+
+    @staticmethod
+    def build(spec: RunSpec, rank: Rank, init: Path | None = None) -> Trainer:
+        """Compile, allocate, initialise: from the weights at `init`, or by the seed."""
+        precision = spec.precision.policy
+        program = compile_step(
+            spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
+            optimizer_kinds=spec.optimizer.optimizer_kinds,
+        )  # fmt: skip
+        check_kernels(program, rank.device, packed=spec.data.pack_documents)
+        comm = device_of(rank.device).comm(rank.number)
+        comm.open(program)
+        state = allocate(program, rank.device)
+        if init is not None:
+            start_from(open_weights(init, program), program, state)
+        else:
+            initialise(program, state, spec.train.seed)
+        memory = Arena(plan_arena(program), precision, rank.device)
+        optimizer = _optimizer(spec, rank, state, comm)
+        run = Run(program, state, comm, kernels(program, rank.device), memory, optimizer)
+        forward = compile_step(
+            spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
+            optimizer_kinds=spec.optimizer.optimizer_kinds, training=False,
+        )  # fmt: skip
+        beside = Arena(
+            plan_arena(forward, training=False), precision, rank.device, memory.block
+        )  # idle when this one is not
+        validation_run = Run(forward, state, comm, kernels(forward, rank.device), beside)
+        run.batches = validation_run.batches = places(program, rank.device)
+        return Trainer(
+            spec, rank, program, state, run, validation_run, Feeder(program, run.batches), Feeder(forward, run.batches)
+        )
+
+    def step(self, number: int, samples: Samples, first: int) -> Outcome:
+        """Optimizer step `number`, from 1, on the global batch that begins at sample `first`."""
+        assert self.run.optimizer is not None
+        peak = self.spec.optimizer.learning_rate
+        self.run.optimizer.rate.fill_(rate(self.spec.schedule, peak, number, self.spec.train.steps))
+        self.run.optimizer.step.fill_(number)
+        counts = self.feeder.feed(samples, first)
+        if counts is not None:
+            self.run.counts.copy_(torch.tensor(counts))
+        last = number == self.spec.train.steps
+        self.run.summed.ahead = None if last else self.feeder.ahead(samples, first + self.spec.layout.global_batch_size)
+        walk(self.program, self.run, counted=counts is None)
+        return self._outcome(self.run)
+
+    def validate(self, samples: Samples) -> float:
+        """Mean cross entropy of the first validation samples, nats a token."""
+        total, tokens = 0.0, 0
+        self.run.settle_parameters()
+        for first in self._validation_samples(samples):
+            self.validation_run.counts.copy_(torch.tensor(self.validation_feed.feed(samples, first)))
+            walk_forward(self.validation_run.p, self.validation_run)
+            count = int(self.validation_run.counts[0])
+            total, tokens = total + self._outcome(self.validation_run).loss * count, tokens + count
+        return total / max(1, tokens)
+
+    def check_validation(self, samples: Samples) -> None:
+        """Refuse what cannot be validated on: before the first step, as after one it would cost what was learnt."""
+        for first in self._validation_samples(samples):
+            self.validation_feed.check(samples, first)
+
+    def _validation_samples(self, samples: Samples) -> range:
+        """Where the batches that are validated on begin."""
+        size = self.spec.layout.global_batch_size
+        return range(0, size * min(self.spec.train.validation_batches, max(1, len(samples) // size)), size)
+
+    def observed(self, number: int, samples: Samples, first: int) -> tuple[Outcome, int]:
+        """A step like any other, and the most bytes of tensors that lived at once on this rank."""
+
+        def resident() -> Iterator[torch.Tensor]:
+            yield from (*self.state.resident(), *self.run.memory.resident())
+            yield from (t for batch in self.run.batches for t in batch.values())
+
+        return self.run.device.peak(lambda: self.step(number, samples, first), resident)
+
+    def _outcome(self, run: Run) -> Outcome:
+        scaling = run.state.scaling
+        told = run.totals if scaling is None else torch.cat([run.totals, scaling.used.view(1)])  # one look at both
+        norm, *losses, stop = (numbers := told.tolist())[: len(run.totals)]
+        terms = dict(zip(run.p.losses, losses, strict=True))
+        scale = numbers[-1] if scaling is not None else 0.0
+        return Outcome(terms.pop("cross_entropy"), terms, norm**0.5, stop > 0, scale)
+
+
+def _optimizer(spec: RunSpec, rank: Rank, state: TrainingState, comm: Comm) -> AdamW:
+    said = (spec.optimizer, rank.device, spec.train.seed, state.scaling, _kernel(spec))
+    return Muon(*said, comm=comm, policy=spec.precision.policy) if spec.optimizer.kind == "muon" else AdamW(*said)
+
+
+def _kernel(spec: RunSpec) -> Move | None:
+    """What moves parameters in place of torch. Triton is there where torch is one of a GPU, and is not asked for by
+    others."""
+    if spec.layout.elementwise == "reference":
+        return None
+    from penteract.engine.kernels.triton.update import Update
+
+    return Update(spec.optimizer, spec.train.seed)
+
+
+def sampling_layout(spec: RunSpec) -> RunSpec:
+    """One sequence a data rank: what it takes to write text."""
+    lay = replace(spec.layout, micro_batch_size=1, gradient_accumulation_steps=1)
+    return replace(spec, layout=lay)

@@ -1,0 +1,131 @@
+"""A plan as JSON, and the rates of its layouts: tokens a second, model FLOPs utilisation, GPU-hours and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penteract.model.count import parameters
+from penteract.planner.ask import Ask, as_axes
+from penteract.planner.plan import Plan
+from penteract.planner.search.best import Timed
+from penteract.units import gib
+
+SCHEMA_VERSION = 1
+MEMORY = ("parameters", "gradients", "optimizer", "activations", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """Of the GPU's dense peak in the dtype that a recipe computes in (bf16 for those of FP8, whose linears alone are
+    faster, so that it may be more than all); None where no device is named.
+
+    mfu         matmul parameters (no embedding lookup) and full attention: the Playbook's convention
+    mfu_causal  the same with the half of attention that a causal mask leaves
+    hfu         as mfu, and what is computed again in backward
+    """
+
+    mfu: float | None
+    mfu_causal: float | None
+    hfu: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCost:
+    """What a whole training takes at the speed of one layout."""
+
+    tokens: int
+    gpu_hours: float
+    days: float
+    usd: float | None
+
+
+def utilisation(plan: Plan, timed: Timed) -> Utilisation:
+    """How much of the peak a layout's step uses."""
+    gpu = plan.ask.cluster.gpu
+    if gpu is None:
+        return Utilisation(None, None, None)
+    asked = plan.estimator.model_flops(plan.ask.tokens)
+    peak = timed.time.seconds * timed.layout.world * gpu.peak(timed.estimate.precision.products)
+    again = plan.search.estimators[timed.estimate.precision].recomputed_flops(timed.layout)
+    return Utilisation(asked.full / peak, asked.causal / peak, (asked.full + again) / peak)
+
+
+def budget(plan: Plan, timed: Timed, tokens: int, usd_per_gpu_hour: float | None) -> TrainingCost:
+    """GPU-hours, days and cost of `tokens`, without pauses and failures."""
+    hours = tokens / plan.rate(timed) / 3600
+    usd = None if usd_per_gpu_hour is None else hours * usd_per_gpu_hour
+    return TrainingCost(tokens, hours, hours / timed.layout.world / 24, usd)
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON takes it: schema 1. Memory in GiB, times in seconds."""
+    counts, ask = plan.counts, plan.ask
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "complete": plan.complete,
+        "model": _model(ask),
+        "cluster": _cluster(ask),
+        "step": {
+            "sequence_length": ask.sequence_length, "global_batch_size": ask.global_batch_size, "tokens": ask.tokens,
+            "precision": ask.precision.name, "precisions": [one.precision.name for one in ask.each],
+            "optimizer": ask.optimizer,
+        },
+        "counts": {
+            "enumerated": counts.enumerated, "refused": dict(counts.refused), "fit": counts.fit,
+            "priced": counts.priced, "simulated": counts.simulated, "recompute_between": asdict(counts.between),
+        },
+        "notes": list(plan.notes),
+        "not_tried": list(plan.not_tried),
+        "layouts": [entry(plan, timed) for timed in plan.layouts],
+        "nearest_misses": [_miss(plan, estimate) for estimate in plan.misses()] if not counts.fit else [],
+        "larger": plan.larger and {"cluster": plan.larger[0].name, **_miss(plan, plan.larger[1])},
+        "basis": dict(plan.estimator.basis),
+    }  # fmt: skip
+
+
+def entry(plan: Plan, timed: Timed) -> dict[str, Any]:
+    """One layout of the list."""
+    used = utilisation(plan, timed)
+    return {
+        "layout": as_axes(timed.layout),
+        "precision": timed.estimate.precision.name,
+        "memory": memory(timed.estimate.memory, timed.estimate.allocated)
+        | {"by_stage_gib": [gib(size) for size in timed.estimate.by_stage]},
+        "time": {"step_s": timed.time.seconds, "at_least_s": timed.estimate.at_least}
+        | {f"{part}_s": seconds for part, seconds in timed.time.parts.items()},
+        "tokens_per_s_per_gpu": plan.rate(timed),
+        "mfu": used.mfu,
+        "mfu_causal": used.mfu_causal,
+        "hfu": used.hfu,
+        "limited_by": timed.time.limited_by,
+    }
+
+
+def memory(kinds: Mapping[str, int], allocated: int) -> dict[str, Any]:
+    """GiB by kind, and their sum."""
+    return {f"{kind}_gib": gib(kinds.get(kind, 0)) for kind in MEMORY} | {"allocated_gib": gib(allocated)}
+
+
+def _miss(plan: Plan, estimate: Any) -> dict[str, Any]:
+    over = gib(estimate.allocated - plan.ask.usable)
+    named = {"layout": as_axes(estimate.layout), "precision": estimate.precision.name}
+    return named | {"memory": memory(estimate.memory, estimate.allocated), "over_gib": over}
+
+
+def _model(ask: Ask) -> dict[str, Any]:
+    m, counted = ask.model, parameters(ask.model)
+    shape = ("layers", "hidden_size", "heads", "kv_heads", "vocab_size")
+    return {
+        "name": m.name,
+        "parameters": counted.total,
+        "active_parameters": counted.active,
+        **{name: getattr(m, name) for name in shape},
+    }
+
+
+def _cluster(ask: Ask) -> dict[str, Any]:
+    c = ask.cluster
+    return {"name": c.name, "gpu": c.gpu.name if c.gpu else None, "gpus": c.gpus, "gpus_per_node": c.gpus_per_node,
+            "memory_gib": c.memory_gib, "headroom": ask.headroom, "usable_gib": gib(ask.usable)}  # fmt: skip

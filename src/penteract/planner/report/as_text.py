@@ -1,0 +1,199 @@
+"""A plan as text: what was asked, what was looked at, the best, and what to do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from penteract.model.count import parameters
+from penteract.planner.ask import EDITS, as_axes
+from penteract.planner.plan import NOT_REACHED, Plan
+from penteract.planner.report.as_json import MEMORY, TrainingCost, utilisation
+from penteract.planner.search.best import Timed
+from penteract.planner.search.rows import NEEDLESS, TOO_LARGE
+from penteract.units import show_bytes, show_count, show_seconds
+
+_BAR = 32  # columns of the widest bar
+_ALL = 9  # columns, with the precision
+_REASONS = 5  # told of those for which layouts were refused
+
+
+def headline(plan: Plan) -> str:
+    """Model, cluster and step in a line."""
+    ask, counted = plan.ask, parameters(plan.ask.model)
+    size = f"{show_count(counted.total)} parameters"
+    if counted.active != counted.total:
+        size += f" ({show_count(counted.active)} active)"
+    step = f"{_spaced(ask.tokens)} tokens a step ({ask.global_batch_size} sequences)"
+    how = [" or ".join(one.precision.name for one in ask.each)] + [ask.optimizer] * (ask.optimizer != "adamw")
+    return " · ".join([ask.model.name, size, ask.cluster.name, f"S = {ask.sequence_length}", step, *how])
+
+
+def counted(plan: Plan, seconds: float) -> str:
+    """How many layouts were looked at, and what became of them."""
+    counts, ask = plan.counts, plan.ask
+    what = "layout" if counts.enumerated == 1 else "layouts"
+    told = [f"Note: {note}" for note in plan.notes]
+    told += [f"{_spaced(counts.enumerated)} {what} in {seconds:.2g} s: {_spaced(counts.priced)} priced, "
+            f"{_spaced(counts.fit)} fit, {_spaced(counts.simulated)} simulated"]  # fmt: skip
+    refused = [f"  {_spaced(n):>9}  {why}" for why, n in list(counts.refused.items())[:_REASONS]]
+    if rest := list(counts.refused.values())[_REASONS:]:
+        refused.append(f"  {_spaced(sum(rest)):>9}  for {len(rest)} other reasons")
+    if refused:
+        told += ["Left out:", *refused]
+    if counts.refused.get(NEEDLESS) or counts.fit > counts.priced - counts.refused.get(TOO_LARGE, 0):
+        told.append(
+            "Not listed, fast as they may be: layouts that recompute or shard more than they need to fit (see --layout)"
+        )
+    if counts.between.looked_at:
+        b = counts.between
+        told.append(f"Recomputing in part: {_spaced(b.looked_at)} layouts that fit with all of it might rank; "
+                    f"{_spaced(b.tried)} with less were tried, {_spaced(b.fit)} fit (counted above)")  # fmt: skip
+    if ask.usable:
+        told.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
+                    f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
+    return "\n".join(told)
+
+
+def table(plan: Plan) -> str:
+    """The best layouts, a row each."""
+    head = ("#", "layout", "precision", "memory", "tok/s/GPU", "step", "MFU", "bubble", "limited by")
+    rows = [head, *(_row(plan, n, timed) for n, timed in enumerate(plan.layouts, start=1))]
+    if not plan.ask.also:
+        rows = [(*row[:2], *row[3:]) for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(_padded(row, widths)).rstrip() for row in rows)
+
+
+def not_tried(plan: Plan) -> str:
+    """What the search left out, for below the table."""
+    return f"Not tried, and some may be faster: {'; '.join(plan.not_tried)}. --fix holds an axis at other values."
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Words to the left, numbers to the right."""
+    words = (1, len(row) - 1) if len(row) < _ALL else (1, 2, len(row) - 1)
+    return [cell.ljust(w) if i in words else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+
+
+def _row(plan: Plan, number: int, timed: Timed) -> tuple[str, ...]:
+    used = utilisation(plan, timed).mfu
+    bubble = timed.time.parts.get("pipeline", 0.0) / timed.time.seconds
+    return (
+        str(number),
+        plan.ask.text(timed.layout),
+        timed.estimate.precision.name,
+        show_bytes(timed.estimate.allocated),
+        _spaced(round(plan.rate(timed))),
+        f"{timed.time.seconds:.3g} s",
+        "-" if used is None else f"{used:.1%}",
+        f"{bubble:.1%}" if timed.layout.pp > 1 else "-",
+        timed.time.limited_by,
+    )
+
+
+def details(plan: Plan, timed: Timed) -> str:
+    """Memory and time of one layout, by kind."""
+    kinds = {kind: timed.estimate.memory.get(kind, 0) for kind in MEMORY}
+    stages = ""
+    if len(set(timed.estimate.by_stage)) > 1:
+        each = ", ".join(map(show_bytes, timed.estimate.by_stage))
+        stages = f"\n  by pipeline rank: {each}"
+    precision = f" in {timed.estimate.precision.name}" if plan.ask.also else ""
+    used = utilisation(plan, timed)
+    peak = "of the peak in bf16 " if timed.estimate.precision.fp8 else ""
+    rates = "" if used.mfu is None else (
+        f"\n  MFU {used.mfu:.1%} {peak}(full attention), {used.mfu_causal:.1%} (causal half), HFU {used.hfu:.1%}"
+    )  # fmt: skip
+    return "\n".join(
+        [
+            f"Memory of {plan.ask.text(timed.layout)}{precision}: {show_bytes(timed.estimate.allocated)}",
+            _bars(kinds, show_bytes) + stages,
+            *_edited(timed),
+            f"Step: {timed.time.seconds:.3g} s; {timed.time.limited_by}",
+            _bars(dict(sorted(timed.time.parts.items(), key=lambda item: -item[1])), lambda s: f"{s:.3g} s") + rates,
+        ]
+    )
+
+
+def _edited(timed: Timed) -> list[str]:
+    """What is recomputed and offloaded, where that is not the plain."""
+    lay, host = timed.layout, timed.estimate.host
+    words = {name: value for name, value in as_axes(lay).items() if name in EDITS and value != "none"}
+    lines = ["Recomputed: " + ", ".join(f"{name} {value}" for name, value in words.items())] if words else []
+    there = [*lay.offload, *["the optimizer"] * lay.offload_optimizer]
+    return lines + ([f"On the host: {show_bytes(host)} of {', '.join(there)}"] if host else [])
+
+
+def nothing_fits(plan: Plan) -> str:
+    """The verdict, what came nearest, and how many GPUs would do."""
+    ask = plan.ask
+    if not plan.missed:
+        return "No layout is possible: every one breaks a rule (above)."
+    lines = ["Nothing fits. The nearest:"]
+    lines += [f"  {ask.text(q.layout)} needs {show_bytes(q.allocated)}, {show_bytes(q.allocated - ask.usable)} too many"
+              for q in plan.misses()]  # fmt: skip
+    if plan.larger:
+        cluster, estimate = plan.larger
+        lines.append(f"On {cluster.name} it fits: {ask.text(estimate.layout)} needs {show_bytes(estimate.allocated)}.")
+    elif plan.counts.enumerated > 1:
+        lines.append("Nor does it on many more of these GPUs; a shorter sequence or a smaller model would.")
+    return "\n".join(lines)
+
+
+def spent(b: TrainingCost, gpus: int) -> str:
+    """GPU-hours, days and cost in a line."""
+    cost = "" if b.usd is None else f", {_spaced(round(b.usd))} USD"
+    days = f"{b.days:,.1f} days".replace(",", " ") if b.days < 1000 else f"{b.days / 365.25:.1f} years"
+    if b.days < 1:
+        days = show_seconds(b.days * 86400)
+    return f"{show_count(b.tokens)} tokens: {_spaced(round(b.gpu_hours))} GPU-hours, {days} on {gpus} GPUs{cost}"
+
+
+def basis(plan: Plan) -> str:
+    """Where the rates come from, in each precision."""
+    told: list[str] = []
+    for precision, estimator in plan.search.estimators.items():
+        told.append(f"Rates in {precision.name}:" if plan.ask.also else "Rates:")
+        told += [f"  {what}: {whence}" for what, whence in estimator.basis.items()]
+    return "\n".join(told)
+
+
+def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation: Sequence[str]) -> str:
+    """The answer: what was asked, what was looked at, the best, `chosen` in detail, and why it is."""
+    parts = [headline(plan) + "\n" + counted(plan, seconds)]
+    if not plan.counts.fit:
+        parts.append(nothing_fits(plan))
+    elif plan.counts.enumerated > 1:
+        parts.append(table(plan) + "\n" + not_tried(plan))
+    if chosen:
+        parts.append(details(plan, chosen))
+    if explanation and plan.counts.enumerated > 1:
+        parts.append("\n".join(explanation))
+    rates = plan.estimator.basis.get("collective", "unknown")
+    parts.append(f"Rates {rates}\nTimes are modelled, to rank layouts; how far recorded steps are: docs/benchmarks.md")
+    return "\n\n".join(part for part in parts if part)
+
+
+def stopped(plan: Plan, seconds: float) -> str:
+    """What a search had found when it was stopped, marked as that."""
+    left = _spaced(plan.counts.refused.get(NOT_REACHED, 0))
+    mark = f"INCOMPLETE: the search was stopped. {left} layouts were not looked at; better ones may be among them."
+    parts = [headline(plan) + "\n" + counted(plan, seconds)]
+    parts.append(f"The best so far:\n{table(plan)}\n{not_tried(plan)}" if plan.layouts else "No layout was timed yet.")
+    return "\n\n".join([mark, *parts, mark])
+
+
+def _bars(values: Mapping[str, float], show: Callable[[Any], str]) -> str:
+    """A line for each value that is not nothing beside the largest."""
+    most = max(values.values(), default=0)
+    shown = {name: (value, show(value)) for name, value in values.items() if value > most / 1000}
+    names, numbers = max(map(len, shown), default=0), max((len(text) for _, text in shown.values()), default=0)
+    return "\n".join(
+        f"  {name:<{names}}  {text:>{numbers}} {'▇' * max(1, round(_BAR * value / most))}"
+        for name, (value, text) in shown.items()
+    )
+
+
+def _spaced(n: int) -> str:
+    return f"{n:,}".replace(",", " ")

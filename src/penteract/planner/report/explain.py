@@ -1,0 +1,210 @@
+"""Why this layout: the Ultra-Scale Playbook's three steps (fit, reach the batch, speed up), told with its estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penteract.config.layout import Layout
+from penteract.planner.ask import AXES, EDITS, as_axes, recompute_of
+from penteract.planner.plan import Plan
+from penteract.planner.search.best import Timed
+from penteract.planner.space.effort import effort
+from penteract.planner.space.legality import Legality
+from penteract.readings.estimator import LayoutEstimate
+from penteract.units import Seconds, show_bytes
+
+_SIMPLER = 3  # layouts told that are simpler, and do not fit
+_LESS = 0.8  # of the best one's memory: where "needs less" begins to matter
+_SHARDING = ("zero", "shard_group", "reduce_scatter_once", "reshard_after_step")
+_NOTHING = 0.005  # of a step: a difference that is not told as one
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One change on the way from the simplest layout that fits to the chosen one."""
+
+    what: str
+    before: Timed
+    after: Timed
+
+    def text(self) -> str:
+        was, now = self.before.time.seconds, self.after.time.seconds
+        grown = self.after.estimate.allocated - self.before.estimate.allocated
+        memory = f"{show_bytes(abs(grown))} {'more' if grown > 0 else 'less'}" if grown else "the same memory"
+        return (
+            f"{self.what}: {_faster(was, now)} ({was:.3g} -> {now:.3g} s{_mostly(self.before, self.after)}), {memory}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Sentences by step. `rival`: the best of another mesh, or of all. `leaner`: the best of those that need less."""
+
+    fit: str
+    batch: str
+    moves: tuple[Move, ...]
+    rival: str
+    leaner: str
+
+    def lines(self) -> list[str]:
+        """All of it, a sentence a line."""
+        speed = [f"Speed: {move.text()}." for move in self.moves]
+        speed = speed or ["Speed: the simplest layout that fits is the fastest."]
+        return [line for line in (self.fit, self.batch, *speed, self.rival, self.leaner) if line]
+
+
+def explain(plan: Plan, chosen: Timed) -> Explanation:
+    """Why `chosen`, one of the plan's layouts, is where it is."""
+    simplest = plan.search.timed(plan.search.simplest(chosen.estimate.precision))
+    return Explanation(
+        fit=_fit(plan, simplest.estimate),
+        batch=_batch(plan, chosen),
+        moves=tuple(_moves(plan, simplest, chosen)),
+        rival=_rival(plan, chosen),
+        leaner=_leaner(plan, chosen),
+    )
+
+
+def contest(plan: Plan, chosen: Timed) -> tuple[Timed, Timed] | None:
+    """Who leads and who follows: the best and `chosen`, or where that is the best, the best layout of another mesh."""
+    if chosen.estimate != plan.best.estimate:
+        return plan.best, chosen
+    found = plan.search.best(1, among=lambda q: mesh(q.layout) != mesh(chosen.layout))
+    return (chosen, found[0]) if found else None
+
+
+def mesh(layout: Layout) -> tuple[int, ...]:
+    """What decides which ranks talk to each other."""
+    return layout.dp, layout.tp, layout.pp, layout.cp, layout.ep, layout.expert_tp
+
+
+def difference(a: Timed, b: Timed) -> list[tuple[str, Seconds]]:
+    """By which parts of the step `b` takes longer than `a` (or less, negative), the largest first."""
+    parts = {**a.time.parts, **b.time.parts}
+    found = [(part, b.time.parts.get(part, 0.0) - a.time.parts.get(part, 0.0)) for part in parts]
+    told = [(part, s) for part, s in found if abs(s) > _NOTHING * a.time.seconds]
+    return sorted(told, key=lambda item: -abs(item[1]))
+
+
+def _fit(plan: Plan, simplest: LayoutEstimate) -> str:
+    """The least that fits, and why the simpler ones do not."""
+    ask = plan.ask
+    need = f"{show_bytes(simplest.allocated)} a GPU"
+    limit = f" of {show_bytes(ask.usable)} usable" if ask.usable else ""
+    least = f"Fit: {ask.text(simplest.layout)} is the simplest that fits, with {need}{limit}"
+    most = effort(simplest.layout)
+    simpler = [m for m in plan.missed if effort(m.layout) < most and m.precision == simplest.precision]
+    first = sorted(simpler, key=lambda m: effort(m.layout))[:_SIMPLER]
+    prices = plan.search.estimators[simplest.precision]
+    told = [f"{ask.text(m.layout)} needs {show_bytes(prices.estimate(m.layout).allocated)}" for m in first]
+    if not told and simplest.layout.dp < ask.cluster.gpus:
+        alone = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
+        why = alone.batch(ask.cluster.gpus, 1, max(1, ask.global_batch_size // ask.cluster.gpus))
+        told = [f"dp={ask.cluster.gpus} cannot be: {why}"] if why else []
+    return f"{least}; {'; '.join(told)}." if told else f"{least}."
+
+
+def _batch(plan: Plan, chosen: Timed) -> str:
+    lay, ask = chosen.layout, plan.ask
+    product = f"dp {lay.dp} × micro-batch {lay.micro_batch_size} × {lay.gradient_accumulation_steps} accumulation steps"
+    told = f"Reach the batch: {ask.global_batch_size} sequences a step = {product}"
+    bubble = chosen.time.parts.get("pipeline", 0.0) / chosen.time.seconds
+    if lay.pp > 1:
+        told += f"; {lay.gradient_accumulation_steps} micro-batches keep {lay.pp} stages busy but for {bubble:.1%}"
+    return told + "."
+
+
+def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
+    """From the simplest to the chosen one axis at a time, each time the change that helps most."""
+    now, goal, how = simplest, chosen.layout, chosen.estimate.precision
+    while now.layout != goal:
+        tried = [(what, plan.search.find(lay, how)) for what, lay in _steps(plan, now.layout, goal)]
+        timed = [(what, plan.search.timed(q)) for what, q in tried if q]
+        what, after = min(timed, key=lambda t: t[1].order, default=("all of the rest at once", chosen))
+        yield Move(what, now, after)
+        now = after
+
+
+def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]]:
+    """Single changes of `now` towards `goal`; the accumulation steps follow the batch."""
+    changes = {
+        "mesh": {k: getattr(goal, k) for k in ("dp", "tp", "pp", "cp", "ep", "expert_tp")},
+        "schedule": {"schedule": goal.schedule, "vpp": goal.vpp},
+        "pipeline": {k: getattr(goal, k) for k in ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp")},
+        "cp_method": {"cp_method": goal.cp_method},
+        "micro": {"micro_batch_size": goal.micro_batch_size},
+        "zero": {k: getattr(goal, k) for k in _SHARDING},
+        "recompute": {k: getattr(goal, k) for k in EDITS},
+        "memory": {k: getattr(goal, k) for k in (*_SHARDING, *EDITS)},
+    }
+    for change in changes.values():
+        after = replace(now, **change)
+        steps = plan.ask.global_batch_size // (after.dp * after.micro_batch_size)
+        after = replace(after, gradient_accumulation_steps=steps)
+        if after != now:
+            yield _told(now, after), after
+
+
+def _told(now: Layout, after: Layout) -> str:
+    """What is another, axis by axis; what an axis without a word means is its default."""
+    plain, was, now_ = as_axes(Layout(loss=now.loss)), as_axes(now), as_axes(after)
+    axes = [name for name in AXES if was.get(name, plain.get(name)) != now_.get(name, plain.get(name))]
+    return ", ".join(f"{name} {_word(was, plain, name)} -> {_word(now_, plain, name)}" for name in axes)
+
+
+def _word(axes: Mapping[str, Any], plain: Mapping[str, Any], name: str) -> str:
+    return str(axes.get(name, plain.get(name, "default"))).lower()
+
+
+def _rival(plan: Plan, chosen: Timed) -> str:
+    two = contest(plan, chosen)
+    if two is None:
+        return ""
+    first, second = two
+    slower = second.time.seconds / first.time.seconds - 1
+    parts = ", ".join(f"{part} {s:+.3g} s" for part, s in difference(first, second)[:4])
+    other = "The fastest with other degrees (dp, tp, pp, cp, ep)"
+    who = f"{other}: {named(plan, second)} is" if first is chosen else f"The best is {named(plan, first)}; this is"
+    said = f"{who} {slower:.1%} slower" + (f": {parts}" if parts else "")
+    return said + (f"; {needs}." if (needs := _needs(second.layout)) and first is chosen else ".")
+
+
+def named(plan: Plan, timed: Timed) -> str:
+    """A layout, and its precision where there are several."""
+    return plan.ask.text(timed.layout) + (f" in {timed.estimate.precision.name}" if plan.ask.also else "")
+
+
+def _needs(layout: Layout) -> str:
+    """What a layout fits with alone: the search looks at stages of ZeRO above 1, and at recomputation, only then."""
+    needs = [f"ZeRO {layout.zero}"] if layout.zero > 1 else []
+    if (name := recompute_of(layout)) != "none":
+        every = f" of every {layout.recompute_every}. layer" if layout.recompute_every > 1 else ""
+        needs.append(f"recompute {name}{every}")
+    return f"it fits only with {' and '.join(needs)}" if needs else ""
+
+
+def _leaner(plan: Plan, chosen: Timed) -> str:
+    most = _LESS * chosen.estimate.allocated
+    found = plan.search.best(1, among=lambda q: q.allocated <= most, slower_too=True)
+    if not found:
+        return "With less memory: no layout needs a fifth less."
+    there = found[0]
+    slower = there.time.seconds / chosen.time.seconds - 1
+    allocated, spared = there.estimate.allocated, chosen.estimate.allocated - there.estimate.allocated
+    need = f"{show_bytes(allocated)}, {show_bytes(spared)} less"
+    return f"With less memory: {named(plan, there)} needs {need}, and is {slower:.1%} slower."
+
+
+def _faster(was: Seconds, now: Seconds) -> str:
+    share = abs(was - now) / was
+    if share < _NOTHING:
+        return "as fast"
+    return f"{share:.1%} {'faster' if now < was else 'slower'}"
+
+
+def _mostly(before: Timed, after: Timed) -> str:
+    """The part of the step that changed most."""
+    parts = difference(before, after)
+    return f"; {parts[0][0]} {parts[0][1]:+.3g} s" if parts else ""

@@ -1,0 +1,65 @@
+"""A layout as a run file that `penteract train` loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from penteract.config.files.keys import keys
+from penteract.config.files.write import to_toml
+from penteract.config.kernel_limits import takes_documents
+from penteract.config.layout import Layout
+from penteract.config.presets import preset
+from penteract.config.rules.resolve import Resolved
+from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
+from penteract.errors import BadInput
+from penteract.planner.ask import Ask
+
+
+def run_file(ask: Ask, layout: Layout) -> str:
+    """The run's text: the model in full, the layout and batch of the plan, and the rates that suit a known model."""
+    return to_toml(as_run(ask, layout))
+
+
+def left_open(path: object, ask: Ask, layout: Layout) -> str:
+    """What a plan does not decide, and its run file has as any other: data, tokenizer, and how long."""
+    run = as_run(ask, layout).run
+    return (
+        f"{path} trains {run.train.steps} steps on data.source {run.data.source}, tokenizer.source {run.tokenizer}: "
+        "a plan decides none of these; set them there"
+    )
+
+
+def as_run(ask: Ask, layout: Layout) -> Resolved:
+    """The run, with the plan as the origin of what it decided."""
+    suits = _suiting(ask)
+    run = RunSpec(
+        model=ask.model,
+        layout=layout,
+        sequence_length=ask.sequence_length,
+        precision=Precision.of(ask.precision),
+        data=Data(pack_documents=takes_documents(layout.attention)),
+        optimizer=replace(Optimizer(kind=ask.optimizer), **_of(suits, "optimizer")),
+        schedule=replace(LearningRate(), **_of(suits, "learning_rate")),
+    )
+    plan = f"plan for {ask.cluster.name}"
+    decided = [key for key in keys() if key.startswith(("parallel.", "batch.", "memory.", "kernels.", "precision."))]
+    model = {key: ask.model.name for key in keys() if key.startswith("model.")}
+    decided += ["data.pack_documents"] * (not takes_documents(layout.attention)) + ["optimizer.kind"]
+    return Resolved(run=run, origins={**model, **dict.fromkeys(decided, plan), **dict.fromkeys(suits, ask.model.name)})
+
+
+def _suiting(ask: Ask) -> Mapping[str, object]:
+    """Rates that suit a preset's model; none for another model of the same name."""
+    try:
+        known = preset(ask.model.name)
+    except BadInput:
+        return {}
+    if known.model != ask.model:
+        return {}
+    return {k: v for k, v in known.settings.items() if k.startswith(("optimizer.", "learning_rate."))}
+
+
+def _of(settings: Mapping[str, object], section: str) -> dict[str, Any]:
+    return {k.removeprefix(f"{section}."): v for k, v in settings.items() if k.startswith(f"{section}.")}

@@ -1,0 +1,68 @@
+"""The step of a planned layout as a file that trace viewers open: written as it is played, or not there at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penteract.errors import BadInput, DiskFailure
+from penteract.planner.plan import Plan
+from penteract.planner.search.best import Timed
+from penteract.readings.time.trace import write_trace
+from penteract.units import gib
+
+_FOLDER = "name a file in a folder that exists"
+_NAMES = {"--trace": "step.json", "--out": "run.toml"}
+
+
+def check_file(path: Path, where: str = "--trace") -> None:
+    """Refuse, before any work, what cannot become a file."""
+    if path.is_dir():
+        raise BadInput(
+            "FILE", "it is a folder", where=where, found=path, fix=f"name a file in it: {path / _NAMES[where]}"
+        )
+    if path.exists():
+        raise BadInput("FILE", "it exists already", where=where, found=path, fix="choose another name, or remove it")
+    if not path.parent.is_dir():
+        raise BadInput("FILE", "cannot be written", where=where, found=path, fix=_FOLDER)
+
+
+def check_stage(found: Plan, timed: Timed, stage: int | None) -> None:
+    """Refuse a layout that does not fit, and a stage that it does not have."""
+    if not found.fits(timed.estimate):
+        raise BadInput("MEMORY", "no trace of what does not fit", where="--trace",
+                       found=f"{gib(timed.estimate.allocated):.1f} GiB a GPU",
+                       allowed=f"{gib(found.ask.usable):.1f} GiB",
+                       fix="another layout, or more GPUs")  # fmt: skip
+    pp = timed.layout.pp
+    if stage is not None and not 0 <= stage < pp:
+        allowed = f"0 to {pp - 1}" if pp > 1 else "0"
+        raise BadInput("VALUE", f"no such stage of {pp}", where="--trace-stage", found=stage, allowed=allowed,
+                       fix=f"--trace-stage {pp - 1}")  # fmt: skip
+
+
+def trace(found: Plan, path: str | Path, *, number: int = 1, stage: int | None = None) -> None:
+    """Write the step of the `number`-th best layout of a plan as a Chrome trace: of all stages, or of one.
+
+    ui.perfetto.dev and chrome://tracing open it. Raises BadInput where the file exists or cannot be, where nothing
+    fits, and where there is no such stage; nothing is written then.
+    """
+    path, timed = Path(path), found.number(number)
+    check_file(path)
+    check_stage(found, timed, stage)
+    stages = range(timed.layout.pp) if stage is None else (stage,)
+    steps = found.search.estimators[timed.estimate.precision].steps
+    try:
+        file = path.open("x", encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        raise BadInput("FILE", "cannot be written", where="--trace", found=path, fix=_FOLDER) from None
+    except OSError as error:
+        raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--trace {path}") from None
+    try:
+        with file:
+            write_trace(steps, timed.layout, file.write, stages)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise DiskFailure("DISK", error.strerror or "cannot be written", where=f"--trace {path}") from None
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

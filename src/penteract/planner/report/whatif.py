@@ -1,0 +1,128 @@
+"""What would have to change for the runner-up to win: one factor at a time, both layouts estimated again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import log, sqrt
+
+from penteract.config.hardware import Cluster, Fabric
+from penteract.config.layout import Layout
+from penteract.planner.ask import Ask
+from penteract.planner.plan import Plan
+from penteract.planner.search.best import Timed
+from penteract.planner.search.grow import Make
+from penteract.readings.estimator import Estimator
+from penteract.schedule.registry import schedule_of
+
+_REACH = 8.0  # times more or less: further is no change of the same question
+_BISECTIONS = 4
+_DOUBLINGS = (2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """With `factor` times `what` the runner-up wins; None: not within a factor of eight either way."""
+
+    what: str
+    factor: float | None
+
+    def text(self) -> str:
+        if self.factor is None:
+            return f"{self.what}: at no factor up to {_REACH:g}"
+        return f"{self.what} × {self.factor:.2g}"
+
+
+def what_if(plan: Plan, first: Timed, rival: Timed, make: Make) -> list[Change]:
+    """The factors at which `rival` overtakes `first`, for links, batch and sequence length. The two alone are
+    compared; a third may be better there."""
+    ask = plan.ask
+    changes: list[Change] = []
+    if ask.cluster.inside is not None:
+        changes.append(
+            Change("links inside a node", _bisect(lambda f: _ahead(_links(ask, f, 1.0), first, rival, make)))
+        )
+    if ask.cluster.between is not None and ask.cluster.gpus > ask.cluster.gpus_per_node:
+        changes.append(
+            Change("links between nodes", _bisect(lambda f: _ahead(_links(ask, 1.0, f), first, rival, make)))
+        )
+    changes.append(Change("the batch", _first(_batches(*_racers(ask, first, rival, make)))))
+    changes.append(Change("the sequence length", _first(_lengths(ask, first, rival, make))))
+    return changes
+
+
+Racer = tuple[Estimator, Layout]
+
+
+def _racers(ask: Ask, first: Timed, rival: Timed, make: Make) -> tuple[Racer, Racer]:
+    """Both layouts with prices of the question, each in its precision."""
+    made = {p: make(replace(ask, precision=p, also=())) for p in {first.estimate.precision, rival.estimate.precision}}
+    return (made[first.estimate.precision], first.layout), (made[rival.estimate.precision], rival.layout)
+
+
+def _ahead(ask: Ask, first: Timed, rival: Timed, make: Make) -> bool:
+    return _wins(*_racers(ask, first, rival, make))
+
+
+def _wins(first: Racer, rival: Racer) -> bool:
+    """Whether the second is faster."""
+    (a, one), (b, other) = first, rival
+    return b.time(b.estimate(other)).seconds < a.time(a.estimate(one)).seconds
+
+
+def _bisect(wins: Callable[[float], bool]) -> float | None:
+    """The factor nearest to 1 at which `wins` holds, of the sides at whose far end it does; on a log scale."""
+    found = [_border(wins, end) for end in (_REACH, 1 / _REACH) if wins(end)]
+    return min(found, key=lambda factor: abs(log(factor)), default=None)
+
+
+def _border(wins: Callable[[float], bool], far: float) -> float:
+    """Where between 1 and `far` it begins to hold."""
+    near = 1.0
+    for _ in range(_BISECTIONS):
+        middle = sqrt(near * far)
+        near, far = (near, middle) if wins(middle) else (middle, far)
+    return far
+
+
+def _links(ask: Ask, inside: float, between: float) -> Ask:
+    faster: Cluster = replace(
+        ask.cluster, inside=_times(ask.cluster.inside, inside), between=_times(ask.cluster.between, between)
+    )  # fmt: skip
+    return replace(ask, cluster=faster)
+
+
+def _times(fabric: Fabric | None, factor: float) -> Fabric | None:
+    if fabric is None:
+        return None
+    bus = tuple((kind, tuple((nodes, rate * factor) for nodes, rate in points)) for kind, points in fabric.bus)
+    return replace(fabric, gb_per_second=fabric.gb_per_second * factor, bus=bus)
+
+
+def _first(tries: Iterator[tuple[float, bool]]) -> float | None:
+    return next((factor for factor, wins in tries if wins), None)
+
+
+def _batches(first: Racer, rival: Racer) -> Iterator[tuple[float, bool]]:
+    """More or fewer accumulation steps: with the same replicas and micro-batches, that is the batch."""
+    for n in _DOUBLINGS:
+        yield n, _wins(_accumulating(first, n, 1), _accumulating(rival, n, 1))
+        whole = all(
+            lay.gradient_accumulation_steps % (n * schedule_of(lay.schedule).round(lay.pp)) == 0
+            for _, lay in (first, rival)
+        )
+        if whole:
+            yield 1 / n, _wins(_accumulating(first, 1, n), _accumulating(rival, 1, n))
+
+
+def _accumulating(racer: Racer, more: int, fewer: int) -> Racer:
+    prices, layout = racer
+    return prices, replace(layout, gradient_accumulation_steps=layout.gradient_accumulation_steps * more // fewer)
+
+
+def _lengths(ask: Ask, first: Timed, rival: Timed, make: Make) -> Iterator[tuple[float, bool]]:
+    """Longer sequences, as far as the model's positions reach."""
+    for n in _DOUBLINGS[:2]:
+        if ask.sequence_length * n <= ask.model.max_positions:
+            longer = replace(ask, sequence_length=ask.sequence_length * n)
+            yield n, _ahead(longer, first, rival, make)

@@ -1,0 +1,1 @@
+"""The search: bounds first, prices next, simulated steps last."""

@@ -1,0 +1,112 @@
+"""Rows of layouts that are not priced yet, the lowest bound first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+
+from penteract.config.layout import Layout
+from penteract.config.precision.policy import Policy
+from penteract.config.recompute import NONE
+from penteract.planner.search.progress import Pulse
+from penteract.planner.search.rows import Branch, Priced, Row, unfit
+from penteract.planner.space.effort import Effort, effort
+from penteract.planner.space.layouts import LayoutFamily
+from penteract.readings.estimator import Estimator, LayoutEstimate
+from penteract.units import Seconds
+
+_STILL = Pulse()
+_Key = tuple[object, ...]  # of a row: the precision, all but `Memory`, the micro-batch's size
+
+
+@dataclass(slots=True)
+class Frontier:
+    """What is to be priced. `found`: what has been. `largest`: sequences that no micro-batch is above.
+
+    A row waits with a rough bound, and again with its own, before it is priced.
+    """
+
+    found: Priced = field(default_factory=Priced)
+    largest: int = 1
+    branches: list[Branch] = field(default_factory=list[Branch])
+    _rows: dict[_Key, Row] = field(default_factory=dict[_Key, Row])
+    _heap: list[tuple[Seconds, int, _Key, bool]] = field(default_factory=list[tuple[Seconds, int, _Key, bool]])
+    _serial: Iterator[int] = field(default_factory=count)  # among equals the first
+
+    def add(self, families: Iterable[LayoutFamily], prices: Estimator, pulse: Pulse = _STILL) -> None:
+        """Families of one precision, each with the same fields."""
+        for family in families:
+            pulse()
+            branch = Branch(family, prices)
+            self.branches.append(branch)
+            for row in branch.rows():
+                key = (prices.policy, row.size, *family.rest.values())
+                self._rows[key] = row
+                heappush(self._heap, (row.rough_bound(self.largest), next(self._serial), key, False))
+
+    @property
+    def lowest(self) -> Seconds:
+        """A bound of all that is left; infinite where nothing is."""
+        while self._heap and self._heap[0][2] not in self._rows:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else inf
+
+    @property
+    def left(self) -> int:
+        """Layouts that are not priced, nor counted as refused."""
+        return sum(map(len, self._rows.values()))
+
+    @property
+    def waiting(self) -> Iterator[Row]:
+        """Rows of what recomputes more than others, which are priced and do not fit."""
+        return (row for row in self._rows.values() if row.second)
+
+    def advance(self) -> None:
+        """Price the row of the lowest bound, or look at it more closely."""
+        assert self.lowest < inf
+        bound, serial, key, close = heappop(self._heap)
+        # Its own bound is of the quickest of the row, fitting or not: what is recomputed in part lies between.
+        if not close and (own := self._rows[key].bound()) > bound:
+            heappush(self._heap, (own, serial, key, True))
+        elif rest := self._rows.pop(key).price(self.found):
+            self._rows[key] = rest
+            heappush(self._heap, (bound, serial, key, False))
+
+    def reach(self, layout: Layout, precision: Policy) -> None:
+        """Price the row of a layout, unless that is done, or there is none."""
+        names = self.branches[0].family.rest if self.branches else ()
+        row = self._rows.pop((precision, layout.micro_batch_size, *(getattr(layout, name) for name in names)), None)
+        while row:
+            row = row.price(self.found)
+
+    def simplest(self, precision: Policy, most: Effort | None) -> LayoutEstimate | None:
+        """Of layouts that fit, the one with the least effort, if that is less than `most`; whatever its bound is."""
+        own = [b for b in self.branches if b.prices.policy == precision]
+        heap: list[tuple[Effort, int, Branch | tuple[Layout, ...]]] = []
+        heap += [(effort(_plainest(b.family)), next(self._serial), b) for b in own]
+        heapify(heap)
+        while heap and (most is None or heap[0][0] < most):
+            _, _, item = heappop(heap)
+            runs = item.family.runs() if isinstance(item, Branch) else ()
+            if isinstance(item, tuple):
+                smallest, *larger = item
+                if unfit(own[0].prices, smallest):
+                    runs = (tuple(larger),) if larger else ()
+                elif estimate := self.found.within(own[0].prices, smallest):  # if it does not fit, the larger do not
+                    return estimate
+            for run in runs:
+                heappush(heap, (effort(run[0]), next(self._serial), run))
+        return None
+
+
+def _plainest(family: LayoutFamily) -> Layout:
+    """With no more effort than any of a family."""
+    sizes = [pair for _, pairs in family.members for pair in pairs]
+    memory = family.members[0][0]._replace(
+        zero=0, shard_group=0, reduce_scatter_once=False, reshard_after_step=False, recompute=NONE,
+        offload_optimizer=False
+    )  # fmt: skip
+    return family.layout(memory, *min(sizes))

@@ -1,0 +1,299 @@
+"""Every layout that is looked at: the values tried of each axis, and the legal ones of their product."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import product
+from typing import Any, NamedTuple
+
+from penteract.config.layout import (
+    CP_METHODS,
+    ZERO_STAGES,
+    AttentionKernel,
+    CpMethod,
+    Elementwise,
+    Layout,
+    LossKernel,
+)
+from penteract.errors import BadInput
+from penteract.planner.ask import EDITS, LOSS, RECOMPUTE, Ask, Values, budget_of, edits_of
+from penteract.planner.options import told_by
+from penteract.planner.space.legality import CROSSES, Legality, crosses_node
+from penteract.schedule.registry import SCHEDULES, ScheduleName
+from penteract.step.program import check_words
+
+Sizes = tuple[tuple[int, int], ...]  # micro-batch sizes, which grow, with their accumulation steps
+
+
+class MemoryOptions(NamedTuple):
+    """What a layout does that its state and activations fit, as fields of `Layout`."""
+
+    zero: int
+    shard_group: int
+    reduce_scatter_once: bool
+    reshard_after_step: bool
+    recompute: tuple[str, ...]
+    attention: AttentionKernel
+    loss: LossKernel
+    loss_chunk: int
+    elementwise: Elementwise
+    bucket_bytes: int
+    offload_optimizer: bool
+
+
+@cache
+def _fields(memory: MemoryOptions) -> Mapping[str, Any]:
+    return memory._asdict()
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutFamily:
+    """Layouts that differ in `MemoryOptions` and the micro-batch alone. `rest`: all other fields."""
+
+    rest: Mapping[str, Any]
+    members: tuple[tuple[MemoryOptions, Sizes], ...]
+
+    def layout(self, memory: MemoryOptions, size: int, steps: int) -> Layout:
+        return Layout(**self.rest, **_fields(memory), micro_batch_size=size, gradient_accumulation_steps=steps)
+
+    def runs(self) -> Iterator[tuple[Layout, ...]]:
+        """The layouts that differ in the micro-batch alone, together."""
+        for memory, sizes in self.members:
+            yield tuple(self.layout(memory, *size) for size in sizes)
+
+
+def divisors(n: int) -> tuple[int, ...]:
+    """Ascending."""
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return tuple(sorted({*small, *(n // d for d in small)}))
+
+
+@dataclass(frozen=True)
+class Space:
+    """The layouts of a question. Of each axis these values are tried, unless the question pins it:
+
+    dp tp pp cp            every ordered factorisation of the number of GPUs
+    schedule, vpp          without a pipeline one; else all, with one chunk a rank; those that need more, with the
+                           fewest for each number of layers that the longest chunk can have: more of that length only
+                           wait more
+    ep, expert_tp          for a model with experts: divisors of dp·cp; whole experts, or split over tp
+    cp_method              all, where cp > 1
+    zero                   0 to 3; 0 alone where no two ranks share parameters (dp·cp = 1)
+    shard_group            all who share parameters; over several nodes also those of one node, where their number
+                           divides
+    reduce_scatter_once,   of ZeRO 3 where there are several micro-batches: neither, or one of both (both together are
+    reshard_after_step     ZeRO 1 in all but name)
+    recompute              none, full; `between.py` tries others between the two
+    loss                   in chunks, as runs have it
+    attention              the fastest kernel that the rest allows, on GPUs in bf16
+    elementwise            kernels, on GPUs
+    micro_batch_size       the divisors of a replica's share of the batch
+
+    All GPUs are used. `NOT_TRIED` says what is left out.
+    """
+
+    ask: Ask
+
+    @cached_property
+    def meshes(self) -> tuple[tuple[int, int, int, int], ...]:
+        """(dp, tp, pp, cp)"""
+        gpus = self.ask.cluster.gpus
+        found = [
+            (gpus // (tp * pp * cp), tp, pp, cp)
+            for tp in divisors(gpus)
+            for pp in divisors(gpus // tp)
+            for cp in divisors(gpus // tp // pp)
+        ]
+        return tuple(m for m in found if all(n in self._values(a, (n,)) for a, n in zip(_MESH, m, strict=True)))
+
+    @cached_property
+    def enumerated(self) -> int:
+        """Layouts of the product, legal or not."""
+        return sum(
+            len(self.methods(cp))
+            * len(self.pipelines(pp))
+            * len(self.experts(tp, dp * cp))
+            * self._count(dp, self.memories(dp * cp, tp, cp, "all_gather"))
+            for dp, tp, pp, cp in self.meshes
+        )
+
+    def pipelines(self, pp: int) -> list[tuple[ScheduleName, int]]:
+        """(schedule, vpp), the plainest first"""
+        plain = Layout().schedule
+        found = [(plain, 1)]
+        if pp > 1:
+            chunks = self._values("vpp", _chunks(self.ask.model.layers, pp))
+            several = [s for s in SCHEDULES.values() if s.least_vpp > 1]
+            found.extend((s.name, 1) for s in SCHEDULES.values() if s.least_vpp == 1 and s.name != plain)
+            found.extend((s.name, n) for s in several for n in chunks if s.least_vpp <= n <= s.most_vpp)
+        schedules, chunks = self._values("schedule", tuple(SCHEDULES)), self._values("vpp", tuple(v for _, v in found))
+        return [(schedule, vpp) for schedule, vpp in found if schedule in schedules and vpp in chunks]
+
+    def experts(self, tp: int, rows: int) -> list[tuple[int, int]]:
+        """(ep, expert_tp) over `rows` = dp·cp places of `tp` ranks."""
+        some = self.ask.model.moe is not None
+        degrees = self._values("ep", divisors(rows) if some else (1,))
+        return list(product(degrees, self._values("expert_tp", (1, tp) if some and tp > 1 else (1,))))
+
+    def methods(self, cp: int) -> tuple[CpMethod, ...]:
+        allowed = self._values("cp_method", CP_METHODS)
+        found = CP_METHODS if cp > 1 else (Layout().cp_method,)
+        return tuple(m for m in found if m in allowed)
+
+    def memories(self, rows: int, tp: int, cp: int, method: CpMethod) -> list[MemoryOptions]:
+        """Of layouts where `rows` = dp·cp places of `tp` ranks share parameters and `cp` of them sequences."""
+        stages = self._values("zero", ZERO_STAGES if rows > 1 else ZERO_STAGES[:1])
+        sharings = [
+            (zero, group, whole, gathered)
+            for zero in stages
+            for group in self._values("shard_group", (0, *self._node(rows, tp)) if zero else (0,))
+            for whole in self._values("reduce_scatter_once", _CHOICES[zero])
+            for gathered in self._values("reshard_after_step", _CHOICES[zero])
+            if not (whole and gathered) or {"reduce_scatter_once", "reshard_after_step"} & self.ask.pins.keys()
+        ]
+        recomputes = [
+            edits_of({"recompute": name})["recompute"] for name in self._values("recompute", tuple(RECOMPUTE))
+        ]
+        kernels = product(
+            self._values("attention", (self.ask.attention(cp, method),)),
+            self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)),
+            self._values("elementwise", (self.ask.elementwise,)),
+            self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
+        )  # fmt: skip
+        return [
+            MemoryOptions(*sharing, recompute, *kernel)
+            for sharing, recompute, kernel in product(sharings, recomputes, list(kernels))
+        ]
+
+    def _node(self, rows: int, tp: int) -> tuple[int, ...]:
+        """The places of one node, where a stage has whole nodes and more than one."""
+        places, rest = divmod(self.ask.cluster.gpus_per_node, tp)
+        return (places,) if not rest and 1 < places < rows and rows % places == 0 else ()
+
+    def _tried(self, memory: MemoryOptions, steps: int) -> bool:
+        """Whether what stays whole over micro-batches is another value: for one it is none, unless pinned."""
+        pinned = {"reduce_scatter_once", "reshard_after_step"} & self.ask.pins.keys()
+        return steps > 1 or not (memory.reduce_scatter_once or memory.reshard_after_step) or bool(pinned)
+
+    def _steps(self, dp: int, size: int) -> int:
+        return max(1, self.ask.global_batch_size // (dp * size))
+
+    def _count(self, dp: int, memories: list[MemoryOptions]) -> int:
+        """Layouts that differ in memory and the micro-batch."""
+        return sum(self._tried(m, self._steps(dp, size)) for size in self.micro_batches(dp) for m in memories)
+
+    def micro_batches(self, dp: int) -> tuple[int, ...]:
+        """Of a share that is not whole, one: enough to be refused."""
+        total = self.ask.global_batch_size
+        return self._values("micro_batch_size", divisors(total // dp) if total % dp == 0 else (1,))
+
+    def families(self, refused: Counter[str]) -> Iterator[LayoutFamily]:
+        """The legal layouts; the others are counted by reason."""
+        ask, gpus, node = self.ask, self.ask.cluster.gpus, self.ask.cluster.gpus_per_node
+        legality = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
+        for mesh in self.meshes:
+            dp, tp, pp, cp = mesh
+            for method in self.methods(cp):
+                pipelines, experts = self.pipelines(pp), self.experts(tp, dp * cp)
+                memories = self.memories(dp * cp, tp, cp, method)
+                why = legality.split(tp, cp, method)
+                if not why and not ask.tp_across_nodes and crosses_node(tp, gpus, node):
+                    why = CROSSES
+                if why:
+                    refused[why] += len(pipelines) * len(experts) * self._count(dp, memories)
+                    continue
+                for (schedule, vpp), (ep, expert_tp) in product(pipelines, experts):
+                    fixed = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "cp_method": method, "schedule": schedule,
+                             "vpp": vpp, "ep": ep, "expert_tp": expert_tp, **self._edits}  # fmt: skip
+                    members = tuple(self._members(legality, fixed, memories, refused))
+                    if members:
+                        yield LayoutFamily(fixed, members)
+
+    def _members(
+        self, legality: Legality, fixed: Mapping[str, Any], memories: list[MemoryOptions], refused: Counter[str]
+    ) -> Iterator[tuple[MemoryOptions, Sizes]]:
+        """The legal ones of the layouts that share `fixed`."""
+        dp, rows = fixed["dp"], fixed["dp"] * fixed["cp"]
+        known: dict[tuple[str, bool], tuple[Sizes, Counter[str]]] = {}
+        for memory in memories:
+            shards = legality.shards(rows, fixed["ep"], memory[:4])
+            key = shards, self._tried(memory, 1)
+            if key not in known:
+                steps = [(size, self._steps(dp, size)) for size in self.micro_batches(dp)]
+                sizes = tuple(pair for pair in steps if self._tried(memory, pair[1]))
+                known[key] = self._sizes(legality, fixed, shards, sizes)
+            sizes, bad = known[key]
+            if bad:
+                refused.update(bad)
+            if not sizes:
+                continue
+            if why := legality.kernel(fixed["cp"], fixed["cp_method"], memory.attention):
+                refused[why] += len(sizes)
+            else:
+                yield memory, sizes
+
+    @cached_property
+    def _edits(self) -> dict[str, Any]:
+        """What is pinned of recomputing and offloading, one value each; `recompute` itself is one of
+        `MemoryOptions`."""
+        pinned = {name: values for name, values in self.ask.pins.items() if name in EDITS}
+        for name, values in pinned.items():
+            several = len(values) > 1 and name != "recompute"
+            if several or any(budget_of(str(v)) for v in values):
+                what = "a budget is solved for one layout" if not several else "this axis is held at one value"
+                raise BadInput("AXIS", what, where="--fix", found=f"{name}={'/'.join(map(str, values))}",
+                               fix=f"--layout …,{name}={next(iter(values))}")  # fmt: skip
+        edits = edits_of({name: next(iter(values)) for name, values in pinned.items()})
+        with told_by("--fix"):
+            check_words(Layout(**edits))
+        return {name: value for name, value in edits.items() if name != "recompute"}
+
+    def _sizes(
+        self, legality: Legality, fixed: Mapping[str, Any], shards: str, tried: Sizes
+    ) -> tuple[Sizes, Counter[str]]:
+        """Those that are legal, and the others' reasons. `shards`: the reason why state cannot be cut so."""
+        dp, cp, pp = fixed["dp"], fixed["cp"], fixed["pp"]
+        experts = legality.experts(fixed["tp"], dp * cp, fixed["ep"], fixed["expert_tp"])
+        found, bad = list[tuple[int, int]](), Counter[str]()
+        for size, steps in tried:
+            why = legality.pipeline(fixed["schedule"], pp, fixed["vpp"], steps)
+            why = why or experts or shards or legality.batch(dp, size, steps)
+            if why:
+                bad[why] += 1
+            else:
+                found.append((size, steps))
+        return tuple(found), bad
+
+    def _values(self, axis: str, tried: Values) -> Any:
+        """What is tried of an axis: its values, or those it is pinned to."""
+        pinned = self.ask.pins.get(axis)
+        if pinned is None:
+            return tried
+        return tuple(v for v in tried if v in pinned) if axis in _FILTERED else pinned
+
+
+# What `Space` leaves at one value, or tries few of, unless the question pins the axis.
+NOT_TRIED: Mapping[str, str] = {
+    "offload": "offload",
+    "offload_optimizer": "offload_optimizer",
+    "shard_group": "shard groups but of all that share parameters or of one node",
+    "recompute": "recomputation but none, full and, where none does not fit, three between",
+    "loss_chunk": "sizes of loss chunks",
+    "bucket_bytes": "sizes of buckets",
+    "vpp": "more chunks of the same length",
+}
+_MESH = ("dp", "tp", "pp", "cp")
+# The values of `reduce_scatter_once` and `reshard_after_step` under each stage of ZeRO, what takes less first.
+_CHOICES: Mapping[int, tuple[bool, ...]] = {zero: (True, False) if zero == 3 else (False,) for zero in ZERO_STAGES}
+_FILTERED = frozenset({*_MESH, "schedule", "cp_method"})  # other axes take pinned values that are not tried
+
+
+def _chunks(layers: int, pp: int) -> tuple[int, ...]:
+    """Numbers of chunks a rank, two or more: for each length of the longest chunk, the fewest that have it."""
+    fewest: dict[int, int] = {}
+    for vpp in range(2, layers // pp + 1):
+        fewest.setdefault(-(-layers // (pp * vpp)), vpp)
+    return tuple(fewest.values()) or (2,)

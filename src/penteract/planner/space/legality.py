@@ -1,0 +1,89 @@
+"""Which layouts can be, for very many at once: the rules of `config/rules/breaches.py`, asked once for each part of a
+layout.
+
+A rule looks at few axes. So a layout is refused by the first of its parts that is: (tp, cp, method), the pipeline
+with its micro-batches, the experts, the batch; and each part is looked at once, however many layouts share it. No
+rule is said again here. A test holds the counts against `breaches` of every whole layout.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penteract.config.case import Case
+from penteract.config.kernel_limits import kernel_breaches
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.config.rules.breaches import Breach, breaches
+
+CROSSES = "tp crosses a node"
+
+_TAIL = re.compile(r", and \w+$")
+_NUMBER = re.compile(r" = [\d·]+|(?:^| )\d+\b(?!·)")
+
+
+def reason(breach: Breach) -> str:
+    """A breach without its numbers: "tp = 3 does not divide attention heads = 32" and its like are one reason."""
+    return _TAIL.sub("", _NUMBER.sub("", breach[1]).strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Legality:
+    """The reason why a part of a layout cannot be, or ""; each part is looked at once."""
+
+    model: ModelSpec
+    sequence_length: int
+    global_batch_size: int
+    _seen: dict[Hashable, str] = field(default_factory=dict[Hashable, str], compare=False, repr=False)
+
+    def split(self, tp: int, cp: int, method: Any) -> str:
+        """Of heads, widths and tokens."""
+        return self._first(tp=tp, cp=cp, cp_method=method)
+
+    def pipeline(self, schedule: Any, pp: int, vpp: int, micros: int) -> str:
+        """Of layers, and of the schedule for `micros` micro-batches."""
+        return self._first(schedule=schedule, pp=pp, vpp=vpp, gradient_accumulation_steps=micros)
+
+    def experts(self, tp: int, rows: int, ep: int, expert_tp: int) -> str:
+        """Of experts over `rows` = dp·cp places of `tp` ranks."""
+        return self._first(dp=rows, tp=tp, ep=ep, expert_tp=expert_tp)
+
+    def shards(self, rows: int, ep: int, sharing: tuple[int, int, bool, bool]) -> str:
+        """Of state over `rows` = dp·cp places: (zero, shard_group, reduce_scatter_once, reshard_after_step)."""
+        zero, group, whole, gathered = sharing
+        ep = ep if group else 1
+        return self._first(
+            dp=rows, ep=ep, zero=zero, shard_group=group, reduce_scatter_once=whole, reshard_after_step=gathered
+        )
+
+    def batch(self, dp: int, micro_batch_size: int, micros: int) -> str:
+        """Of the global batch over replicas and micro-batches."""
+        axes: dict[str, Any] = {"dp": dp, "micro_batch_size": micro_batch_size, "gradient_accumulation_steps": micros}
+        return self._first(self.global_batch_size, **axes)
+
+    def kernel(self, cp: int, method: Any, attention: Any) -> str:
+        """Of the kernel of attention."""
+        axes: dict[str, Any] = {"cp": cp, "cp_method": method, "attention": attention}
+        key = ("kernel", *axes.items())
+        if key not in self._seen:
+            self._seen[key] = next((what for _, what in kernel_breaches(self.model, Layout(**axes))), "")
+        return self._seen[key]
+
+    def _first(self, global_batch_size: int | None = None, /, **axes: Any) -> str:
+        """The key is all that the layout is made of which is asked about."""
+        key = (global_batch_size, *axes.items())
+        if key not in self._seen:
+            case = Case(
+                model=self.model, layout=Layout(**axes), sequence_length=self.sequence_length,
+                global_batch_size=global_batch_size,
+            )  # fmt: skip
+            self._seen[key] = next(map(reason, breaches(case)), "")
+        return self._seen[key]
+
+
+def crosses_node(tp: int, gpus: int, gpus_per_node: int) -> bool:
+    """Whether some tensor group has ranks on two nodes: groups are neighbours, node by node."""
+    return gpus > gpus_per_node and gpus_per_node % tp != 0

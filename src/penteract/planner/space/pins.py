@@ -1,0 +1,66 @@
+"""Values that axes are held at, where no layout has them: refused with the nearest that some layout has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
+from math import log2
+from typing import Any
+
+from penteract.config.layout import CP_METHODS, ZERO_STAGES
+from penteract.errors import BadInput
+from penteract.planner.ask import Ask, Values, as_word
+from penteract.planner.space.layouts import Space, divisors
+from penteract.schedule.registry import SCHEDULES
+
+_TOLD = 2  # values that would go
+_TRIED = 4  # of an axis: the nearest
+
+
+def refuse_pins(ask: Ask, what: str = "") -> None:
+    """Raise BadInput. `what`: why none can be; without, as none is made of so many GPUs."""
+    allowed = "dp·tp·pp·cp = the GPUs, and schedules and context methods where pp and cp are more than 1"
+    raise BadInput("AXIS", what or f"no layout of {ask.cluster.gpus} GPUs has these values", where="--fix",
+                   found=_written(ask.pins), allowed="" if what else allowed, fix=_fix(ask))  # fmt: skip
+
+
+def _fix(ask: Ask) -> str:
+    """The values with those of one axis mended: the first for which that is enough."""
+    for axis, held in ask.pins.items():
+        found = tuple(islice((v for v in _near(ask, axis, held)[:_TRIED] if _some(ask, axis, v)), _TOLD))
+        if found:
+            return f"--fix {_written({**ask.pins, axis: _sorted(found)})}"
+    return "leave one out"
+
+
+def _some(ask: Ask, axis: str, value: Any) -> bool:
+    """Whether some layout can have the value, with the other axes as they are held."""
+    families = Space(replace(ask, pins={**ask.pins, axis: (value,)})).families(Counter())
+    return next(families, None) is not None
+
+
+def _near(ask: Ask, axis: str, held: Values) -> list[Any]:
+    """Values that a layout of so many GPUs may have of an axis, the nearest to those that it is held at first."""
+    gpus, batch = divisors(ask.cluster.gpus), divisors(ask.global_batch_size)
+    known: dict[str, Iterable[Any]] = {
+        **dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "expert_tp", "shard_group"), gpus),
+        "vpp": range(1, ask.model.layers + 1), "micro_batch_size": batch, "zero": ZERO_STAGES, "schedule": SCHEDULES,
+        "cp_method": CP_METHODS, "reduce_scatter_once": (False, True), "reshard_after_step": (False, True),
+    }  # fmt: skip
+
+    def apart(value: Any) -> float:
+        return 0 if isinstance(value, str) else min(abs(log2((value + 1) / (v + 1))) for v in held)
+
+    return sorted((v for v in known.get(axis, ()) if v not in held), key=apart)
+
+
+def _sorted(values: Values) -> Values:
+    """Numbers smaller first; words in their order."""
+    return values if isinstance(values[0], str) else tuple(sorted(values))
+
+
+def _written(pins: Mapping[str, Values]) -> str:
+    """As `--fix` reads them."""
+    return ",".join(f"{axis}={'/'.join(map(as_word, values))}" for axis, values in pins.items())

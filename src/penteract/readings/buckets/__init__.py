@@ -1,0 +1,1 @@
+"""Which buckets a rank has, planned without walking its parameters one by one."""

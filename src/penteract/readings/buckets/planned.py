@@ -1,0 +1,224 @@
+"""The buckets of a pipeline rank, counted by the kinds of its layers: equal layers are packed once, however many.
+
+`parallel/data.py` says what goes together and what fills a plan; a test holds the counts against its plans one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
+
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
+from penteract.config.optimizers import OptimizerKinds
+from penteract.config.precision.policy import Policy
+from penteract.model.decoder import owning_stages, shared
+from penteract.ops.params import Param
+from penteract.parallel.data import Bucket, BucketPlan, BucketRules, Unit, bucket_of, bucket_plans
+from penteract.readings.buckets.counted import Counted, count_bucket_plans
+from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerType, Recorder, Uses
+from penteract.readings.layers.reads import Memos, tracked
+from penteract.readings.layers.stage_assignment import RankLayers, StageAssignment
+from penteract.readings.price import away, bucket_workspace, held, in_ring_buffers, owned
+from penteract.step.ring_buffer import DEPTH, depth, gathered_bytes, ring_buffer_sizes, summed_bytes
+from penteract.units import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BucketMemory:
+    """What a rank holds of its buckets: bytes between steps, by kind; ring_buffers, where they are whole for a while;
+    both together; the most that an update allocates; and what the optimizer keeps on the host."""
+
+    held: Mapping[str, Bytes]
+    ring_buffer: Bytes
+    resident: Bytes
+    largest: Bytes
+    host: Bytes
+
+
+class _Part(NamedTuple):
+    """A bucket: what a rank holds of it between steps, the most that moving it allocates, and what is on the host."""
+
+    bucket: Bucket
+    held: Mapping[str, Bytes]
+    largest: Bytes
+    host: Bytes
+
+
+class Units(NamedTuple):
+    """Equal units of a rank, one after the other."""
+
+    kind: LayerType
+    unit: Unit
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """The units of a rank. Ranks that have the same have one object: what follows from them is kept by it."""
+
+    units: tuple[Units, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageGroups:
+    """The units of pipeline ranks with the same stages, and which ranks these are. Layouts with the same have one
+    object."""
+
+    runs: tuple[Runs, ...]
+    ranks: tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class BucketPlanner:
+    """Packs the parameters of pipeline ranks. `assignment`: which stages a layout's ranks have."""
+
+    model: ModelSpec
+    policy: Policy
+    optimizer_kinds: OptimizerKinds
+    recorder: Recorder
+    assignment: Callable[[Layout], StageAssignment]
+    memos: Memos = field(default_factory=Memos)
+    interned: dict[Hashable, Any] = field(
+        default_factory=dict[Hashable, Any]
+    )  # units, runs and bucket plans by what they are
+
+    # ---- one by one ------------------------------------------------------------------------------------------
+
+    def placed(self, layout: Layout, pp_rank: int) -> list[tuple[LayerType, tuple[Param, ...]]]:
+        """The pieces of a rank, one by one in the order of forward, with the parameters that each is first to use.
+
+        A layer's are those of the layer that was recorded: equal layers show the same.
+        """
+        return [(run.kind, run.unit.params) for run in self.runs(layout, pp_rank).units for _ in range(run.number)]
+
+    def bucket_plans(self, layout: Layout, pp_rank: int) -> Iterator[BucketPlan]:
+        """The groups of parameters that fill the buckets of a rank."""
+        runs = self.runs(layout, pp_rank)
+        units = [run.unit for run in runs.units for _ in range(run.number)]
+        return bucket_plans(self._rules(layout, units, pp_rank), units)
+
+    def buckets(self, layout: Layout, pp_rank: int) -> tuple[Bucket, ...]:
+        """The buckets of a rank."""
+        mesh = Mesh(layout)
+        rank = first_rank(mesh, pp_rank)
+        return tuple(bucket_of(plan, mesh, rank) for plan in self.bucket_plans(layout, pp_rank))
+
+    # ---- by kinds --------------------------------------------------------------------------------------------
+
+    def runs(self, layout: Layout, pp_rank: int) -> Runs:
+        """The units of a rank."""
+        return self.groups(layout).runs[self.assignment(layout).group[pp_rank]]
+
+    @tracked
+    def groups(self, layout: Layout) -> StageGroups:
+        """The units of pipeline ranks with the same stages."""
+        assignment, cut = self.assignment(layout), layout.cuts_units
+        uses = tuple([self.recorder.uses(layout, kind) for kind in assignment.kinds])
+        key = (assignment, uses, cut)
+        if key not in self.interned:
+            used = dict(zip(assignment.kinds, uses, strict=True))
+            self.interned[key] = StageGroups(
+                tuple([self._runs(own, used, cut=cut) for own in assignment.by_group(assignment.chains)]),
+                assignment.groups,
+            )
+        return self.interned[key]
+
+    def _runs(self, chains: RankLayers, uses: Mapping[LayerType, Uses], *, cut: bool) -> Runs:
+        """What an end uses after the other is the other's."""
+        ends, out = set[str](), list[Units]()
+        for kind, n in chain.from_iterable(chains):
+            names = {p.name for p in uses[kind].params} if kind in EMBEDDING_AND_HEAD else set[str]()
+            out.append(Units(kind, self._unit(uses[kind], frozenset(names & ends), cut=cut), n))
+            ends |= names
+        return self.interned.setdefault(tuple(out), Runs(tuple(out)))
+
+    def _unit(self, used: Uses, again: frozenset[str], *, cut: bool) -> Unit:
+        """`again`: parameters that are another unit's already."""
+        key = (used, again, cut)
+        if key not in self.interned:
+            params = tuple([p for p in used.params if p.name not in again])
+            both = shared(self.model)
+            self.interned[key] = Unit(params, used.delayed, both, used.coded) if cut else Unit(params, shared=both)
+        return self.interned[key]
+
+    @tracked
+    def counted(self, layout: Layout, runs: Runs, stage: int) -> Counted:
+        """The bucket plans of a rank with these units, as it has them in a pipeline stage."""
+        if not self.shares(runs):
+            stage = 0  # the bucket plans of another are no others
+        rules = self._rules(layout, [run.unit for run in runs.units], stage)
+        own = {unit: self._unit_plans(layout, unit, stage) for unit in dict.fromkeys(run.unit for run in runs.units)}
+        found = count_bucket_plans(rules, [(run.unit, own[run.unit], run.number) for run in runs.units])
+        return tuple([(self.interned.setdefault((*plan.kind, plan.key.owning_stages), plan), n) for plan, n in found])
+
+    @tracked
+    def _unit_plans(self, layout: Layout, unit: Unit, stage: int) -> list[BucketPlan]:
+        """Those that are of one unit alone."""
+        return list(self._rules(layout, [unit], stage).of_unit(unit, 0)) if layout.cuts_units else []
+
+    @tracked
+    def bucket(self, layout: Layout, plan: BucketPlan, stage: int) -> Bucket:
+        """Of the first rank of a stage."""
+        mesh = Mesh(layout)
+        return bucket_of(plan.at(stage), mesh, first_rank(mesh, stage))
+
+    @tracked
+    def _part(self, layout: Layout, plan: BucketPlan, stage: int) -> _Part:
+        b, p = self.bucket(layout, plan, stage), self.policy
+        return _Part(b, held((b,), p), bucket_workspace(b, p, layout.elementwise), away(b, p))
+
+    def unit_buckets(self, layout: Layout, runs: Runs, stage: int) -> list[list[Bucket]]:
+        """The buckets that each of the units has alone, for each run of equal ones."""
+        at = stage if self.shares(runs) else 0
+        made = {unit: self.buckets_of(layout, unit, at) for unit in dict.fromkeys(run.unit for run in runs.units)}
+        return [made[run.unit] for run in runs.units]
+
+    @tracked
+    def buckets_of(self, layout: Layout, unit: Unit, stage: int) -> list[Bucket]:
+        """Those that a unit has alone."""
+        return [self.bucket(layout, plan, stage) for plan in self._unit_plans(layout, unit, stage)]
+
+    @tracked
+    def state(self, layout: Layout, runs: Runs, stage: int) -> BucketMemory:
+        """What a rank with these units holds; the stage tells more only where others share its parameters."""
+        parts = [(self._part(layout, plan, stage), n) for plan, n in self.counted(layout, runs, stage)]
+        kinds = owned([(part.bucket, n) for part, n in parts], self.policy, [part.held for part, _ in parts])
+        ring_buffer = sum(in_ring_buffers(*self.ring_buffers(layout, runs, stage)).values())
+        resident, largest = sum(kinds.values()) + ring_buffer, max([part.largest for part, _ in parts])
+        return BucketMemory(kinds, ring_buffer, resident, largest, sum([n * part.host for part, n in parts]))
+
+    def ring_buffers(self, layout: Layout, runs: Runs, stage: int) -> tuple[Bytes, Bytes]:
+        """Bytes of a rank's ring_buffers: of gathered parameters, and of gradients in one action."""
+        if not layout.cuts_units:
+            return 0, 0
+        n, widths = depth(layout, sum([run.number for run in runs.units])), self.policy.widths
+        parameters, gradients, begin = dict[int, Bytes](), dict[int, Bytes](), 0
+        sizes = dict[Unit, tuple[Bytes, Bytes]]()
+        for run, own in zip(runs.units, self.unit_buckets(layout, runs, stage), strict=True):
+            # Further units of the run take turns at the same entries.
+            if run.unit not in sizes:
+                sizes[run.unit] = (
+                    sum([gathered_bytes(b, widths) for b in own]),
+                    sum([summed_bytes(b, widths) for b in own]),
+                )
+            parameters |= dict.fromkeys(range(begin, begin + min(run.number, n)), sizes[run.unit][0])
+            gradients |= dict.fromkeys(range(begin, begin + min(run.number, DEPTH)), sizes[run.unit][1])
+            begin += run.number
+        return sum(ring_buffer_sizes(parameters, n)), sum(ring_buffer_sizes(gradients, DEPTH))
+
+    def shares(self, runs: Runs) -> bool:
+        """Whether these units have parameters that live on other stages too."""
+        return bool(shared(self.model)) and any(run.kind in EMBEDDING_AND_HEAD for run in runs.units)
+
+    def _rules(self, layout: Layout, units: Sequence[Unit], stage: int) -> BucketRules:
+        where = owning_stages(self.model, layout, {p.name: stage for unit in units for p in unit.params})
+        return BucketRules(where, Mesh(layout), self.policy, self.optimizer_kinds)
+
+
+def first_rank(mesh: Mesh, pp_rank: int) -> int:
+    """Of a pipeline stage."""
+    return mesh.ranks((pp_rank,), (0,), (0,))[0]

@@ -1,0 +1,1 @@
+"""Seconds of kernels and collectives, by what was measured of the hardware."""

@@ -1,0 +1,165 @@
+"""How long what goes over wires takes: inside a node as measured, between nodes as their fabric allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import ceil, log, log2
+from typing import NamedTuple
+
+from penteract.config.hardware import Curves, Fabric, Points
+from penteract.readings.costs.curve import Curve
+from penteract.units import Bytes, Seconds
+
+_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}  # of the whole tensor over every link of a ring
+_HOP = 2e-6  # seconds from rank to rank of one node inside a collective; modelled
+_ALIKE = {"all_to_all_v": "all_to_all"}
+
+
+class GroupSpan(NamedTuple):
+    """How a group lies: `ranks` of them over `nodes`."""
+
+    ranks: int
+    nodes: int
+
+    @staticmethod
+    def of(ranks: tuple[int, ...], gpus_per_node: int) -> GroupSpan:
+        """Of global ranks, a node being `gpus_per_node` consecutive ones."""
+        return _span(ranks, gpus_per_node)
+
+
+@cache
+def _span(ranks: tuple[int, ...], gpus_per_node: int) -> GroupSpan:
+    return GroupSpan(len(ranks), len({r // gpus_per_node for r in ranks}))
+
+
+class CollectiveCost(NamedTuple):
+    """Seconds of a collective of one group: `inside` the nodes, and `fixed + each · bytes` between them. Both go on at
+    once, a piece of the tensor after the other, so the slower one tells."""
+
+    inside: Curve | None
+    fixed: Seconds
+    each: float
+
+    def __call__(self, amount: Bytes) -> Seconds:
+        there = self.fixed + self.each * amount
+        here = self.inside(amount) if self.inside else 0.0
+        return here if here > there else there
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """Rates of collectives and of sends.
+
+    measured   (kind, ranks) -> curve, inside a node
+    one_way    a send; `both_ways`: with as much coming back
+    best       whether curves are taken at their best (`Curve.at_best`)
+    lines      what `collective` has been asked for
+    """
+
+    measured: Mapping[tuple[str, int], Curve]
+    one_way: Curve
+    both_ways: Curve
+    between: Fabric
+    bus: Mapping[str, Points]
+    best: bool = False
+    lines: dict[tuple[str, GroupSpan], CollectiveCost] = field(
+        default_factory=dict[tuple[str, GroupSpan], CollectiveCost], compare=False, repr=False
+    )
+
+    @staticmethod
+    def of(known: Curves, inside: Fabric, between: Fabric) -> Wires:
+        """`known` as it would be on `inside`: what lies above the latency, stretched by the ratio of their links."""
+        slower = known.inside.gb_per_second / inside.gb_per_second
+        one, both = (_curve(points, slower) for points in known.p2p)
+        measured = {(kind, ranks): _curve(points, slower) for kind, ranks, points in known.collectives}
+        return Wires(measured, one, both, between, dict(between.bus))
+
+    def collective(self, kind: str, span: GroupSpan, amount: Bytes) -> Seconds:
+        """`amount`: bytes of the tensor handed over, the output of a gather, the input of others."""
+        line = self.lines.get((kind, span))
+        if line is None:
+            line = self._line(_ALIKE.get(kind, kind), span)
+            if self.best and line.inside:
+                line = line._replace(inside=line.inside.at_best())
+            self.lines[kind, span] = line
+        return line(amount)
+
+    def _line(self, kind: str, span: GroupSpan) -> CollectiveCost:
+        ranks, nodes = span
+        if ranks < 2:
+            return CollectiveCost(None, 0.0, 0.0)
+        if kind in ("send", "shift"):
+            curve = self.one_way if kind == "send" else self.both_ways
+            return (
+                CollectiveCost(curve, 0.0, 0.0)
+                if nodes < 2
+                else CollectiveCost(None, self._rounds("send", GroupSpan(2, 2)), 1 / self._port)
+            )
+        if nodes < 2:
+            return CollectiveCost(self._inside(kind, ranks), 0.0, 0.0)
+        here = self._inside(kind, ceil(ranks / nodes)) if ranks > nodes else None
+        return CollectiveCost(here, self._rounds(kind, span), self._each(kind, span))
+
+    # ---- inside a node -------------------------------------------------------------------------------------------
+
+    def _inside(self, kind: str, ranks: int) -> Curve:
+        """Between two measured sizes of a group in proportion; beyond them as a ring has it: latency of more rounds,
+        and the bandwidth of the nearest."""
+        if (kind, ranks) in self.measured:
+            return self.measured[kind, ranks]
+        known = sorted(n for k, n in self.measured if k == kind)
+        below = max((n for n in known if n < ranks), default=known[0])
+        above = min((n for n in known if n > ranks), default=below)
+        low = self.measured[kind, below]
+        if above != below and below < ranks:
+            high, w = self.measured[kind, above], (ranks - below) / (above - below)
+            return Curve.of((s, low(s) * (1 - w) + high(s) * w) for s in low.sizes)
+        share = (ranks - 1) / ranks / ((below - 1) / below)
+        floor, rounds = low.floor, log2(ranks) / log2(below)
+        return Curve.of((s, floor * rounds + (low(s) - floor) * share) for s in low.sizes)
+
+    # ---- between nodes -------------------------------------------------------------------------------------------
+
+    @property
+    def _port(self) -> float:
+        """Bytes/s that one device's port reaches."""
+        return self.between.gb_per_second * 1e9 * self.between.efficiency
+
+    def _each(self, kind: str, span: GroupSpan) -> float:
+        """s/byte of what leaves a node: a group uses the ports of its own devices there, its neighbours the others.
+
+        Where bus bandwidth of whole nodes was measured, what it lost beyond the rounds is a busier network."""
+        local, n = span.ranks / span.nodes, span.ranks
+        if kind == "all_to_all":
+            return (n - local) / n / self._port
+        port = _PASSES[kind] * (n - 1) / n / (self._port * local)
+        points, fabric = self.bus.get(kind), self.between
+        if points is None:
+            return port
+        whole = GroupSpan(span.nodes * fabric.devices, span.nodes)
+        passed = _PASSES[kind] * (whole.ranks - 1) / whole.ranks
+        took = fabric.message * passed / (_at(points, span.nodes) * 1e9) - self._rounds(kind, whole)
+        share = (n - 1) / n / ((whole.ranks - 1) / whole.ranks)
+        return took / fabric.message * share * fabric.devices / local if took > 0 else port
+
+    def _rounds(self, kind: str, span: GroupSpan) -> Seconds:
+        """Latency: of the call, and of the hops of a ring, a few of them between nodes. Sums over many nodes go by a
+        tree where that is quicker."""
+        hop, call = self.between.latency_us * 1e-6, self.one_way.floor
+        ring = span.nodes * hop + (span.ranks - span.nodes) * _HOP
+        tree = 2 * ceil(log2(span.nodes)) * hop + 2 * span.ranks / span.nodes * _HOP
+        return call + (min(ring, tree) if kind == "all_reduce" else ring)
+
+
+def _curve(points: Points, slower: float) -> Curve:
+    """Of microseconds."""
+    return Curve.of((size, us * 1e-6) for size, us in points).stretched(slower)
+
+
+def _at(points: Points, x: float) -> float:
+    """Straight between points over the logarithm of both; beyond them as the outermost pieces go on."""
+    i = min(max(sum(p[0] < x for p in points), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[i - 1], points[i]
+    return y0 * (y1 / y0) ** (log(x / x0) / log(x1 / x0))

@@ -1,0 +1,316 @@
+"""A rank's step in small: one layer for all that are alike, one micro-batch, and sizes that carry their formula.
+
+What it holds and asks for is what the whole step does, so many times over: `alike` and `times` say how many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
+from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
+from penteract.config.precision.policy import Policy
+from penteract.model.decoder import owning_stages, part, shared
+from penteract.model.modules import anonymous, first_like
+from penteract.ops.declarations.fp8 import is_coded, remembered
+from penteract.ops.do import Do
+from penteract.ops.lower import Chunk, lower
+from penteract.ops.params import OwningStages, Param, reduce_ranks
+from penteract.ops.symbols import Size, symbolic
+from penteract.ops.tape import Site
+from penteract.parallel.data import Bucket, Unit, buckets, shard_groups
+from penteract.parallel.pipeline import stage_layers
+from penteract.schedule.actions import ActionList, Compute, Exchange, computes
+from penteract.schedule.in_flight import action_lists
+from penteract.schedule.registry import ScheduleName, schedule_of
+from penteract.step.events import READS, Around
+from penteract.step.fsdp import Event, gathers
+from penteract.step.program import Program, layer_edits, units_of
+from penteract.step.ring_buffer import depth
+
+_Reads = Mapping[str, tuple[int, ...]]  # action of a chunk -> the units whose cut parameters it reads, in order
+
+
+@dataclass(frozen=True, slots=True)
+class Short(Program):
+    """A program of a few layers that has the routers of all, and the linears of which numbers are kept."""
+
+    routers: tuple[str, ...] = ()
+    linears: tuple[Site, ...] = ()
+
+    @property
+    def remembering(self) -> tuple[Site, ...]:
+        return self.linears
+
+    @property
+    def balanced(self) -> tuple[str, ...]:
+        return self.routers
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A parameter that stands for `times` alike, and the line that uses it first."""
+
+    param: Param
+    line: str
+    times: int
+    gathers: int = 0  # in a step, of all of them; of what is cut
+
+    @property
+    def name(self) -> str:
+        return anonymous(self.param.name)
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicProgram:
+    """`program` has the whole step's chunks in small; its buckets are one for each of `owned`, without padding.
+
+    `layout` is symbolic, while the program's mesh is plain: ranks are numbers.
+    `alike[chunk][layer]`: how many layers the recorded one stands for. `buckets`: those of the whole step, plain.
+    `gathers`: how often a step gathers each of their units.
+    """
+
+    program: Program
+    layout: Layout
+    owned: tuple[Owned, ...]
+    alike: tuple[Mapping[int, int], ...]
+    buckets: tuple[Bucket, ...]
+    gathers: Mapping[int, int]
+
+    def times(self, chunk: int, layer: int) -> int:
+        return self.alike[chunk].get(layer, 1)
+
+    def once(self) -> Program:
+        """Every action of one micro-batch, each bucket summed last."""
+        summed: tuple[Event, ...] = tuple([("reduce", b) for b in range(len(self.program.buckets))])
+        p = self.program
+        first = [t for a in p.actions if isinstance(a, Exchange) for t in a.transfers if t.micro == 0]
+        chunks = enumerate(p.chunks)
+        walks = [Compute(kind, 0, c) for c, chunk in chunks for kind in chunk.actions]  # type: ignore[arg-type]
+        actions = (Exchange(tuple(first)), *walks)
+        return replace(p, actions=actions, events={(len(actions), 0): Around(summed)})
+
+    def warm_up(self) -> Program:
+        """The whole schedule's actions until the first that goes back."""
+        actions = self.program.actions
+        backward = next(i for i, a in enumerate(actions) if any(c.kind != "Fwd" for c in computes(a)))
+        last = max(i for i in range(backward) if any(c.kind == "Fwd" for c in computes(actions[i])))
+        return replace(self.program, actions=actions[: last + 1])
+
+
+def miniature(
+    m: ModelSpec,
+    layout: Layout,
+    sequence_length: int,
+    precision: Policy,
+    *,
+    rank: int,
+    schedule: ScheduleName | None,
+    optimizer_kinds: OptimizerKinds = PLAIN,
+) -> SymbolicProgram:
+    """The step of `rank` in small."""
+    name, mesh = schedule or layout.schedule, Mesh(layout)
+    at = mesh.coordinates(rank)["pp"]
+    model, cut, length = symbolic(m, layout, sequence_length)
+    cut_at, split = stage_layers(m.layers, layout.stages), schedule_of(name).split_backward
+    stages = [cut_at[s] for s in layout.placement.stages[at]]
+    linears, like = precision.linears(m.layers, m.mtp_layers), first_like(m, precision)
+    alike = tuple(_alike(layout, layers, like) for layers in stages)
+    said = [
+        _record(Do(Mesh(cut), linears), model, length, sorted(some), ends=(layers.start == 0, layers.stop == m.layers))
+        for layers, some in zip(stages, alike, strict=True)
+    ]
+    chunks = tuple(
+        lower(do.tape, layout.edit(-1), layer_edits(layout, layers), split=split)
+        for do, layers in zip(said, stages, strict=True)
+    )
+    owned = tuple(_owned(said, chunks, alike))
+    where = owning_stages(m, layout, {o.param.name: at for o in owned})
+    coded = {op.site.params[0] for chunk in chunks for op in chunk.tape.ops if is_coded(op.site)}
+    program = Short(
+        model, mesh, rank, length, precision, chunks, tuple(o.param for o in owned), (), where,
+        tuple(
+            replace(
+                _bucket(o.param, where, mesh, Mesh(cut), rank, shared(m), optimizer_kinds.of(matrix=o.param.matrix)),
+                gathered_as="code" if o.param.name in coded else "parameter",
+                moments=precision.moments_of(o.param.name),
+            )
+            for o in owned
+        ),
+        tuple(_actions(name, layout)[at]), {}, _routers(chunks, alike), _linears(chunks, alike),
+    )  # fmt: skip
+    units = [
+        [_plain_unit(u) for u in _units(do, some, layers, m, like)]
+        for do, some, layers in zip(said, alike, stages, strict=True)
+    ]
+    whole = [unit for some in units for unit in some]
+    real = buckets(
+        _once(whole), owning_stages(m, layout, {q.name: at for u in whole for q in u.params}), mesh, rank, precision,
+        optimizer_kinds=optimizer_kinds,
+    )  # fmt: skip
+    reads = _reads(chunks, units, real)
+    read = [reads[a.chunk].get(a.kind, ()) for a in program.actions if isinstance(a, Compute)] if any(reads) else []
+    turns = gathers(read, depth(layout, len(whole)))
+    told = {
+        i: _stand_in(i, some, like) for layers, some in zip(stages, alike, strict=True) for i in layers
+    }  # fmt: skip
+    return SymbolicProgram(program, cut, tuple(_gathered(owned, real, turns, told)), alike, real, turns)
+
+
+def _alike(layout: Layout, layers: range, like: Sequence[int]) -> dict[int, int]:
+    """The layers to record, and how many each stands for: one of each kind, and the last, as what follows it may
+    keep something else of it. Where layers differ in their edit, each is recorded."""
+    if not layout.uniform:
+        return dict.fromkeys(layers, 1)
+    first, found = dict[int, int](), Counter[int]()
+    for layer in layers[:-1]:
+        found[first.setdefault(like[layer], layer)] += 1
+    return {**found, layers[-1]: 1}
+
+
+def _record(do: Do, m: ModelSpec, length: Size, layers: list[int], ends: tuple[bool, bool]) -> Do:
+    part(do, m, layers, length, first=ends[0], last=ends[1])
+    return do
+
+
+def _actions(name: ScheduleName, layout: Layout) -> list[ActionList]:
+    return list(action_lists(name, layout.pp, layout.vpp, layout.gradient_accumulation_steps))
+
+
+def _owned(said: list[Do], chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) -> Iterator[Owned]:
+    seen = set[str]()
+    for do, chunk, times in zip(said, chunks, alike, strict=True):
+        for op in chunk.tape.ops:
+            for name in op.site.params:
+                if name not in seen:
+                    yield Owned(do.params[name], op.site.line, times.get(op.site.layer, 1))
+                seen.add(name)
+
+
+def _bucket(
+    q: Param, where: OwningStages, mesh: Mesh, cut: Mesh, rank: int, both: frozenset[str], optimizer_kind: OptimizerKind
+) -> Bucket:
+    """A parameter as a bucket of its own, summed last. Who holds it is a size too: what cuts it divides the stage."""
+    members, size = reduce_ranks(q.cut(mesh), where[q.name], mesh, rank), q.numel(cut)
+    count = cut.size("stage") // prod(s.pieces(cut) for s in q.shards) * len(where[q.name])
+    assert count == len(members), q.name
+    lay, copies = mesh.layout, 1
+    shard_ranks, replicate_ranks = shard_groups(members, lay, rank)
+    if lay.shard_group:
+        each = lay.shard_group if lay.shard_group >= lay.ep or not _by_experts(q) else cut.layout.ep
+        copies = cut.layout.dp * cut.layout.cp // each
+    shards = count // copies if lay.zero and len(shard_ranks) > 1 else 1
+    cuts = lay.zero >= 2 and q.name not in both and len(where[q.name]) == 1 and shards > 1
+    return Bucket(
+        (q,), (0,), size, members, q.decay, across_stages=True, shard_ranks=shard_ranks,
+        replicate_ranks=replicate_ranks, shards=shards,
+        cut_gradients=cuts and not lay.reduce_scatter_once, cut_parameters=cuts and lay.zero == 3,
+        optimizer_kind=optimizer_kind, offloaded=lay.offload_optimizer and not optimizer_kind.by_matrix,
+    )  # fmt: skip
+
+
+def _linears(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) -> tuple[Site, ...]:
+    """The linears of which numbers are kept, of all layers."""
+    return tuple(
+        op.site
+        for chunk, times in zip(chunks, alike, strict=True)
+        for op in chunk.tape.ops if remembered(op.site)
+        for _ in range(times.get(op.site.layer, 1))
+    )  # fmt: skip
+
+
+def _routers(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) -> tuple[str, ...]:
+    """The routers whose choice a bias steers, of all layers."""
+    return tuple(
+        str(op.site.attrs["name"])
+        for chunk, times in zip(chunks, alike, strict=True)
+        for op in chunk.tape.ops if op.site.op_name == "tokens_per_expert"
+        for _ in range(times.get(op.site.layer, 1))
+    )  # fmt: skip
+
+
+def _by_experts(q: Param) -> bool:
+    return any(s.axis == "ep" for s in q.shards)
+
+
+def _units(do: Do, recorded: Mapping[int, int], layers: range, m: ModelSpec, like: Sequence[int]) -> Iterator[Unit]:
+    """The units of a chunk's layers, each like the one that was recorded for its kind, and of what is at its ends."""
+    told, first = list(units_of([do], m)), layers.start == 0
+    inside = dict(zip(sorted(recorded), told[first:], strict=False))
+    yield from told[:first]
+    for i in layers:
+        yield _as_layer(inside[_stand_in(i, recorded, like)], i)
+    yield from told[first + len(inside) :]
+
+
+def _stand_in(layer: int, recorded: Mapping[int, int], like: Sequence[int]) -> int:
+    """The recorded layer that this one is like."""
+    return layer if layer in recorded else next(i for i in recorded if like[i] == like[layer])
+
+
+def _as_layer(unit: Unit, layer: int) -> Unit:
+    def name(of: str) -> str:
+        return ".".join(["layers", str(layer), *of.split(".")[2:]])
+
+    return replace(
+        unit, params=tuple(replace(q, name=name(q.name)) for q in unit.params),
+        delayed=frozenset(map(name, unit.delayed)), coded=frozenset(map(name, unit.coded)),
+    )  # fmt: skip
+
+
+def _once(units: list[Unit]) -> list[Unit]:
+    """What several units use counts for the first."""
+    seen, out = set[str](), list[Unit]()
+    for u in units:
+        out.append(replace(u, params=tuple(q for q in u.params if q.name not in seen)))
+        seen |= {q.name for q in u.params}
+    return out
+
+
+def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucket, ...]) -> list[_Reads]:
+    """Which units each action of a chunk reads cut parameters of."""
+    cut = {q.name for b in real if b.cut_parameters for q in b.params}
+    out, number = list[_Reads](), 0
+    for chunk, own in zip(chunks, units, strict=True):
+        found = dict[str, tuple[int, ...]]()
+        for action, instructions in chunk.actions.items():
+            calls = (i.call for i in instructions if i.call.phase in READS)
+            read = {anonymous(n) for c in calls for n in c.site.params}
+            using = [
+                number + k
+                for k, u in enumerate(own)
+                if any(q.name in cut and anonymous(q.name) in read for q in u.params)
+            ]
+            found[action] = tuple(using if action == "Fwd" else reversed(using))
+        out.append({action: some for action, some in found.items() if some})
+        number += len(own)
+    return out
+
+
+def _gathered(
+    owned: tuple[Owned, ...], real: tuple[Bucket, ...], turns: Mapping[int, int], told: Mapping[int, int]
+) -> Iterator[Owned]:
+    """With how often each is gathered, whichever layers it stands for. `told`: the layer that stands for each; blocks
+    that predict further stand for themselves."""
+    found = Counter[str]()
+    for b in real:
+        for q in b.params if b.cut_parameters else ():
+            at, _, rest = q.name.removeprefix("layers.").partition(".")
+            found[f"layers.{told.get(int(at), at)}.{rest}" if q.name.startswith("layers.") else q.name] += turns[b.unit]
+    named = {q.name for b in real for q in b.params}
+    for o in owned:
+        yield replace(o, gathers=found[o.param.name]) if o.param.name in named else o
+
+
+def _plain(q: Param) -> Param:
+    shards = tuple(replace(s, parts=None if s.parts is None else int(s.parts)) for s in q.shards)
+    return replace(q, shape=tuple(map(int, q.shape)), shards=shards)
+
+
+def _plain_unit(unit: Unit) -> Unit:
+    return replace(unit, params=tuple(_plain(q) for q in unit.params))

@@ -1,0 +1,308 @@
+"""Why a rank's price is what it is: for each number its formula, its numbers, and the line of the program that says it.
+
+The recorded program is priced by the very reading that prices it, once with sizes that carry their formula. Rows add up
+to the price, and a formula holds at other sizes too, as long as the program takes the same branches there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
+from penteract.config.optimizers import PLAIN, OptimizerKinds
+from penteract.config.precision.policy import Policy, grain, policy
+from penteract.ops.declarations.fp8 import is_coded, remembered
+from penteract.ops.expression import Expression
+from penteract.ops.spec import Spec
+from penteract.ops.symbols import evaluate, expression_of, values
+from penteract.ops.tape import Call, Site
+from penteract.readings.explain.symbolic_program import SymbolicProgram, miniature
+from penteract.readings.explain.terms import KINDS, Term, TermKind, Why
+from penteract.readings.layers.expert_load import Balanced, Load
+from penteract.readings.price import Pricing, away, fed, held
+from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
+from penteract.schedule.registry import ScheduleName
+from penteract.step.agreements import Agreement
+from penteract.step.program import BufferKey, Program
+from penteract.step.ring_buffer import gradient_ring_buffer, parameter_ring_buffer
+from penteract.step.update import through
+from penteract.step.walk import Silent, walk, walk_forward
+from penteract.units import Bytes
+
+_PAST = ("largest values", "x, w and g of past steps")
+_AGREED = "step/agreements.py"
+_RING_BUFFER = "step/ring_buffer.py"
+_MUON = "step/muon.py"
+_UPDATE = "step/update.py"
+
+
+class _Derived(NamedTuple):
+    """All that makes a row but its formula; those with the same formula too are one row."""
+
+    kind: TermKind
+    what: str
+    detail: str
+    line: str = ""
+    ranks: tuple[int, ...] = ()
+    flight: int = 1
+
+
+def why(
+    model: ModelSpec,
+    layout: Layout,
+    sequence_length: int,
+    precision: str | Policy = "fp32",
+    rank: int = 0,
+    *,
+    schedule: ScheduleName | None = None,
+    optimizer_kinds: OptimizerKinds = PLAIN,
+) -> Why:
+    """What `rank` holds, computes and sends in a step, by line of the program.
+
+    Kept are the bytes alive after the last forward that comes before a backward; `Why.whole` adds what is beside them.
+    """
+    small = miniature(
+        model, layout, sequence_length, policy(precision), rank=rank, schedule=schedule, optimizer_kinds=optimizer_kinds
+    )
+    load = Balanced.of(small.program.model, small.layout, small.program.sequence_length)
+    telling = _Telling(small, load, values(model, layout, sequence_length))
+    walk(small.once(), telling)
+    telling.data()
+    telling.padding()
+    telling.updates()
+    telling.ring_buffers()
+    telling.temporary()
+    telling.kept()
+    return Why(tuple(telling.rows()), telling.numbers)
+
+
+@dataclass(slots=True)
+class _Alive(Silent):
+    """The registers alive after the last action."""
+
+    now: set[tuple[BufferKey, int]] = field(default_factory=set[tuple[BufferKey, int]])
+    at_last: frozenset[tuple[BufferKey, int]] = frozenset()
+
+    def call(self, buffer: BufferKey, call: Call) -> None:
+        self.now |= {(buffer, r) for r in call.outs}
+
+    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
+        self.now -= {(buffer, r) for r in registers}
+
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+        self.now |= {(buffer, r) for t, buffer, r in transfers if t.kind == "Recv"}
+
+    def after(self, action: Compute | Overlapped | Exchange) -> None:
+        self.at_last = frozenset(self.now)
+
+
+@dataclass(slots=True)
+class _Telling(Silent):
+    """The reading that asks the pricing one question at a time, and writes down who asked."""
+
+    small: SymbolicProgram
+    load: Load
+    numbers: Mapping[str, int]
+    found: Counter[tuple[_Derived, Expression]] = field(default_factory=Counter[tuple[_Derived, Expression]])
+    sizes: dict[tuple[int, int], Bytes] = field(default_factory=dict[tuple[int, int], Bytes])  # of registers, by chunk
+    redistributions: dict[Site, str] = field(default_factory=dict[Site, str])
+    seen: set[tuple[Site, str]] = field(default_factory=set[tuple[Site, str]])
+
+    @property
+    def p(self) -> Program:
+        return self.small.program
+
+    @property
+    def micros(self) -> int:
+        return self.small.layout.gradient_accumulation_steps
+
+    def ask(self) -> Pricing:
+        return Pricing(self.p, self.load)
+
+    # ---- the walk --------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        for chunk in self.p.chunks:
+            programs = ((op.site.op_name, op.program) for op in chunk.tape.ops if op.program is not None)
+            self.redistributions |= {
+                c.site: name for name, program in programs for c in (*program.forward, *program.backward)
+            }
+
+    def agree(self, agreement: Agreement) -> None:
+        pricing = self.ask()
+        pricing.agree(agreement)
+        for (kind, ranks), amount in pricing.price.wires.items():
+            self.tell(_Derived("wires", kind, agreement.name, _AGREED, ranks), amount)
+
+    def call(self, buffer: BufferKey, call: Call) -> None:
+        if call.phase == "finish":
+            return
+        pricing, site = self.ask(), call.site
+        pricing.call(buffer, call)
+        self.sizes |= {(buffer[0], r): n for (_, r), n in pricing.alive.items()}
+        again = " again" * ((site, call.phase) in self.seen)
+        self.seen.add((site, call.phase))
+        times = self.small.times(buffer[0], site.layer)
+        for phase, amount in pricing.price.flops.items():
+            said = _Derived("flops", site.op_name, phase.replace("_", " ") + again, site.line)
+            self.tell(said, amount * self.micros, times)
+        for (kind, ranks), amount in pricing.price.wires.items():
+            asked = (
+                "scales" if call.phase != "start" else f"{self.redistributions.get(site, '')} over {site.attrs['axis']}"
+            )
+            over = f"{asked}{again}"
+            self.tell(_Derived("wires", kind, over, site.line, ranks), amount * self.micros, times)
+
+    def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
+        for t, buffer, r in transfers:
+            pricing = self.ask()
+            pricing.exchange(((t, buffer, r),))
+            self.sizes |= {(buffer[0], r): n for (_, r), n in pricing.alive.items()}
+            for (kind, ranks), amount in pricing.price.wires.items():
+                said = _Derived("wires", kind, f"{t.what} over pp", self._touched(buffer[0], r), ranks)
+                self.tell(said, amount * self.micros)
+
+    def reduce(self, bucket: int) -> None:
+        """A parameter's own bytes, and the sum of its gradients."""
+        owned, b = self.small.owned[bucket], self.p.buckets[bucket]
+        shape = _shape(Spec(owned.param.local_shape(Mesh(self.small.layout))))
+        for kind, amount in held([b], self.p.precision).items():
+            self.tell(_Derived(kind, owned.name, shape, owned.line), amount, owned.times)  # type: ignore[arg-type]
+        self.tell(_Derived("host", owned.name, shape, owned.line), away(b, self.p.precision), owned.times)
+        self._bucket(Pricing.reduce, bucket, "gradients of", owned.times * (self.micros if b.cut_gradients else 1))
+        if b.shards > 1:
+            self._bucket(Pricing.replicate, bucket, "gradients of", owned.times)
+            of, times = ("used", owned.gathers) if b.cut_parameters else ("moved", owned.times)
+            self._bucket(Pricing.gather, bucket, of, times)
+
+    # ---- what no call asks for -------------------------------------------------------------------------------
+
+    def data(self) -> None:
+        """Micro-batches, by the line that reads them first."""
+        for c, chunk in enumerate(self.p.chunks):
+            for r, name in chunk.inputs.items():
+                if not any(name in earlier.tape.inputs for earlier in self.p.chunks[:c]):
+                    amount = fed({name: chunk.specs[r]}, self.micros, self.p.widths)
+                    self.tell(_Derived("data", name, _shape(chunk.specs[r]), self._touched(c, r)), amount)
+
+        for c, chunk in enumerate(self.p.chunks):
+            for site in (op.site for op in chunk.tape.ops):
+                if amount := self.small.times(c, site.layer) * remembered(site):
+                    said = ("scales", "of weights as codes") if is_coded(site) else _PAST
+                    self.tell(_Derived("data", *said, site.line), amount)
+
+    def padding(self) -> None:
+        """What buckets hold and send beside their parameters; no formula, as it depends on how they are packed."""
+        plain = replace(self.p, buckets=self.small.buckets)
+        for i, b in enumerate(self.small.buckets):
+            if b.shards == grain(b.moments) == 1:
+                continue
+            alone = [replace(b, params=(q,), offsets=(0,), size=q.numel(self.p.mesh)) for q in b.params]
+            beside = self._of_bucket(plain, i)
+            for n in range(len(alone)):
+                beside.subtract(self._of_bucket(replace(plain, buckets=tuple(alone)), n))
+            for (kind, what, ranks), amount in beside.items():
+                self.tell(_Derived(kind, what, "padding", ranks=ranks), amount)
+
+    def updates(self) -> None:
+        """What matrices take that are moved as a whole; no formula, as it depends on how they are packed and
+        by_group."""
+        plain = replace(self.p, buckets=self.small.buckets)
+        for i, b in enumerate(plain.buckets):
+            if b.optimizer_kind.by_matrix:
+                pricing = Pricing(plain, self.load)
+                pricing.update(i)
+                for phase, amount in pricing.price.flops.items():
+                    self.tell(_Derived("flops", b.optimizer_kind.name, phase, _MUON), amount)
+                for (kind, ranks), amount in pricing.price.wires.items():
+                    self.tell(_Derived("wires", kind, "update of matrices", _MUON, ranks), amount)
+
+    def ring_buffers(self) -> None:
+        """What is whole for a while, by the place that the largest unit needs."""
+        small, widths = self.small, self.p.widths
+        for what, ring_buffer in (
+            ("gathered parameters", parameter_ring_buffer(small.buckets, small.layout, widths)),
+            ("gradients of one action", gradient_ring_buffer(small.buckets, widths)),
+        ):
+            for n in ring_buffer.sizes:
+                self.tell(_Derived("ring_buffer", what, "of the largest unit", _RING_BUFFER), n)
+
+    def temporary(self) -> None:
+        """Through which what the optimizer keeps on the host passes."""
+        staging = through(((b, 1) for b in self.small.buckets), self.p.precision)
+        for _ in range(staging.count):
+            self.tell(_Derived("optimizer", "a slice of the host's", "on its way", _UPDATE), staging.each)
+
+    def kept(self) -> None:
+        """Registers alive after the last forward that comes before a backward."""
+        alive = _Alive()
+        walk_forward(replace(self.small.warm_up(), events={}), alive)
+        flights = Counter((buffer[0], r) for buffer, r in alive.at_last)
+        for (c, r), flight in sorted(flights.items()):
+            chunk = self.p.chunks[c]
+            made = next((i.call.site for i in chunk.actions["Fwd"] if r in i.call.outs), None)
+            what = "received" if made is None else self.redistributions.get(made, made.op_name)
+            said = _Derived("kept", f"{what} {_shape(chunk.specs[r])}", self._kept_for(c, r),
+                         made.line if made else self._touched(c, r), flight=flight)  # fmt: skip
+            self.tell(said, self.sizes[c, r], self.small.times(c, made.layer) if made else 1)
+
+    # ---- telling ---------------------------------------------------------------------------------------------
+
+    def tell(self, said: _Derived, amount: int, times: int = 1) -> None:
+        if amount:
+            self.found[said, expression_of(amount)] += times
+
+    def rows(self) -> Iterator[Term]:
+        for (said, expression), count in sorted(self.found.items(), key=lambda item: KINDS.index(item[0][0].kind)):
+            yield Term(
+                kind=said.kind, what=said.what, detail=said.detail, formula=expression.show(),
+                numbers=expression.show(self.numbers), each=evaluate(expression, self.numbers), count=count,
+                flight=said.flight, line=said.line, names=frozenset(expression.names()), ranks=said.ranks,
+            )  # fmt: skip
+
+    def _bucket(self, question: Callable[[Pricing, int], None], bucket: int, of: str, times: int) -> None:
+        owned, pricing = self.small.owned[bucket], self.ask()
+        question(pricing, bucket)
+        for (kind, ranks), amount in pricing.price.wires.items():
+            self.tell(_Derived("wires", kind, f"{of} {owned.name}", owned.line, ranks), amount, times)
+
+    def _of_bucket(self, p: Program, bucket: int) -> Counter[tuple[TermKind, str, tuple[int, ...]]]:
+        """All that a bucket takes, in plain numbers."""
+        b = p.buckets[bucket]
+        asked = [(Pricing.reduce, int(self.micros) if b.cut_gradients else 1)]
+        if b.shards > 1:
+            asked += [(Pricing.replicate, 1), (Pricing.gather, self.small.gathers[b.unit] if b.cut_parameters else 1)]
+        found = Counter[tuple[TermKind, str, tuple[int, ...]]]()
+        found.update({(kind, kind, ()): n for kind, n in held([b], p.precision).items()})  # type: ignore[misc]
+        found["host", "host", ()] += away(b, p.precision)
+        for question, times in asked:
+            pricing = Pricing(p, self.load)
+            question(pricing, bucket)
+            found.update({("wires", kind, ranks): n * times for (kind, ranks), n in pricing.price.wires.items()})
+        return found
+
+    def _touched(self, chunk: int, register: int) -> str:
+        """The line that makes a register, or else reads it first; copies to and from the host are no line's."""
+        calls = [i.call for some in self.p.chunks[chunk].actions.values() for i in some if i.call.site.line]
+        makes = (c.site.line for c in calls if register in c.outs)
+        reads = (c.site.line for c in calls if register in c.ins)
+        return next(makes, "") or next(reads, "")
+
+    def _kept_for(self, chunk: int, register: int) -> str:
+        """Who reads a register after the forward."""
+        readers = dict[str, None]()
+        for name, instructions in self.p.chunks[chunk].actions.items():
+            for call in (i.call for i in instructions if name != "Fwd" and register in i.call.ins):
+                again = call.phase in ("forward", "start", "finish")
+                op_name = self.redistributions.get(call.site, call.site.op_name)
+                readers[f"{op_name} again" if again else f"{op_name}'s {call.phase.replace('_', ' ')}"] = None
+        return "for " + ", ".join(readers) if readers else "to be sent"
+
+
+def _shape(spec: Spec) -> str:
+    return f"[{', '.join(expression_of(d).show() if isinstance(d, int) else 'received' for d in spec.shape)}]"

@@ -1,0 +1,127 @@
+"""What one pass of a micro-batch through a piece holds on a rank: kept, temporary activations, and what a declaration
+allocates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec
+from penteract.ops.declarations import declaration_of
+from penteract.ops.declarations.fp8 import remembered
+from penteract.ops.spec import Spec, Widths
+from penteract.ops.tape import Phase, Site
+from penteract.readings.layers.expert_load import Balanced, Load
+from penteract.readings.layers.layer_program import LayerProgram, bytes_of, shapes
+from penteract.readings.layers.reads import Memos, tracked
+from penteract.step.offsets import Life, Span, aligned, lay_out
+from penteract.units import Bytes
+
+_RUNS: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")  # in a declaration; others are collectives
+Crossings = tuple[tuple[tuple[int, int], tuple[int, int], Bytes], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holding:
+    """`remembered` bytes that its linears keep between steps
+
+    `buffers`    bytes kept, by span; without the registers at its borders
+    `borders`    the life of what it receives and hands on: value, value, gradient of the second, gradient of the first
+    `stream`     bytes of a register at a border
+    `crossing`   temporary activations by action that crosses between layers inside of the piece: (from, to, bytes)
+    `temporary`  activations of one layer, by action
+    `workspace` the largest of a declaration
+    `routed`      bytes kept whose size is routed, by span; `routed_temporary`: the most at once beside them, by action
+    `in_transit`  bytes on their way to or from the host, by action; `host`: bytes kept there, by span
+    """
+
+    inputs: Mapping[str, Spec]
+    remembered: Bytes
+    buffers: Mapping[Span, Bytes]
+    borders: tuple[Life | None, Life | None, Life | None, Life | None]
+    stream: Bytes
+    crossing: Mapping[str, Crossings]
+    temporary: Mapping[str, Bytes]
+    workspace: Bytes
+    routed: Mapping[Span, Bytes]
+    routed_temporary: Mapping[str, Bytes]
+    in_transit: Mapping[str, Bytes]
+    host: Mapping[Span, Bytes]
+
+
+@dataclass(slots=True)
+class Holder:
+    """Measures pieces. What of a layout its kernels and its routing depend on is noted as it is read."""
+
+    model: ModelSpec
+    sequence_length: int
+    widths: Widths
+    memos: Memos = field(default_factory=Memos)
+
+    @tracked
+    def measure(self, layout: Layout, piece: LayerProgram) -> Holding:
+        """The registers of a piece laid out as a step lays them out."""
+        outline, specs = piece.outline, piece.specs
+        chunk, alive = outline.chunk, outline.lives
+        load = Balanced.of(self.model, layout, self.sequence_length)
+        known = piece.sizes.setdefault(load, {})
+        for spec in {*specs.values()} - known.keys():
+            known[spec] = bytes_of(spec, self.widths, load), aligned(spec, self.widths)
+        every = {r: known[spec] for r, spec in specs.items()}
+        sizes = {r: n for r in alive if not specs[r].pinned and (n := every[r][1])}
+        found = lay_out(chunk.actions, alive, sizes, chunk.turns)
+        ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
+        buffers, routed, temporary = dict(found.buffers), Counter[Span](), list[tuple[Life, Bytes]]()
+        crossing: dict[str, list[tuple[tuple[int, int], tuple[int, int], Bytes]]] = {}
+        for r, life in alive.items():
+            (name, run, _), (last, last_run, _) = life
+            if r in sizes:
+                if name == last and run != last_run and r not in chunk.turns:
+                    crossing.setdefault(name, []).append((life.born[1:], life.dies[1:], sizes[r]))
+            elif name == last:
+                temporary.append((life, every[r][0]))
+            else:
+                routed[life.span] += every[r][0]
+        host = Counter[Span]()
+        for r in alive if outline.copies else ():
+            if specs[r].pinned:
+                host[alive[r].span] += every[r][1]
+        for r in {r for r in ends if r is not None}:
+            buffers[alive[r].span] -= sizes.get(r, 0)
+        return Holding(
+            inputs=piece.inputs,
+            remembered=sum(map(remembered, piece.shapes.sites)),
+            buffers={span: n for span, n in buffers.items() if n},
+            borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
+            stream=next((sizes[r] for r in ends if r is not None), 0),
+            crossing={name: tuple(c) for name, c in crossing.items()},
+            temporary={name: s.layer for name, s in found.temporary.items()},
+            workspace=self._largest(piece, layout, load),
+            routed=+routed, routed_temporary=_most_at_once(temporary),
+            in_transit={name: s.in_transit for name, s in found.temporary.items() if s.in_transit}, host=host,
+        )  # fmt: skip
+
+    def _largest(self, piece: LayerProgram, layout: Layout, load: Load) -> Bytes:
+        """The largest workspace of a declaration."""
+        sites, jobs = piece.shapes.sites, [job for job in piece.outline.jobs if job[1] in _RUNS]
+        return max([self._workspace(layout, sites[place], phase, load) for place, phase in jobs], default=0)
+
+    @tracked
+    def _workspace(self, layout: Layout, site: Site, phase: Phase, load: Load) -> Bytes:
+        return declaration_of(site, layout).workspace(phase, shapes(site, load), site.weights, site.attrs, self.widths)
+
+
+def _most_at_once(registers: Iterable[tuple[Life, Bytes]]) -> dict[str, Bytes]:
+    """The most bytes at once, by action, of registers that live in one action alone."""
+    most: dict[str, Bytes] = {}
+    changes: dict[str, list[tuple[int, int, Bytes]]] = {}
+    for life, n in registers:
+        changes.setdefault(life.born[0], []).extend([(life.born[2], 0, n), (life.dies[2], 1, -n)])
+    for name, events in changes.items():
+        now = 0
+        for _, _, change in sorted(events):
+            now += change
+            most[name] = max(most.get(name, 0), now)
+    return most

@@ -1,0 +1,303 @@
+"""The pieces that stages are made of: the embedding, one layer of each kind, the head. Each is recorded once for all
+layouts that say the same of it, and every stage is a sum of them.
+
+Recorded alone, a piece receives its input and hands on its result. In a stage its neighbours do that: the registers at
+a border are then born in one piece and die in the next (`composed.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from math import prod
+from typing import NamedTuple
+
+from penteract.config.layout import Edit, Layout
+from penteract.config.mesh import Mesh
+from penteract.config.model import ModelSpec
+from penteract.config.precision.module_patterns import LinearLayers
+from penteract.config.precision.policy import Policy
+from penteract.model.decoder import part
+from penteract.model.modules import first_like
+from penteract.ops.collectives import counted
+from penteract.ops.declarations import OPS, declaration_of
+from penteract.ops.declarations.declaration import FLOAT
+from penteract.ops.declarations.fp8 import is_coded
+from penteract.ops.do import Do
+from penteract.ops.offload import LAYER_INPUTS, OFFLOAD_OPS
+from penteract.ops.params import Param
+from penteract.ops.spec import Spec, Widths
+from penteract.ops.tape import Site, Tape
+from penteract.parallel.tensor import chunk_tokens
+from penteract.readings.layers.expert_load import Balanced, Load
+from penteract.readings.layers.outline import Outline, Saying, saying, sites_of
+from penteract.readings.layers.reads import Memos, changed, tracked
+from penteract.readings.layers.sized import OPEN, Sized, sized
+from penteract.step.events import READS
+from penteract.step.offsets import Span, aligned
+from penteract.units import Bytes
+
+Wire = tuple[str, str]  # collective, axis
+Sizes = dict[Spec, tuple[Bytes, Bytes]]
+
+
+class LayerType(NamedTuple):
+    """The embedding, the head, or a kind of layer: by the first that is like it, and the first place of a stage that
+    has its edit."""
+
+    name: str
+    place: int = -1
+
+
+EMBEDDING, HEAD = EMBEDDING_AND_HEAD = (LayerType("embedding"), LayerType("head"))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerProgram:
+    """What one pass of a micro-batch through a piece does on a rank. `holdings.py` tells what it takes. Layouts that
+    say the same have one object: what follows from it is kept by the piece, however many fields told of it.
+
+    `shapes` of its tape; `sites`: those of the tape, then those of copies
+    `sizes`  bytes of registers, and of their places in an arena, so far as they were asked for; by what is routed
+    """
+
+    outline: Outline
+    shapes: Sized
+    sites: Sequence[Site]
+    sizes: dict[Load, Sizes]
+
+    @property
+    def inputs(self) -> Mapping[str, Spec]:
+        return self.shapes.inputs
+
+    @cached_property
+    def specs(self) -> Mapping[int, Spec]:
+        """Of every register that lives."""
+        return self.outline.specs(self.shapes, self.sites)
+
+    @cached_property
+    def read_by(self) -> Mapping[str, frozenset[str]]:
+        """The parameters that each action reads."""
+        found = dict[str, frozenset[str]]()
+        for action, calls in self.outline.calls.items():
+            jobs = (self.outline.jobs[job] for job in {job for job, _, _ in calls})
+            found[action] = frozenset(n for at, phase in jobs if phase in READS for n in self.sites[at].params)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Growth:
+    """What a layer keeps for each sequence, by span: of its own, and its input."""
+
+    own: Mapping[Span, Bytes]
+    entry: Mapping[Span, Bytes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Uses:
+    """The parameters of a piece, in the order of their first use; of these, whose gradients may wait, and which are
+    gathered as codes. Pieces that use the same have one object."""
+
+    params: tuple[Param, ...]
+    delayed: frozenset[str]
+    coded: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recorded:
+    """A tape whose micro-batch size is open, with what is asked of it again and again."""
+
+    tape: Tape
+    uses: Uses
+    saying: Saying
+    op_names: set[str]
+    sites: list[Site]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recording:
+    """A tape at one micro-batch size. `sizes` as in `LayerProgram`."""
+
+    recorded: _Recorded
+    shapes: Sized
+    sizes: dict[Load, Sizes]
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Records pieces of one model at one sequence length and precision.
+
+    What a layout says of a piece is kept by what saying it read. From the tape on the key is what was said: tapes that
+    say the same share an outline, and the same shapes with the same outline are one piece.
+    """
+
+    model: ModelSpec
+    sequence_length: int
+    precision: Policy
+    memos: Memos = field(default_factory=Memos)
+    outlines: dict[tuple[Saying, Edit, bool], Outline] = field(default_factory=dict[tuple[Saying, Edit, bool], Outline])
+    pieces: dict[tuple[_Recording, Outline], LayerProgram] = field(
+        default_factory=dict[tuple["_Recording", Outline], LayerProgram]
+    )
+    used: dict[tuple[object, ...], Uses] = field(default_factory=dict[tuple[object, ...], "Uses"])
+    widths: Widths = field(init=False)
+    linears: LinearLayers = field(init=False)
+    names: Sequence[str] = field(init=False)  # of the kind of each layer
+
+    def __post_init__(self) -> None:
+        self.widths = self.precision.widths
+        self.linears = self.precision.linears(self.model.layers, self.model.mtp_layers)
+        self.names = [f"as layer {first}" for first in first_like(self.model, self.precision)]
+
+    def kinds(self, layers: range, layout: Layout) -> tuple[tuple[LayerType, int], ...]:
+        """The kinds of a stage's layers in order, runs of the same counted."""
+        runs: list[tuple[LayerType, int]] = []
+        for place, i in enumerate(layers):
+            kind = LayerType(self.names[i], layout.like(place))
+            if runs and runs[-1][0] == kind:
+                runs[-1] = (kind, runs[-1][1] + 1)
+            else:
+                runs.append((kind, 1))
+        return tuple(runs)
+
+    @tracked
+    def piece(self, layout: Layout, kind: LayerType) -> LayerProgram:
+        """A piece as a layout shows it."""
+        told = self._told(layout, kind.name)
+        outline = self._outline(told.recorded, layout, kind)
+        if (told, outline) not in self.pieces:
+            shapes = told.shapes
+            sites = [*shapes.sites, *outline.copied(shapes)] if outline.copies else shapes.sites
+            self.pieces[told, outline] = LayerProgram(outline, shapes, sites, told.sizes)
+        return self.pieces[told, outline]
+
+    def _outline(self, recorded: _Recorded, layout: Layout, kind: LayerType) -> Outline:
+        split, (recompute, offload) = layout.split_backward, layout.edit(kind.place)
+        edit = Edit(
+            tuple([op_name for op_name in recompute if op_name in recorded.op_names]),
+            tuple([op_name for op_name in offload if op_name in recorded.op_names or op_name == LAYER_INPUTS]),
+        )
+        key = (recorded.saying, edit, split)
+        if key not in self.outlines:
+            self.outlines[key] = Outline.of(recorded.tape, edit, split=split)
+        return self.outlines[key]
+
+    @tracked
+    def uses(self, layout: Layout, kind: LayerType) -> Uses:
+        """What a piece has of parameters. That is the same for any number of tokens, so it is looked at with few."""
+        few = changed(layout, micro_batch_size=1, loss_chunk=self.sequence_length)
+        found = self._tape_of(few, kind.name).uses
+        return self.used.setdefault((found.params, found.delayed, found.coded), found)
+
+    @tracked
+    def growth(self, layout: Layout, kind: LayerType) -> Growth:
+        """Bytes that a layer keeps for each sequence of a micro-batch at least, by span, what routing sizes left out;
+        and those of its input, which another layer makes."""
+        recorded = self._recorded(changed(layout, micro_batch_size=OPEN), kind.name)
+        outline, grown = self._outline(recorded, layout, kind), Counter[Span]()
+        tape, chunk = recorded.tape, outline.chunk
+        exit_ = None if tape.exit is None else tape.specs[tape.exit]
+        open_ = Sized(tape.specs, {}, exit_, recorded.sites)
+        specs = outline.specs(open_, [*recorded.sites, *outline.copied(open_)])
+        ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
+        for r, life in outline.lives.items():
+            if not life.temporary and r not in ends and not specs[r].pinned:
+                grown[life.span] += aligned(specs[r], self.widths) // OPEN
+        handed, r = dict[Span, Bytes](), chunk.entry
+        if r is not None and r in outline.lives and outline.lives[r].dies[0] != "Fwd" and not specs[r].pinned:
+            handed["Fwd", outline.lives[r].dies[0]] = aligned(specs[r], self.widths) // OPEN
+        return Growth(+grown, handed)
+
+    def tape(self, layout: Layout, kind: LayerType) -> Tape:
+        """What a layout says of a piece."""
+        tokens = self._flat(layout, kind.name)
+        return (self._say_flat(layout, tokens) if tokens else self._say(layout, kind.name, self.sequence_length)).tape
+
+    @tracked
+    def _told(self, layout: Layout, name: str) -> _Recording:
+        """The tape of a piece, at the layout's micro-batch size."""
+        if tokens := self._flat(layout, name):
+            return self._told_flat(layout, tokens)
+        recorded = self._tape_of(layout, name)
+        return _Recording(recorded, sized(recorded.tape, recorded.sites, layout.micro_batch_size), {})
+
+    def _tape_of(self, layout: Layout, name: str) -> _Recorded:
+        if tokens := self._flat(layout, name):
+            return self._told_flat(layout, tokens).recorded
+        chunked = name == HEAD.name and layout.loss == "chunked"  # the micro-batch's size decides how many chunks
+        return self._recorded(layout if chunked else changed(layout, micro_batch_size=OPEN), name)
+
+    @tracked
+    def _recorded(self, layout: Layout, name: str) -> _Recorded:
+        return _recording(self._say(layout, name, self.sequence_length))
+
+    def _flat(self, layout: Layout, name: str) -> int:
+        """Tokens of a rank, where they are all that a head sees: in chunks of whole rows of a micro-batch, it makes of
+        one long sequence what it makes of several. 0 where it sees more."""
+        if name != HEAD.name or self.model.mtp_layers or layout.loss != "chunked":
+            return 0
+        lay, chunk = layout, layout.loss_chunk or chunk_tokens(self.model.vocab_size // layout.tp)
+        return 0 if chunk % lay.micro_batch_size else self.sequence_length // lay.cp * lay.micro_batch_size
+
+    @tracked
+    def _told_flat(self, layout: Layout, tokens: int) -> _Recording:
+        """The head of one sequence of so many tokens."""
+        recorded = _recording(self._say_flat(layout, tokens))
+        return _Recording(recorded, sized(recorded.tape, recorded.sites, 1), {})
+
+    def _say_flat(self, layout: Layout, tokens: int) -> Do:
+        return self._say(changed(layout, cp=1, micro_batch_size=1), HEAD.name, tokens)
+
+    def _say(self, layout: Layout, name: str, length: int) -> Do:
+        do = Do(Mesh(layout), self.linears, trains=True)
+        first, last = name == EMBEDDING.name, name == HEAD.name
+        part(do, self.model, () if first or last else (self.names.index(name),), length, first=first, last=last)
+        return do
+
+    def work(self, piece: LayerProgram, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
+        """FLOPs by phase, and bytes on wires."""
+        load, flops, wires = Balanced.of(self.model, layout, self.sequence_length), Counter[str](), Counter[Wire]()
+        mesh = Mesh(layout)
+        for job, _, _ in chain.from_iterable(piece.outline.calls.values()):
+            place, phase = piece.outline.jobs[job]
+            site = piece.sites[place]
+            if phase == "start" and site.op_name in OFFLOAD_OPS:
+                continue
+            if phase == "start":
+                spec = counted(site.op_name, site.ins[0], site.outs[0])
+                wires[site.op_name, str(site.attrs["axis"])] += bytes_of(spec, self.widths, load)
+            elif phase != "finish":
+                declaration = declaration_of(site, layout)
+                about = (phase, shapes(site, load), site.weights, site.attrs)
+                flops[phase] += declaration.flops(*about)
+                axis, n = declaration.agreed(*about)
+                if n and mesh.size(axis) > 1:
+                    wires["all_reduce", axis] += n * FLOAT
+        return +flops, +wires
+
+
+def _recording(do: Do) -> _Recorded:
+    sites = sites_of(do.tape)
+    op_names = {op.site.op_name for op in do.tape.ops}
+    if any(op.site.layer >= 0 for op in do.tape.ops):  # where there is no layer, none is recomputed as a whole
+        op_names.add("*")
+    waiting = frozenset(
+        n for site in sites if site.params and OPS[site.op_name].declaration.deferrable for n in site.params
+    )
+    coded = frozenset(site.params[0] for site in sites if is_coded(site))
+    return _Recorded(do.tape, Uses(tuple(do.params.values()), waiting, coded), saying(do.tape), op_names, sites)
+
+
+def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:
+    """The shapes that a site is about, as numbers."""
+    return [tuple([d if isinstance(d, int) else load.received(d.layer, 0) for d in s.shape]) for s in site.ins]
+
+
+def bytes_of(spec: Spec, widths: Widths, load: Load) -> Bytes:
+    """Bytes of a register on the device."""
+    if spec.pinned:
+        return 0
+    return prod([d if isinstance(d, int) else load.received(d.layer, 0) for d in spec.shape]) * widths[spec.role]

@@ -1,0 +1,54 @@
+"""Which stages the pipeline ranks of a layout have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penteract.readings.layers.layer_program import LayerType
+from penteract.readings.layers.stages import StageLayers
+from penteract.schedule.schedule import Placement
+
+_T = TypeVar("_T")
+RankLayers = tuple[StageLayers, ...]  # of a pipeline rank, one a chunk
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageAssignment:
+    """Which layers the pipeline ranks have. Layouts that assign the same have one object.
+
+    groups   ranks that have the same, together
+    group    of each rank, its place in `groups`
+    chains   each once; `chunks`: of each group, the place of each of its chains among them
+    kinds    of all pieces, each once
+    """
+
+    by_rank: tuple[RankLayers, ...]
+    groups: tuple[tuple[int, ...], ...]
+    group: tuple[int, ...]
+    chains: tuple[StageLayers, ...]
+    chunks: tuple[tuple[int, ...], ...]
+    kinds: tuple[LayerType, ...]
+
+    @staticmethod
+    def of(chains: Sequence[StageLayers], placement: Placement) -> StageAssignment:
+        """`chains`: of each stage."""
+        by_rank = tuple(tuple([chains[s] for s in own]) for own in placement.stages)
+        groups: dict[RankLayers, list[int]] = {}
+        for r, own in enumerate(by_rank):
+            groups.setdefault(own, []).append(r)
+        numbers = {own: i for i, own in enumerate(groups)}
+        distinct = {chain: i for i, chain in enumerate(dict.fromkeys(chains))}
+        return StageAssignment(
+            by_rank,
+            tuple(map(tuple, groups.values())),
+            tuple(numbers[own] for own in by_rank),
+            tuple(distinct),
+            tuple(tuple([distinct[chain] for chain in own]) for own in groups),
+            tuple(dict.fromkeys(kind for chain in distinct for kind, _ in chain)),
+        )
+
+    def by_group(self, each: Sequence[_T]) -> list[tuple[_T, ...]]:
+        """By group, what there is of each of its chains; `each`: of `chains`."""
+        return [tuple([each[i] for i in chunks]) for chunks in self.chunks]

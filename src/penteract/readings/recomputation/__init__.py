@@ -1,0 +1,1 @@
+"""The cheapest recomputation within a memory budget."""

@@ -1,0 +1,149 @@
+"""What each set of ops to recompute keeps and costs, by kind of piece: sums over groups of ops
+(`ops/liveness.py`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, prod
+from typing import NamedTuple
+
+from penteract.config.layout import Layout
+from penteract.config.recompute import NONE
+from penteract.ops.liveness import Liveness, LivenessAnalysis, groups
+from penteract.ops.tape import Tape
+from penteract.readings.estimator import Estimator
+from penteract.readings.layers.expert_load import Balanced
+from penteract.readings.layers.layer_program import LayerType, bytes_of
+from penteract.readings.time.cost import seconds_alone
+from penteract.step.offsets import aligned
+from penteract.units import Bytes, Seconds
+
+MANY = 2**15  # sets
+
+
+class Choice(NamedTuple):
+    """A set of ops: what each kind of piece keeps of what could be dropped, and the seconds of what it recomputes."""
+
+    op_names: tuple[str, ...]
+    kept: tuple[Bytes, ...]
+    cost: tuple[Seconds, ...]
+
+    def __or__(self, other: Choice) -> Choice:
+        """Of two sets that know nothing of each other."""
+        kept = tuple([a + b for a, b in zip(self.kept, other.kept, strict=True)])
+        return Choice(
+            self.op_names + other.op_names, kept, tuple([a + b for a, b in zip(self.cost, other.cost, strict=True)])
+        )
+
+    @property
+    def sorted(self) -> Choice:
+        """With its ops as a layout says them."""
+        return self._replace(op_names=tuple(dict.fromkeys((*NONE, *sorted(self.op_names)))))
+
+
+class Choices(NamedTuple):
+    """Every set that differs, unless they are more than `MANY`; and those that none betters in what they keep and
+    cost."""
+
+    every: tuple[Choice, ...]
+    frontier: tuple[Choice, ...]
+
+    @staticmethod
+    def of(estimator: Estimator, kinds: Sequence[LayerType], plain: Layout) -> Choices:
+        """For these kinds of pieces of a layout that recomputes nothing."""
+        tapes = [estimator.composer.recorder.tape(plain, kind) for kind in kinds]
+        measures = [_measure(estimator, kind, tape, plain) for kind, tape in zip(kinds, tapes, strict=True)]
+        tables = [
+            [
+                Choice(tuple(op_names), *zip(*map(_told, measures, lives_of), strict=True))  # type: ignore[arg-type]
+                for op_names, lives_of in table
+            ]
+            for table in groups([LivenessAnalysis.of(tape) for tape in tapes], NONE)
+        ]
+        none = Choice((), (0,) * len(kinds), (0.0,) * len(kinds))
+        every, best = [none], [none]
+        many = prod(map(len, tables)) > MANY
+        for table in tables:
+            every = every if many else [a | b for a in every for b in table]
+            best = frontier([a | b for a in best for b in frontier(table)])
+        chosen = tuple([c.sorted for c in best])
+        return Choices(chosen if many else tuple([c.sorted for c in every]), chosen)
+
+
+def frontier(choices: Iterable[Choice]) -> list[Choice]:
+    """Those that none betters in both what they keep and cost, of equal ones that with fewest ops."""
+    alike = defaultdict[tuple[object, ...], list[Choice]](list)
+    some = sorted(choices, key=lambda c: (sum(c.cost), sum(c.kept), len(c.op_names), c.op_names))
+    n = len(some[0].kept)
+    main = max(range(n), key=lambda k: len({(c.kept[k], c.cost[k]) for c in some}))
+    for c in some:  # where all but one kind are the same, in order of its cost a lower least is a better one
+        alike[tuple([(c.kept[k], c.cost[k]) for k in range(n) if k != main])].append(c)
+    left = [c for same in alike.values() for c in _descending(same, main)]
+    left.sort(key=lambda c: (sum(c.cost), sum(c.kept), len(c.op_names), c.op_names))
+    found = list[Choice]()
+    for c in left:
+        if not any(_no_worse(other, c) for other in found):
+            found.append(c)
+    return found
+
+
+def hull(choices: Sequence[Choice]) -> list[Choice]:
+    """Those between which, by sums over kinds, no mixture of two others is better."""
+    found = list[Choice]()
+    for c in sorted(choices, key=lambda c: (sum(c.kept), sum(c.cost))):
+        while len(found) > 1 and _turn(found[-2], found[-1], c) <= 0:
+            found.pop()
+        found.append(c)
+    return found
+
+
+def _turn(a: Choice, b: Choice, c: Choice) -> float:
+    (x, u), (y, v) = ((sum(q.kept) - sum(a.kept), sum(q.cost) - sum(a.cost)) for q in (b, c))
+    return x * v - y * u
+
+
+def _descending(some: Sequence[Choice], kind: int) -> Iterable[Choice]:
+    least: float = inf
+    for c in sorted(some, key=lambda c: (c.cost[kind], c.kept[kind], len(c.op_names), c.op_names)):
+        if c.kept[kind] < least:
+            least = c.kept[kind]
+            yield c
+
+
+def _no_worse(a: Choice, b: Choice) -> bool:
+    for x, y in zip(a.kept, b.kept, strict=True):
+        if x > y:
+            return False
+    return all([x <= y for x, y in zip(a.cost, b.cost, strict=True)])
+
+
+_Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a register; of an op, by its identity
+
+
+def _measure(estimator: Estimator, kind: LayerType, tape: Tape, layout: Layout) -> _Measure:
+    composer = estimator.composer
+    load, widths = Balanced.of(composer.model, layout, composer.sequence_length), composer.widths
+    alone = seconds_alone(composer.piece(layout, kind), estimator.steps.device(layout))
+    spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}
+
+    def size(r: int) -> Bytes:
+        return aligned(tape.specs[r], widths) or bytes_of(tape.specs[r], widths, load)
+
+    return size, spent.__getitem__
+
+
+def _places(tape: Tape) -> Iterable[tuple[object, range]]:
+    """Each op, and the places of its sites among all that lowering can call."""
+    at = 0
+    for op in tape.ops:
+        more = 1 if op.program is None else len(op.program.forward) + len(op.program.backward)
+        yield op, range(at, at + more)
+        at += more
+
+
+def _told(measure: _Measure, fate: Liveness) -> tuple[Bytes, Seconds]:
+    """What is kept, and the seconds of what is made again; those of what is always recomputed are no cost of a
+    choice."""
+    size, seconds = measure
+    return sum(map(size, fate.kept)), sum([seconds(id(op)) for op in fate.again if op.site.op_name not in NONE])

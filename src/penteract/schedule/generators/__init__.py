@@ -1,0 +1,1 @@
+"""A file for each pipeline schedule: the order in which a rank computes."""
