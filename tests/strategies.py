@@ -16,7 +16,7 @@ from penteract.config.layout import CP_METHODS, LOSS_KERNELS, ZERO_STAGES, CpMet
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.precision.fp8 import Fp8
 from penteract.config.precision.policy import RECIPES
-from penteract.config.rules import breaches
+from penteract.config.rules.breaches import breaches
 from penteract.schedule.registry import ScheduleName
 
 WORLDS = (1, 2, 4, 8, 3, 6, 8, 4)  # those of the most layouts are drawn more often

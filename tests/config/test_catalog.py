@@ -15,7 +15,7 @@ from penteract.config.case import Case
 from penteract.config.hf import model_from_hf
 from penteract.config.layout import Layout
 from penteract.config.presets import preset
-from penteract.config.rules import breaches
+from penteract.config.rules.breaches import breaches
 from penteract.config.rules.resolve import resolve
 from penteract.errors import BadInput
 

@@ -13,7 +13,7 @@ from penteract.config.case import Case
 from penteract.config.layout import CP_METHODS, Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.config.presets import TINY, TINY_MOE, preset
-from penteract.config.rules import breaches
+from penteract.config.rules.breaches import breaches
 from penteract.config.rules.legal import BadLayout, check_legal, problems
 from penteract.config.rules.nearest import repair
 from penteract.config.rules.settle import Settle

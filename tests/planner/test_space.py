@@ -17,7 +17,7 @@ from penteract.config.hardware import Cluster
 from penteract.config.layout import CP_METHODS, Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.presets import TINY, preset
-from penteract.config.rules import breaches
+from penteract.config.rules.breaches import breaches
 from penteract.planner.ask import Ask, parse_axes
 from penteract.planner.space.layouts import Space, divisors
 from penteract.planner.space.legality import CROSSES, reason

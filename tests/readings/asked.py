@@ -16,7 +16,7 @@ from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.presets import TINY, TINY_LATENT, TINY_MOE
-from penteract.config.rules import breaches
+from penteract.config.rules.breaches import breaches
 from penteract.readings.estimator import Estimator
 from penteract.schedule.registry import SCHEDULES
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from penteract.config.case import AXES, Case
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
-from penteract.config.rules import breaches
+from penteract.config.rules.breaches import breaches
 from penteract.config.rules.nearest import allowed_values, repair
 from penteract.config.rules.settle import Settle
 from penteract.errors import BadInput

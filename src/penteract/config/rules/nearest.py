@@ -9,7 +9,7 @@ from typing import Any
 
 from penteract.config.case import AXES, OF_A_PART, Case
 from penteract.config.layout import ATTENTION_KERNELS, CP_METHODS, ZERO_STAGES, Layout
-from penteract.config.rules import breaches
+from penteract.config.rules.breaches import breaches
 from penteract.config.rules.settle import Settle
 from penteract.schedule.registry import SCHEDULES, schedule_of
 
