@@ -173,7 +173,7 @@ def memory_options() -> str:
     return section(
         "Ways to fit an 8B model",
         f"""\
-{_setting(record(two))}. The first row is the base: ZeRO-1, bf16 with fp32 masters, chunked loss. Each other row changes one
+{_setting(record(two))}. The first row is the base: ZeRO-1, bf16 with fp32 master weights, chunked loss. Each other row changes one
 thing. FP8 codes and updates use our Triton kernels, but for the last two rows, which use plain torch.
 
 Falls short: {len(record(two)["rows"][0]["losses"])} steps at a high learning rate say nothing about convergence. The loss
@@ -408,7 +408,7 @@ def precision_recipes() -> str:
 losses ([curves](../benchmarks/results/recipe_curves_1b_h200.svg)). Below, {tiny["steps"]} steps of a tiny model on a CPU: the
 mean of the last {tiny["last"]} losses; the bound is {percent(tiny["within"])}.
 
-Falls short: the runs are short. The 1B weights were drawn in bf16, where small updates of the masters round to nothing; the
+Falls short: the runs are short. The 1B weights were drawn in bf16, where small updates of the master weights round to nothing; the
 script now draws them in fp32 and has not been run again.""",
         table("recipe | loss | against bf16 | allocated, GiB", rows),
         table("recipe, tiny model | loss | against fp32", small),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import penteract
@@ -20,6 +22,12 @@ RETIRED = {
     "op": "word words",
     "kernel, or an op's declaration": "body bodies TorchBody body_of",
     "work": "Flight",
+    "moments, master weights": "averages masters",
+    "shard_ranks, replicate_ranks, reduce_ranks, owning_stages": "sharers",
+    "BucketPlan, BucketKey, BucketPlanner": "Packer Alike",
+    "StageAssignment, SymbolicProgram, LivenessAnalysis": "Miniature Fate Fates",
+    "tokens_per_expert, sort_chunks, expert_permutation": "tally tallies regroup sort_by_expert",
+    "mtp_layers, layer_inputs": "predict_ahead anchors",
     "stochastic_rounding, cpu_affinity, resume, liveness": "going_on fates",
 }
 # What people type, what they read and what a vocabulary of tokens has are words; a function has a body.
@@ -52,3 +60,47 @@ def test_retired_words_do_not_come_back() -> None:
 def test_no_function_hides_a_package() -> None:
     packages = {p.name for p in (ROOT / "src" / "penteract").iterdir() if (p / "__init__.py").is_file()}
     assert packages.isdisjoint(penteract.__all__)
+
+
+def packages() -> list[Path]:
+    return sorted({p.parent for p in (ROOT / "src" / "penteract").rglob("*.py")})
+
+
+def test_no_folder_is_a_list_of_everything() -> None:
+    """About twelve entries: with more, some are read together and want a room."""
+    crowded = {}
+    for folder in packages():
+        entries = [p for p in folder.iterdir() if p.name not in ("__init__.py", "__pycache__")]
+        if len(entries) > 16:
+            crowded[folder.name] = len(entries)
+    assert crowded == {}
+
+
+def test_no_class_has_the_name_of_another() -> None:
+    found = Counter(
+        node.name
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, n in found.items() if n > 1] == []
+
+
+# Files of one name in two rooms are two sides of one thing: declaration and kernels, plain and Triton's; a verb and what
+# answers it; what a probe asks and what a finding is made of.
+MIRRORS = (
+    {"ops/declarations", "engine/kernels", "engine/kernels/triton", "model", "config/precision"},
+    {"cli", "planner", "planner/search", "planner/report", "config", "engine/hf", "engine/session"},
+    {"engine/doctor", "engine/doctor/probe"}, {"engine/checkpoint", "engine/hf"},
+    {"step", "engine/optim", "engine/kernels/triton"}, {"readings/time", "planner/report"},
+    {"schedule", "ops/declarations", "engine/kernels"},
+)  # fmt: skip
+
+
+def test_a_file_has_the_name_of_another_only_where_it_mirrors_it() -> None:
+    found = defaultdict[str, set[str]](set)
+    for path in (ROOT / "src" / "penteract").rglob("*.py"):
+        if path.name != "__init__.py":
+            found[path.name].add(path.parent.relative_to(ROOT / "src" / "penteract").as_posix())
+    twice = {name: sorted(where) for name, where in found.items() if len(where) > 1}
+    assert {name: where for name, where in twice.items() if not any({*where} <= m for m in MIRRORS)} == {}

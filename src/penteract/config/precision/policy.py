@@ -88,13 +88,13 @@ class Policy:
         """What each role may be, the usual first."""
         wide = (self.stat,)
         narrower = tuple(d for d in ("fp64", "fp32", "bf16") if BYTES[d] < BYTES[self.gradient])
-        masters = {"bf16": ("fp32", ""), "fp16": ("fp32",)}
+        master_weights = {"bf16": ("fp32", ""), "fp16": ("fp32",)}
         return {
             "compute": ("bf16", "fp16", "fp32", "fp64"),
             "parameter": (self.compute,),
             "gradient": wide if self.compute == "fp16" else tuple(dict.fromkeys((*wide, self.compute))),
             "reduce": (self.gradient, *narrower),
-            "master": masters.get(self.parameter, ("",)),
+            "master": master_weights.get(self.parameter, ("",)),
             "moments": (*wide, *(d for d in ("fp32", "bf16", "int8") if d not in wide)),
             "stochastic": (True, False) if self.parameter == "bf16" and not self.master else (False,),
         }

@@ -294,12 +294,12 @@ def initialise(p: Program, state: TrainingState, seed: int) -> None:
 
 def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
     """Set parameters, and master weights in full precision, from each one's whole local rectangle, one at a time."""
-    masters, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in ("master", "parameter"))
+    master_weights, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in ("master", "parameter"))
     cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
     for q, value in whole:
         if q.name not in cut:
             state.parameters[q.name].copy_(value)
-        for mine in (some[q.name] for some in (own, masters) if q.name in some):
+        for mine in (some[q.name] for some in (own, master_weights) if q.name in some):
             mine.values.copy_(value.reshape(-1)[mine.begin : mine.begin + len(mine.values)])
 
 

@@ -1,1 +1,1 @@
-"""The update: optimizers, their moments and masters, loss scaling, rounding."""
+"""The update: optimizers, their moments and master weights, loss scaling, rounding."""
