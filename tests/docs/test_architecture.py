@@ -25,7 +25,7 @@ from penteract.ops.tape import Call, OpCall
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "penteract"
-PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+PAGE = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("ARCHITECTURE.md", "docs/internals.md"))
 NOTHING = "–"
 
 DENSE = ModelSpec(layers=2, hidden_size=64, heads=8, kv_heads=4, head_size=8, ffn_size=64, vocab_size=64)

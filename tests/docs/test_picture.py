@@ -19,6 +19,11 @@ def test_timeline_is_up_to_date() -> None:
     assert (DOCS / "timeline.svg").read_text(encoding="utf-8") == draw()
 
 
+def test_flow_is_up_to_date() -> None:
+    draw = runpy.run_path(str(DOCS / "flow.py"))["picture"]
+    assert (DOCS / "flow.svg").read_text(encoding="utf-8") == draw()
+
+
 def test_corners_and_edges() -> None:
     root = ElementTree.parse(DOCS / "picture.svg").getroot()
     svg = "{http://www.w3.org/2000/svg}"

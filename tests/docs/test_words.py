@@ -86,7 +86,7 @@ def test_no_class_has_the_name_of_another() -> None:
     assert [name for name, n in found.items() if n > 1] == []
 
 
-# Files of one name in two rooms are two sides of one thing: declaration and kernels, plain and Triton's; a verb and what
+# Files of one name in two rooms are two sides of one thing: a declaration and its kernels; a verb and what
 # answers it; what a probe asks and what a finding is made of.
 MIRRORS = (
     {"ops/declarations", "engine/kernels", "engine/kernels/triton", "model", "config/precision"},

@@ -294,7 +294,8 @@ def initialise(p: Program, state: TrainingState, seed: int) -> None:
 
 def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
     """Set parameters, and master weights in full precision, from each one's whole local rectangle, one at a time."""
-    master_weights, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in ("master", "parameter"))
+    kinds = ("master", "parameter")
+    master_weights, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in kinds)
     cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
     for q, value in whole:
         if q.name not in cut:
