@@ -26,7 +26,7 @@ def loss(
     logits, targets = _logits(m, w, h), batch["targets"].flatten()
     ce = F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum")
     z = _z_loss(m, logits, targets) * scale["cross_entropy"]
-    ahead, z_ahead, b = _predict_ahead(m, w, h, batch, biases or {})
+    ahead, z_ahead, b = _mtp(m, w, h, batch, biases or {})
     terms = {"cross_entropy": ce * scale["cross_entropy"], "balance": (balance + b) * scale.get("balance", 0.0)}
     terms |= {"z_loss": z + z_ahead} if m.z_loss_coefficient else {}
     return {**terms, "mtp_layers": ahead} if m.mtp_layers else terms
@@ -51,7 +51,7 @@ def _layer(m: ModelSpec, w: Params, i: int, like: int, x, batch, biases: Params)
     return x + _mlp(m, w, f"{n}.mlp", h), 0.0
 
 
-def _predict_ahead(m: ModelSpec, w: Params, h, batch, biases: Params):
+def _mtp(m: ModelSpec, w: Params, h, batch, biases: Params):
     """DeepSeek-V3's equations 21 to 25 -> the mean over the targets of all depths, that of their z-loss, and their
     layers' balance."""
     logits, targets, balance = [], [], 0.0

@@ -121,7 +121,7 @@ def test_files_are_read_when_a_name_asks() -> None:
         read, loads = [], tomllib.loads
         tomllib.loads = lambda text: read.append(text) or loads(text)
         from penteract.config import presets
-        from penteract.config.rules.breaches import resolve
+        from penteract.config.rules import resolve
         assert not read
         presets.preset("llama-3.1-8b")
         assert len(read) == 1 and "llama-2-7b" in read[0]

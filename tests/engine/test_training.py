@@ -96,7 +96,7 @@ def test_every_term_of_the_loss_is_in_the_metrics(tmp_path: Path) -> None:
     ran = train(tmp_path, "--preset=tiny-latent", "--steps=1", "--model.mtp_loss_coefficient=0.5")
     (row,) = read_metrics(Path(ran["run_dir"]) / "metrics.jsonl")
     unsure = math.log(264)  # of as many rows; logits that are not all alike add a little
-    assert 0.5 * unsure < row["train/predict_ahead_loss"] < 0.5 * unsure * 1.1
+    assert 0.5 * unsure < row["train/mtp_loss"] < 0.5 * unsure * 1.1
     assert unsure < row["train/loss"] < unsure * 1.1
     assert "train/balance_loss" not in row  # its experts are balanced by a bias
 

@@ -73,7 +73,7 @@ def test_numbers_are_rounded_up_where_torch_rounds_them_up(cut: str) -> None:
         assert torch.equal(decayed(1, flat), rounded)
         assert torch.equal(decayed(1, flat, parts=3), rounded)
     assert not torch.equal(decayed(1, flat, step=8), rounded)
-    assert not torch.equal(decayed(1, replace(flat, places=(first, third))), rounded)
+    assert not torch.equal(decayed(1, replace(flat, parameter_slices=(first, third))), rounded)
 
 
 def test_bits_are_those_of_torch_where_places_and_steps_are_large() -> None:

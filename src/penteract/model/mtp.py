@@ -21,7 +21,7 @@ def mtp_layers(do: Do, m: ModelSpec, h: Value, sequence_length: int) -> None:
         h = do.layers([layer], lambda i, x, k=k: _depth(do, m, i, k, x, sequence_length), h)
         h = norm(do, m, f"layers.{layer}.head_norm", h)
         seen, h = do.fork(h) if k < m.mtp_layers else (h, h)
-        score(do, m, seen, f"targets:{k} ahead", "mtp_layers")
+        score(do, m, seen, f"targets:{k} ahead", "mtp")
 
 
 def _depth(do: Do, m: ModelSpec, layer: int, k: int, h: Value, sequence_length: int) -> Value:

@@ -40,7 +40,7 @@ class Agreement:
 
 def means(m: ModelSpec) -> tuple[str, ...]:
     """Those of the loss's terms that are means over targets."""
-    return ("cross_entropy", "mtp_layers") if m.mtp_layers else ("cross_entropy",)
+    return ("cross_entropy", "mtp") if m.mtp_layers else ("cross_entropy",)
 
 
 def losses(m: ModelSpec) -> tuple[str, ...]:

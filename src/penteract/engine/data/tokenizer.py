@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penteract.errors import BadInput, CorruptData
 
 if TYPE_CHECKING:
-    from tokenizers import TextTokenizer as Backend
+    from tokenizers import Tokenizer as Backend
 
 Ids = npt.NDArray[np.unsignedinteger]
 
@@ -127,7 +127,7 @@ def open_tokenizer(name: str) -> TextTokenizer:
 
 def _load(path: Path) -> tuple[Backend, str]:
     try:
-        from tokenizers import TextTokenizer as Backend
+        from tokenizers import Tokenizer as Backend
     except ImportError as e:
         raise BadInput("NO_TOKENIZERS", "reading a tokenizer.json needs the library `tokenizers`", where=str(path),
                        fix='pip install "penteract[hf]", or use the tokenizer bytes') from e  # fmt: skip

@@ -125,8 +125,8 @@ class Run:
             self.state.codes.scale()
         means = 1 / self.counts.clamp(min=1).to(self.totals.dtype)
         self.env.scale["cross_entropy"].copy_(means[0])
-        if "mtp_layers" in self.env.scale:
-            self.env.scale["mtp_layers"].copy_(self.p.model.mtp_loss_coefficient * means[1])
+        if "mtp" in self.env.scale:
+            self.env.scale["mtp"].copy_(self.p.model.mtp_loss_coefficient * means[1])
         if "balance" in self.env.scale and self.p.model.moe is not None:
             self.env.scale["balance"].fill_(self.p.model.moe.balance_coefficient / self.p.layout.global_batch_size)
 

@@ -94,5 +94,5 @@ def target_count(samples: Sequence[TokenSample], k: int = 0) -> int:
 
 def target_counts(p: Program, batches: Sequence[Sequence[TokenSample]]) -> list[int]:
     """Targets that count in these micro-batches, for each term that is a mean over them: of all depths together."""
-    depths = {"cross_entropy": range(1), "mtp_layers": range(1, p.model.mtp_layers + 1)}
+    depths = {"cross_entropy": range(1), "mtp": range(1, p.model.mtp_layers + 1)}
     return [sum(target_count(samples, k) for samples in batches for k in depths[term]) for term in p.means]

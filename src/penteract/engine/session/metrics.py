@@ -5,7 +5,7 @@
 | `step` | steps done, from 1 | always |
 | `tokens` | tokens seen by the model since the run began | always |
 | `train/loss` | nats a token, mean over the global batch | always |
-| `train/predict_ahead_loss` | nats a token, mean of all depths, times its coefficient | with `mtp_layers` |
+| `train/mtp_loss` | nats a token, mean of all depths, times its coefficient | with `mtp_layers` |
 | `train/balance_loss` | how unevenly experts are chosen, times its coefficient | with `balance = "loss"` |
 | `train/grad_norm` | norm of the whole gradient, before clipping | always |
 | `train/lr` | learning rate of this step | always |
