@@ -87,7 +87,7 @@ class ShardedBucket(Protocol):
 
     @property
     def cut_gradients(self) -> bool:
-        """Whether between actions there is this rank's shard of the gradients alone (ZeRO 2 and 3)."""
+        """Whether gradients are cut between actions: ZeRO 2 and 3, unless they have `reduce_scatter_once`."""
         ...
 
     @property

@@ -84,7 +84,7 @@ class SymbolicProgram:
     gathers: Mapping[int, int]
 
     def times(self, chunk: int, layer: int) -> int:
-        """How many layers the recorded `layer` of a chunk stands for; 1 for what is no layer."""
+        """How many layers the recorded `layer` of a chunk stands for; 1 where `alike` does not say."""
         return self.alike[chunk].get(layer, 1)
 
     def once(self) -> Program:
