@@ -18,11 +18,13 @@ class PenteractError(Exception):
     def __init__(
         self, code: str, what: str, *, where: str = "", found: object = "", allowed: object = "", fix: str = ""
     ) -> None:
+        """`code`: the error's kind in capitals, as LAYOUT; the other parts make the message and may be empty."""
         self.code, self.what, self.where = code, what, where
         self.found, self.allowed, self.fix = str(found), str(allowed), fix
         super().__init__(str(self))
 
     def __str__(self) -> str:
+        """The message as one line, `error[CODE]: what · where · found / allowed · fix: …`."""
         parts = [self.what]
         if self.where:
             parts.append(self.where)

@@ -1,0 +1,1 @@
+"""Models, layouts, hardware, precision and runs as values: read from files, checked, completed and written back."""

@@ -45,6 +45,7 @@ class Case:
     world: int | None = None
 
     def get(self, axis: str) -> Any:
+        """The value of an axis of `AXES`: a field of the layout, of the model or of a part of it, or one of its own."""
         if axis in _OF_LAYOUT:
             return getattr(self.layout, axis)
         if axis in _OF_MODEL:
@@ -56,6 +57,8 @@ class Case:
         return getattr(self.model, OF_A_PART[axis])
 
     def put(self, axis: str, value: Any) -> Case:
+        """A copy with another value of `axis`; a change of the layout or the batch counts the accumulation steps
+        anew."""
         if axis in _OF_LAYOUT:
             return replace(self, layout=replace(self.layout, **{axis: value})).counted()
         if axis in _OF_MODEL:

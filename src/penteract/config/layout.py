@@ -80,6 +80,7 @@ class Layout:
 
     @property
     def world(self) -> int:
+        """Ranks of the whole layout: dp·tp·pp·cp."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
@@ -94,6 +95,7 @@ class Layout:
 
     @property
     def stages(self) -> int:
+        """Pipeline stages of the model: pp·vpp."""
         return self.pp * self.vpp
 
     @property

@@ -49,6 +49,7 @@ class OptimizerKinds:
     rest: OptimizerKind = ADAMW
 
     def of(self, *, matrix: bool) -> OptimizerKind:
+        """What moves a parameter. `matrix`: it is a matrix between hidden states."""
         return self.matrices if matrix else self.rest
 
 

@@ -194,4 +194,5 @@ class RunSpec:
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens of a global batch: its sequences times their length."""
         return self.layout.global_batch_size * self.sequence_length

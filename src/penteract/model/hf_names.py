@@ -54,6 +54,7 @@ class Ours:
 
     @property
     def padded(self) -> bool:
+        """Whether it has elements that no part of theirs covers: the padding rows of a table."""
         return sum(prod(part.size) for part in self.parts) < prod(self.shape)
 
 

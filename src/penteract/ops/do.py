@@ -38,6 +38,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[Dim, ...]:
+        """The dims of its spec; a dim that routing decides is a `Received`."""
         return self.spec.shape
 
 
@@ -102,6 +103,7 @@ class Ticket:
     y: Value
 
     def finish(self) -> Value:
+        """Record the wait for the collective. -> its result; over one rank that is its input, and nothing waits."""
         if self.y is not self.x:
             self.steps.calls.append(Call(self.site, "finish", (self.x.id, self.y.id), ()))
         return self.y
@@ -117,6 +119,7 @@ class Steps:
     calls: list[Call] = field(default_factory=list)
 
     def value(self, spec: Spec) -> Value:
+        """A new register of this spec, through which no gradient flows."""
         return Value(self.tape.new(spec, False), spec, False)
 
     def start(self, kind: str, axis: str, x: Value, **attrs: Any) -> Ticket:
@@ -131,6 +134,7 @@ class Steps:
         return Ticket(self, site, x, y)
 
     def collective(self, kind: str, axis: str, x: Value, **attrs: Any) -> Value:
+        """A collective over `axis` that is waited for at once. -> its result"""
         return self.start(kind, axis, x, **attrs).finish()
 
     def forward(self, op_name: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
@@ -178,6 +182,7 @@ class Do:
     """
 
     def __init__(self, mesh: Mesh, linears: LinearLayers | None = None, *, trains: bool = False) -> None:
+        """Begin an empty tape for the layout of `mesh`."""
         self.mesh = mesh
         self.trains = trains
         self.linears = linears or LinearLayers()
@@ -325,6 +330,7 @@ class Do:
         return self.say("gelu", x)[0]
 
     def add(self, a: Value, b: Value) -> Value:
+        """a, b of one shape -> a + b, as where a block's output joins the residual stream."""
         return self.say("add", a, b)[0]
 
     def repeat_heads(self, x: Value, times: int, head_size: int) -> Value:

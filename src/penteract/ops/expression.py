@@ -50,9 +50,12 @@ class Rounded:
     inside: Expression
 
     def show(self, numbers: Mapping[str, int] | None) -> str:
+        """The formula in its brackets; with `numbers` their values in the names' places."""
         return self.kind + self.inside.show(numbers) + {"⌊": "⌋", "⌈": "⌉", "(": ")"}[self.kind]
 
     def at(self, values: Mapping[str, int]) -> Fraction:
+        """The value where each name has the given one, rounded as `kind` says. Raises KeyError for a name that has
+        none."""
         value = self.inside.at(values)
         match self.kind:
             case "⌊":
@@ -76,14 +79,17 @@ class Expression:
     terms: Mapping[Monomial, Number] = field(default_factory=dict[Monomial, Number])
 
     def __hash__(self) -> int:
+        """By the terms in any order, so that equal formulas have one hash."""
         return hash(frozenset(self.terms.items()))
 
     @staticmethod
     def name(name: str) -> Expression:
+        """The formula that is a name of `LEGEND` alone."""
         return Expression({frozenset({(name, 1)}): 1})
 
     @staticmethod
     def number(n: int) -> Expression:
+        """The formula of a constant; zero has no terms."""
         return Expression({_ONE: n} if n else {})
 
     # ---- arithmetic ------------------------------------------------------------------------------------------
@@ -99,6 +105,7 @@ class Expression:
         return Expression(terms)
 
     def times(self, other: Expression) -> Expression:
+        """The product of two formulas, multiplied out."""
         if len(other.terms) == 1 and _ONE in other.terms:
             n = other.terms[_ONE]
             return Expression({monomial: _plain(n * a) for monomial, a in self.terms.items()})

@@ -34,6 +34,7 @@ class LivenessAnalysis:
 
     @staticmethod
     def of(tape: Tape) -> LivenessAnalysis:
+        """Lower a tape once, without recomputing, and note what its backward reads and which ops make it."""
         root: dict[int, int] = {}
         producer: dict[int, OpCall] = {}
         for op in tape.ops:
@@ -48,6 +49,7 @@ class LivenessAnalysis:
         return LivenessAnalysis(frozenset(reads & producer.keys()), producer, root)
 
     def __call__(self, op_names: Ops) -> Liveness:
+        """What is kept and what is made again where the ops of these names are recomputed."""
         kept, again, asked, seen = set[int](), set[OpCall](), list(self.needs), set(self.needs)
         while asked:
             r = asked.pop()

@@ -24,6 +24,7 @@ class Shard:
     parts: int | None = None
 
     def pieces(self, mesh: Mesh) -> int:
+        """Into how many pieces the dim is cut: one for each rank of the axis, at most `parts`."""
         n = mesh.size(self.axis)
         return n if self.parts is None else min(n, self.parts)
 
@@ -50,6 +51,7 @@ class Param:
     matrix: bool = False
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
+        """Shape of the piece that one rank holds: each cut dim is divided by its pieces."""
         shape = list(self.shape)
         for s in self.shards:
             shape[s.dim] //= s.pieces(mesh)
@@ -67,6 +69,7 @@ class Param:
         return tuple((s.axis, s.pieces(mesh)) for s in self.shards if s.pieces(mesh) > 1)
 
     def numel(self, mesh: Mesh) -> int:
+        """Elements of the piece that one rank holds."""
         return prod(self.local_shape(mesh))
 
 

@@ -25,12 +25,14 @@ class Size(int):
     expression: Expression
 
     def __new__(cls, value: int, expression: Expression | None = None) -> Size:
+        """Without `expression` the formula is the number itself."""
         self = super().__new__(cls, value)
         self.expression = Expression.number(int(value)) if expression is None else expression
         return self
 
     @staticmethod
     def named(name: str, value: int) -> Size:
+        """A size whose formula is a name of `LEGEND`; `value`: its number in this layout."""
         return Size(value, Expression.name(name))
 
     def __add__(self, other: int, /) -> Size:

@@ -25,6 +25,7 @@ class Site:
     line: str = ""
 
     def __str__(self) -> str:
+        """The op and the line that said it: `linear (model/mlp.py:31)`."""
         return f"{self.op_name} ({self.line})"
 
 
@@ -85,6 +86,7 @@ class Tape:
     exit: int | None = None  # for the stage after
 
     def new(self, spec: Spec, flows: bool) -> int:
+        """Add a value; `flows`: whether a gradient flows through it. -> its register, an index into `specs`"""
         self.specs.append(spec)
         self.flows.append(flows)
         return len(self.specs) - 1

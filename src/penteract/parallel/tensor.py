@@ -69,6 +69,7 @@ class Chunks:
     z: float
 
     def redistribution(self) -> Redistribution:
+        """The chunks as an end of the network: it scores in forward, and in training does everything in backward."""
         return Redistribution("linear_cross_entropy", self._evaluate, self._train, params=(self.w,), ends=True)
 
     def _evaluate(self, steps: Steps, h: Value, targets: Value) -> tuple[Values, Values]:

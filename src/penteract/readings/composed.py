@@ -50,6 +50,7 @@ class RankPrice:
 
     @property
     def allocated(self) -> Bytes:
+        """The most bytes of tensors on the rank's device at once."""
         return sum(self.resident.values()) + self.arena + self.routed + self.workspace
 
 
@@ -76,6 +77,7 @@ class Composer:
     pooled: dict[tuple[StageSum, ...], Pools] = field(default_factory=dict[tuple[StageSum, ...], Pools])
 
     def __post_init__(self) -> None:
+        """Resolve the policy, and make what records pieces, measures them and packs their buckets."""
         self.policy = policy(self.precision)
         self.widths = self.policy.widths
         self.recorder = Recorder(self.model, self.sequence_length, self.policy)
@@ -83,6 +85,7 @@ class Composer:
         self.packer = BucketPlanner(self.model, self.policy, self.optimizer_kinds, self.recorder, self.assignment)
 
     def piece(self, layout: Layout, kind: LayerType) -> LayerProgram:
+        """The recorded program of the embedding, the head or a kind of layer, as a layout shows it."""
         return self.recorder.piece(layout, kind)
 
     def holding(self, layout: Layout, kind: LayerType) -> Holding:
@@ -160,6 +163,7 @@ class Composer:
         return self.pooled[stages]
 
     def chains_of(self, layout: Layout, pp_rank: int) -> RankLayers:
+        """The chains of one pipeline rank, one for each of its chunks."""
         return self.assignment(layout).by_rank[pp_rank]
 
     @tracked

@@ -37,6 +37,7 @@ class Estimate:
 
     @property
     def allocated_gib(self) -> float:
+        """What the fullest rank allocates, in GiB."""
         return gib(self.allocated)
 
 

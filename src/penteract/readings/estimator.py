@@ -67,6 +67,8 @@ class Estimator:
     _forward: Forward | None = None
 
     def __post_init__(self) -> None:
+        """Resolve the precision and make the readings. Raises BadInput where the cluster names no device, or one
+        without such products."""
         self.precision = policy(self.precision)
         self.composer = Composer(self.model, self.sequence_length, self.precision, self.optimizer_kinds)
         self.memory = MemoryReading(self.composer)
@@ -76,6 +78,7 @@ class Estimator:
 
     @property
     def policy(self) -> Policy:
+        """The precision as dtypes by role."""
         return self.composer.policy
 
     @property

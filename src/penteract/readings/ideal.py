@@ -40,6 +40,7 @@ class Forward:
 
     @staticmethod
     def of(composer: Composer) -> Forward:
+        """Count the FLOPs that the declarations give to an undivided layout of one sequence."""
         lone, forward, scores = Layout(attention="flash"), 0, 0
         load = Balanced.of(composer.model, lone, composer.sequence_length)
         for kind, n in composer.stage_chains(lone)[0]:

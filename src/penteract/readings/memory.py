@@ -24,6 +24,7 @@ class RankMemory(NamedTuple):
 
     @property
     def allocated(self) -> Bytes:
+        """Bytes that the fullest pipeline rank allocates."""
         return max(self.by_stage)
 
 
@@ -59,6 +60,7 @@ class MemoryReading:
     memos: Memos = field(default_factory=Memos)
 
     def __post_init__(self) -> None:
+        """Make the lower bound over the same composer."""
         self.floor = MemoryBound(self.composer)
 
     def of(self, layout: Layout) -> RankMemory:

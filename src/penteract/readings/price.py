@@ -69,6 +69,7 @@ class Price:
 
     @property
     def total_flops(self) -> Flops:
+        """FLOPs of all phases, and of the update."""
         return sum(self.flops.values())
 
 

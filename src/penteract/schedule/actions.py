@@ -20,6 +20,7 @@ class Compute(NamedTuple):
     chunk: int = 0
 
     def __str__(self) -> str:
+        """Kind, micro-batch and chunk: `F3`, or `F3.1` where the chunk is not the first."""
         return f"{self.kind[0]}{_name(self.micro, self.chunk)}"
 
 
@@ -30,6 +31,7 @@ class Overlapped(NamedTuple):
     forward: Compute
 
     def __str__(self) -> str:
+        """Both passes, the backward one first: `B0|F3`."""
         return f"{self.backward}|{self.forward}"
 
 
@@ -48,6 +50,7 @@ class Transfer(NamedTuple):
     peer: int
 
     def __str__(self) -> str:
+        """In words: `Send value 3 to rank 1`."""
         way = "to" if self.kind == "Send" else "from"
         return f"{self.kind} {self.what} {_name(self.micro, self.chunk)} {way} rank {self.peer}"
 
@@ -59,6 +62,7 @@ class Exchange(NamedTuple):
     transfers: tuple[Transfer, ...]
 
     def __str__(self) -> str:
+        """Its transfers in their order, in brackets."""
         return f"[{', '.join(map(str, self.transfers))}]"
 
 

@@ -27,6 +27,7 @@ class Placement:
     reached: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        """Check the stages, and derive who owns each and in which order ranks are reached. Raises Bug, SCHEDULE."""
         found = {s: (rank, chunk) for rank, own in enumerate(self.stages) for chunk, s in enumerate(own)}
         ascending = all(tuple(sorted(own)) == own and len(own) == self.vpp for own in self.stages)
         if not ascending or sorted(found) != list(range(self.pp * self.vpp)):
@@ -36,10 +37,12 @@ class Placement:
 
     @property
     def pp(self) -> int:
+        """How many pipeline ranks there are."""
         return len(self.stages)
 
     @property
     def vpp(self) -> int:
+        """How many model chunks (virtual stages) each rank has."""
         return len(self.stages[0])
 
 

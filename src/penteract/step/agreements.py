@@ -35,6 +35,7 @@ class Agreement:
 
     @property
     def size(self) -> Bytes:
+        """Bytes that each rank hands to the all-reduce."""
         return self.elements * self.width
 
 
@@ -53,19 +54,39 @@ class Outside(Protocol):
     """What decides a rank's work outside of the tape, as `step/program.py` has it."""
 
     @property
-    def model(self) -> ModelSpec: ...
+    def model(self) -> ModelSpec:
+        """The model that is trained."""
+        ...
+
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """The global number of the rank."""
+        ...
+
     @property
-    def widths(self) -> Widths: ...
+    def widths(self) -> Widths:
+        """Bytes of an element by role."""
+        ...
+
     @property
-    def buckets(self) -> Sequence[Bucket]: ...
+    def buckets(self) -> Sequence[Bucket]:
+        """The buckets of the rank's parameters."""
+        ...
+
     @property
-    def coded(self) -> Sequence[Site]: ...
+    def coded(self) -> Sequence[Site]:
+        """Linears of the rank whose weights are gathered as FP8 codes."""
+        ...
+
     @property
-    def delayed(self) -> Sequence[Site]: ...
+    def delayed(self) -> Sequence[Site]:
+        """Linears of the rank whose FP8 scales are made of past steps."""
+        ...
+
     @property
-    def balanced(self) -> Sequence[str]: ...
+    def balanced(self) -> Sequence[str]:
+        """Names of the rank's routers whose choice a bias steers."""
+        ...
 
 
 def at_begin(p: Outside, *, counted: bool) -> tuple[Agreement, ...]:

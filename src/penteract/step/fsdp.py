@@ -76,15 +76,29 @@ class ShardedBucket(Protocol):
     """What the rule looks at of a bucket: its unit, what is cut of it, over how many ranks, and who has the same."""
 
     @property
-    def unit(self) -> int: ...
+    def unit(self) -> int:
+        """The unit (embedding, layer or head) that it is a part of, counted on the rank in the order of forward."""
+        ...
+
     @property
-    def cut_parameters(self) -> bool: ...
+    def cut_parameters(self) -> bool:
+        """Whether parameters are cut between their uses, and gathered for each (ZeRO 3)."""
+        ...
+
     @property
-    def cut_gradients(self) -> bool: ...
+    def cut_gradients(self) -> bool:
+        """Whether gradients are cut between actions: ZeRO 2 and 3, unless they have `reduce_scatter_once`."""
+        ...
+
     @property
-    def shards(self) -> int: ...
+    def shards(self) -> int:
+        """Over how many ranks it is cut; 1: it is whole."""
+        ...
+
     @property
-    def replicate_ranks(self) -> tuple[int, ...]: ...
+    def replicate_ranks(self) -> tuple[int, ...]:
+        """The ranks with the same shard, one in each shard group."""
+        ...
 
 
 @dataclass(slots=True)
@@ -107,6 +121,7 @@ class FsdpRule:
     cut: dict[int, list[int]] = field(init=False)  # unit -> its buckets with cut parameters
 
     def __post_init__(self) -> None:
+        """List the buckets of each unit whose parameters are cut."""
         self.cut = defaultdict[int, list[int]](list)
         for i, b in enumerate(self.buckets):
             if b.cut_parameters:

@@ -32,10 +32,12 @@ class Life(NamedTuple):
 
     @property
     def span(self) -> Span:
+        """The action in which it is born, and the one in which it dies."""
         return self.born[0], self.dies[0]
 
     @property
     def temporary(self) -> bool:
+        """Whether it is born and dies in one action."""
         return self.born[0] == self.dies[0]
 
 
@@ -50,6 +52,7 @@ class Temporaries:
 
     @property
     def size(self) -> Bytes:
+        """Bytes of all three together."""
         return self.border + self.layer + self.in_transit
 
 

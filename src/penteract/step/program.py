@@ -69,10 +69,12 @@ class Program:
 
     @property
     def layout(self) -> Layout:
+        """The layout of its mesh."""
         return self.mesh.layout
 
     @property
     def widths(self) -> Widths:
+        """Bytes of an element by role, as its precision has them."""
         return self.precision.widths
 
     @property

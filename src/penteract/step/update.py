@@ -65,6 +65,7 @@ class Through:
 
     @property
     def each(self) -> Bytes:
+        """Bytes of one staging buffer: master, moments and the room for their scales."""
         return kept(self.elements, self.p, scaled=self.scaled)
 
 

@@ -27,9 +27,13 @@ class Reading(Protocol):
     def scales(self) -> None:
         """What was agreed on before the first action is of use: of loss terms, and of weights that travel as codes."""
 
-    def call(self, buffer: BufferKey, call: Call) -> None: ...
+    def call(self, buffer: BufferKey, call: Call) -> None:
+        """Run one call, a phase of an op or an end of a collective, on registers of a buffer."""
+        ...
 
-    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None: ...
+    def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
+        """These registers are read no more: their storage may be used again."""
+        ...
 
     def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         """Post transfers of registers, one after the other as they are listed; values to receive get storage here."""
@@ -55,7 +59,9 @@ class Reading(Protocol):
     def replicate(self, bucket: int) -> None:
         """Put the sum of a shard's gradients over its replicas on the wire."""
 
-    def after(self, action: Compute | Overlapped | Exchange) -> None: ...
+    def after(self, action: Compute | Overlapped | Exchange) -> None:
+        """An action and all that belongs to it is done."""
+        ...
 
     def widen(self, bucket: int) -> None:
         """Wait for a bucket's last sum, and make it numbers that the update reads."""

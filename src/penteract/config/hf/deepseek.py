@@ -14,10 +14,13 @@ _ROWS = 2**24  # most of any width
 
 
 def deepseek_v2(f: Fields) -> ModelSpec:
+    """Latent attention (2405.04434 §2.1); experts are scored by softmax and chosen greedily where the file is
+    silent."""
     return ModelSpec(**_sizes(f), mlp_bias=f.flag("mlp_bias"), moe=_moe(f, method="greedy", score="softmax"))
 
 
 def deepseek_v3(f: Fields) -> ModelSpec:
+    """Latent attention, sigmoid scores with a balance bias (2412.19437 §2.1.2), and multi-token prediction (§2.2)."""
     # In its files a rotated pair's halves are neighbours.
     f.choice("rope_interleave", "rotated rows in another order", (True,), True)
     ahead = f.get("num_nextn_predict_layers", "model.mtp_layers", 0)

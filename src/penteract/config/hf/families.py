@@ -39,6 +39,8 @@ def name(f: Fields) -> str:
 
 
 def heads(f: Fields, head_size: int | None) -> dict[str, Any]:
+    """The counts of heads and of KV heads, and the head size. Raises BadInput, CONFIG, where they do not divide, or
+    where the head size is odd."""
     count, hidden = f.get("num_attention_heads", "model.heads"), f.get("hidden_size", "model.hidden_size")
     if head_size is None and "head_dim" not in f and hidden % count:
         raise BadInput(
@@ -87,26 +89,31 @@ def _listed_window(f: Fields, kinds: object) -> int:
 
 
 def llama(f: Fields) -> ModelSpec:
+    """Llama: biases of the attention projections and of the MLP only where the file asks for them."""
     bias = f.flag("attention_bias")
     return ModelSpec(**sizes(f), qkv_bias=bias, output_bias=bias, mlp_bias=f.flag("mlp_bias"))
 
 
 def mistral(f: Fields) -> ModelSpec:
+    """Mistral: no biases; a sliding window where the file has one."""
     return ModelSpec(**sizes(f), sliding_window=_window(f))
 
 
 def qwen2(f: Fields) -> ModelSpec:
+    """Qwen2: biases on queries, keys and values; a sliding window where its switch is on."""
     found = sizes(f)
     return ModelSpec(**found, qkv_bias=True, sliding_window=_switched_window(f, found["layers"]))
 
 
 def qwen3(f: Fields, moe: MoESpec | None = None, *, head_size: int | None = 128) -> ModelSpec:
+    """Qwen3: normalised queries and keys. `head_size`: where the file is silent; None: the hidden size over heads."""
     found, bias = sizes(f, head_size=head_size), f.flag("attention_bias")
     window = _switched_window(f, found["layers"])
     return ModelSpec(**found, qkv_bias=bias, output_bias=bias, qk_norm=True, moe=moe, sliding_window=window)
 
 
 def mixtral(f: Fields) -> ModelSpec:
+    """Mixtral: every MLP is experts of the file's `intermediate_size`; rotary theta is 1e6 where the file is silent."""
     found = sizes(f, theta=1e6)
     moe = MoESpec(
         experts=f.get("num_local_experts", "model.moe.experts"),
@@ -118,6 +125,7 @@ def mixtral(f: Fields) -> ModelSpec:
 
 
 def qwen3_moe(f: Fields) -> ModelSpec:
+    """Qwen3 with experts in every `decoder_sparse_step`-th layer, but for those that `mlp_only_layers` names."""
     experts = "num_local_experts" if "num_local_experts" in f else "num_experts"  # the newer name, the older one
     moe = MoESpec(
         experts=f.get(experts, "model.moe.experts"),

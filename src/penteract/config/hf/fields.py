@@ -18,9 +18,11 @@ class Fields:
     """A config's fields by name; null counts as absent."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        """`config`: the parsed config.json; `where`: its place, for the messages of errors."""
         self.config, self.where = config, where
 
     def __contains__(self, name: str) -> bool:
+        """Whether the field is there and is not null."""
         return self.config.get(name) is not None
 
     def get(self, name: str, key: str, default: Any = _REQUIRED) -> Any:
@@ -40,6 +42,7 @@ class Fields:
             raise self.wrong(name, keys()[key].about) from None
 
     def flag(self, name: str, default: bool = False) -> bool:
+        """A field that is true or false; `default` where it is absent. Raises BadInput, CONFIG."""
         return self.get(name, "model.tied", default)
 
     def integer(self, name: str, least: int, most: int, default: int) -> int:
@@ -75,6 +78,7 @@ class Fields:
         return BadInput("UNSAID", f"needs {word}", where=f"{self.where}: {name}", found=found, allowed=allowed)
 
     def wrong(self, name: str, allowed: str, *, found: str = "") -> BadInput:
+        """The error to raise for a field outside of `allowed`: BadInput, CONFIG. `found`: in place of its value."""
         what = f"{name} is not what it should be"
         return BadInput("CONFIG", what, where=self.where, found=found or shown(self.config.get(name)), allowed=allowed)
 

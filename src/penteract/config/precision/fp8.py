@@ -60,6 +60,7 @@ class Fp8:
     experts: bool = False
 
     def __post_init__(self) -> None:
+        """Check the fields, alone and together. Raises BadInput, PRECISION."""
         known = {"kind": KINDS, "operand": tuple(LARGEST), "gradient": tuple(LARGEST)}
         for name, allowed in known.items():
             if getattr(self, name) not in allowed:
@@ -108,6 +109,7 @@ class Fp8:
         return tuple(words for words, differs in told.items() if differs)
 
     def __str__(self) -> str:
+        """The kind, then what differs from the usual recipe of that kind."""
         return ", ".join([self.kind, *self.unusual])
 
 

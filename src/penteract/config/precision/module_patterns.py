@@ -41,9 +41,11 @@ class Pattern:
                        fix="--precision.modules 'embedding*:moments=fp32'")  # fmt: skip
 
     def matches(self, name: str) -> bool:
+        """Whether a parameter's name matches the shell pattern `names`, case and all."""
         return fnmatchcase(name, self.names)
 
     def __str__(self) -> str:
+        """The word that `of` reads: `embedding*:moments=fp32`."""
         return f"{self.names}:{self.part}={self.value}"
 
 

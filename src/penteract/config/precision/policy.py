@@ -56,6 +56,7 @@ class Policy:
     modules: tuple[Pattern, ...] = ()
 
     def __post_init__(self) -> None:
+        """Check that roles and patterns go together. Raises BadInput, PRECISION."""
         for role, fits in self._fitting().items():
             if getattr(self, role) not in fits:
                 found, allowed = getattr(self, role) or "none", [str(f or "none") for f in fits]
@@ -101,6 +102,7 @@ class Policy:
 
     @property
     def stat(self) -> str:
+        """Dtype of statistics (norms, log-sum-exps, routing scores): fp32, or fp64 where compute is fp64."""
         return "fp64" if self.compute == "fp64" else "fp32"
 
     @property
@@ -155,6 +157,7 @@ class Policy:
         return hash((self.compute, self.parameter, self.gradient, self.moments))
 
     def __str__(self) -> str:
+        """The same as `name`."""
         return self.name
 
 

@@ -43,6 +43,7 @@ class BadLayout(BadInput):
     """The layout cannot be. `problems` names every broken rule."""
 
     def __init__(self, problems: list[Problem], origins: Mapping[str, str]) -> None:
+        """The first of `problems` heads the message. `origins`: key of a run file -> the place that set it."""
         self.problems = tuple(problems)
         first, *rest = problems
         self._rest = [_error(p, origins, fix="") for p in rest[: _SHOWN - 1]]

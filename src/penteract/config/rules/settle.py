@@ -17,6 +17,7 @@ class Settle:
     largest_micro_batch: int = 1  # sequences
 
     def __call__(self, case: Case) -> Case:
+        """The case with its open axes filled, dp before the micro-batch, and its accumulation steps counted anew."""
         lay = case.layout
         if min(lay.tp, lay.pp, lay.cp, lay.ep) < 1:
             return case

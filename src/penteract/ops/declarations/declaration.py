@@ -53,15 +53,25 @@ class CallShapes(NamedTuple):
 class WorkRates(Protocol):
     """Seconds of the kinds of work that a device does, as `readings/costs/rates.py` knows them."""
 
-    def product(self, p: Product) -> Seconds: ...
+    def product(self, p: Product) -> Seconds:
+        """Seconds of one batch of matrix products, as one kernel."""
+        ...
 
-    def scaled(self, p: Product) -> Seconds: ...
+    def scaled(self, p: Product) -> Seconds:
+        """Seconds of one batch of matrix products of FP8 codes."""
+        ...
 
     def attention(
         self, products_flops: Flops, *, backward: bool, causal: bool, head_size: int = 128, flash: bool = False
-    ) -> Seconds: ...
+    ) -> Seconds:
+        """Seconds of fused attention whose products, masked scores too, are `products_flops`; a causal mask spares
+        half."""
+        ...
 
-    def moved(self, amount: Bytes, walked: int = 0) -> Seconds: ...
+    def moved(self, amount: Bytes, walked: int = 0) -> Seconds:
+        """Seconds of a pointwise kernel that reads and writes `amount` bytes; `walked`: elements that it takes one by
+        one."""
+        ...
 
 
 class OpDeclaration:
@@ -98,6 +108,7 @@ class OpDeclaration:
         return ()
 
     def flops(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> int:
+        """FLOPs of a phase: 2·m·n·k of each matrix product; kernels without products count as none."""
         return sum(2 * p.times * p.m * p.n * p.k for p in self.products(phase, ins, weights, attrs))
 
     # ---- of an implementation ----------------------------------------------------------------------------------------

@@ -23,6 +23,8 @@ from penteract.ops.spec import Spec, Widths
 
 
 class Embedding(OpDeclaration):
+    """ids [s, B], table [V@axis, D] -> rows [s, B, D]; where `axis` cuts the table, ids of other shards give zeros."""
+
     differentiable = ()
     weight_keeps = ("in0",)
     deferrable = True
@@ -57,6 +59,8 @@ class Embedding(OpDeclaration):
 
 
 class Linear(OpDeclaration):
+    """x [.., D], w [F, D], bias [F] or none -> x·wᵀ + bias [.., F]."""
+
     weight_keeps = ("in0",)
     deferrable = True
 
@@ -76,6 +80,8 @@ class Linear(OpDeclaration):
 
 
 class AddBias(OpDeclaration):
+    """x [.., D], b [D] -> x + b [.., D]; the gradient of b is the sum over rows."""
+
     passes_gradient = True
 
     def workspace(
@@ -93,6 +99,9 @@ class AddBias(OpDeclaration):
 
 
 class RmsNorm(OpDeclaration):
+    """x [.., n·C], w [C] -> each group of C over its root mean square, times w; keeps a scale a group [.., n] (Zhang &
+    Sennrich 2019, 1910.07467)."""
+
     input_keeps = weight_keeps = ("in0", "extra0")
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
@@ -134,6 +143,9 @@ class RmsNorm(OpDeclaration):
 
 
 class LayerNorm(OpDeclaration):
+    """x [.., D], w [D], b [D] -> the normalised row times w, plus b; keeps a row's mean and scale, both [.., 1] (Ba et
+    al. 2016, 1607.06450)."""
+
     input_keeps = weight_keeps = ("in0", "extra0", "extra1")
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
@@ -174,6 +186,9 @@ class LayerNorm(OpDeclaration):
 
 
 class Rope(OpDeclaration):
+    """x [s, B, n·C], positions [s, B] -> same, each head rotated by its position but for its first `plain_size`
+    features (Su et al. 2021, 2104.09864)."""
+
     input_keeps = ("in1",)
 
     def workspace(
@@ -209,6 +224,8 @@ class Rope(OpDeclaration):
 
 
 class Swiglu(OpDeclaration):
+    """gate [.., F], up [.., F] -> silu(gate) · up [.., F] (Shazeer 2020, 2002.05202)."""
+
     differentiable = (0, 1)
     input_keeps = ("in0", "in1")
 
@@ -221,10 +238,14 @@ class Swiglu(OpDeclaration):
 
 
 class Gelu(OpDeclaration):
+    """x [.., F] -> same, GELU in its tanh form (Hendrycks & Gimpel 2016, 1606.08415)."""
+
     input_keeps = ("in0",)
 
 
 class Add(OpDeclaration):
+    """a, b of one shape -> a + b; the gradient of the result is that of both."""
+
     differentiable = (0, 1)
     passes_gradient = True
 
@@ -267,6 +288,8 @@ class Join(OpDeclaration):
 
 
 class RepeatHeads(OpDeclaration):
+    """x [s, B, K·C] -> [s, B, K·times·C], each head `times` times in a row; its gradient is the sum of theirs."""
+
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         *rows, width = ins[0].shape
         return (Spec((*rows, width * attrs["times"])),), ()

@@ -47,6 +47,7 @@ class ScaledLinear(Linear):
     """`linear` in FP8. `elementwise`: what makes the codes; kernels scale in registers, with no copy in fp32."""
 
     def __init__(self, fp8: Fp8, elementwise: Elementwise = "reference") -> None:
+        """`fp8`: the recipe; `elementwise`: whether plain torch or GPU kernels make the codes."""
         self.fp8 = fp8
         self.elementwise: Elementwise = elementwise
 
@@ -122,6 +123,7 @@ class ScaledLinear(Linear):
 
 
 def aligned(scales: int) -> int:
+    """The count of scales rounded up to a multiple of `ALIGNED`."""
     return -(-scales // ALIGNED) * ALIGNED
 
 

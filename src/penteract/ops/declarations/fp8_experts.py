@@ -30,6 +30,7 @@ class ScaledExpertLinear(ExpertLinear):
     comes; an expert without rows makes nothing. `elementwise`: what makes the codes."""
 
     def __init__(self, fp8: Fp8, elementwise: Elementwise = "reference") -> None:
+        """`fp8`: the recipe; `elementwise`: whether plain torch or GPU kernels make the codes."""
         self.fp8 = fp8
         self.elementwise: Elementwise = elementwise
 

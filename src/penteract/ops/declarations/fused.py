@@ -25,6 +25,7 @@ class FusedAttention(Attention):
     flash = False  # whether it is as fast as the flash kernel, or as cuDNN's
 
     def __init__(self, *, dealt: bool = False) -> None:
+        """`dealt`: whether heads were dealt to context ranks before the call."""
         self.dealt = dealt
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:

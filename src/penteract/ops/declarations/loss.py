@@ -34,6 +34,8 @@ def repeated(kernels: Kernels, times: float) -> Iterator[Kernel]:
 
 
 class RowMax(OpDeclaration):
+    """logits [s, B, V@axis] -> the largest of each row's columns that lie here, [s, B] in stat."""
+
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         return (Spec(ins[0].shape[:-1], "stat"),), ()
 
@@ -181,6 +183,8 @@ class JoinRows(OpDeclaration):
 
 
 class Loss(OpDeclaration):
+    """x [], a sum over tokens or sequences, is added to a term of the loss, times that term's scale; no results."""
+
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         return (), ()
 

@@ -33,6 +33,7 @@ class Eager:
     """Kernels of torch under a policy's widths."""
 
     def __init__(self, widths: Widths) -> None:
+        """`widths`: bytes of an element by role, to which those of masks and doubles are added."""
         self.widths = {**widths, **_BESIDE}
 
     def each(self, n: int, *parts: Part, strided: bool = False, typed: bool = False) -> Kernel:

@@ -30,6 +30,7 @@ class Move:
     after: Timed
 
     def text(self) -> str:
+        """The move as one line: how much faster, the seconds before and after, and the change in memory."""
         was, now = self.before.time.seconds, self.after.time.seconds
         grown = self.after.estimate.allocated - self.before.estimate.allocated
         memory = f"{show_bytes(abs(grown))} {'more' if grown > 0 else 'less'}" if grown else "the same memory"

@@ -28,6 +28,7 @@ class Change:
     factor: float | None
 
     def text(self) -> str:
+        """The change as one line: the factor at which the runner-up wins, or that none within reach does it."""
         if self.factor is None:
             return f"{self.what}: at no factor up to {_REACH:g}"
         return f"{self.what} × {self.factor:.2g}"

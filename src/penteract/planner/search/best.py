@@ -34,6 +34,7 @@ class Timed:
 
     @property
     def layout(self) -> Layout:
+        """The layout of the estimate."""
         return self.estimate.layout
 
     @property
@@ -88,6 +89,7 @@ class Search:
         return self.frontier.simplest(precision, effort(known.layout)) or known
 
     def timed(self, estimate: LayoutEstimate) -> Timed:
+        """The estimate with its simulated step; each layout is simulated once in each precision."""
         key = estimate.layout, estimate.precision
         if key not in self._times:
             self._times[key] = Timed(estimate, self.estimators[estimate.precision].time(estimate))

@@ -44,10 +44,12 @@ class Pulse:
     _next: float = field(init=False)
 
     def __post_init__(self) -> None:
+        """Start the clock where somebody watches."""
         self._began = self.clock() if self.watch else 0.0
         self._next = self._began + self.every
 
     def __call__(self) -> None:
+        """Tell the watcher of the search, if `every` seconds have passed since it was told last."""
         if self.watch is None or self.tell is None:
             return
         now = self.clock()
@@ -60,5 +62,6 @@ class Stopped(KeyboardInterrupt):
     """A search was stopped. `plan`: what it had found."""
 
     def __init__(self, plan: Plan) -> None:
+        """`plan`: the best layouts until now."""
         self.plan = plan
         super().__init__("the search was stopped: `plan` has the best so far")

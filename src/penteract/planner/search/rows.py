@@ -41,14 +41,17 @@ class Slower(NamedTuple):
 
     @property
     def bound(self) -> Seconds:
+        """Seconds that its step takes at least: the bound of its twin, which is no slower."""
         return self.twin.at_least
 
     @property
     def precision(self) -> Policy:
+        """The policy of its twin."""
         return self.twin.precision
 
     @property
     def layout(self) -> Layout:
+        """The row's layout with its own `memory`."""
         return self.row.layout(self.memory)
 
 
@@ -72,6 +75,7 @@ class Higher:
 
     @property
     def precision(self) -> Policy:
+        """The policy in which its options are priced."""
         return self.prices.policy
 
 
@@ -116,6 +120,7 @@ class Priced:
         return len(self.fits) + len(self.slower)
 
     def miss(self, size: Bytes, layout: Layout, precision: Policy) -> None:
+        """Note a layout that needs `size` bytes; of those with the same mesh and technique the least is kept."""
         lay = layout
         alike = (lay.dp, lay.tp, lay.pp, lay.cp, lay.ep, lay.zero, lay.recompute, lay.recompute_every, precision)
         if alike not in self.nearest or size < self.nearest[alike].size:
@@ -194,9 +199,11 @@ class Row:
     second: bool = False
 
     def __len__(self) -> int:
+        """How many layouts it has, with those that wait."""
         return len(self.memories) + len(self.more)
 
     def layout(self, memory: MemoryOptions) -> Layout:
+        """The row's layout with these memory options."""
         return self.branch.family.layout(memory, self.size, self.steps)
 
     def bound(self) -> Seconds:

@@ -57,6 +57,7 @@ class LayoutFamily:
     members: tuple[tuple[MemoryOptions, Sizes], ...]
 
     def layout(self, memory: MemoryOptions, size: int, steps: int) -> Layout:
+        """The member with these options, `size` sequences in a micro-batch and `steps` accumulation steps."""
         return Layout(**self.rest, **_fields(memory), micro_batch_size=size, gradient_accumulation_steps=steps)
 
     def runs(self) -> Iterator[tuple[Layout, ...]]:
@@ -139,6 +140,7 @@ class Space:
         return list(product(degrees, self._values("expert_tp", (1, tp) if some and tp > 1 else (1,))))
 
     def methods(self, cp: int) -> tuple[CpMethod, ...]:
+        """The ways of context parallelism to try over `cp` ranks; over one rank, the default alone."""
         allowed = self._values("cp_method", CP_METHODS)
         found = CP_METHODS if cp > 1 else (Layout().cp_method,)
         return tuple(m for m in found if m in allowed)

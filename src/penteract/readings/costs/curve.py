@@ -55,6 +55,7 @@ class Curve:
         return Curve(tuple(sizes), tuple(seconds))
 
     def __call__(self, size: float) -> Seconds:
+        """Seconds of a size: linear between the points, and on along the last segment beyond them."""
         sizes, seconds = self.sizes, self.seconds
         i = bisect_left(sizes, size, 1, len(sizes) - 1)
         x, y = sizes[i - 1], seconds[i - 1]

@@ -33,6 +33,7 @@ class Gemm:
     width: int
 
     def __call__(self, p: Product) -> Seconds:
+        """Seconds of a product: the start of a kernel, then the longer of its arithmetic and its memory traffic."""
         times, m, n, k = p
         results, operands = times * m * n, times * k * (m + n)
         compute = self.flop * 2 * k * results + self.result * results + self.operand * operands

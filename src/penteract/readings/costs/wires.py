@@ -43,6 +43,7 @@ class CollectiveCost(NamedTuple):
     each: float
 
     def __call__(self, amount: Bytes) -> Seconds:
+        """Seconds of `amount` bytes: the longer of the part inside nodes and the part between them."""
         there = self.fixed + self.each * amount
         here = self.inside(amount) if self.inside else 0.0
         return here if here > there else there

@@ -63,6 +63,7 @@ class Owned:
 
     @property
     def name(self) -> str:
+        """The parameter's name, without the number of its layer."""
         return anonymous(self.param.name)
 
 
@@ -83,6 +84,7 @@ class SymbolicProgram:
     gathers: Mapping[int, int]
 
     def times(self, chunk: int, layer: int) -> int:
+        """How many layers the recorded `layer` of a chunk stands for; 1 where `alike` does not say."""
         return self.alike[chunk].get(layer, 1)
 
     def once(self) -> Program:

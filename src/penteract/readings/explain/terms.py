@@ -59,9 +59,11 @@ class Term:
 
     @property
     def value(self) -> int:
+        """Bytes or FLOPs of the whole row: count · flight · each."""
         return self.count * self.flight * self.each
 
     def as_dict(self) -> dict[str, Any]:
+        """The row as JSON, with its value, and the number of its ranks in their place."""
         return {
             "kind": self.kind, "what": self.what, "detail": self.detail, "formula": self.formula,
             "numbers": self.numbers, "each": self.each, "count": self.count, "flight": self.flight,
@@ -91,6 +93,7 @@ class Why:
     numbers: Mapping[str, int] = field(repr=False)
 
     def total(self, kind: TermKind) -> int:
+        """The sum of all rows of one kind, in bytes or FLOPs."""
         return sum(r.value for r in self.rows if r.kind == kind)
 
     def whole(self, activations: Bytes, other: Bytes) -> Why:

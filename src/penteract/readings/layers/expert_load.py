@@ -13,7 +13,9 @@ from penteract.config.model import ModelSpec
 class Load(Protocol):
     """Rows that this rank's experts receive."""
 
-    def received(self, layer: int, micro: int) -> int: ...
+    def received(self, layer: int, micro: int) -> int:
+        """Token copies R that this rank's experts of `layer` receive in micro-batch `micro`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class Balanced:
 
     @staticmethod
     def of(m: ModelSpec, layout: Layout, sequence_length: int) -> Balanced:
+        """The rank's own token copies: its tokens S/cp·B times top_k, over tp too where tp does not cut experts; 0
+        without experts."""
         if m.moe is None:
             return Balanced(0)
         tokens = sequence_length // layout.cp * layout.micro_batch_size

@@ -71,6 +71,7 @@ class LayerProgram:
 
     @property
     def inputs(self) -> Mapping[str, Spec]:
+        """The data that the piece reads, by name."""
         return self.shapes.inputs
 
     @cached_property
@@ -148,6 +149,7 @@ class Recorder:
     names: Sequence[str] = field(init=False)  # of the kind of each layer
 
     def __post_init__(self) -> None:
+        """Ask the policy once for widths, FP8 linears and the kind of each layer."""
         self.widths = self.precision.widths
         self.linears = self.precision.linears(self.model.layers, self.model.mtp_layers)
         self.names = [f"as layer {first}" for first in first_like(self.model, self.precision)]

@@ -80,6 +80,7 @@ class Outline:
 
     @staticmethod
     def of(tape: Tape, edit: Edit, *, split: bool) -> Outline:
+        """Lower a tape under an edit and drop its sizes. `split`: gradients of inputs and weights are actions apart."""
         chunk = lower(tape, edit, split=split)
         places = {site: i for i, site in enumerate((*sites_of(tape, chunk.sums), *chunk.copies))}
         jobs: dict[tuple[int, Phase], int] = {}

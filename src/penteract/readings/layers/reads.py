@@ -40,9 +40,11 @@ class View:
     __slots__ = ("__dict__", "_of")
 
     def __init__(self, of: object) -> None:
+        """`of`: the layout whose fields are read."""
         self._of = of
 
     def __getattr__(self, name: str) -> Any:
+        """The first read of a field: it is fetched from the layout and noted."""
         value = self.__dict__[name] = getattr(self._of, name)
         return value
 
@@ -52,6 +54,7 @@ class View:
         return self.__dict__
 
     def __eq__(self, other: object) -> bool:
+        """Raises TypeError: fields of a view are compared, never the view."""
         raise TypeError("a view of a layout is not compared: its fields are")
 
     __hash__ = None  # type: ignore[assignment]
@@ -99,6 +102,7 @@ class Memo(Generic[_A]):
     __slots__ = ("_roots",)
 
     def __init__(self) -> None:
+        """Begin without answers."""
         self._roots: dict[Hashable, Any] = {}
 
     def ask(self, layout: Layout, key: Hashable, make: Callable[..., _A], *about: Any) -> _A:
@@ -155,6 +159,7 @@ class Memos(dict[str, Memo[Any]]):
     """Of an object whose methods are `tracked`: the answers of each, by its name."""
 
     def __missing__(self, name: str) -> Memo[Any]:
+        """A new memo, for a method that is asked for the first time."""
         memo = self[name] = Memo[Any]()
         return memo
 

@@ -45,6 +45,7 @@ class Chosen:
 
     @property
     def layout(self) -> Layout:
+        """The layout with the recomputation that was chosen."""
         return self.estimate.layout
 
     def text(self) -> str:

@@ -65,6 +65,7 @@ class DeviceCosts:
         return max((GroupSpan.of(mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
 
     def bytes_of(self, spec: Spec) -> Bytes:
+        """Bytes of a value on the device; routed sizes are those of the load."""
         return bytes_of(spec, self.widths, self.load)
 
     # ---- calls of the tape -----------------------------------------------------------------------------------

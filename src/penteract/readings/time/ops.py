@@ -37,6 +37,7 @@ class Streams:
     axes: Axes = field(init=False)
 
     def __post_init__(self) -> None:
+        """Open the streams of the tape's axes, before those of any bucket."""
         groups = [(self.mesh.group(axis, self.rank), PART[DIMENSION[axis]]) for axis in AXES]
         self.axes = tuple([self.of(ranks, part) if len(ranks) > 1 else 0 for ranks, part in groups])
 
@@ -248,6 +249,7 @@ class StreamedUpdate:
     count: int = 0
 
     def __post_init__(self) -> None:
+        """Size the staging buffers, and list the slices in the order of the update, the last bucket first."""
         buckets, policy = self.ops.buckets, self.ops.costs.policy
         self.staging = through(((b, 1) for b in buckets), policy)
         self.ahead = iter([(i, n) for i in reversed(range(len(buckets))) for n in self._slices(buckets[i])])

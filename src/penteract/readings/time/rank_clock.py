@@ -105,6 +105,7 @@ class Clock:
     idle: StreamState = field(init=False)  # nothing under way
 
     def __post_init__(self) -> None:
+        """Make the idle state."""
         self.idle = self.state((0,) * len(self.owner), ())
 
     # ---- what is played --------------------------------------------------------------------------------------
@@ -131,6 +132,7 @@ class Clock:
         return RankClock(self.idle)
 
     def state(self, free: tuple[int, ...], flights: Flights) -> StreamState:
+        """One object for equal states. `free`: picoseconds until each stream is free; `flights`: until each is done."""
         key = (free, flights)
         if (known := self.states.get(key)) is not None:
             return known

@@ -80,6 +80,7 @@ class Ranks:
     spent_at_end: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # of each step
 
     def __post_init__(self) -> None:
+        """Give each rank an idle machine."""
         self.machines = [stage.clock.machine() for stage in self.stages]
 
     def step(self) -> None:

@@ -100,6 +100,7 @@ class Stage:
     derived: dict[Any, Any] = field(default_factory=dict[Any, Any])  # by `derive.py`
 
     def __post_init__(self) -> None:
+        """Make the FSDP rule of the buckets, and find the bucket of each unit's parameters."""
         held = [
             Cut(plan.unit, b.cut_parameters, b.cut_gradients, b.shards, b.replicate_ranks)
             for plan, b in zip(self.bucket_plans, self.buckets, strict=True)

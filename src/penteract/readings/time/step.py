@@ -129,6 +129,8 @@ class StepClock:
     # ---- the program -----------------------------------------------------------------------------------------
 
     def build(self, layout: Layout, turns: int) -> Ranks:
+        """The ranks of a layout before their first step; `turns`: how many the schedule keeps beside those it leaves
+        out; 0: all are played."""
         lay = layout
         micros, skipped = _shortened(lay, turns)
         line = line_of(lay.schedule, lay.pp, lay.vpp, micros)
@@ -196,6 +198,7 @@ class StepClock:
 
     @property
     def bucket_costs(self) -> BucketCosts:
+        """What gives the seconds of collectives and updates of buckets on this cluster."""
         return BucketCosts(self.rates, self.composer.policy, self.cluster.gpus_per_node)
 
     def device(self, layout: Layout) -> DeviceCosts:

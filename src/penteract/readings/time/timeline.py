@@ -67,6 +67,7 @@ class Timeline:
 
     @property
     def picoseconds(self) -> int:
+        """The length of the step, the same for every stage."""
         return self.span.picoseconds
 
     def of(self, stage: int) -> Iterator[Event]:

@@ -85,6 +85,7 @@ class MemoryOf:
 
     @staticmethod
     def of(p: Program) -> MemoryOf:
+        """Price one rank's step call after call, with balanced experts, and what its buckets take beside it."""
         alive = Alive(p, Balanced.of(p.model, p.layout, p.sequence_length))
         walk(p, alive)
         buckets, made = p.buckets, p.layout.elementwise
