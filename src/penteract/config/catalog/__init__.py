@@ -1,7 +1,7 @@
 """Published decoders by name. The shapes are data: a TOML file a family, parsed when a name asks for it.
 
-A family is called as its file, and each of its models' names contains that. A file is a list of series; what a series says holds for each of its models, which say the rest. Values are held against
-the same bounds as those of a run file.
+A family is called as its file, and each of its models' names contains that. A file is a list of series; what a series
+says holds for each of its models, which say the rest. Values are held against the same bounds as those of a run file.
 """
 
 from __future__ import annotations
