@@ -13,21 +13,23 @@ from penteract.config.layout import Layout
 class Axis:
     """Groups of one name: `size` ranks each, every `step`-th of neighbours.
 
-    crosses  whether redistributions of the network talk over it, so that it is a line of every run that has it
+    dimension  under which the time of what the network says over it is told; none: it says nothing there
+    crosses    whether every network is cut along it, so that it is a line of every run that has it
     """
 
     size: Callable[[Layout], int]
     step: Callable[[Layout], int]
+    dimension: str = ""
     crosses: bool = False
 
 
 AXES: dict[str, Axis] = {
-    "tp": Axis(lambda lay: lay.tp, lambda lay: 1, crosses=True),
-    "cp": Axis(lambda lay: lay.cp, lambda lay: lay.tp, crosses=True),
-    "ep": Axis(lambda lay: lay.ep, lambda lay: lay.tp, crosses=True),  # neighbours in (dp, cp): it folds over both
+    "tp": Axis(lambda lay: lay.tp, lambda lay: 1, "tensor", crosses=True),
+    "cp": Axis(lambda lay: lay.cp, lambda lay: lay.tp, "context", crosses=True),
+    "ep": Axis(lambda lay: lay.ep, lambda lay: lay.tp, "expert", crosses=True),  # folds over (dp, cp): neighbours there
+    "sequence": Axis(lambda lay: lay.cp * lay.tp, lambda lay: 1, "expert"),  # who share one sequence's tokens
     "dp": Axis(lambda lay: lay.dp, lambda lay: lay.cp * lay.tp),
     "pp": Axis(lambda lay: lay.pp, lambda lay: lay.rows * lay.tp),
-    "sequence": Axis(lambda lay: lay.cp * lay.tp, lambda lay: 1),  # who share one sequence's tokens
     "stage": Axis(lambda lay: lay.rows * lay.tp, lambda lay: 1),
     "world": Axis(lambda lay: lay.world, lambda lay: 1),
 }
