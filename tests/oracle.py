@@ -29,7 +29,7 @@ def loss(
     ahead, z_ahead, b = _mtp(m, w, h, batch, biases or {})
     terms = {"cross_entropy": ce * scale["cross_entropy"], "balance": (balance + b) * scale.get("balance", 0.0)}
     terms |= {"z_loss": z + z_ahead} if m.z_loss_coefficient else {}
-    return {**terms, "mtp_layers": ahead} if m.mtp_layers else terms
+    return {**terms, "mtp": ahead} if m.mtp_layers else terms
 
 
 def _z_loss(m: ModelSpec, logits, targets):

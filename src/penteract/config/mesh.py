@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Literal
 
 from penteract.config.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Groups of one name: `size` ranks each, every `step`-th of neighbours.
+
+    dimension  under which the time of what the network says over it is told; none: it says nothing there
+    crosses    whether every network is cut along it, so that it is a line of every run that has it
+    """
+
+    size: Callable[[Layout], int]
+    step: Callable[[Layout], int]
+    dimension: str = ""
+    crosses: bool = False
+
+
+AXES: dict[str, Axis] = {
+    "tp": Axis(lambda lay: lay.tp, lambda lay: 1, "tensor", crosses=True),
+    "cp": Axis(lambda lay: lay.cp, lambda lay: lay.tp, "context", crosses=True),
+    "ep": Axis(lambda lay: lay.ep, lambda lay: lay.tp, "expert", crosses=True),  # folds over (dp, cp): neighbours there
+    "sequence": Axis(lambda lay: lay.cp * lay.tp, lambda lay: 1, "expert"),  # who share one sequence's tokens
+    "dp": Axis(lambda lay: lay.dp, lambda lay: lay.cp * lay.tp),
+    "pp": Axis(lambda lay: lay.pp, lambda lay: lay.rows * lay.tp),
+    "stage": Axis(lambda lay: lay.rows * lay.tp, lambda lay: 1),
+    "world": Axis(lambda lay: lay.world, lambda lay: 1),
+}
 
 
 @dataclass(frozen=True)
@@ -32,10 +57,10 @@ class Mesh:
         rest, tp = divmod(rank, self.layout.tp)
         return *divmod(rest, self.layout.rows), tp
 
-    def index(self, axis: Literal["tp", "ep"], rank: int) -> int:
-        """rank -> its place in a group that cuts parameters"""
-        _, row, tp = self.place(rank)
-        return tp if axis == "tp" else row % self.layout.ep
+    def index(self, axis: str, rank: int) -> int:
+        """rank -> its place in its group of an axis"""
+        found = AXES[axis]
+        return rank // found.step(self.layout) % found.size(self.layout)
 
     def ranks(self, pp: Iterable[int], rows: Iterable[int], tp: Iterable[int]) -> tuple[int, ...]:
         """The ranks at these coordinates, ascending; `rows` are places in (dp, cp) read as one number."""
@@ -56,39 +81,12 @@ class Mesh:
 
     def block(self, name: str) -> tuple[int, int]:
         """How groups of this name lie: each among so many neighbours, every so manieth of them."""
-        lay = self.layout
-        match name:
-            case "tp":
-                return lay.tp, 1
-            case "cp":
-                return lay.cp * lay.tp, lay.tp
-            case "dp":
-                return lay.rows * lay.tp, lay.cp * lay.tp
-            case "pp":
-                return lay.world, lay.rows * lay.tp
-            case "ep":  # neighbours in (dp, cp): experts fold over both
-                return lay.ep * lay.tp, lay.tp
-            case "sequence":  # who share one sequence's tokens
-                return lay.cp * lay.tp, 1
-            case "stage":
-                return lay.rows * lay.tp, 1
-            case "world":
-                return lay.world, 1
-            case _:
-                raise ValueError(f"no group named {name}")
+        step = AXES[name].step(self.layout)
+        return AXES[name].size(self.layout) * step, step
 
     def size(self, name: str) -> int:
         """How many ranks a group `name` has (the same for every rank)."""
-        lay = self.layout
-        match name:
-            case "world":
-                return lay.world
-            case "sequence":
-                return lay.cp * lay.tp
-            case "stage":
-                return lay.rows * lay.tp
-            case _:
-                return getattr(lay, name)
+        return AXES[name].size(self.layout)
 
     def neighbour(self, rank: int, stage: int) -> int:
         """The rank on pipeline coordinate `stage` with the same dp, cp and tp as `rank`."""

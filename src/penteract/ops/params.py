@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
 
 from penteract.config.mesh import Mesh
 
@@ -20,7 +19,7 @@ class Shard:
     """
 
     dim: int
-    axis: Literal["tp", "ep"]
+    axis: str  # of `AXES` in config/mesh.py
     parts: int | None = None
 
     def pieces(self, mesh: Mesh) -> int:
@@ -82,13 +81,14 @@ def reduce_ranks(cut: Cut, owning_stages: tuple[int, ...], mesh: Mesh, rank: int
     Every rank sees other tokens (dp, cp, and tp in the sequence-parallel region) or other heads, so a gradient is a
     partial sum over every axis that does not cut the parameter. This is the only rule there is for who reduces.
     """
-    lay = mesh.layout
-    rows, tp = range(lay.rows), range(lay.tp)
+    stage = mesh.size("stage")
+    places: Sequence[int] = range(stage)
     for axis, pieces in cut:
-        if axis == "ep":
-            rows = range(mesh.index("ep", rank), lay.rows, lay.ep)
+        block, step = mesh.block(axis)
+        each = block // step // pieces * step  # neighbours that hold one piece, where groups lie within each other
+        begin = rank % block // each * each
+        if len(places) == stage:
+            places = [at + i for at in range(begin, stage, block) for i in range(each)]
         else:
-            each = lay.tp // pieces
-            at = mesh.index("tp", rank) // each
-            tp = range(at * each, (at + 1) * each)
-    return mesh.ranks(owning_stages, rows, tp)
+            places = [place for place in places if begin <= place % block < begin + each]
+    return tuple(pp * stage + place for pp in owning_stages for place in places)

@@ -1,7 +1,7 @@
 """Published decoders by name. The shapes are data: a TOML file a family, parsed when a name asks for it.
 
-A file is a list of series; what a series says holds for each of its models, which say the rest. Values are held against
-the same bounds as those of a run file.
+A family is called as its file, and each of its models' names contains that. A file is a list of series; what a series
+says holds for each of its models, which say the rest. Values are held against the same bounds as those of a run file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penteract.config.files.keys import SECTIONS, keys, show_key
 from penteract.config.model import ModelSpec
 from penteract.errors import BadInput
 
-_FAMILIES = ("deepseek", "gpt", "llama", "mistral", "mixtral", "qwen")  # each a file; every name contains one of them
+FOLDER = Path(__file__).parent / "models"
 _UNITS = {"m": 1e6, "b": 1e9, "t": 1e12}
 _SIZE = re.compile(r"(?<![\d.])(?:(?<=-)a)?([1-9]\d{0,5}(?:\.\d{1,3})?|0\.\d{1,3})([mbt])(?![a-z0-9])")
 _LONGEST = 200  # of a name that is worth a search for what it may have meant
@@ -53,9 +53,9 @@ def entry(name: str, *, where: str = "model") -> CatalogEntry:
     Case, spaces, hyphens and underscores do not matter. Raises BadInput with the nearest names when there is none.
     """
     wanted = _folded(name)
-    for family in _FAMILIES:
-        if family in wanted:
-            for found in _family(family).values():
+    for file in _files(FOLDER):
+        if file.stem in wanted:
+            for found in _family(file).values():
                 if wanted in map(_folded, (found.model.name, found.source, *found.aliases)):
                     return found
     near = nearest(name)
@@ -66,7 +66,7 @@ def entry(name: str, *, where: str = "model") -> CatalogEntry:
 
 def names() -> tuple[str, ...]:
     """All of them, family by family, each from small to large."""
-    return tuple(name for family in _FAMILIES for name in _family(family))
+    return tuple(name for file in _files(FOLDER) for name in _family(file))
 
 
 def nearest(name: str, *, most: int = 3) -> tuple[str, ...]:
@@ -97,13 +97,19 @@ def _folded(name: str) -> str:
 
 
 @cache
-def _family(family: str) -> Mapping[str, CatalogEntry]:
+def _files(folder: Path) -> tuple[Path, ...]:
+    """One a family, by name."""
+    return tuple(sorted(folder.glob("*.toml")))
+
+
+@cache
+def _family(file: Path) -> Mapping[str, CatalogEntry]:
     """The models of one file."""
-    tree = tomllib.loads((Path(__file__).parent / "models" / f"{family}.toml").read_text("utf-8"))
+    tree = tomllib.loads(file.read_text("utf-8"))
     found: dict[str, CatalogEntry] = {}
     for series in tree["series"]:
         models = cast("dict[str, dict[str, Any]]", series.pop("models"))
-        found |= {name: _entry(name, {**series, **own}, f"{family}.toml: {name}") for name, own in models.items()}
+        found |= {name: _entry(name, {**series, **own}, f"{file.name}: {name}") for name, own in models.items()}
     return found
 
 

@@ -15,7 +15,7 @@ from penteract.config.hf.gpt2 import gpt2
 from penteract.config.model import ModelSpec
 from penteract.errors import BadInput
 
-_READERS: Mapping[str, Callable[[Fields], ModelSpec]] = {
+READERS: Mapping[str, Callable[[Fields], ModelSpec]] = {
     "llama": families.llama,
     "mistral": families.mistral,
     "qwen2": families.qwen2,
@@ -43,10 +43,10 @@ def model_from_hf(config: Mapping[str, Any] | str | Path) -> ModelSpec:
     if "text_config" in f:
         raise f.unsaid("text_config", "more than text", "the config.json of the text model alone")
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in _READERS:
-        allowed = ", ".join(_READERS)
+    if not isinstance(kind, str) or kind not in READERS:
+        allowed = ", ".join(READERS)
         raise BadInput("CONFIG", "no such model_type here", where=where, found=shown(kind), allowed=allowed)
-    return _READERS[kind](f)
+    return READERS[kind](f)
 
 
 def _load(path: Path) -> Mapping[str, Any]:

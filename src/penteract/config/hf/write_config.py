@@ -1,4 +1,4 @@
-"""A `ModelSpec` as Hugging Face's config.json: the inverse of `hf_config`."""
+"""A `ModelSpec` as Hugging Face's config.json: the inverse of `config/hf`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def config_of(m: ModelSpec) -> dict[str, Any]:
     Raises BadInput, UNSAID, with the fields that the nearest family cannot say.
     """
     nearest: list[tuple[int, str, list[str]]] = []
-    for family, (architecture, write) in _WRITERS.items():
+    for family, (architecture, write) in WRITERS.items():
         config = {"model_type": family, "architectures": [architecture], "_name_or_path": m.name, **write(m)}
         try:
             lost = different(m, model_from_hf(config))
@@ -224,7 +224,7 @@ def _gpt2(m: ModelSpec) -> dict[str, Any]:
     }
 
 
-_WRITERS: Mapping[str, tuple[str, Callable[[ModelSpec], dict[str, Any]]]] = {
+WRITERS: Mapping[str, tuple[str, Callable[[ModelSpec], dict[str, Any]]]] = {
     "llama": ("LlamaForCausalLM", _llama),
     "mistral": ("MistralForCausalLM", _mistral),
     "qwen2": ("Qwen2ForCausalLM", _qwen2),

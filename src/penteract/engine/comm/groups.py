@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
 
+from penteract.config.mesh import AXES
 from penteract.engine.comm.comm import Ranks
 from penteract.ops.params import Param, reduce_ranks
 from penteract.parallel.data import shard_groups
@@ -105,7 +106,7 @@ def axes(p: Program) -> Iterator[str]:
     lay, moe, fp8 = p.layout, p.model.moe, p.precision.fp8
     yield "world"
     yield "dp"
-    yield from (axis for axis in ("tp", "cp", "ep") if getattr(lay, axis) > 1)
+    yield from (name for name, axis in AXES.items() if axis.crosses and axis.size(lay) > 1)
     if moe is not None or fp8 is not None:
         yield "sequence"
     if (moe is not None and moe.balance == "bias") or (fp8 is not None and (fp8.kind == "delayed" or fp8.gather)):

@@ -42,7 +42,7 @@ class Env:
 
     def index(self, axis: str) -> int:
         """This rank's place along an axis."""
-        return self.mesh.coordinates(self.rank)[axis]
+        return self.mesh.index(axis, self.rank)
 
 
 Forward = Callable[[Env, Site, Tensors, Tensors, Tensors], None]  # env, site, ins, weights, outs

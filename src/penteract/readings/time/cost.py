@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import fsum, lcm
 
 from penteract.config.layout import Layout
-from penteract.config.mesh import Mesh
+from penteract.config.mesh import AXES, Mesh
 from penteract.config.precision.policy import Policy
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import declaration_of
@@ -31,7 +31,7 @@ from penteract.step.update import touched
 from penteract.units import Bytes, Seconds
 
 Part = str  # compute, attention, pointwise, launch, or the dimension whose traffic is waited for
-DIMENSION: Mapping[str, Part] = {"tp": "tensor", "cp": "context", "ep": "expert", "sequence": "expert"}
+DIMENSION: Mapping[str, Part] = {name: axis.dimension for name, axis in AXES.items() if axis.dimension}
 Asked = tuple[str, Seconds]  # over which axis a kernel asks other ranks for a scale first, and how long that takes
 Cost = tuple[Part, Seconds, Asked | None]
 Wire = tuple[str, tuple[int, ...], Seconds]  # a collective, its ranks

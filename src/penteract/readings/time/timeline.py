@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from penteract.config.layout import Layout
-from penteract.config.mesh import Mesh
+from penteract.config.mesh import AXES, Mesh
 from penteract.parallel.data import NONE
 from penteract.parallel.pipeline import stage_layers
 from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD
@@ -24,7 +24,7 @@ from penteract.step import names
 
 _STREAMS = {COMPUTE: "compute", HOST: "host", SIDE: "waits beside compute", OUT: "copies to the host",
             IN: "copies from the host"}  # fmt: skip
-_AXES = ("tp", "cp", "ep", "sequence", "dp", "stage", "world")
+_AXES = tuple(name for name in AXES if name != "pp")
 
 
 class Event(NamedTuple):

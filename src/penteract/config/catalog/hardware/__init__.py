@@ -9,11 +9,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+FOLDER = Path(__file__).parent
 Tables = Mapping[str, Mapping[str, Any]]
 
 
-@cache
 def tables(name: str) -> Tables:
-    """The file `name`.toml of this folder, which is read once."""
-    tree: Tables = tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text("utf-8"))
+    """The file `name`.toml of the catalogue's folder, which is read once."""
+    return _read(FOLDER / f"{name}.toml")
+
+
+@cache
+def _read(file: Path) -> Tables:
+    tree: Tables = tomllib.loads(file.read_text("utf-8"))
     return MappingProxyType({key: MappingProxyType(table) for key, table in tree.items()})
