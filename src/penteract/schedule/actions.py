@@ -50,7 +50,7 @@ class Transfer(NamedTuple):
     peer: int
 
     def __str__(self) -> str:
-        """In words: `Send value 3 to rank 1`."""
+        """Reads as `Send value 3 to rank 1`."""
         way = "to" if self.kind == "Send" else "from"
         return f"{self.kind} {self.what} {_name(self.micro, self.chunk)} {way} rank {self.peer}"
 

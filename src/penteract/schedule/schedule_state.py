@@ -23,7 +23,7 @@ class Message:
     target: int
 
     def __str__(self) -> str:
-        """In words: `value 3 of stage 0 for stage 1`."""
+        """Reads as `value 3 of stage 0 for stage 1`."""
         return f"{self.what} {self.micro} of stage {self.source} for stage {self.target}"
 
 
