@@ -403,11 +403,11 @@ def test_an_op_is_recorded_priced_and_run(pool: Pool) -> None:
 # ---- a kernel ----------------------------------------------------------------------------------------------------
 
 
-LATE = 1e-3  # seconds
+LATE = 0.1  # seconds: more than the host needs to launch all of the step
 
 
 class Fused(type(OPS["swiglu"].declaration)):
-    """As the op declares it, but slow."""
+    """As the op declares it, but slow: seen in a time."""
 
     def cost(self, rates: Any, call: CallShapes, widths: Any, registers: Any) -> tuple[str, float]:
         return "pointwise", LATE
@@ -454,7 +454,7 @@ def test_a_kernel_is_an_implementation_that_a_layout_chooses() -> None:
         node = cluster("8xH100")
         steps = StepClock(Composer(DENSE, 16, "bf16"), node, Rates.of(node, "bf16"))
         took = {name: steps.seconds(case.layout) for name, case in cases.items()}
-        assert took["reference"] < 2 * DENSE.layers * LATE < took["triton"]
+        assert took["triton"] - took["reference"] > DENSE.layers * LATE
 
 
 # ---- a card ------------------------------------------------------------------------------------------------------
