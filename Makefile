@@ -20,6 +20,7 @@ lint: setup
 	.venv/bin/ruff format --check
 	.venv/bin/lint-imports
 	.venv/bin/basedpyright
+	.venv/bin/basedpyright -p pyrightconfig.engine.json
 
 # Two shards beside each other, then what has ranks or is timed (tests/shards.py); one summary of all.
 test: lint

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -91,7 +92,8 @@ def view(tensor: torch.Tensor, box: Box, origin: Sequence[int]) -> torch.Tensor:
 
 def raw(tensor: torch.Tensor) -> memoryview:
     """A CPU tensor's bytes in row-major order, without a copy where it is contiguous."""
-    return memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    numbers: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(numbers)
 
 
 def digest(data: memoryview | bytes) -> str:

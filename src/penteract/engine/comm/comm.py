@@ -24,7 +24,7 @@ class Waitable(Protocol):
 class Work:
     """A collective, a message or a copy under way. It pins its buffers."""
 
-    waits: Sequence[Waitable]
+    waits: Sequence[Any]  # `Waitable`s; torch has its handles as optional, for calls that block
     pinned: tuple[torch.Tensor, ...]
 
 

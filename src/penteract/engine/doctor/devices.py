@@ -38,7 +38,7 @@ def _none(gpus: Gpus) -> Finding:
 
 def _kinds(devices: Sequence[GpuState]) -> Iterator[Finding]:
     """The same ones in a line; a mixed host is worth a word, as the slowest sets the pace."""
-    kinds: dict[tuple[str, object, object], list[int]] = {}
+    kinds: dict[tuple[str, object, tuple[int, ...] | None], list[int]] = {}
     for gpu in devices:
         kinds.setdefault((gpu.name, gpu.memory and round(gpu.memory / GIB), gpu.capability), []).append(gpu.index)
     for (name, _, capability), which in kinds.items():

@@ -169,7 +169,9 @@ class TrainingState:
     def pieces_of(self, shards: Iterable[torch.Tensor | None]) -> Iterator[ParameterPart]:
         """The same of `shards`, one tensor a flat, or none."""
         for flat, own in zip(self.flats, shards, strict=True):
-            for q, at in zip(flat.bucket.params, flat.bucket.offsets, strict=True) if own is not None else ():
+            if own is None:
+                continue
+            for q, at in zip(flat.bucket.params, flat.bucket.offsets, strict=True):
                 begin = max(at, flat.shard.start)
                 end = min(at + self.parameters[q.name].numel(), flat.shard.stop)
                 if begin < end:
@@ -190,8 +192,9 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
         policy = p.precision.keeping(b.moments)
         made = _optimizer(b.shard_size, policy, device, b.optimizer_kind, host=b.offloaded)
         names = b.optimizer_kind.moments
-        moments = {kind: made[kind] for kind in names}
-        scales = {kind: made[f"{kind}/scales"] for kind in names if f"{kind}/scales" in made}
+        moments: dict[Moment, torch.Tensor] = {kind: made[kind] for kind in names}
+        scaled: list[Moment] = [kind for kind in names if f"{kind}/scales" in made]
+        scales: dict[Moment, torch.Tensor] = {kind: made[f"{kind}/scales"] for kind in scaled}
         slices = tuple(_parameter_slices(p, b)) if p.precision.stochastic else ()
         flat = Flat(
             b, shard, parameter, gradient, cut_parameter, cut_gradient, parameter, moments, scales,

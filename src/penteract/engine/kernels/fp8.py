@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -139,7 +140,8 @@ def real(fp8: Fp8, a: Operand, b: Operand, out: torch.Tensor, forward: bool) -> 
             if k // fp8.block % 4:
                 second = second.repeat_interleave(fp8.block, 1)
         scales = (a.scale.t(), second)
-    torch._scaled_mm(a.codes, b.codes.t(), *scales, out_dtype=out.dtype, use_fast_accum=fast, out=out)
+    product: Any = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage] - no public name yet
+    product(a.codes, b.codes.t(), *scales, out_dtype=out.dtype, use_fast_accum=fast, out=out)
 
 
 def scaled(product: Product, quantiser: Quantiser = TORCH) -> TorchKernel:

@@ -20,7 +20,7 @@ class Rank:
     number: int
     world: int
     device: torch.device
-    store: dist.Store | None
+    store: dist.distributed_c10d.Store | None
 
     def barrier(self) -> None:
         if self.world > 1:

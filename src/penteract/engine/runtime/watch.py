@@ -44,11 +44,11 @@ class Watcher:
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, world: int, run_dir: Path, abort: Callable[[], None],
+        self, store: dist.distributed_c10d.Store, rank: int, world: int, run_dir: Path, abort: Callable[[], None],
         *, interval: float = 0.5, timeout: float = 30.0,
     ) -> None:  # fmt: skip
         # A connection of its own: the main thread's may be held by a blocking wait.
-        self.store = dist.PrefixStore("watch", store.clone())
+        self.store = dist.distributed_c10d.PrefixStore("watch", store.clone())  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
         self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
         self.interval, self.timeout = interval, timeout
         self._turns = 0

@@ -18,7 +18,7 @@ READ, OK, MOST_LINKS = 0, 0, 36
 
 def answer() -> dict[str, Any]:
     """Fields of Gpus; {"error": …} when the driver does not answer."""
-    import pynvml
+    import pynvml  # pyright: ignore[reportMissingImports] - of an extra
 
     try:
         pynvml.nvmlInit()

@@ -35,7 +35,9 @@ def answer(*, seconds: float) -> dict[str, Any]:
 
 def read(rows: str, running: str, banner: str, topology: tuple[str, str]) -> dict[str, Any]:
     """From what nvidia-smi prints: --query-gpu, --query-compute-apps, nothing asked, (topo -m, topo -p2p r)."""
-    tables = [dict(zip(FIELDS, _cells(line), strict=True)) for line in rows.splitlines() if line.strip()]
+    tables: list[dict[str, str]] = [
+        dict(zip(FIELDS, _cells(line), strict=True)) for line in rows.splitlines() if line.strip()
+    ]
     cuda = re.search(r"CUDA Version:\s*([0-9.]+)", banner)
     return {
         "driver": tables[0]["driver_version"] if tables else "",

@@ -27,13 +27,15 @@ def torch() -> Torch | None:
         TorchDevice(**device | {"capability": tuple(device["capability"])}) for device in told.pop("devices", ())
     )
     peers = tuple(tuple(row) for row in told.pop("peers", ()))
-    return Torch(**told | {"archs": tuple(told.get("archs", ()))}, devices=devices, peers=peers)
+    told["archs"] = tuple(told.get("archs", ()))
+    return Torch(**told, devices=devices, peers=peers)
 
 
 def answer() -> dict[str, Any]:
     """Fields of Torch. Imports torch."""
     import torch
     import torch.distributed as dist
+    from torch.cuda import nccl
 
     told: dict[str, Any] = {
         "version": torch.__version__, "cuda": torch.version.cuda or "", "hip": torch.version.hip or "",
@@ -41,7 +43,7 @@ def answer() -> dict[str, Any]:
         "has_nccl": dist.is_available() and dist.is_nccl_available(), "threads": torch.get_num_threads(),
     }  # fmt: skip
     if told["has_nccl"]:
-        told["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        told["nccl"] = ".".join(map(str, nccl.version()))
     if (cudnn := torch.backends.cudnn.version()) is not None:
         told["cudnn"] = f"{cudnn // 10000}.{cudnn % 10000 // 100}.{cudnn % 100}"
     with warnings.catch_warnings(record=True) as said:

@@ -6,6 +6,9 @@ are not fused. Numbers that are alike for all elements come in one small vector,
 A tile is some rows of 256 elements: blocks of moments in 8 bits, where they are.
 """
 
+# Triton's stubs know neither launches on a grid nor its language's operators:
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportIndexIssue=false
 from __future__ import annotations
 
 from dataclasses import dataclass, field
