@@ -21,14 +21,17 @@ _STEP = re.compile(r"step-([0-9]{8,})(\.old)?")
 
 
 def step_folder(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is, once it is committed."""
     return folder / f"step-{step:08d}"
 
 
 def unfinished(at: Path) -> Path:
+    """Where a checkpoint is written until it is committed."""
     return at.with_name(f"{at.name}.tmp")
 
 
 def replaced(at: Path) -> Path:
+    """Where a checkpoint waits while its successor is committed in its place."""
     return at.with_name(f"{at.name}.old")
 
 

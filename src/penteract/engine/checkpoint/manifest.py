@@ -30,6 +30,7 @@ class StoredBox:
     digest: str
 
     def as_json(self) -> dict[str, Any]:
+        """One entry of `parts` in manifest.json."""
         return {"file": self.file, "key": self.key, "offset": self.box[0], "size": self.box[1], "digest": self.digest}
 
 
@@ -42,6 +43,7 @@ class ManifestEntry:
     parts: tuple[StoredBox, ...]
 
     def as_json(self) -> dict[str, Any]:
+        """One entry of `tensors` in manifest.json."""
         return {"shape": self.shape, "dtype": self.dtype, "parts": [p.as_json() for p in self.parts]}
 
 
@@ -55,6 +57,7 @@ class Manifest:
     tensors: Mapping[str, ManifestEntry]
 
     def text(self) -> str:
+        """manifest.json as it is written: its own digest first, over the canonical rest."""
         content: dict[str, Any] = {
             "format": FORMAT, "step": self.step, "extra": self.extra, "files": dict(self.files),
             "tensors": {name: entry.as_json() for name, entry in self.tensors.items()},

@@ -37,6 +37,7 @@ class Slice:
 
     @property
     def box(self) -> Box:
+        """(offset, size) in the global tensor."""
         return tuple(self.offset), tuple(self.tensor.shape)
 
 

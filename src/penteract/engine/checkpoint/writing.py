@@ -67,6 +67,7 @@ def save_alone(folder: Path, step: int, shares: Iterable[Iterable[Slice]], extra
 
 
 def file_of(rank: int) -> str:
+    """The name of the file in which a rank saves its tensors."""
     return f"rank-{rank:05d}.safetensors"
 
 

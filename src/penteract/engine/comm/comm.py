@@ -17,7 +17,9 @@ Ranks = tuple[int, ...]
 class Waitable(Protocol):
     """What is under way; as torch.distributed hands it out."""
 
-    def wait(self) -> Any: ...
+    def wait(self) -> Any:
+        """Wait until it is done; on a GPU, let the stream wait."""
+        ...
 
 
 @dataclass(slots=True)

@@ -64,6 +64,7 @@ class ProcessGroups:
         return self.made[ranks, ""]
 
     def of(self, ranks: Ranks, channel: Channel) -> Any:
+        """The process group of these ranks for one channel of messages. KeyError unless `make` made it."""
         return self.made[ranks, channel]
 
 

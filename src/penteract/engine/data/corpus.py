@@ -50,6 +50,7 @@ class TextCorpus:
     tag: str = ""  # what else the text depends on
 
     def pieces(self) -> Iterator[TextPart]:
+        """Parts of all documents, file after file in order."""
         for path in self.files:
             yield from _read_jsonl(path) if path.suffix == ".jsonl" else _read_text(path)
 

@@ -22,11 +22,19 @@ class DataChoice(Protocol):
     """What a run says of its data (see `spec.run`)."""
 
     @property
-    def source(self) -> str | tuple[str, ...]: ...
+    def source(self) -> str | tuple[str, ...]:
+        """A built-in text, a file, files, or a data set of the hub."""
+        ...
+
     @property
-    def validation_fraction(self) -> float: ...
+    def validation_fraction(self) -> float:
+        """The share of windows kept for validation, 0 to 1."""
+        ...
+
     @property
-    def pack_documents(self) -> bool: ...
+    def pack_documents(self) -> bool:
+        """Whether a window may hold several documents."""
+        ...
 
 
 def open_samples(

@@ -44,7 +44,9 @@ class Samples(Protocol):
         """Samples in an epoch; `sys.maxsize` when the source is a stream of unknown length."""
         ...
 
-    def sample(self, index: int) -> Sample: ...
+    def sample(self, index: int) -> Sample:
+        """The sample of a global index."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ TOLD_BY_DRIVER = ("nvidia-ml-py", "nvidia-smi")
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
+    """What GPUs there are, and what holds them back."""
     gpus = machine.gpus
     if not gpus.devices:
         yield _none(gpus)

@@ -18,6 +18,7 @@ ELSEWHERE = "--output.folder=FOLDER on another disk"
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
+    """Whether the run folder can be written, and how fast."""
     disk = machine.disk
     if disk.error:
         yield Finding(AREA, f"{disk.asked} cannot be written: {disk.error}", "bad", _remedy(disk))

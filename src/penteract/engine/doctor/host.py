@@ -14,6 +14,7 @@ LEAST_MEMORY: Bytes = 2 * GIB  # one rank's torch and a small model
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
+    """Cores, memory and shared memory of the host."""
     host = machine.host
     yield Finding(AREA, f"{host.system}, Python {host.python}")
     yield _cores(host)

@@ -14,6 +14,7 @@ LEAST_TASKS = 4096  # threads of torch, NCCL and loaders, for some ranks
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
+    """Limits of the process that training runs into."""
     limits, many = machine.limits, len(machine.gpus.devices) > 1
     if limits.nofile is not None:
         yield _files(limits.nofile)

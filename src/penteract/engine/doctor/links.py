@@ -12,6 +12,7 @@ AREA = "links"
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
+    """How the GPUs of the host are joined."""
     gpus = machine.gpus
     if len(gpus.devices) > 1:
         if gpus.matrix is None:

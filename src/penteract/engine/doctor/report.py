@@ -36,6 +36,7 @@ def examine(machine: HostReport) -> tuple[Finding, ...]:
 
 
 def can_train(findings: Sequence[Finding]) -> bool:
+    """Whether no finding rules training out."""
     return all(f.state != "bad" for f in findings)
 
 

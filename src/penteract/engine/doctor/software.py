@@ -23,6 +23,7 @@ NEEDED = ("numpy", "safetensors")
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
+    """Versions of libraries and of the driver."""
     torch, gpus = machine.torch, machine.gpus
     if torch is None:
         yield Finding(AREA, "training needs torch: none is installed (planning and pricing work)", "bad", TRAIN)

@@ -23,6 +23,7 @@ _COSTLY: Mapping[str, tuple[str, str]] = {
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
+    """Variables and schedulers around the process."""
     env = machine.environment
     yield from _launcher(env)
     yield from _visible(machine)

@@ -14,6 +14,8 @@ from penteract.step.arena import ArenaPlan
 
 
 class Allocator(Protocol):
+    """Where the registers of a step come from."""
+
     device: torch.device
 
     def begin(self) -> None:

@@ -28,6 +28,7 @@ class History:
         self.past, self.seen = (torch.zeros(shape, device=self.device) for _ in range(2))
 
     def begin(self) -> None:
+        """Take the largest values of the steps that are remembered, [names, 3], and begin to look anew."""
         torch.amax(self.steps, 0, out=self.past)
         self.seen.zero_()
 

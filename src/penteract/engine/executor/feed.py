@@ -17,13 +17,24 @@ class TokenSample(Protocol):
     """One sequence. All are [S] of int64; see engine/data for what they mean."""
 
     @property
-    def tokens(self) -> object: ...
+    def tokens(self) -> object:
+        """Token ids."""
+        ...
+
     @property
-    def targets(self) -> object: ...
+    def targets(self) -> object:
+        """The next token of each, or a negative number where there is none."""
+        ...
+
     @property
-    def start(self) -> object: ...
+    def start(self) -> object:
+        """Where the document of each token begins in the window."""
+        ...
+
     @property
-    def positions(self) -> object: ...
+    def positions(self) -> object:
+        """The place of each token in its document."""
+        ...
 
 
 def samples_of(p: Program, first: int) -> list[list[int]]:

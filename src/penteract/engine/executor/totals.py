@@ -38,6 +38,7 @@ class Totals:
         self._worth = torch.tensor([1 << BITS * i for i in range(DIGITS)], device=self.device)
 
     def begin(self, stop: torch.Tensor) -> None:
+        """Zero the totals; `stop`: nonzero where this rank asks for an end."""
         self.vector.zero_()
         self.numbers[-1].copy_(stop)
 

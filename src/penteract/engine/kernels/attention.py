@@ -45,6 +45,7 @@ def _softmax_(scores: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
 
 
 def attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Causal attention within documents: q [s, B, H·C], k and v [S, B, K·C] -> o like q, and log-sum-exp [B, H, s]."""
     q, k, v, *mask = ins
     size, value_size = int(site.attrs["head_size"]), int(site.attrs["value_size"])
     kv = k.shape[-1] // size
@@ -54,6 +55,7 @@ def attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensor
 
 
 def attention_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Gradients of q, k and v, from both sides of the product, o, the log-sum-exp and g."""
     q, k, v, index, start, key, o, log_sum, g = ins
     size, value_size = int(site.attrs["head_size"]), int(site.attrs["value_size"])
     kv = k.shape[-1] // size
@@ -73,6 +75,7 @@ def attention_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
 
 
 def merge_attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Two partial attentions as one, weighted by their log-sum-exp."""
     a, log_a, b, log_b = ins
     torch.logaddexp(log_a, log_b, out=outs[1])
     wa, wb = ((x - outs[1]).exp_().permute(2, 0, 1)[..., None] for x in (log_a, log_b))  # [s, B, H, 1]
@@ -90,6 +93,7 @@ def _unfolded(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, site: Site) ->
 
 
 def unfold_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Keys and values of all heads, of an up-projected latent and one rotated key that heads share."""
     (plain, value), (first, last), (v,) = _unfolded(ins[0], outs[0], outs[1], site)
     first.copy_(plain)
     last.copy_(ins[1][..., None, :].expand_as(last))
@@ -97,6 +101,7 @@ def unfold_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Ten
 
 
 def unfold_heads_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Gradients of the latent and of the shared key, which is summed over heads."""
     (plain, value), (first, last), (v,) = _unfolded(outs[0], ins[0], ins[1], site)
     plain.copy_(first)
     value.copy_(v)

@@ -52,10 +52,12 @@ class QueryRun:
 
     @property
     def end(self) -> int:
+        """The token after the last."""
         return self.first + self.tokens
 
     @property
     def rows(self) -> slice:
+        """The query rows of the run."""
         return slice(self.at, self.at + self.tokens)
 
 

@@ -27,6 +27,7 @@ def _local_ids(env: Env, site: Site, ids: torch.Tensor, rows: int) -> tuple[torc
 
 
 def embedding(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """ids [S, B] -> rows of the table [S, B, D]; zeros for ids of other shards."""
     local, elsewhere = _local_ids(env, site, ins[0], weights[0].shape[0])
     out = _rows(outs[0])
     torch.index_select(weights[0], 0, local, out=out)
@@ -35,6 +36,7 @@ def embedding(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensor
 
 
 def embedding_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    """Adds the gradients [S, B, D] up in the rows of their ids."""
     ids, g = ins
     local, elsewhere = _local_ids(env, site, ids, into[0].shape[0])
     g = _rows(g).to(into[0].dtype, copy=elsewhere is not None)
@@ -49,6 +51,7 @@ def embedding_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: boo
 
 
 def linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """x [S, B, K] -> x·wᵀ (+ b) [S, B, N], with w [N, K]."""
     out = _rows(outs[0])
     torch.mm(_rows(ins[0]), weights[0].t(), out=out)
     if len(weights) == 2:
@@ -56,10 +59,12 @@ def linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) 
 
 
 def linear_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """g [S, B, N] -> g·w [S, B, K]."""
     torch.mm(_rows(ins[0]), weights[0], out=_rows(outs[0]))
 
 
 def linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    """gᵀ·x [N, K], and the sum of g over tokens for a bias [N]."""
     x, g = _rows(ins[0]), _rows(ins[1])
     put_product(into[0], g.t(), x, add)
     if len(into) == 2:
@@ -67,10 +72,12 @@ def linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) 
 
 
 def add_bias(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """x [S, B, N] + b [N]."""
     torch.add(ins[0], weights[0], out=outs[0])
 
 
 def add_bias_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    """The sum of g over tokens, [N]."""
     put(into[0], _rows(ins[0]).sum(0, dtype=into[0].dtype), add)
 
 
@@ -89,6 +96,7 @@ def _put_rms(scale: torch.Tensor, x: torch.Tensor, epsilon: float, *, keepdim: b
 
 
 def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """x / sqrt(mean(x²) + ε)·w over the last dim, or over each head; keeps 1 / the root. Zhang 2019 (1910.07467)."""
     x = _groups(ins[0], weights[0].shape[0])
     y = _groups(outs[0], weights[0].shape[0])
     scale = outs[1]
@@ -100,6 +108,7 @@ def rms_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors
 
 
 def rms_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The gradient of x, from x, the kept scale and g."""
     x, scale, g = ins
     width = weights[0].shape[0]
     x, scale = _groups(x, width), scale[..., None]
@@ -111,12 +120,14 @@ def rms_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: T
 
 
 def rms_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    """The sum over tokens of x·scale·g, [width]."""
     x, scale, g = ins
     width = into[0].shape[0]
     put(into[0], (_groups(x, width) * scale[..., None]).mul_(_groups(g, width)).reshape(-1, width).sum(0), add)
 
 
 def layer_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """(x - mean)·scale·w + b over the last dim; keeps mean and scale. Ba 2016 (1607.06450)."""
     y, mean, scale = outs
     torch.mean(ins[0], -1, keepdim=True, dtype=env.stat, out=mean)
     centred = ins[0] - mean
@@ -125,6 +136,7 @@ def layer_norm(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tenso
 
 
 def layer_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The gradient of x, from x, the kept mean and scale, and g."""
     x, mean, scale, g = ins
     slope = g * weights[0].to(env.stat)
     slope.sub_(slope.mean(-1, keepdim=True))
@@ -135,6 +147,7 @@ def layer_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs:
 
 
 def layer_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    """Sums over tokens: of the normed x times g for w, of g for b."""
     x, mean, scale, g = ins
     put(into[0], _rows((x - mean).mul_(scale).mul_(g)).sum(0), add)
     put(into[1], _rows(g).sum(0, dtype=into[1].dtype), add)
@@ -156,10 +169,12 @@ def _rotate(env: Env, site: Site, x: torch.Tensor, positions: torch.Tensor, sign
 
 
 def rope(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Rotates heads, or a part of each, by position. Su 2021 (2104.09864)."""
     _rotate(env, site, ins[0], ins[1], 1, outs[0])
 
 
 def rope_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Rotates the gradient back."""
     _rotate(env, site, ins[1], ins[0], -1, outs[0])
 
 
@@ -167,10 +182,12 @@ def rope_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tenso
 
 
 def swiglu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """silu(gate)·up, [S, B, F]. Shazeer 2020 (2002.05202)."""
     torch.ops.aten.silu.out(ins[0], out=outs[0]).mul_(ins[1])
 
 
 def swiglu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Gradients of gate and up, from both and g."""
     gate, up, g = ins
     torch.ops.aten.silu.out(gate, out=outs[1]).mul_(g)
     torch.mul(g, up, out=outs[0])
@@ -178,27 +195,33 @@ def swiglu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Ten
 
 
 def gelu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """GELU in its tanh form."""
     torch.ops.aten.gelu.out(ins[0], approximate="tanh", out=outs[0])
 
 
 def gelu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The gradient of GELU in its tanh form."""
     torch.ops.aten.gelu_backward.grad_input(ins[1], ins[0], approximate="tanh", grad_input=outs[0])
 
 
 def add(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The sum of two values."""
     torch.add(ins[0], ins[1], out=outs[0])
 
 
 def split(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The last dim in two."""
     for y, part in zip(outs, ins[0].split([y.shape[-1] for y in outs], -1), strict=True):
         y.copy_(part)
 
 
 def join(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Two values side by side in the last dim."""
     torch.cat(ins, -1, out=outs[0])
 
 
 def repeat_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Each KV head `times` times, side by side."""
     x = _groups(ins[0], site.attrs["head_size"])
     outs[0].view(*x.shape[:-1], site.attrs["times"], x.shape[-1]).copy_(
         x[..., None, :].expand(*x.shape[:-1], site.attrs["times"], -1)
@@ -206,16 +229,19 @@ def repeat_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Ten
 
 
 def repeat_heads_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The sum of the gradients of a head's copies."""
     out = _groups(outs[0], site.attrs["head_size"])
     torch.sum(ins[0].view(*out.shape[:-1], site.attrs["times"], out.shape[-1]), -2, out=out)
 
 
 def pack_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """[S, B, n·W] -> [n·S, B, W]: what goes to each of n ranks in one piece."""
     n = site.attrs["pieces"]
     outs[0].unflatten(0, (n, -1)).copy_(ins[0].unflatten(2, (n, -1)).movedim(2, 0))
 
 
 def unpack_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """[n·S, B, W] -> [S, B, n·W]: what came from n ranks side by side."""
     n = site.attrs["pieces"]
     outs[0].unflatten(2, (n, -1)).copy_(ins[0].unflatten(0, (n, -1)).movedim(0, 2))
 

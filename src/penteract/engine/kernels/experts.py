@@ -32,6 +32,8 @@ class Splits:
 
 
 def split_sizes(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Rows to send to and receive from each rank, on the host: the one place in a step where it waits for the
+    device."""
     copies, coming = ins
     n = int(site.attrs["ranks"])
     both = torch.cat([copies, coming]).tolist()  # the one look
@@ -42,6 +44,7 @@ def split_sizes(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tens
 
 
 def router(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """x [S, B, D] -> weights and experts [S, B, k], scores and choices [S, B, X]. Scores in `stat`, as logits."""
     chosen, experts, scores, choices = outs
     a, x = site.attrs, ins[0]
     torch.mm(_rows(x).to(env.stat), weights[0].to(env.stat).t(), out=_rows(scores))
@@ -85,6 +88,8 @@ def _choose(
 
 
 def router_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The gradient of x, from those of the weights and, with a balance loss, of the scores; keeps that of the
+    logits."""
     experts, scores, g, *g_scores = ins
     slope = outs[1]  # of the scores, then of the logits
     slope.copy_(g_scores[0]) if g_scores else slope.zero_()
@@ -108,27 +113,32 @@ def _before_normalizing(scores: torch.Tensor, experts: torch.Tensor, g: torch.Te
 
 
 def router_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    """gᵀ·x, [X, D], of the logits' gradient."""
     x, logits = ins
     put_product(into[0], _rows(logits).t(), _rows(x).to(env.stat), add)
 
 
 def expert_permutation(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The order that sorts token copies by expert, [s·B·k], and how many each expert has, [X]."""
     flat = ins[0].reshape(-1)
     torch.sort(flat, stable=True, out=(torch.empty_like(flat), outs[0]))
     outs[1].zero_().scatter_(0, flat, 1, reduce="add")
 
 
 def permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Token copies in the order of their experts: [s, B, D] -> [s·B·k, D]."""
     x, order = ins
     torch.index_select(_rows(x), 0, order // site.attrs["top_k"], out=outs[0])
 
 
 def permute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The sum of the gradients of a token's copies."""
     order, g = ins
     _rows(outs[0].zero_()).index_add_(0, order // site.attrs["top_k"], g)
 
 
 def unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Each token's sum of its copies, weighted: [s·B·k, D] -> [s, B, D]."""
     y, w, order = ins
     copies = torch.empty_like(y)
     copies[order] = y
@@ -137,6 +147,7 @@ def unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensor
 
 
 def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Gradients of the copies and of the weights."""
     y, w, order, g = ins
     torch.index_select(_rows(g), 0, order // site.attrs["top_k"], out=outs[0])
     outs[1].view(-1)[order] = (outs[0] * y).sum(-1)
@@ -144,6 +155,7 @@ def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
 
 
 def each_expert(splits: Splits) -> Iterator[tuple[int, slice]]:
+    """(expert, its rows) of this rank, in order."""
     at = 0
     for e, n in enumerate(splits.rows):
         yield e, slice(at, at + n)
@@ -151,6 +163,7 @@ def each_expert(splits: Splits) -> Iterator[tuple[int, slice]]:
 
 
 def expert_linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Rows [R, K] times their expert's matrix: w [X, N, K] -> [R, N]."""
     x, splits = ins
     for e, rows in each_expert(splits):
         if rows.stop > rows.start:
@@ -158,6 +171,7 @@ def expert_linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Te
 
 
 def expert_linear_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The gradient of the rows, [R, K]."""
     splits, g = ins
     for e, rows in each_expert(splits):
         if rows.stop > rows.start:
@@ -165,6 +179,7 @@ def expert_linear_input(env: Env, site: Site, ins: Tensors, weights: Tensors, ou
 
 
 def expert_linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    """gᵀ·x of each expert, [X, N, K]; zeros for one without rows."""
     x, splits, g = ins
     for e, rows in each_expert(splits):
         if rows.stop > rows.start:
@@ -174,6 +189,7 @@ def expert_linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add:
 
 
 def sort_chunks(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Rows by sender and then expert -> by expert and then sender; `inverse`: the other way."""
     x, splits = ins
     by_sender = list(torch.split(outs[0] if site.attrs["inverse"] else x, [n for row in splits.table for n in row]))
     experts = len(splits.table[0])
@@ -199,12 +215,14 @@ def _load(site: Site, choices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
 
 
 def balance_loss(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The sum over sequences of f·P: how unevenly tokens spread over experts. DeepSeek-V3 (2412.19437) eq. 17."""
     scores, choices = ins
     share = _shares(site, scores).sum(0)
     torch.sum(share.mul_(_load(site, choices, scores.dtype)), (0, 1), out=outs[0])
 
 
 def balance_loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The gradient of the scores."""
     scores, choices, g = ins
     f = _load(site, choices, scores.dtype).mul_(g)
     if site.attrs["score"] == "sigmoid":
@@ -216,6 +234,7 @@ def balance_loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, out
 
 
 def tokens_per_expert(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Adds up how many tokens chose each expert, [X], for the bias that balances."""
     env.tokens_per_expert[str(site.attrs["name"])].add_(ins[0].sum(0))
 
 

@@ -41,6 +41,7 @@ class Scaled:
     quantiser: Quantiser
 
     def forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        """x·wᵀ (+ b) of quantised operands."""
         fp8, out = site.attrs["fp8"], _flat(outs[0])
         a, b = Look(_X, _flat(ins[0]), fp8.operand), Look(_W, weights[0], fp8.operand, square=True)
         self.product(fp8, *self._operands(env, site, "forward", a, b), out, True)
@@ -48,11 +49,13 @@ class Scaled:
             out.add_(weights[1])
 
     def input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        """g·w of quantised operands."""
         fp8 = site.attrs["fp8"]
         a, b = Look(_G, _flat(ins[0]), fp8.gradient), Look(_W, weights[0].t(), fp8.operand, square=True)
         self.product(fp8, *self._operands(env, site, "input_gradient", a, b), _flat(outs[0]), False)
 
     def weight_gradient(self, env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+        """gᵀ·x of quantised operands."""
         fp8, x, g = site.attrs["fp8"], _flat(ins[0]), _flat(ins[1])
         a, b = Look(_G, g.t(), fp8.gradient), Look(_X, x.t(), fp8.operand)
         operands = self._operands(env, site, "weight_gradient", a, b)

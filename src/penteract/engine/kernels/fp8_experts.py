@@ -41,11 +41,13 @@ class ScaledExperts:
     multiple: int = 1
 
     def forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        """Rows times their expert's matrix, of quantised operands."""
         x, splits = ins
         look = Look(_ROWS, x, site.attrs["fp8"].operand)
         self._multiply(_Job(env, site, "forward", splits), look, weights[0], outs[0])
 
     def input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        """The gradient of the rows, of quantised operands."""
         splits, g = ins
         look = Look(_ROWS, g, site.attrs["fp8"].gradient)
         self._multiply(_Job(env, site, "input_gradient", splits), look, weights[0].transpose(1, 2), outs[0])

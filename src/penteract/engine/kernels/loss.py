@@ -21,10 +21,12 @@ def _local_targets(env: Env, site: Site, targets: torch.Tensor, columns: int) ->
 
 
 def row_max(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The largest logit of each token: [S, B, V/tp] -> [S, B]."""
     outs[0].copy_(ins[0].amax(-1))
 
 
 def exp_sum(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Of each token, the sum of exp(logit - largest) and the target's logit: [2, S, B]."""
     logits, largest, targets = ins
     local, here = _local_targets(env, site, targets, logits.shape[-1])
     for some in _some(site, logits, largest, local, *outs[0]):
@@ -47,6 +49,7 @@ def _put_exp_sum(
 
 
 def negative_log_likelihood(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The loss's sum over targets [B], the log-sum-exp [S, B] and, where z is set, the z-loss."""
     (total, target), largest, targets = ins
     log_total, counts = total.log(), targets >= 0
     torch.add(log_total, largest, out=outs[1])
@@ -57,10 +60,12 @@ def negative_log_likelihood(env: Env, site: Site, ins: Tensors, weights: Tensors
 
 
 def cross_entropy_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """softmax - target, scaled: [S, B, V/tp]."""
     _put_gradients(env, site, ins, outs[0])
 
 
 def logits_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The same, written over the logits."""
     _put_gradients(env, site, ins, ins[0])
 
 
@@ -83,14 +88,17 @@ def _put_gradient(out: torch.Tensor, some: tuple[torch.Tensor, ...], g: torch.Te
 
 
 def rows(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """`count` tokens from `begin` on."""
     outs[0].copy_(ins[0].narrow(0, site.attrs["begin"], site.attrs["count"]))
 
 
 def join_rows(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """All chunks of tokens again."""
     torch.cat(ins, out=outs[0])
 
 
 def logits_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    """gᵀ·x, some columns of the vocabulary at a time."""
     x, g = (t.flatten(0, -2) for t in ins)
     columns = site.attrs["columns"]
     for place, some in zip(into[0].split(columns), g.split(columns, -1), strict=True):
@@ -98,11 +106,13 @@ def logits_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) 
 
 
 def loss(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Adds a term of the loss, scaled, to those of the step."""
     name = str(site.attrs["name"])
     env.losses[name].addcmul_(ins[0], env.scale[str(site.attrs["scale"])], value=1 / site.attrs["copies"])
 
 
 def loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The scale of the term: backward begins here."""
     outs[0].copy_(env.scale[str(site.attrs["scale"])])
     if env.loss_scale is not None:
         outs[0].mul_(env.loss_scale)

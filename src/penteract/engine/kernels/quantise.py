@@ -51,6 +51,7 @@ class Quantiser(NamedTuple):
 
 
 def scale_count(fp8: Fp8, look: Look) -> int:
+    """Scales of a tensor: one, one a row, or one a block."""
     rows, k = look.rows.shape
     if fp8.kind == "rowwise":
         return rows
@@ -125,6 +126,7 @@ def _by_element(fp8: Fp8, look: Look, scale: torch.Tensor) -> Callable[[torch.Te
 
 
 def put_codes(name: Format, values: torch.Tensor, scale: torch.Tensor, codes: torch.Tensor, room: torch.Tensor) -> None:
+    """values / scale, rounded to the format `name`, into `codes` [n], `room` elements at a time."""
     for some, into in zip(values.split(len(room)), codes.split(len(room)), strict=True):
         round_into(into, room[: len(some)].copy_(some).div_(scale), name)
 

@@ -31,9 +31,11 @@ class LossScale:
 
     @property
     def skipped(self) -> torch.Tensor:
+        """Updates left out after an overflow since the run began: [], fp64."""
         return self.values[2]
 
     def begin(self) -> None:
+        """Take the scale of this step: losses are multiplied by `used` from here on."""
         self.used.copy_(self.values[0])
 
     def unscale(self, squared_norm: torch.Tensor) -> None:

@@ -39,6 +39,7 @@ class ParameterSlice:
 
     @staticmethod
     def of(q: Param, mesh: Mesh, rank: int, *, at: int, begin: int, count: int) -> ParameterSlice:
+        """Of `count` elements of q's local rectangle on `rank`, from `begin` on; they lie at `at` in the shard."""
         strides = tuple(prod(q.shape[i + 1 :]) for i in range(len(q.shape)))
         origin = sum(o * s for o, s in zip(q.offset(mesh, rank), strides, strict=True))
         return ParameterSlice(q.name, q.local_shape(mesh), strides, origin, at, begin, count)

@@ -23,6 +23,7 @@ def usable(allowed: int, quota: float | None) -> int:
 
 
 def usable_here() -> int:
+    """Cores that this process may use at once."""
     return usable(allowed(), cgroup.cores())
 
 

@@ -23,6 +23,7 @@ class Rank:
     store: dist.distributed_c10d.Store | None
 
     def barrier(self) -> None:
+        """Wait for all ranks; nothing where there is one."""
         if self.world > 1:
             dist.barrier()
 

@@ -59,6 +59,7 @@ class Watcher:
         self._leaving = threading.Lock()  # held by the one thread that ends this rank's work
 
     def start(self) -> None:
+        """Begin to beat and to look, in two daemon threads."""
         for name, work in (("watch-look", self._look), ("watch-guard", self._guard)):
             threading.Thread(target=work, name=name, daemon=True).start()
 

@@ -67,6 +67,7 @@ class MetricsWriter:
         self._step = step
 
     def close(self) -> None:
+        """Close the file; rows written so far stay."""
         self._file.close()
 
     def __enter__(self) -> Self:

@@ -69,6 +69,8 @@ class Session:
     # ---- opening ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
+        """Open tokenizer, data and trainer, and load what the run resumes from. BadInput where they do not fit each
+        other."""
         spec = self.spec
         self.tokenizer = open_tokenizer(spec.tokenizer)
         if self.tokenizer.vocab_size > spec.model.vocab_size:

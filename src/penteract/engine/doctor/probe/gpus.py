@@ -16,6 +16,7 @@ LONGEST_S = 20.0  # a driver in trouble does not answer at all
 
 
 def gpus(torch: Torch | None) -> Gpus:
+    """What the driver says of the GPUs: by NVML, else by nvidia-smi, else why neither answers."""
     loaded, why = DRIVER.exists(), ""
     if find_spec("pynvml") is not None:
         told = ask("penteract.engine.doctor.probe.nvml", seconds=LONGEST_S)

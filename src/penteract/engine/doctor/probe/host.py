@@ -15,6 +15,7 @@ from penteract.units import KIB, Bytes
 
 
 def host() -> Host:
+    """The host and what control groups allow of it: cores, memory, shared memory."""
     memory = _meminfo()
     return Host(
         system=f"{platform.system()} {platform.release()} on {platform.machine()}",
@@ -49,6 +50,7 @@ def limits() -> ProcessLimits:
 
 
 def interfaces() -> tuple[str, ...]:
+    """Names of the network interfaces; none where the system cannot list them."""
     try:
         return tuple(name for _, name in socket.if_nameindex())
     except OSError:

@@ -11,6 +11,7 @@ NAMES = ("torch", "numpy", "safetensors", "tokenizers", "datasets")
 
 
 def packages() -> tuple[Package, ...]:
+    """Installed versions of the libraries that training needs, and the versions that are wanted."""
     wanted = _wanted()
     return tuple(Package(name=name, found=_version(name), wanted=wanted.get(name, "")) for name in NAMES)
 
