@@ -457,7 +457,7 @@ def planner_speed() -> str:
 Whole searches on a CPU, {found["runs"]} runs each. A second record asks the prices of {asked["layouts"]:,} layouts in any
 order from one planner, and each again from a fresh one.
 
-Falls short: in that record, {unlike} answers differ from the fresh ones.""",
+{"Falls short: " if unlike else ""}Of these, {unlike} differ from the fresh answers.""",
         table("search | layouts | priced | simulated | seconds", rows),
         records=["planner_speed.json", "asked_2000.json"],
     )
