@@ -124,7 +124,7 @@ class Walked(Silent):
 
     def _coded(self, b: Bucket) -> Iterator[int]:
         """Elements that this rank's shard has of each weight that travels as codes."""
-        shard, names = b.shard(self.p.rank), {site.params[0] for site in self.p.coded}
+        shard, names = b.shard(self.p.rank), {site.params[0] for site in self.p.quantised_weights}
         for q, at in zip(b.params, b.offsets, strict=True):
             n = min(at + q.numel(self.p.mesh), shard.stop) - max(at, shard.start)
             if n > 0 and q.name in names:

@@ -61,7 +61,7 @@ class Redistribution:
     ends: bool = False
 
 
-def lone(name: str, axis: str, there: str, back: str = "") -> Redistribution:
+def single_collective(name: str, axis: str, there: str, back: str = "") -> Redistribution:
     """The simplest redistribution: collective `there` in forward, its conjugate `back` in backward, nothing kept.
 
     Without `back` no gradient crosses.
@@ -181,11 +181,11 @@ class Do:
     forward.
     """
 
-    def __init__(self, mesh: Mesh, linears: LinearLayers | None = None, *, trains: bool = False) -> None:
+    def __init__(self, mesh: Mesh, linear_layers: LinearLayers | None = None, *, trains: bool = False) -> None:
         """Begin an empty tape for the layout of `mesh`."""
         self.mesh = mesh
         self.trains = trains
-        self.linears = linears or LinearLayers()
+        self.linear_layers = linear_layers or LinearLayers()
         self.layout = mesh.layout
         self.tape = Tape()
         self.layer = -1
@@ -206,9 +206,9 @@ class Do:
         self.tape.entry = self.tape.new(spec, True)
         return Value(self.tape.entry, spec, True)
 
-    def hand_on(self, x: Value) -> None:
+    def send(self, x: Value) -> None:
         """The value that the stage after receives."""
-        self._consume(x, "hand_on", _line())
+        self._consume(x, "send", _line())
         self.tape.exit = x.id
 
     def fork(self, x: Value, n: int = 2) -> Values:
@@ -276,7 +276,7 @@ class Do:
         self.tape.ops.append(OpCall(site, _ids(ins), _ids(made), beside))
         return made
 
-    def say(self, op_name: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
+    def op(self, op_name: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
         """Record an op of `ops/declarations`."""
         weights = [p.local_shape(self.mesh) for p in params]
         outs, extras = OPS[op_name].declaration.results([v.spec for v in ins], weights, attrs)
@@ -287,16 +287,18 @@ class Do:
     def embedding(self, ids: Value, w: Param) -> Value:
         """ids [s, B], w [V@tp, D] -> [s, B, D], partial over the axis that cuts w: other shards' ids give zeros."""
         axis = w.shards[0].axis if w.shards and w.shards[0].pieces(self.mesh) > 1 else ""
-        return self.say("embedding", ids, params=(w,), axis=axis)[0]
+        return self.op("embedding", ids, params=(w,), axis=axis)[0]
 
     def linear(self, x: Value, w: Param, bias: Param | None = None) -> Value:
         """x [.., D], w [F, D] -> [.., F]. In FP8 where its recipe says so: `cut` says which dim of w tp cuts."""
-        attrs = self._scaled(w, self.linears.of(w.name))
-        return self.say("linear", x, params=(w,) if bias is None else (w, bias), **attrs)[0]
+        attrs = self._scaled(w, self.linear_layers.of(w.name))
+        return self.op("linear", x, params=(w,) if bias is None else (w, bias), **attrs)[0]
 
     def expert_linear(self, x: Value, rows: Value, w: Param) -> Value:
         """x [R, D], rows of each expert on the host, w [X, F, D] -> [R, F]. `cut` is of an expert's own matrix."""
-        return self.say("expert_linear", x, rows, params=(w,), **self._scaled(w, self.linears.of_experts(w.name)))[0]
+        return self.op("expert_linear", x, rows, params=(w,), **self._scaled(w, self.linear_layers.of_experts(w.name)))[
+            0
+        ]
 
     def _scaled(self, w: Param, fp8: Fp8 | None) -> dict[str, Any]:
         if fp8 is None:
@@ -307,35 +309,35 @@ class Do:
 
     def add_bias(self, x: Value, b: Param) -> Value:
         """x [.., D] + b [D]: the bias of a linear whose output was partial, added once after the region."""
-        return self.say("add_bias", x, params=(b,))[0]
+        return self.op("add_bias", x, params=(b,))[0]
 
     def rms_norm(self, x: Value, w: Param, epsilon: float) -> Value:
         """x [.., n·C], w [C] -> same; each group of C is normed alone (C = D: the whole row; QK-norm: a head)."""
-        return self.say("rms_norm", x, params=(w,), epsilon=epsilon)[0]
+        return self.op("rms_norm", x, params=(w,), epsilon=epsilon)[0]
 
     def layer_norm(self, x: Value, w: Param, b: Param, epsilon: float) -> Value:
         """x [.., D], w [D], b [D] -> same"""
-        return self.say("layer_norm", x, params=(w, b), epsilon=epsilon)[0]
+        return self.op("layer_norm", x, params=(w, b), epsilon=epsilon)[0]
 
     def rope(self, x: Value, positions: Value, plain_size: int = 0, **rotation: Any) -> Value:
         """x [s, B, n·C], positions [s, B] -> same, each head's halves rotated but for its first `plain_size`."""
-        return self.say("rope", x, positions, plain_size=plain_size, **rotation)[0]
+        return self.op("rope", x, positions, plain_size=plain_size, **rotation)[0]
 
     def swiglu(self, gate: Value, up: Value) -> Value:
         """silu(gate) · up"""
-        return self.say("swiglu", gate, up)[0]
+        return self.op("swiglu", gate, up)[0]
 
     def gelu(self, x: Value) -> Value:
         """GELU, tanh form (GPT-2)."""
-        return self.say("gelu", x)[0]
+        return self.op("gelu", x)[0]
 
     def add(self, a: Value, b: Value) -> Value:
         """a, b of one shape -> a + b, as where a block's output joins the residual stream."""
-        return self.say("add", a, b)[0]
+        return self.op("add", a, b)[0]
 
     def repeat_heads(self, x: Value, times: int, head_size: int) -> Value:
         """x [s, B, K·C] -> [s, B, K·times·C], each head `times` times in a row."""
-        return self.say("repeat_heads", x, times=times, head_size=head_size)[0]
+        return self.op("repeat_heads", x, times=times, head_size=head_size)[0]
 
     def loss(self, x: Value, name: str, copies: str = "", scale: str = "") -> None:
         """x [], a sum over tokens or sequences, becomes part of the loss's term `name`, times the step's scale of that
@@ -343,4 +345,4 @@ class Do:
 
         `copies` names the axis whose ranks all hold the same x.
         """
-        self.say("loss", x, name=name, scale=scale or name, copies=self.mesh.size(copies) if copies else 1)
+        self.op("loss", x, name=name, scale=scale or name, copies=self.mesh.size(copies) if copies else 1)

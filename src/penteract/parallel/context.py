@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penteract.ops.do import Do, Redistribution, Steps, Value, Values, lone
+from penteract.ops.do import Do, Redistribution, Steps, Value, Values, single_collective
 
 
 def token_indices(sequence_length: int, ranks: int, rank: int) -> list[int]:
@@ -27,7 +27,7 @@ def token_indices(sequence_length: int, ranks: int, rank: int) -> list[int]:
     return [*range(rank * n, (rank + 1) * n), *range((2 * ranks - 1 - rank) * n, (2 * ranks - rank) * n)]
 
 
-gather = lone("gather", "cp", "all_gather", "reduce_scatter")  # [S@cp, B, K·C] -> [S, B, K·C]
+gather = single_collective("gather", "cp", "all_gather", "reduce_scatter")  # [S@cp, B, K·C] -> [S, B, K·C]
 
 
 def _to_heads(steps: Steps, x: Value) -> Value:
@@ -109,12 +109,12 @@ def attend(do: Do, q: Value, k: Value, v: Value, sequence_length: int, **shape: 
     cp, own, batch = do.layout.cp, sequence_length // do.layout.cp, do.layout.micro_batch_size
     index, start = do.input("index", (own,)), do.input("start", (own, batch))
     if cp == 1:
-        return do.say("attention", q, k, v, index, start, index, **shape)[0]
+        return do.op("attention", q, k, v, index, start, index, **shape)[0]
     every = do.input("index:all", (sequence_length,))
     match do.layout.cp_method:
         case "all_gather":
             k, v = (t if t.shape[0] == sequence_length else do.redistribute(gather, t) for t in (k, v))
-            return do.say("attention", q, k, v, index, start, every, **shape)[0]
+            return do.op("attention", q, k, v, index, start, every, **shape)[0]
         case "ring":
             keys = [index, *(do.input(f"index:{i} before", (own,)) for i in range(1, cp))]
             return do.redistribute(ring(**shape), q, k, v, index, start, *keys)
@@ -125,7 +125,7 @@ def attend(do: Do, q: Value, k: Value, v: Value, sequence_length: int, **shape: 
                 v = do.repeat_heads(v, cp // kv_heads, shape["value_size"])
             q, k, v = (do.redistribute(to_heads, t) for t in (q, k, v))
             all_start = do.input("start:all", (sequence_length, batch))
-            return do.redistribute(to_tokens, do.say("attention", q, k, v, every, all_start, every, **shape)[0])
+            return do.redistribute(to_tokens, do.op("attention", q, k, v, every, all_start, every, **shape)[0])
 
 
 def _size(x: Value) -> int:

@@ -57,7 +57,7 @@ class Unit:
     params: tuple[Param, ...]
     delayed: frozenset[str] = frozenset()
     shared: frozenset[str] = frozenset()
-    coded: frozenset[str] = frozenset()
+    quantised_weights: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,12 +242,12 @@ class BucketRules:
 
     def kind(self, p: Param, unit: Unit = _NO_UNIT) -> tuple[BucketKey, int]:
         """What it shares with those that it may be packed with, and its elements on a rank."""
-        same = id(p), p.name in unit.delayed, p.name in unit.coded
+        same = id(p), p.name in unit.delayed, p.name in unit.quantised_weights
         if same not in self.known:
             key = BucketKey(
                 p.cut(self.mesh), self.owning_stages[p.name], p.decay, self.policy.moments_of(p.name),
                 p.name in unit.delayed,
-                self.optimizer_kinds.of(matrix=p.matrix), "code" if p.name in unit.coded else "parameter",
+                self.optimizer_kinds.of(matrix=p.matrix), "code" if p.name in unit.quantised_weights else "parameter",
             )  # fmt: skip
             self.known[same] = key, p.numel(self.mesh)
         return self.known[same]

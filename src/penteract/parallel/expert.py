@@ -11,10 +11,10 @@ Papers     Lepikhin 2020 (2006.16668); DeepSeek-V3 2024 (2412.19437) §2.1.2
 
 from __future__ import annotations
 
-from penteract.ops.do import Do, Redistribution, Steps, Value, Values, lone
+from penteract.ops.do import Do, Redistribution, Steps, Value, Values, single_collective
 from penteract.ops.spec import Dim, Received
 
-counts = lone("counts", "ep", "all_to_all")  # [X] -> [X]: this rank's experts, by sender
+counts = single_collective("counts", "ep", "all_to_all")  # [X] -> [X]: this rank's experts, by sender
 
 
 def _cross(steps: Steps, x: Value, splits: Value, rows: Dim, direction: str) -> Value:
@@ -47,4 +47,4 @@ back = _redistribution("back", "back", "send")
 
 def split_sizes(do: Do, copies: Value) -> Value:
     """copies [X] of this rank for each expert -> the host's sizes: what goes to and comes from every rank."""
-    return do.say("split_sizes", copies, do.redistribute(counts, copies), ranks=do.mesh.size("ep"))[0]
+    return do.op("split_sizes", copies, do.redistribute(counts, copies), ranks=do.mesh.size("ep"))[0]

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penteract.ops.do import Do, Redistribution, Steps, Value, Values, lone
+from penteract.ops.do import Do, Redistribution, Steps, Value, Values, single_collective
 from penteract.ops.params import Param
 
-enter = lone("enter", "tp", "all_gather", "reduce_scatter")  # [S@cp·tp, ..] -> [S@cp, ..]
-leave = lone("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..] -> [S@cp·tp, ..]
+enter = single_collective("enter", "tp", "all_gather", "reduce_scatter")  # [S@cp·tp, ..] -> [S@cp, ..]
+leave = single_collective("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..] -> [S@cp·tp, ..]
 
 
 _LOGITS = 2**28  # of a chunk, where nobody says how many tokens it has

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.fp8 import remembered
+from penteract.ops.declarations.fp8 import fp8_state_bytes
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket
@@ -74,7 +74,7 @@ class Outside(Protocol):
         ...
 
     @property
-    def coded(self) -> Sequence[Site]:
+    def quantised_weights(self) -> Sequence[Site]:
         """Linears of the rank whose weights are gathered as FP8 codes."""
         ...
 
@@ -96,7 +96,7 @@ def at_begin(p: Outside, *, counted: bool) -> tuple[Agreement, ...]:
     whole batch, and are scaled by its targets, unless these are `counted`: the step before told them with its totals.
     A collective here would wait, on the wires of the data ranks, for all shards that are still being gathered.
     """
-    scales = sum(map(remembered, p.coded)) // FLOAT
+    scales = sum(map(fp8_state_bytes, p.quantised_weights)) // FLOAT
     return _some(
         Agreement("scales of weights", "max", "stage", scales, FLOAT),
         Agreement("target tokens", "sum", "dp", 0 if counted else len(means(p.model)), p.widths["index"]),

@@ -17,7 +17,7 @@ from penteract.errors import BadInput
 from penteract.model.decoder import owning_stages, record, shared
 from penteract.model.modules import check_modules
 from penteract.ops.declarations import OPS
-from penteract.ops.declarations.fp8 import check_sizes, is_coded, remembered
+from penteract.ops.declarations.fp8 import check_sizes, fp8_state_bytes, reads_quantised_weight
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.offload import LAYER_INPUTS
@@ -94,19 +94,19 @@ class Program:
         return tuple(str(s.attrs["name"]) for s in said)
 
     @property
-    def remembering(self) -> tuple[Site, ...]:
+    def fp8_sites(self) -> tuple[Site, ...]:
         """Linears of this rank of which numbers are kept beside their parameters, in one of two ways."""
-        return tuple(op.site for c in self.chunks for op in c.tape.ops if remembered(op.site))
+        return tuple(op.site for c in self.chunks for op in c.tape.ops if fp8_state_bytes(op.site))
 
     @property
     def delayed(self) -> tuple[Site, ...]:
         """Linears of this rank whose scales are made of past steps."""
-        return tuple(site for site in self.remembering if not is_coded(site))
+        return tuple(site for site in self.fp8_sites if not reads_quantised_weight(site))
 
     @property
-    def coded(self) -> tuple[Site, ...]:
+    def quantised_weights(self) -> tuple[Site, ...]:
         """Linears of this rank whose weights are gathered as codes."""
-        return tuple(site for site in self.remembering if is_coded(site))
+        return tuple(site for site in self.fp8_sites if reads_quantised_weight(site))
 
     def instructions(self, action: Compute | Overlapped) -> Iterator[tuple[BufferKey, Instruction]]:
         """An action's instructions in order; two overlapped passes take turns."""
@@ -146,8 +146,8 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
     check_modules(whole, precision)
-    linears = precision.linears(model.layers, model.mtp_layers)
-    said = [record(model, mesh, s, sequence_length, linears) for s in range(layout.stages)]
+    linear_layers = precision.linear_layers(model.layers, model.mtp_layers)
+    said = [record(model, mesh, s, sequence_length, linear_layers) for s in range(layout.stages)]
     check_words(layout)
     cut = stage_layers(model.layers, layout.stages)
     own, split = layout.placement.stages[pp_rank], schedule_of(name).split_backward
@@ -155,7 +155,7 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
         lower(said[s].tape, layout.edit(-1), layer_edits(layout, cut[s]), split=split, training=training) for s in own
     )
     # Passes forward alone run on the state of training: it has the same buckets, whatever they leave out.
-    every, stages = precision.linears(whole.layers, whole.mtp_layers), range(layout.stages)
+    every, stages = precision.linear_layers(whole.layers, whole.mtp_layers), range(layout.stages)
     trained = said if whole is model else [record(whole, mesh, s, sequence_length, every) for s in stages]
     where = {n: home for (home, _), do in zip(layout.placement.owning_stages, trained, strict=True) for n in do.params}
     all_owning_stages = owning_stages(whole, layout, where)
@@ -202,8 +202,8 @@ def units_of(said: Sequence[Do], m: ModelSpec) -> tuple[Unit, ...]:
             late = {n for site in plain if OPS[site.op_name].declaration.deferrable for n in site.params}
             names = [n for n in dict.fromkeys(n for op in ops for n in op.site.params) if n not in seen]
             seen.update(names)
-            coded = frozenset(op.site.params[0] for op in ops if is_coded(op.site))
-            out.append(Unit(tuple(do.params[n] for n in names), frozenset(late), both, coded))
+            quantised_weights = frozenset(op.site.params[0] for op in ops if reads_quantised_weight(op.site))
+            out.append(Unit(tuple(do.params[n] for n in names), frozenset(late), both, quantised_weights))
     return tuple(out)
 
 

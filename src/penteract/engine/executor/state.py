@@ -212,7 +212,7 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
         state.scaling = LossScale(p.precision.loss_scale, p.precision.growth_every, device)
     if sites := p.delayed:
         state.history = History([s.params[0] for s in sites], sites[0].attrs["fp8"].history, device)
-    if sites := p.coded:
+    if sites := p.quantised_weights:
         names = [s.params[0] for s in sites]
         parts = {
             x.param.name: ShardValues(x.begin, x.values) for x in state.pieces("parameter") if x.param.name in names

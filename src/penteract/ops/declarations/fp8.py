@@ -169,22 +169,22 @@ def check_sizes(sites: Iterable[Site], pieces: int) -> None:
                                fix=f"{fix}, or fewer ranks that cut it")  # fmt: skip
 
 
-def remembered(site: Site) -> Bytes:
+def fp8_state_bytes(site: Site) -> Bytes:
     """What is kept between steps for a linear: of x, w and g the largest of each step, of all of them, and of now; or
     the scale of a weight that is gathered as codes."""
     fp8: Fp8 | None = site.attrs.get("fp8")
     if fp8 and fp8.kind == "delayed":
         return 3 * (fp8.history + 2) * FLOAT
-    return LONE if is_coded(site) else 0
+    return LONE if reads_quantised_weight(site) else 0
 
 
-def is_coded(site: Site) -> bool:
+def reads_quantised_weight(site: Site) -> bool:
     """Whether a site reads its weight, the first of its parameters, as codes that were gathered."""
     fp8: Fp8 | None = site.attrs.get("fp8")
     return fp8 is not None and fp8.gather
 
 
-def coding_workspace(elements: int, elementwise: Elementwise = "reference") -> Bytes:
+def quantise_workspace(elements: int, elementwise: Elementwise = "reference") -> Bytes:
     """Of a shard that is made codes: some of it at a time, in fp32; none where a kernel does it."""
     return 0 if elementwise == "triton" else min(elements, CHUNK) * FLOAT
 

@@ -34,7 +34,7 @@ class ScaledExpertLinear(ExpertLinear):
         self.fp8 = fp8
         self.elementwise: Elementwise = elementwise
 
-    def of_codes(self, phase: str) -> bool:
+    def in_fp8(self, phase: str) -> bool:
         """Whether the products of a phase are of FP8 codes."""
         return phase != "weight_gradient"
 
@@ -50,7 +50,7 @@ class ScaledExpertLinear(ExpertLinear):
         """Ranks of tp that cut an expert's matrix have the same rows, and of each a part where the sum is cut. All
         experts are counted, also those without rows: how many there are of these is data."""
         rows, experts, *_ = sizes(phase, ins, weights)
-        if not rows or not self.of_codes(phase) or self.fp8.kind != "rowwise" or not sum_is_cut(phase, attrs):
+        if not rows or not self.in_fp8(phase) or self.fp8.kind != "rowwise" or not sum_is_cut(phase, attrs):
             return "", 0
         first, each = self.scales(phase, ins, weights)
         return "tp", first + experts * each
@@ -61,7 +61,7 @@ class ScaledExpertLinear(ExpertLinear):
         """Scales of everything, codes of all rows, and those of one expert's matrix, beside them what is scaled at the
         time, or the scales of its rows by themselves."""
         rows, experts, n, k = sizes(phase, ins, weights)
-        if not rows or not self.of_codes(phase):
+        if not rows or not self.in_fp8(phase):
             return super().workspace(phase, ins, weights, attrs, widths)
         of_rows, each = self.scales(phase, ins, weights)
         anew = self.elementwise == "triton" and self.fp8.kind == "rowwise"  # beside the largest values, not in place
@@ -74,13 +74,13 @@ class ScaledExpertLinear(ExpertLinear):
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
         """As of linears: rows, and the matrices of experts that have any."""
         rows, experts, n, k = sizes(phase, ins, weights)
-        if not self.of_codes(phase):
+        if not self.in_fp8(phase):
             return 0
         looks = 1 if self.fp8.kind == "blockwise" and self.elementwise == "triton" else 2
         return (rows + min(experts, rows) * n) * k * (looks * widths["compute"] + CODE)
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        if not self.of_codes(call.phase):
+        if not self.in_fp8(call.phase):
             return super().cost(rates, call, widths, registers)
         passes = self.passes(call.phase, call.ins, call.weights, widths)
         return self.part, fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)

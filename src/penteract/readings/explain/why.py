@@ -16,7 +16,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.policy import Policy, grain, policy
-from penteract.ops.declarations.fp8 import is_coded, remembered
+from penteract.ops.declarations.fp8 import fp8_state_bytes, reads_quantised_weight
 from penteract.ops.expression import Expression
 from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values
@@ -192,8 +192,8 @@ class _Telling(Silent):
 
         for c, chunk in enumerate(self.p.chunks):
             for site in (op.site for op in chunk.tape.ops):
-                if amount := self.small.times(c, site.layer) * remembered(site):
-                    said = ("scales", "of weights as codes") if is_coded(site) else _PAST
+                if amount := self.small.times(c, site.layer) * fp8_state_bytes(site):
+                    said = ("scales", "of weights as codes") if reads_quantised_weight(site) else _PAST
                     self.tell(_Derived("data", *said, site.line), amount)
 
     def padding(self) -> None:
