@@ -23,7 +23,7 @@ def _cross(steps: Steps, x: Value, splits: Value, rows: Dim, direction: str) -> 
         return x
     if direction == "back":
         (x,) = steps.forward("sort_chunks", x, splits, inverse=True)
-    y = steps.collective("all_to_all_v", "ep", x, rows=rows, beside=(splits,), direction=direction)
+    y = steps.collective("all_to_all_v", "ep", x, rows=rows, also_reads=(splits,), direction=direction)
     return steps.forward("sort_chunks", y, splits, inverse=False)[0] if direction == "send" else y
 
 
