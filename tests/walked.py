@@ -23,7 +23,7 @@ from penteract.schedule.actions import Transfer
 from penteract.step import muon
 from penteract.step.agreements import Agreement
 from penteract.step.program import BufferKey, Program
-from penteract.step.update import through
+from penteract.step.update import staging_buffers
 from penteract.step.walk import Silent, walk
 
 
@@ -200,7 +200,7 @@ class _Passing:
     def __init__(self, walked: Walked) -> None:
         p = walked.p
         self.walked = walked
-        self.staging = through(((b, 1) for b in p.buckets), p.precision)
+        self.staging = staging_buffers(((b, 1) for b in p.buckets), p.precision)
         every = ((i, self._slices(b)) for i, b in reversed([*enumerate(p.buckets)]))
         self.ahead = iter([(i, n) for i, some in every for n in some])
         self.coming: deque[list[int]] = deque()

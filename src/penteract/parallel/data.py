@@ -30,7 +30,7 @@ from penteract.ops.params import Cut, OwningStages, Param, reduce_ranks
 from penteract.parallel.matrix import Matrix, matrices, peers
 
 UNIT = 8  # elements: shards begin where a load of 16 bytes may, in bf16 too
-CODES = 16  # the same of codes
+FP8_UNIT = 16  # the same of codes
 NONE = -1  # the unit of what belongs to no single one
 
 
@@ -160,9 +160,9 @@ def bucket_plans(rules: BucketRules, units: Sequence[Unit]) -> Iterator[BucketPl
     whole = list[Param]()
     for number, unit in reversed(list(enumerate(units))):
         yield from rules.of_unit(unit, number)
-        whole += rules.beyond(unit)
+        whole += rules.not_per_unit(unit)
     open_: dict[BucketKey, Filling] = {}
-    for p in sorted(whole, key=rules.turn):
+    for p in sorted(whole, key=rules.sort_key):
         key, n = rules.kind(p)
         filling = open_.get(key) or open_.setdefault(key, Filling(key, rules.limit))
         if plan := filling.add(p, n):
@@ -219,7 +219,7 @@ class BucketRules:
         """Elements that fill a plan."""
         return self.mesh.layout.bucket_bytes // self.policy.widths["gradient"]
 
-    def beyond(self, unit: Unit) -> Iterator[Param]:
+    def not_per_unit(self, unit: Unit) -> Iterator[Param]:
         """Those that are packed with others of the rank, as backward finishes them."""
         return (p for p in reversed(unit.params) if not self._cut(p, unit))
 
@@ -236,7 +236,7 @@ class BucketRules:
                     yield plan
         yield from (filling.close() for filling in open_.values())
 
-    def turn(self, p: Param) -> str:
+    def sort_key(self, p: Param) -> str:
         """By which parameters are packed that are not of one unit; among equals as backward finishes them."""
         return p.name if len(self.owning_stages[p.name]) > 1 else ""
 
@@ -282,7 +282,7 @@ def bucket_of(plan: BucketPlan, mesh: Mesh, rank: int) -> Bucket:
     shard_ranks, replicate_ranks = shard_groups(members, lay, rank)
     shards = len(shard_ranks)
     block = grain(plan.key.moments)
-    fewest = CODES if plan.key.gathered_as == "code" else UNIT
+    fewest = FP8_UNIT if plan.key.gathered_as == "code" else UNIT
     each = shards * (max(fewest, block) if shards > 1 else block)
     size = -(-plan.elements // each) * each
     cut = plan.unit != NONE and shards > 1

@@ -238,7 +238,7 @@ def owned(
     total, every = Counter[str](), list(counted)
     for (_, n), part in zip(every, [*parts] or [held((b,), p) for b, _ in every], strict=True):
         total.update({kind: n * amount for kind, amount in part.items()})
-    staging = update.through(every, p)
+    staging = update.staging_buffers(every, p)
     return dict(total) | {"optimizer": total["optimizer"] + staging.count * staging.each}
 
 

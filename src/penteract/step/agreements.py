@@ -50,7 +50,7 @@ def losses(m: ModelSpec) -> tuple[str, ...]:
     return (*means(m), *(("z_loss",) if m.z_loss_coefficient else ()), *balance)
 
 
-class Outside(Protocol):
+class OutsideTape(Protocol):
     """What decides a rank's work outside of the tape, as `step/program.py` has it."""
 
     @property
@@ -89,7 +89,7 @@ class Outside(Protocol):
         ...
 
 
-def at_begin(p: Outside, *, counted: bool) -> tuple[Agreement, ...]:
+def at_begin(p: OutsideTape, *, counted: bool) -> tuple[Agreement, ...]:
     """Before the first action: what its calls read.
 
     Weights that travel as codes have a scale each, made of the largest of all shards. Loss terms are sums over the
@@ -103,7 +103,7 @@ def at_begin(p: Outside, *, counted: bool) -> tuple[Agreement, ...]:
     )
 
 
-def after_backward(p: Outside) -> tuple[Agreement, ...]:
+def after_backward(p: OutsideTape) -> tuple[Agreement, ...]:
     """After the last action, before the norm: what a stage's micro-batches have counted and seen."""
     experts = p.model.moe.experts if p.model.moe is not None else 0
     return _some(
@@ -112,7 +112,7 @@ def after_backward(p: Outside) -> tuple[Agreement, ...]:
     )
 
 
-def totals(p: Outside) -> Agreement:
+def totals(p: OutsideTape) -> Agreement:
     """The squared norm of the gradient, the loss's terms, how many ranks were asked to stop, and the digits of the next
     step's targets: one vector."""
     return Agreement(
@@ -125,7 +125,7 @@ def digits(count: int) -> list[int]:
     return [count >> BITS * i & (1 << BITS) - 1 for i in range(DIGITS)]
 
 
-def tells_targets(mesh: Mesh, rank: int) -> bool:
+def reports_targets(mesh: Mesh, rank: int) -> bool:
     """Whether this rank tells the next step's targets: one of all that are fed the same sequences."""
     at = mesh.coordinates(rank)
     return at["pp"] == at["cp"] == at["tp"] == 0

@@ -46,7 +46,7 @@ class UnitTurns(NamedTuple):
     writes: Sequence[tuple[At, int, At]]
 
 
-class Left(NamedTuple):
+class FsdpState(NamedTuple):
     """What an action leaves to the next.
 
     there        the unit that lies in each entry of the ring buffer of parameters, or NONE
@@ -127,9 +127,9 @@ class FsdpRule:
             if b.cut_parameters:
                 self.cut[b.unit].append(i)
 
-    def begin(self) -> Left:
+    def begin(self) -> FsdpState:
         """At the beginning of a step nothing is gathered, as parameters have changed."""
-        return Left((NONE,) * self.depth)
+        return FsdpState((NONE,) * self.depth)
 
     def look(self, touches: Iterable[Touch]) -> UnitTurns:
         """What matters of an action's instructions."""
@@ -146,8 +146,8 @@ class FsdpRule:
         return UnitTurns(turns, [(at, b, last[b]) for at, b in sorted((at, b) for b, at in first.items())])
 
     def action(
-        self, left: Left, passing: UnitTurns, due: Due, following: int, last: Callable[[int], bool]
-    ) -> tuple[Table, Table, Left]:
+        self, left: FsdpState, passing: UnitTurns, due: Due, following: int, last: Callable[[int], bool]
+    ) -> tuple[Table, Table, FsdpState]:
         """-> events before and after instructions, and what is left.
 
         following  the unit that is read next after this action's, or NONE
@@ -159,9 +159,9 @@ class FsdpRule:
             around.before[at].append(("wait_all_gather", b))
         replicating = self._whole_sums(around, left.replicating, due.sums)
         leaving = self._cut_sums(around, left.leaving, passing.writes, last)
-        return around.before, around.after, Left(there, gathering, turn, leaving, replicating)
+        return around.before, around.after, FsdpState(there, gathering, turn, leaving, replicating)
 
-    def end(self, left: Left, shared: Sequence[int], written: Callable[[int], At]) -> list[Event]:
+    def end(self, left: FsdpState, shared: Sequence[int], written: Callable[[int], At]) -> list[Event]:
         """After the last action: sums of buckets that stages share, and the waits for those that are on the wire.
 
         written  where each was written last
@@ -179,7 +179,7 @@ class FsdpRule:
     # ---- parameters ------------------------------------------------------------------------------------------
 
     def _gathers(
-        self, around: _Around, left: Left, turns: Sequence[tuple[At, int]], following: int
+        self, around: _Around, left: FsdpState, turns: Sequence[tuple[At, int]], following: int
     ) -> tuple[tuple[int, ...], frozenset[int], int]:
         """A unit is gathered one turn ahead, or with its own turn where the one before lies in its entry. What still
         lies in its entry is not gathered again."""
@@ -285,10 +285,10 @@ def _ring_buffer(units: int, depth: int) -> tuple[FsdpRule, dict[Any, Any]]:
 
 def gathers(turns: Sequence[tuple[int, ...]], depth: int) -> Counter[int]:
     """How often a step gathers each unit into a ring buffer of so many entries. `turns`: of units, of each action."""
-    known: dict[tuple[Left, tuple[int, ...], int], tuple[Left, list[int]]]
+    known: dict[tuple[FsdpState, tuple[int, ...], int], tuple[FsdpState, list[int]]]
     rule, known = _ring_buffer(1 + max([unit for own in {*turns} for unit in own], default=NONE), depth)
     left, found = rule.begin(), Counter[int]()
-    times = Counter[tuple[Left, tuple[int, ...], int]]()
+    times = Counter[tuple[FsdpState, tuple[int, ...], int]]()
     for own, following in zip(turns, upcoming(turns), strict=True):
         key = left, own, following
         if key not in known:

@@ -38,7 +38,7 @@ def products(m: Matrix) -> tuple[tuple[int, int, int], ...]:
     return (short, short, long), (short, short, short), (short, long, short)
 
 
-def room(b: Bucket) -> int:
+def workspace_elements(b: Bucket) -> int:
     """Elements that a rank allocates beside the gathered bucket, whichever matrices it has: of the largest two products
     of its short side, the next iterate, and all of it where it is cut."""
 
@@ -74,11 +74,13 @@ def workspace(b: Bucket, p: Policy) -> Bytes:
         wide * (d != p.stat) for d in (p.gradient, p.moments, p.dtype("master"), p.products)
     )
     code = update.INDEX if p.moments == "int8" else 0
-    rounding = update.CHANCE if p.stochastic else 0
+    rounding = update.RANDOM_BITS if p.stochastic else 0
     slices = max(gradient + average + max(code, product), product + master, master + rounding)
-    return b.size * narrow + max(room(b) * narrow, min(b.shard_size, update.SLICE) * slices)
+    return b.size * narrow + max(workspace_elements(b) * narrow, min(b.shard_size, update.SLICE) * slices)
 
 
-def touched(b: Bucket, p: Policy) -> Bytes:
+def bytes_moved(b: Bucket, p: Policy) -> Bytes:
     """What AdamW reads and writes, with one average; and the gathered bucket, written and read again."""
-    return update.touched(b.shard_size, p.keeping(b.moments), b.optimizer_kind) + 2 * b.shard_size * BYTES[p.products]
+    return (
+        update.bytes_moved(b.shard_size, p.keeping(b.moments), b.optimizer_kind) + 2 * b.shard_size * BYTES[p.products]
+    )

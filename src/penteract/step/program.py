@@ -148,7 +148,7 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
     check_modules(whole, precision)
     linear_layers = precision.linear_layers(model.layers, model.mtp_layers)
     said = [record(model, mesh, s, sequence_length, linear_layers) for s in range(layout.stages)]
-    check_words(layout)
+    check_op_names(layout)
     cut = stage_layers(model.layers, layout.stages)
     own, split = layout.placement.stages[pp_rank], schedule_of(name).split_backward
     chunks = tuple(
@@ -177,7 +177,7 @@ def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
     return {layer: layout.edit(place) for place, layer in enumerate(layers)}
 
 
-def check_words(layout: Layout) -> None:
+def check_op_names(layout: Layout) -> None:
     """Ops to recompute and to offload exist."""
     op_names = {*OPS, "*", *REDISTRIBUTIONS}
     for key, known, named in (

@@ -17,7 +17,7 @@ from penteract.units import Bytes
 SLICE = 2**22  # elements; whole blocks. A pass over as many takes a GPU longer than the launch of its kernel
 STAGING = 3  # on the device, of what is kept on the host: one slice comes, one is moved, one leaves
 INDEX = 4  # bytes of a code while it is looked up
-CHANCE = 16  # bytes an element of random bits while they are mixed
+RANDOM_BITS = 16  # bytes an element of random bits while they are mixed
 
 
 def kept(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW, *, scaled: bool = False) -> Bytes:
@@ -50,7 +50,7 @@ def is_sliced(p: Policy) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Through:
+class StagingBuffers:
     """The staging buffers on the device, which slices of what is on the host take in turns: how many, and the elements
     of each.
 
@@ -69,12 +69,12 @@ class Through:
         return kept(self.elements, self.p, scaled=self.scaled)
 
 
-def through(counted: Iterable[tuple[Bucket, int]], p: Policy) -> Through:
+def staging_buffers(counted: Iterable[tuple[Bucket, int]], p: Policy) -> StagingBuffers:
     """Of buckets, and how many there are of each."""
     away = [(b, n) for b, n in counted if b.offloaded]
     slices = sum(-(-b.shard_size // SLICE) * n for b, n in away)
     widest = max((b.moments for b, _ in away), key=BYTES.__getitem__, default=p.moments)
-    return Through(
+    return StagingBuffers(
         min(STAGING, slices), max([min(b.shard_size, SLICE) for b, _ in away], default=0), p.keeping(widest),
         any(b.moments == "int8" for b, _ in away),
     )  # fmt: skip
@@ -91,7 +91,7 @@ def workspace(elements: int, p: Policy, elementwise: Elementwise = "reference", 
     gradient, moment, master = (wide * (d != p.stat) for d in (p.gradient, p.moments, p.dtype("master")))
     code = INDEX if p.moments == "int8" else 0
     moments = max(gradient + 2 * moment, wide + 2 * moment) + code
-    rounding = CHANCE if p.stochastic else 0
+    rounding = RANDOM_BITS if p.stochastic else 0
     return min(elements, SLICE) * max(moments, wide + master, master + rounding)
 
 
@@ -100,7 +100,7 @@ def wire_workspace(elements: int, p: Policy) -> Bytes:
     return min(elements, SLICE) * p.widths["gradient"] if p.reduce != p.gradient else 0
 
 
-def touched(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW) -> Bytes:
+def bytes_moved(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW) -> Bytes:
     """Read: the gradient (twice, for its norm too), the moments, the master. Written: all but the gradient, and the
     parameter where it is another."""
     w = p.widths

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
-from penteract.step.agreements import Agreement, Outside, after_backward, at_begin, totals
+from penteract.step.agreements import Agreement, OutsideTape, after_backward, at_begin, totals
 from penteract.step.events import Around
 from penteract.step.fsdp import Event
 from penteract.step.program import BufferKey, Program
@@ -115,14 +115,14 @@ def walk(p: Program, reading: Reading, *, counted: bool = True) -> None:
         getattr(reading, question)(*about)
 
 
-def opening(p: Outside, *, counted: bool = True) -> Iterator[tuple[Any, ...]]:
+def opening(p: OutsideTape, *, counted: bool = True) -> Iterator[tuple[Any, ...]]:
     """What comes before the first action, in order: a question of `Reading`, and what it is about."""
     yield ("begin",)
     yield from (("agree", agreement) for agreement in at_begin(p, counted=counted))
     yield ("scales",)
 
 
-def closing(p: Outside, summing: Iterable[int]) -> Iterator[tuple[Any, ...]]:
+def closing(p: OutsideTape, summing: Iterable[int]) -> Iterator[tuple[Any, ...]]:
     """The same of what comes after the last action. `summing`: buckets whose sum is on the wire then, in the order in
     which it was put there."""
     yield from (("widen", b) for b in summing)

@@ -30,7 +30,7 @@ from penteract.schedule.registry import ScheduleName
 from penteract.step.agreements import Agreement
 from penteract.step.program import BufferKey, Program
 from penteract.step.ring_buffer import gradient_ring_buffer, parameter_ring_buffer
-from penteract.step.update import through
+from penteract.step.update import staging_buffers
 from penteract.step.walk import Silent, walk, walk_forward
 from penteract.units import Bytes
 
@@ -234,7 +234,7 @@ class _Telling(Silent):
 
     def temporary(self) -> None:
         """Through which what the optimizer keeps on the host passes."""
-        staging = through(((b, 1) for b in self.small.buckets), self.p.precision)
+        staging = staging_buffers(((b, 1) for b in self.small.buckets), self.p.precision)
         for _ in range(staging.count):
             self.tell(_Derived("optimizer", "a slice of the host's", "on its way", _UPDATE), staging.each)
 
