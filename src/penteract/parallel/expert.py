@@ -1,11 +1,11 @@
 """Expert parallelism.
 
-Split      experts; it folds over dp·cp, whose ranks hold other tokens.
-Traffic    counts   forward all-to-all of how many copies go where (no gradient)
+Split      experts, over ranks of dp·cp, which hold different tokens.
+Traffic    counts   forward all-to-all of the number of copies for each expert (no gradient)
            send     forward all-to-all of token copies to their experts   backward all-to-all back
            back     forward all-to-all of results to their tokens          backward all-to-all again
-Costs      the residual stream top_k times over, there and back; sizes are data, nothing is dropped.
-Helps      when experts are many and large; hurts when routing is uneven: the fullest rank sets the pace.
+Costs      the residual stream top_k times, both ways; sizes are data-dependent, no token is dropped.
+Helps      when experts are many and large; hurts when routing is uneven: all wait for the rank with the most tokens.
 Papers     Lepikhin 2020 (2006.16668); DeepSeek-V3 2024 (2412.19437) §2.1.2
 """
 
@@ -18,7 +18,7 @@ counts = single_collective("counts", "ep", "all_to_all")  # [X] -> [X]: this ran
 
 
 def _cross(steps: Steps, x: Value, splits: Value, rows: Dim, direction: str) -> Value:
-    """Copies travel to the experts ("send": grouped by expert on arrival) or home ("back")."""
+    """Send token copies to their experts ("send": sorted by expert on arrival) or back to their tokens ("back")."""
     if steps.mesh.size("ep") == 1:
         return x
     if direction == "back":
@@ -46,5 +46,5 @@ back = _redistribution("back", "back", "send")
 
 
 def split_sizes(do: Do, copies: Value) -> Value:
-    """copies [X] of this rank for each expert -> the host's sizes: what goes to and comes from every rank."""
+    """copies [X] of this rank for each expert -> sizes on the host: sent to and received from every rank."""
     return do.op("split_sizes", copies, do.redistribute(counts, copies), ranks=do.mesh.size("ep"))[0]
