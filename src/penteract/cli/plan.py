@@ -232,7 +232,7 @@ def _drawing(chosen: Timed) -> str:
 
 
 def _next(why: int | None, out: Path | None, *, fits: bool) -> str:
-    rest = [] if why else ["--why 1 tells what would change it, and which lines its memory comes from"]
+    rest = [] if why else ["--why 1 shows what would change it, and which lines its memory comes from"]
     if fits:
         rest += [f"penteract train {out}"] if out else ["--out run.toml writes a file for penteract train"]
     return "Next: " + "; ".join(rest) if rest else ""

@@ -31,7 +31,8 @@ class Round(NamedTuple):
 
 @dataclass(slots=True)
 class ProcessGroups:
-    """`made`: (ranks, channel) -> process group, for the groups of this rank; `known`: the keys of all ranks' groups.
+    """`made`: (ranks, channel) -> process group, for the groups of this rank; `all_made`: the keys of all ranks'
+    groups.
 
     Without local synchronisation every rank of the world must call `new_group` for every group: over a thousand calls
     at 4096 ranks. With it only members call, and find each other by a name made of their ranks and the number of groups
@@ -42,13 +43,13 @@ class ProcessGroups:
 
     backend: str | None = None  # of the groups; None: the world's
     made: dict[tuple[Ranks, Channel], Any] = field(default_factory=dict[tuple[Ranks, Channel], Any])
-    known: set[tuple[Ranks, Channel]] = field(default_factory=set[tuple[Ranks, Channel]])
+    all_made: set[tuple[Ranks, Channel]] = field(default_factory=set[tuple[Ranks, Channel]])
 
     def make(self, rounds: Iterable[Round]) -> None:
         """Make the groups of these rounds that are new. Called by all ranks of the world with the same rounds."""
         for groups, channel in rounds:
-            new = [g for g in groups if len(g) > 1 and (g, channel) not in self.known]
-            self.known |= {(g, channel) for g in new}
+            new = [g for g in groups if len(g) > 1 and (g, channel) not in self.all_made]
+            self.all_made |= {(g, channel) for g in new}
             if not new:
                 continue
             me = dist.get_rank()

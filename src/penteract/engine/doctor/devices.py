@@ -22,7 +22,7 @@ def findings(machine: HostReport) -> Iterator[Finding]:
     yield from _kinds(gpus.devices)
     if gpus.driver:
         cuda = f", which runs CUDA up to {gpus.cuda}" if gpus.cuda else ""
-        yield Finding(AREA, f"driver {gpus.driver}{cuda} (asked through {gpus.source})")
+        yield Finding(AREA, f"driver {gpus.driver}{cuda} (from {gpus.source})")
     if gpus.source not in DRIVER_SOURCES:
         what = "not known: driver, power, clocks, ECC errors, who else is on the GPUs"
         yield Finding(AREA, f"{what} ({gpus.why})", "note", "pip install nvidia-ml-py")

@@ -92,9 +92,9 @@ def _interface(name: str, value: str, there: tuple[str, ...]) -> Iterator[Findin
 def _threads(machine: HostReport) -> Iterator[Finding]:
     """Warn if ranks have more threads together than there are usable cores."""
     use, usable = machine.use, machine.host.usable
-    asked = machine.environment.get("OMP_NUM_THREADS")
+    setting = machine.environment.get("OMP_NUM_THREADS")
     if use.ranks * use.threads > usable:
-        why = f"OMP_NUM_THREADS={asked}" if asked else "each rank has one at least"
+        why = f"OMP_NUM_THREADS={setting}" if setting else "each rank has one at least"
         ranks, threads = count(use.ranks, "rank"), count(use.threads, "thread")
         what = f"{ranks} of {threads} on {count(usable, 'usable core')}: they would take turns ({why})"
         fix = f"OMP_NUM_THREADS={usable // use.ranks}" if usable >= use.ranks else "fewer ranks"

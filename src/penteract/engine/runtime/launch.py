@@ -173,7 +173,7 @@ def _outcome(ranks: _Ranks, rows: list[dict[str, Any]]) -> tuple[int, str]:
     culprits = [r for r, c in ranks.ended.items() if c not in (0, PeerLost.exit_code) and r not in ranks.killed]
     if ranks.signals_sent and all(ranks.ended[r] < 0 for r in culprits):
         error = Preempted("STOPPED", "stopped before it could save", where=str(ranks.folder),
-                          fix="--resume goes on from the last checkpoint, if there is one")  # fmt: skip
+                          fix="--resume continues from the last checkpoint, if there is one")  # fmt: skip
         return 128 + ranks.signal, str(error)
     if not culprits:  # every failed rank lost a peer
         rank0_printed = ranks.ended.get(0) == PeerLost.exit_code
@@ -198,7 +198,7 @@ def _without_row(ranks: _Ranks, rank: int) -> tuple[int, str]:
     code, log = ranks.ended[rank], ranks.log(rank)
     where = f"its log: {log}" if rank else str(ranks.folder)
     if code < 0:
-        fix = "SIGKILL is often a host out of memory; --resume goes on from the last checkpoint"
+        fix = "SIGKILL is often a host out of memory; --resume continues from the last checkpoint"
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         error = PeerLost("LOST", f"rank {rank} was ended by {name}", where=where, fix=fix)
         return PeerLost.exit_code, str(error)

@@ -65,11 +65,11 @@ def _check_memory(resolved: Resolved, predicted: int) -> None:
     if not _gpus(resolved) and (free := _available()) and predicted * world > free:
         raise BadInput("MEMORY", f"{world} ranks of {show_bytes(predicted)} do not fit this host's free memory",
                        found=show_bytes(predicted * world), allowed=show_bytes(free),
-                       fix="a smaller model or micro-batch; penteract.estimate tells what a layout takes")  # fmt: skip
+                       fix="a smaller model or micro-batch; penteract.estimate shows what a layout takes")  # fmt: skip
 
 
 def _gpus(resolved: Resolved) -> bool:
-    """Whether ranks will use GPUs, as far as can be told without loading torch."""
+    """Whether ranks will use GPUs, as far as is visible without loading torch."""
     device = resolved.run.precision.device
     return device == "cuda" or (device == "auto" and Path("/proc/driver/nvidia/version").exists())
 

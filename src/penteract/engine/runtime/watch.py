@@ -182,7 +182,7 @@ class Watcher:
         except RuntimeError as e:
             return self._peer(self._store_is_gone(str(e)))
         error = PeerLost("CONNECTION", f"a collective failed: {_first_line(exception)}", where=f"rank {self.rank}",
-                         fix="--resume goes on from the last checkpoint")  # fmt: skip
+                         fix="--resume continues from the last checkpoint")  # fmt: skip
         row = rundir.error_row(error, self.rank, exception)
         if self._set_abort(row) is row:
             rundir.append_error(self.run_dir, row)
@@ -195,7 +195,7 @@ class Watcher:
         """Report to all that ranks are lost; the first rank to notice writes the row."""
         names = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
         error = PeerLost("LOST", f"rank {names} is gone or hangs: {why}", where=str(self.run_dir),
-                         fix="look for a killed process (out of host memory?); --resume goes on")  # fmt: skip
+                         fix="look for a killed process (out of host memory?); --resume continues")  # fmt: skip
         row = rundir.error_row(error, ranks[0], noticed_by=self.rank)
         first = self._set_abort(row)
         if first is row:
@@ -208,7 +208,7 @@ class Watcher:
         if rows := rundir.errors(self.run_dir, self._earlier):
             return rows[0]
         error = PeerLost("LOST", f"the store of rank 0 or its launcher is gone: {why.splitlines()[0][:120]}",
-                         where=str(self.run_dir), fix="--resume goes on from the last checkpoint")  # fmt: skip
+                         where=str(self.run_dir), fix="--resume continues from the last checkpoint")  # fmt: skip
         row = rundir.error_row(error, 0, noticed_by=self.rank)
         rundir.append_error(self.run_dir, row)
         return row
