@@ -50,7 +50,7 @@ class Told:
 
     def __init__(self, steps: StepClock, layout: Layout, r: int) -> None:
         line = numbered_schedule(layout.schedule, layout.pp, layout.vpp, layout.gradient_accumulation_steps)
-        self.stage: Stage = steps.stage(layout, steps.composer.packer.runs(layout, r), r)
+        self.stage: Stage = steps.stage(layout, steps.composer.bucket_planner.runs(layout, r), r)
         self.ranks = {stream: group for group, stream in self.stage.ops.streams.by_ranks.items()}
         self.seen: list[Event] = []
         self.started = 0
