@@ -166,7 +166,7 @@ def test_from_python() -> None:
     ):
         with pytest.raises(BadInput, match=words):
             plan("tiny", "1xH200", parts=parts, **asked)
-    with pytest.raises(BadInput, match="a policy is whole"):
+    with pytest.raises(BadInput, match="a policy takes no parts"):
         plan("tiny", "1xH200", precision=RECIPES["bf16"], parts={"moments": "int8"}, **asked)
 
 

@@ -1,4 +1,4 @@
-"""A question to the planner as a frozen value, and the texts that people ask it with."""
+"""A question to the planner as a frozen value, and parsers of the texts on the command line."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from penteract.errors import BadInput
 from penteract.schedule.registry import SCHEDULES
 from penteract.units import parse_count
 
-RECOMPUTE = WHOLE  # what each recomputation makes a layout recompute
+RECOMPUTE = WHOLE  # name of a recomputation -> the ops it recomputes
 
-# Left to what is not a tensor of ours: the CUDA context (1 to 2 GB), communicators (about 0.5 GB each, and a layout
-# opens up to five kinds), libraries' workspaces. Registers lie in one planned block, so it need not cover
+# Left for memory outside of our tensors: the CUDA context (1 to 2 GB), communicators (about 0.5 GB each, and a layout
+# opens up to five kinds), workspaces of libraries. Registers are in one planned block, so it need not cover
 # fragmentation, for which estimates of other programs keep 20 %.
 HEADROOM = 0.08
 
@@ -50,13 +50,13 @@ _CHOICES = ("reduce_scatter_once", "reshard_after_step", "offload_optimizer")  #
 AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "cp_method", "micro_batch_size", "zero",
         "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "recompute_every",
         "recompute_first", "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
-LOSS = Kernels().loss  # that of a run which says nothing
-# Those that say what is recomputed and offloaded.
+LOSS = Kernels().loss  # the default of a run
+# Axes of recomputation and offload.
 EDITS = (
     "recompute", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
 )  # fmt: skip
 _FROM_0 = ("zero", "shard_group", "recompute_first", "loss_chunk", "bucket_bytes")
-# Left out of a layout's text and JSON where they say nothing.
+# Left out of a layout's text and JSON if they have their default.
 _QUIET = ("shard_group", *_CHOICES, "loss_chunk", "bucket_bytes")
 
 Values = tuple[Any, ...]
@@ -66,8 +66,9 @@ Values = tuple[Any, ...]
 class Ask:
     """Which layouts of `model` on `cluster` are best for a step of `global_batch_size` sequences?
 
-    `pins` keeps axes at some values; `headroom` is the fraction of a GPU's memory that tensors are kept out of.
-    `also` are further precisions that are tried.
+    pins      axis -> the values to which the search is restricted
+    headroom  fraction of a GPU's memory that tensors may not use
+    also      further precisions to try
     """
 
     model: ModelSpec
@@ -83,12 +84,12 @@ class Ask:
 
     @property
     def optimizer_kinds(self) -> OptimizerKinds:
-        """What moves which parameters."""
+        """The optimizer of each kind of parameter."""
         return Optimizer(kind=self.optimizer).optimizer_kinds
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.global_batch_size * self.sequence_length
 
     @property
@@ -97,21 +98,21 @@ class Ask:
         return tuple(replace(self, precision=p, also=()) for p in (self.precision, *self.also))
 
     def attention(self, cp: int, method: CpMethod) -> AttentionKernel:
-        """The fastest kernel that such layouts may have, on GPUs."""
+        """The fastest attention kernel for such layouts on GPUs; the reference kernel without a GPU."""
         return "reference" if self.cluster.gpu is None else fastest_attention(self.model, cp, method, self.precision)
 
     @property
     def elementwise(self) -> Elementwise:
-        """Kernels on GPUs."""
+        """The fastest elementwise kernels on GPUs; the reference kernels without a GPU."""
         return "reference" if self.cluster.gpu is None else fastest_elementwise(self.precision)
 
     def text(self, layout: Layout) -> str:
-        """A layout as `--layout` reads it in this question."""
+        """A layout as text for `--layout`."""
         return as_text(layout, self.elementwise)
 
     @property
     def usable(self) -> int:
-        """Bytes of a GPU that tensors may take; 0 where its memory is not known."""
+        """Bytes of a GPU that tensors may take; 0 if its memory is not known."""
         return int(self.cluster.memory_gib * 2**30 * (1 - self.headroom))
 
 
@@ -121,13 +122,13 @@ def recompute_of(layout: Layout) -> str:
 
 
 def _joined(words: tuple[str, ...]) -> str:
-    """`full`, or words as `--layout` reads them."""
+    """The name of a recomputation, or its words as text for `--layout`."""
     name = name_of(words)
     return name if isinstance(name, str) else "+".join(name) or "nothing"
 
 
 def edits_of(axes: Mapping[str, Any]) -> dict[str, Any]:
-    """What these axes say of recomputing and offloading, as fields of a layout."""
+    """The axes of recomputation and offload, as fields of a layout."""
     return {name: _words(axes[name]) for name in EDITS if name in axes}
 
 
@@ -138,7 +139,7 @@ def _words(value: Any) -> Any:
 
 
 def budget_of(recompute: str) -> MemoryBudget | None:
-    """`budget:0.8` (of the activations of none) or `budget:70GiB` (of all tensors)."""
+    """The budget of `budget:0.8` (of the activations without recomputation) or `budget:70GiB` (of all tensors)."""
     kind, colon, text = recompute.partition(":")
     if kind != "budget":
         return None
@@ -149,13 +150,14 @@ def budget_of(recompute: str) -> MemoryBudget | None:
         value = 0.0
     if not colon or not (0 < value <= (1 if number == text else 1e6)):
         raise BadInput("BUDGET", "not a budget", where="recompute", found=recompute,
-                       allowed="budget:0.8 (up to 1, of the activations of none) or budget:70GiB (of all tensors)",
+                       allowed="budget:0.8 (up to 1, of the activations without recomputation) or budget:70GiB "
+                       "(of all tensors)",
                        fix="recompute=budget:0.8")  # fmt: skip
     return MemoryBudget(value) if number == text else MemoryBudget(allocated=int(value * 2**30))
 
 
 def as_axes(layout: Layout) -> dict[str, Any]:
-    """A layout as the planner's axes and the accumulation steps: what JSON shows, and what `--layout` takes back."""
+    """A layout as the planner's axes, with its accumulation steps: as JSON shows it, and as `--layout` reads it."""
     plain = Layout()
     named = {name: getattr(layout, name) for name in AXES if name not in (*EDITS, *_QUIET)}
     named["recompute"] = recompute_of(layout)
@@ -168,13 +170,13 @@ def as_axes(layout: Layout) -> dict[str, Any]:
 
 
 def as_word(value: Any) -> str:
-    """One value as options take it."""
+    """One value as text for options."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def as_text(layout: Layout, elementwise: Elementwise) -> str:
-    """A layout as `--layout` reads it: dp, the micro-batch, and what is not the default. `elementwise`: that of the
-    device; attention's kernels are the fastest."""
+    """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `elementwise`:
+    the default of the device. The attention kernel is left out: the fastest is the default."""
     plain, axes = as_axes(Layout(loss=LOSS, elementwise=elementwise)), as_axes(layout)
     always = ("dp", "micro_batch_size")
     return ",".join(
@@ -185,7 +187,7 @@ def as_text(layout: Layout, elementwise: Elementwise) -> str:
 
 
 def parse_batch(text: str, sequence_length: int) -> int:
-    """`1Mi` tokens or `128seqs` as sequences of a step. Raises BadInput naming the nearest batches."""
+    """The sequences of a step, from `1Mi` (tokens) or `128seqs`. Raises BadInput with the nearest batches."""
     number, sequences = text.strip(), False
     for unit in ("seqs", "sequences", "seq"):
         if number.endswith(unit):
@@ -230,12 +232,12 @@ def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
             raise BadInput("AXIS", what, where=flag, found=part, fix=f"{flag} {axis}=1")
         if axis in found:
             raise BadInput("AXIS", "an axis is given twice", where=flag, found=part, fix=f"keep one {name.strip()}=…")
-        # Smaller first, as the search needs it; words in the order in which they are known.
-        known = [*_WORDS.get(axis, ())]
+        # Numbers in ascending order, as the search needs it; words in the order of their table.
+        order = [*_WORDS.get(axis, ())]
         if axis == "recompute":
-            known = [*RECOMPUTE, *(w for w in words if w not in RECOMPUTE)]
+            order = [*RECOMPUTE, *(w for w in words if w not in RECOMPUTE)]
         found[axis] = tuple(
-            sorted({_value(axis, word, flag) for word in words}, key=lambda v: known.index(v) if known else v)
+            sorted({_value(axis, word, flag) for word in words}, key=lambda v: order.index(v) if order else v)
         )
     return found
 
@@ -253,14 +255,14 @@ def _value(axis: str, word: str, flag: str) -> Any:
         )  # fmt: skip
     if axis in _CHOICES:
         if word not in ("true", "false"):
-            raise BadInput("AXIS", "no choice", where=f"{flag} {axis}", found=word, allowed="true, false",
+            raise BadInput("AXIS", "neither true nor false", where=f"{flag} {axis}", found=word, allowed="true, false",
                            fix=f"{axis}=true")  # fmt: skip
         return word == "true"
     value = int(word) if word.isascii() and word.isdigit() and len(word) < 16 else -1
     if axis == "zero" and value not in ZERO_STAGES:
         allowed = ", ".join(map(str, ZERO_STAGES))
         fix = f"{flag} zero={ZERO_STAGES[-1]}"
-        raise BadInput("AXIS", "no such stage of ZeRO here", where=flag, found=word, allowed=allowed, fix=fix)
+        raise BadInput("AXIS", "no such ZeRO stage", where=flag, found=word, allowed=allowed, fix=fix)
     least, most = (0, 2**40) if axis in _FROM_0 else (1, 2**20)
     if not least <= value <= most:
         allowed = f"{least} or more"

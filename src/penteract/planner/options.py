@@ -1,4 +1,4 @@
-"""Refusals that runs have too, told with the options of `penteract plan`."""
+"""Errors of shared checks, reworded for the options of `penteract plan`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _KEY = re.compile(r"(?:parallel|batch|memory|kernels)\.(\w+)")
 
 
 @contextmanager
-def told_by(flag: str) -> Generator[None]:
-    """A refusal from inside names what to type here: `--memory.recompute swiglu` is `FLAG recompute=swiglu`, and
-    `--precision.dtype` is `--precision`."""
+def errors_for(flag: str) -> Generator[None]:
+    """Reword errors raised inside: `--memory.recompute swiglu` becomes `FLAG recompute=swiglu`, and `--precision.dtype`
+    becomes `--precision`."""
     try:
         yield
     except BadInput as bad:

@@ -1,4 +1,4 @@
-"""The planner: every layout of a question priced, the best simulated, and the answer as a value."""
+"""The planner: search all layouts of a question, and return the best as a `Plan`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penteract.config.rules.nearest import repair
 from penteract.config.rules.settle import Settle
 from penteract.errors import BadInput
 from penteract.planner.ask import AXES, EDITS, LOSS, Ask, Values, budget_of, edits_of
-from penteract.planner.options import told_by
+from penteract.planner.options import errors_for
 from penteract.planner.search.best import Search, Timed
 from penteract.planner.search.between import Between, try_between
 from penteract.planner.search.frontier import Frontier
@@ -33,8 +33,8 @@ from penteract.step.program import check_op_names
 from penteract.units import show_bytes
 
 # benchmarks/results/planned_times.json, memory_options_8b_2xh200
-SLOWER_FP8 = ("linears in FP8 gain less than is planned: recorded steps took 1.05 to 1.15 times as long as planned, "
-              "those of bf16 1.00 times, and 1.85 times with codes by plain torch (elementwise=reference)")  # fmt: skip
+SLOWER_FP8 = ("FP8 gains less than planned: recorded steps took 1.05 to 1.15 times as long as planned, those of bf16 "
+              "1.00 times, and 1.85 times with quantisation by plain torch (elementwise=reference)")  # fmt: skip
 
 
 NOT_REACHED = "not looked at: the search was stopped"
@@ -42,11 +42,11 @@ NOT_REACHED = "not looked at: the search was stopped"
 
 @dataclass(frozen=True, slots=True)
 class SearchCounts:
-    """Layouts: of the product, refused by reason, priced, known to be within memory, and simulated for the ranking.
+    """How many layouts were enumerated, refused by reason, priced, found to fit, and simulated.
 
-    enumerated = fit + the sum of `refused`, where those are too whose bound alone tells that they are not among the
-    best. Recomputing what fits without it fits too, and is not priced. `between` is
-    of those with some recomputation: what was tried of them is enumerated too.
+    enumerated = fit + the sum of `refused`. `refused` includes layouts that are too slow by a lower bound. A layout
+    that fits still fits with more recomputation: that is counted in `fit`, but not priced. `between`: layouts with some
+    recomputation; those tried are counted in `enumerated`, too.
     """
 
     enumerated: int
@@ -59,10 +59,10 @@ class SearchCounts:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. `layouts` are the best, fastest first, but for those that recompute or cut more than they need to.
+    """The answer. `layouts`: the best, fastest first, without those that recompute or shard more than they need to fit.
 
-    `larger` is, where nothing fits, a cluster of more such GPUs that has a layout which does, and that layout's
-    estimate. `complete`: the search was not stopped; of one that was, better layouts may be among those not looked at.
+    `larger`: if nothing fits, a cluster with more of these GPUs on which a layout fits, and that layout's estimate.
+    `complete`: False if the search was stopped; then better layouts may be among those not looked at.
     """
 
     ask: Ask
@@ -74,16 +74,16 @@ class Plan:
 
     @property
     def missed(self) -> tuple[Miss, ...]:
-        """Of those over memory, that which needs least of each mesh and technique, so far as they were looked at."""
+        """Layouts that do not fit: of each mesh and technique, the one found that needs least."""
         return tuple(self.search.frontier.found.nearest.values())
 
     @property
     def estimator(self) -> Estimator:
-        """The prices in the first precision."""
+        """The estimator of the first precision."""
         return self.search.estimators[self.ask.precision]
 
     def misses(self, most: int = 3) -> list[LayoutEstimate]:
-        """Of those over memory, the nearest."""
+        """The layouts that miss the memory by least."""
         found = list[LayoutEstimate]()
         for miss in sorted(self.missed, key=lambda m: m.size):
             if len(found) == most and miss.size > found[-1].allocated:
@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def best(self) -> Timed:
-        """Raises BadInput when nothing fits."""
+        """The best layout. Raises BadInput if nothing fits."""
         return self.number(1)
 
     def number(self, n: int) -> Timed:
@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def refusal(self) -> BadInput | None:
-        """Why nothing fits; None where something does."""
+        """The error if nothing fits, else None."""
         name, nearest = self.ask.cluster.name, self.misses(1)
         if self.counts.fit:
             return None
@@ -122,17 +122,17 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the question goes beyond, though it has an answer; and where recorded steps differ much from planned."""
-        m, length, told = self.ask.model, self.ask.sequence_length, list[str]()
+        """Warnings: the question exceeds a limit of the model, or recorded steps differ much from planned ones."""
+        m, length, notes = self.ask.model, self.ask.sequence_length, list[str]()
         if length > m.max_positions:
-            told.append(f"{length} tokens of a sequence are more than the {m.max_positions} positions of {m.name}")
+            notes.append(f"{length} tokens of a sequence are more than the {m.max_positions} positions of {m.name}")
         if any(one.precision.fp8 for one in self.ask.each):
-            told.append(SLOWER_FP8)
-        return tuple(told)
+            notes.append(SLOWER_FP8)
+        return tuple(notes)
 
     @property
     def not_tried(self) -> tuple[str, ...]:
-        """What layouts may have beside those that were searched; nothing where one alone was asked for."""
+        """What the search did not try; empty if the question was about one layout."""
         return tuple([what for axis, what in NOT_TRIED.items() if axis not in self.ask.pins]) if self.searched else ()
 
     @property
@@ -150,7 +150,7 @@ class Plan:
 
 
 def estimator(ask: Ask) -> Estimator:
-    """The prices of a question."""
+    """The estimator of a question."""
     length = ask.sequence_length
     return Estimator(
         ask.model, ask.cluster, sequence_length=length, precision=ask.precision, optimizer_kinds=ask.optimizer_kinds
@@ -158,10 +158,10 @@ def estimator(ask: Ask) -> Estimator:
 
 
 def plan_layouts(ask: Ask, make: Make, *, top: int = 10, number: int = 1, watch: Watch | None = None) -> Plan:
-    """The `top` best layouts of a question, and all up to `number`, exactly. `watch` is told how far the search is.
+    """The `top` best layouts of a question (or `number`, if that is more), exactly. `watch` receives the progress.
 
-    Raises BadInput where the model cannot have such a step at all, where pins leave nothing to try, and where some fit
-    but fewer than `number`; and Stopped, with what was found so far, in place of KeyboardInterrupt.
+    Raises BadInput if no layout of the model can have such a step, if pins leave nothing to try, or if some layouts fit
+    but fewer than `number`. Raises Stopped, with what was found so far, in place of KeyboardInterrupt.
     """
     check_step(ask)
     spaces, most = [Space(one) for one in ask.each], max(top, number)
@@ -200,15 +200,15 @@ def _counts(enumerated: int, search: Search, between: Between, left: Mapping[str
 
 
 def behind(k: int) -> str:
-    """Why layouts are not priced that no search has come to."""
-    return f"a bound from below of their time lies above the best {k}"
+    """Why layouts that the search did not reach are not priced."""
+    return f"a lower bound of their time is above the best {k}"
 
 
 def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
-    """The price and time of one layout: `axes` and the defaults of the others, in each precision, fitting or not.
+    """Memory and time of one layout in each precision, whether it fits or not: `axes`, and defaults for the others.
 
-    dp is what the others leave, the micro-batch one sequence. Raises BadInput, with the nearest legal layout, where
-    it cannot be.
+    By default, dp uses the remaining GPUs, and a micro-batch has one sequence. Raises BadInput for an illegal layout,
+    with the nearest legal one.
     """
     check_step(ask)
     estimators = dict[Policy, Estimator]()
@@ -218,7 +218,7 @@ def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:
         if budget := budget_of(str(axes.get("recompute", ("",))[0])):
             layout = within(prices, layout, budget).layout
         estimators[one.precision] = prices
-        with told_by("--layout"):
+        with errors_for("--layout"):
             prices.check_sizes(layout)
         search.add(prices.estimate(layout))
     every, found = search.estimates, search.frontier.found
@@ -248,7 +248,7 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
         ).counted()
     )  # fmt: skip
     _check(ask, case, settle, "--layout")
-    with told_by("--layout"):
+    with errors_for("--layout"):
         check_op_names(case.layout)
     c, tp = ask.cluster, case.layout.tp
     if not ask.tp_across_nodes and crosses_node(tp, c.gpus, c.gpus_per_node):
@@ -259,7 +259,7 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
 
 
 def check_step(ask: Ask) -> None:
-    """Refuse what no layout can mend: a model that cannot be, or a sequence longer than its table of positions."""
+    """Refuse what is illegal in every layout: an illegal model, or sequences longer than its table of positions."""
     case = Case(model=ask.model, layout=Layout(), sequence_length=ask.sequence_length)
     _check(ask, case, Settle(), ask.model.name)
 

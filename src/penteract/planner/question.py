@@ -1,4 +1,4 @@
-"""From what people type or pass to a question: a model by name or config.json, a cluster by name, a batch in tokens."""
+"""Make a question from texts or values: a model by name or config.json, a cluster by name, a batch in tokens."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from penteract.config.run import PARTS, Precision
 from penteract.errors import BadInput
 from penteract.model.modules import check_modules
 from penteract.planner.ask import HEADROOM, Ask, Values, parse_batch
-from penteract.planner.options import told_by
+from penteract.planner.options import errors_for
 
-_USUAL_LENGTH = 8192  # tokens of a sequence, where the model has as many positions
+_USUAL_LENGTH = 8192  # tokens of a sequence, if the model has so many positions
 
 
-def question(  # noqa: PLR0913 (what is asked has many sides)
+def question(  # noqa: PLR0913 (a question has many parts)
     model: str | Path | ModelSpec,
     gpus: str | Cluster,
     *,
@@ -41,11 +41,14 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     tp_across_nodes: bool = False,
     pins: Mapping[str, Values] | None = None,
 ) -> Ask:
-    """The question that these texts and values make. `batch`: tokens, or `128seqs`. `precision`: one or several, as a
-    text with commas too; `parts`: what a run file's `[precision]` may say beside the recipe, of each of them;
-    `modules`: a short form of its patterns of names.
+    """Make a question.
 
-    Raises BadInput, naming what is allowed.
+    batch      tokens, or a text such as `128seqs`
+    precision  one or several; a text may have commas
+    parts      other keys of a run file's `[precision]`, for each precision
+    modules    a short form of its patterns of module names
+
+    Raises BadInput, with what is allowed.
     """
     m = model if isinstance(model, ModelSpec) else find_model(model)
     c = gpus if isinstance(gpus, Cluster) else cluster(gpus)
@@ -60,9 +63,9 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
     if words and parts and "modules" in parts:
         raise BadInput("USAGE", "patterns of names are given twice", where="--modules", found="--precision.modules",
                        fix="leave one out")  # fmt: skip
-    with told_by("--fix"):
+    with errors_for("--fix"):
         first, *also = _by_name(m, _precisions(precision, parts or {}), words)
-    if c.gpu is not None:  # which refuses a precision that it does not have
+    if c.gpu is not None:  # `peak` refuses a precision that the GPU does not have
         for p in (first, *also):
             c.gpu.peak(p.products)
             if p.fp8:
@@ -71,21 +74,21 @@ def question(  # noqa: PLR0913 (what is asked has many sides)
         check_elementwise(elementwise, p, where="--fix elementwise", fix="--fix elementwise=reference")
     return Ask(
         model=m, cluster=c, sequence_length=length, global_batch_size=parse_batch(str(batch), length),
-        precision=first, also=tuple(also), optimizer=_mover(optimizer), headroom=headroom,
+        precision=first, also=tuple(also), optimizer=_optimizer(optimizer), headroom=headroom,
         tp_across_nodes=tp_across_nodes, pins=pins or {},
     )  # fmt: skip
 
 
-def _mover(name: str) -> OptimizerName:
-    for known in OPTIMIZERS:
-        if known == name:
-            return known
+def _optimizer(name: str) -> OptimizerName:
+    for optimizer in OPTIMIZERS:
+        if optimizer == name:
+            return optimizer
     raise BadInput("VALUE", "no such optimizer", where="--optimizer", found=name, allowed=", ".join(OPTIMIZERS),
                    fix="--optimizer adamw")  # fmt: skip
 
 
 def _precisions(named: str | Policy | Sequence[str | Policy], parts: Mapping[str, Any]) -> tuple[Policy, ...]:
-    """Each once, in their order, with these parts."""
+    """The distinct precisions in their order, with these parts."""
     if isinstance(named, str):
         named = [name.strip() for name in named.split(",")]
     elif isinstance(named, Policy):
@@ -97,7 +100,7 @@ def _precisions(named: str | Policy | Sequence[str | Policy], parts: Mapping[str
 
 
 def _checked(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as the keys of a run file take them."""
+    """The parts, checked as keys of a run file."""
     found = dict[str, Any]()
     for name, value in parts.items():
         found[name] = find_key(f"precision.{name}", "parts").check(value, "parts")
@@ -108,19 +111,19 @@ def _checked(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with(named: str | Policy, parts: Mapping[str, Any]) -> Policy:
-    """As a run file's section of this recipe and these parts means it."""
+    """The policy of a run file's section with this recipe and these parts."""
     found = policy(named, where="--precision", flag="--precision")
     if not parts:
         return found
     if isinstance(named, Policy):
-        raise BadInput("PRECISION", "a policy is whole", where="parts", found=named.name,
+        raise BadInput("PRECISION", "a policy takes no parts", where="parts", found=named.name,
                        allowed="parts of a recipe by name", fix="dataclasses.replace the policy")  # fmt: skip
-    said: dict[str, Any] = {"dtype": named, **parts}
-    return Precision(**said).policy
+    section: dict[str, Any] = {"dtype": named, **parts}
+    return Precision(**section).policy
 
 
 def _by_name(m: ModelSpec, precisions: Sequence[Policy], words: Sequence[str]) -> tuple[Policy, ...]:
-    """The precisions with the patterns that `words` are, which the model has parameters for."""
+    """The precisions with the patterns `words`. Refuses patterns without parameters in the model."""
     try:
         patterns = tuple(map(Pattern.of, words))
         found = tuple([replace(p, modules=(*p.modules, *patterns)) for p in precisions])
@@ -138,5 +141,5 @@ def find_model(text: str | Path) -> ModelSpec:
     path = Path(text)
     if path.suffix == ".json" or path.is_dir():
         return model_from_hf(path)
-    known = PRESETS.get(str(text))
-    return known.model if known else catalog.model(str(text))
+    preset = PRESETS.get(str(text))
+    return preset.model if preset else catalog.model(str(text))

@@ -18,12 +18,12 @@ MEMORY = ("parameters", "gradients", "optimizer", "activations", "other")
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """Of the GPU's dense peak in the dtype that a recipe computes in (bf16 for those of FP8, whose linears alone are
-    faster, so that it may be more than all); None where no device is named.
+    """Fractions of the GPU's dense peak in the compute dtype; None if the cluster names no GPU. With FP8 it is the peak
+    of bf16: only linear layers are faster, so the fraction can be above 1.
 
     mfu         matmul parameters (no embedding lookup) and full attention: the Playbook's convention
-    mfu_causal  the same with the half of attention that a causal mask leaves
-    hfu         as mfu, and what is computed again in backward
+    mfu_causal  the same, with the half of attention that a causal mask leaves
+    hfu         mfu with recomputation
     """
 
     mfu: float | None
@@ -33,7 +33,7 @@ class Utilisation:
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """What a whole training takes at the speed of one layout."""
+    """The cost of a whole training at the speed of one layout."""
 
     tokens: int
     gpu_hours: float
@@ -46,10 +46,10 @@ def utilisation(plan: Plan, timed: Timed) -> Utilisation:
     gpu = plan.ask.cluster.gpu
     if gpu is None:
         return Utilisation(None, None, None)
-    asked = plan.estimator.model_flops(plan.ask.tokens)
+    flops = plan.estimator.model_flops(plan.ask.tokens)
     peak = timed.time.seconds * timed.layout.world * gpu.peak(timed.estimate.precision.products)
-    again = plan.search.estimators[timed.estimate.precision].recomputed_flops(timed.layout)
-    return Utilisation(asked.full / peak, asked.causal / peak, (asked.full + again) / peak)
+    recomputed = plan.search.estimators[timed.estimate.precision].recomputed_flops(timed.layout)
+    return Utilisation(flops.full / peak, flops.causal / peak, (flops.full + recomputed) / peak)
 
 
 def budget(plan: Plan, timed: Timed, tokens: int, usd_per_gpu_hour: float | None) -> TrainingCost:
@@ -60,7 +60,7 @@ def budget(plan: Plan, timed: Timed, tokens: int, usd_per_gpu_hour: float | None
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON takes it: schema 1. Memory in GiB, times in seconds."""
+    """The plan as a dict for JSON: schema 1. Memory in GiB, times in seconds."""
     counts, ask = plan.counts, plan.ask
     return {
         "schema_version": SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""A plan as text: what was asked, what was looked at, the best, and what to do with them."""
+"""A plan as text: the question, the counts of the search, the best layouts, and one of them in detail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penteract.units import show_bytes, show_count, show_seconds
 
 _BAR = 32  # columns of the widest bar
 _ALL = 9  # columns, with the precision
-_REASONS = 5  # told of those for which layouts were refused
+_REASONS = 5  # most frequent reasons of refusal that are shown
 
 
 def headline(plan: Plan) -> str:
@@ -30,33 +30,33 @@ def headline(plan: Plan) -> str:
 
 
 def counted(plan: Plan, seconds: float) -> str:
-    """How many layouts were looked at, and what became of them."""
+    """How many layouts were searched, and with which result; and the notes of the plan."""
     counts, ask = plan.counts, plan.ask
     what = "layout" if counts.enumerated == 1 else "layouts"
-    told = [f"Note: {note}" for note in plan.notes]
-    told += [f"{_spaced(counts.enumerated)} {what} in {seconds:.2g} s: {_spaced(counts.priced)} priced, "
+    lines = [f"Note: {note}" for note in plan.notes]
+    lines += [f"{_spaced(counts.enumerated)} {what} in {seconds:.2g} s: {_spaced(counts.priced)} priced, "
             f"{_spaced(counts.fit)} fit, {_spaced(counts.simulated)} simulated"]  # fmt: skip
     refused = [f"  {_spaced(n):>9}  {why}" for why, n in list(counts.refused.items())[:_REASONS]]
     if rest := list(counts.refused.values())[_REASONS:]:
         refused.append(f"  {_spaced(sum(rest)):>9}  for {len(rest)} other reasons")
     if refused:
-        told += ["Left out:", *refused]
+        lines += ["Left out:", *refused]
     if counts.refused.get(NEEDLESS) or counts.fit > counts.priced - counts.refused.get(TOO_LARGE, 0):
-        told.append(
+        lines.append(
             "Not listed, fast as they may be: layouts that recompute or shard more than they need to fit (see --layout)"
         )
     if counts.between.looked_at:
         b = counts.between
-        told.append(f"Recomputing in part: {_spaced(b.looked_at)} layouts that fit with all of it might rank; "
+        lines.append(f"Recomputing in part: {_spaced(b.looked_at)} layouts that fit with all of it might rank; "
                     f"{_spaced(b.tried)} with less were tried, {_spaced(b.fit)} fit (counted above)")  # fmt: skip
     if ask.usable:
-        told.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
+        lines.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
                     f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
-    return "\n".join(told)
+    return "\n".join(lines)
 
 
 def table(plan: Plan) -> str:
-    """The best layouts, a row each."""
+    """The best layouts, one per row."""
     head = ("#", "layout", "precision", "memory", "tok/s/GPU", "step", "MFU", "bubble", "limited by")
     rows = [head, *(_row(plan, n, timed) for n, timed in enumerate(plan.layouts, start=1))]
     if not plan.ask.also:
@@ -66,12 +66,12 @@ def table(plan: Plan) -> str:
 
 
 def not_tried(plan: Plan) -> str:
-    """What the search left out, for below the table."""
+    """What the search did not try: the line below the table."""
     return f"Not tried, and some may be faster: {'; '.join(plan.not_tried)}. --fix holds an axis at other values."
 
 
 def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Words to the left, numbers to the right."""
+    """Align words to the left, numbers to the right."""
     words = (1, len(row) - 1) if len(row) < _ALL else (1, 2, len(row) - 1)
     return [cell.ljust(w) if i in words else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
 
@@ -117,7 +117,7 @@ def details(plan: Plan, timed: Timed) -> str:
 
 
 def _edited(timed: Timed) -> list[str]:
-    """What is recomputed and offloaded, where that is not the plain."""
+    """What is recomputed and offloaded, if it is not the default."""
     lay, host = timed.layout, timed.estimate.host
     words = {name: value for name, value in as_axes(lay).items() if name in EDITS and value != "none"}
     lines = ["Recomputed: " + ", ".join(f"{name} {value}" for name, value in words.items())] if words else []
@@ -126,7 +126,7 @@ def _edited(timed: Timed) -> list[str]:
 
 
 def nothing_fits(plan: Plan) -> str:
-    """The verdict, what came nearest, and how many GPUs would do."""
+    """That nothing fits, which layouts miss by least, and how many GPUs would be enough."""
     ask = plan.ask
     if not plan.missed:
         return "No layout is possible: every one breaks a rule (above)."
@@ -152,15 +152,15 @@ def spent(b: TrainingCost, gpus: int) -> str:
 
 def basis(plan: Plan) -> str:
     """Where the rates come from, in each precision."""
-    told: list[str] = []
+    lines: list[str] = []
     for precision, estimator in plan.search.estimators.items():
-        told.append(f"Rates in {precision.name}:" if plan.ask.also else "Rates:")
-        told += [f"  {what}: {whence}" for what, whence in estimator.basis.items()]
-    return "\n".join(told)
+        lines.append(f"Rates in {precision.name}:" if plan.ask.also else "Rates:")
+        lines += [f"  {what}: {source}" for what, source in estimator.basis.items()]
+    return "\n".join(lines)
 
 
 def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation: Sequence[str]) -> str:
-    """The answer: what was asked, what was looked at, the best, `chosen` in detail, and why it is."""
+    """The whole answer: the question, the counts, the best, `chosen` in detail, and the `explanation` of it."""
     parts = [headline(plan) + "\n" + counted(plan, seconds)]
     if not plan.counts.fit:
         parts.append(nothing_fits(plan))
@@ -176,7 +176,7 @@ def as_text_whole(plan: Plan, chosen: Timed | None, seconds: float, explanation:
 
 
 def stopped(plan: Plan, seconds: float) -> str:
-    """What a search had found when it was stopped, marked as that."""
+    """The result of a search that was stopped, marked as incomplete."""
     left = _spaced(plan.counts.refused.get(NOT_REACHED, 0))
     mark = f"INCOMPLETE: the search was stopped. {left} layouts were not looked at; better ones may be among them."
     parts = [headline(plan) + "\n" + counted(plan, seconds)]
@@ -185,7 +185,7 @@ def stopped(plan: Plan, seconds: float) -> str:
 
 
 def _bars(values: Mapping[str, float], show: Callable[[Any], str]) -> str:
-    """A line for each value that is not nothing beside the largest."""
+    """A bar for each value of more than a thousandth of the largest."""
     most = max(values.values(), default=0)
     shown = {name: (value, show(value)) for name, value in values.items() if value > most / 1000}
     names, numbers = max(map(len, shown), default=0), max((len(text) for _, text in shown.values()), default=0)

@@ -1,4 +1,4 @@
-"""The published models that can be planned, as a table and as JSON has it."""
+"""The published models, as a table and as rows for JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penteract.units import show_count
 
 
 def catalogue_rows() -> list[dict[str, Any]]:
-    """One a model, family by family. `parameters` as published."""
+    """A row for each model, family by family. `parameters` as published."""
     entries = map(catalog.entry, catalog.names())
     return [
         {"name": e.model.name, "parameters": e.parameters, "max_positions": e.model.max_positions, "source": e.source}
@@ -18,7 +18,7 @@ def catalogue_rows() -> list[dict[str, Any]]:
 
 
 def catalogue() -> str:
-    """A line a model: name, parameters, positions, and where its shape was published."""
+    """A line for each model: name, parameters, positions, and where its shape was published."""
     head = ("model", "parameters", "positions", "source")
     found = catalogue_rows()
     rows = [head, *((r["name"], show_count(r["parameters"]), str(r["max_positions"]), r["source"]) for r in found)]

@@ -1,4 +1,4 @@
-"""Why this layout: the Ultra-Scale Playbook's three steps (fit, reach the batch, speed up), told with its estimates."""
+"""Why this layout: the Ultra-Scale Playbook's three steps (fit, reach the batch, speed up), with estimates."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from penteract.planner.space.legality import Legality
 from penteract.readings.estimator import LayoutEstimate
 from penteract.units import Seconds, show_bytes
 
-_SIMPLER = 3  # layouts told that are simpler, and do not fit
-_LESS = 0.8  # of the best one's memory: where "needs less" begins to matter
+_SIMPLER = 3  # simpler layouts that do not fit: how many are shown
+_LESS = 0.8  # a leaner layout needs at most this fraction of the chosen one's memory
 _SHARDING = ("zero", "shard_group", "reduce_scatter_once", "reshard_after_step")
-_NOTHING = 0.005  # of a step: a difference that is not told as one
+_NEGLIGIBLE = 0.005  # of a step: smaller differences are not shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Sentences by step. `rival`: the best of another mesh, or of all. `leaner`: the best of those that need less."""
+    """Sentences by step. `rival`: the comparison with the best layout, or with the best of another mesh; `leaner`: with
+    the best that needs less memory."""
 
     fit: str
     batch: str
@@ -50,14 +51,14 @@ class Explanation:
     leaner: str
 
     def lines(self) -> list[str]:
-        """All of it, a sentence a line."""
+        """The whole explanation, one sentence per line."""
         speed = [f"Speed: {move.text()}." for move in self.moves]
         speed = speed or ["Speed: the simplest layout that fits is the fastest."]
         return [line for line in (self.fit, self.batch, *speed, self.rival, self.leaner) if line]
 
 
 def explain(plan: Plan, chosen: Timed) -> Explanation:
-    """Why `chosen`, one of the plan's layouts, is where it is."""
+    """Explain the rank of `chosen`, one of the plan's layouts."""
     simplest = plan.search.timed(plan.search.simplest(chosen.estimate.precision))
     return Explanation(
         fit=_fit(plan, simplest.estimate),
@@ -69,7 +70,7 @@ def explain(plan: Plan, chosen: Timed) -> Explanation:
 
 
 def contest(plan: Plan, chosen: Timed) -> tuple[Timed, Timed] | None:
-    """Who leads and who follows: the best and `chosen`, or where that is the best, the best layout of another mesh."""
+    """(faster, slower): the best and `chosen`; if `chosen` is the best, it and the best layout of another mesh."""
     if chosen.estimate != plan.best.estimate:
         return plan.best, chosen
     found = plan.search.best(1, among=lambda q: mesh(q.layout) != mesh(chosen.layout))
@@ -77,20 +78,20 @@ def contest(plan: Plan, chosen: Timed) -> tuple[Timed, Timed] | None:
 
 
 def mesh(layout: Layout) -> tuple[int, ...]:
-    """What decides which ranks talk to each other."""
+    """The degrees that decide which ranks communicate."""
     return layout.dp, layout.tp, layout.pp, layout.cp, layout.ep, layout.expert_tp
 
 
 def difference(a: Timed, b: Timed) -> list[tuple[str, Seconds]]:
-    """By which parts of the step `b` takes longer than `a` (or less, negative), the largest first."""
+    """How much longer each part of the step is in `b` than in `a` (negative: shorter), the largest first."""
     parts = {**a.time.parts, **b.time.parts}
     found = [(part, b.time.parts.get(part, 0.0) - a.time.parts.get(part, 0.0)) for part in parts]
-    told = [(part, s) for part, s in found if abs(s) > _NOTHING * a.time.seconds]
-    return sorted(told, key=lambda item: -abs(item[1]))
+    shown = [(part, s) for part, s in found if abs(s) > _NEGLIGIBLE * a.time.seconds]
+    return sorted(shown, key=lambda item: -abs(item[1]))
 
 
 def _fit(plan: Plan, simplest: LayoutEstimate) -> str:
-    """The least that fits, and why the simpler ones do not."""
+    """The simplest layout that fits, and why simpler ones do not."""
     ask = plan.ask
     need = f"{show_bytes(simplest.allocated)} a GPU"
     limit = f" of {show_bytes(ask.usable)} usable" if ask.usable else ""
@@ -99,26 +100,26 @@ def _fit(plan: Plan, simplest: LayoutEstimate) -> str:
     simpler = [m for m in plan.missed if effort(m.layout) < most and m.precision == simplest.precision]
     first = sorted(simpler, key=lambda m: effort(m.layout))[:_SIMPLER]
     prices = plan.search.estimators[simplest.precision]
-    told = [f"{ask.text(m.layout)} needs {show_bytes(prices.estimate(m.layout).allocated)}" for m in first]
-    if not told and simplest.layout.dp < ask.cluster.gpus:
-        alone = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
-        why = alone.batch(ask.cluster.gpus, 1, max(1, ask.global_batch_size // ask.cluster.gpus))
-        told = [f"dp={ask.cluster.gpus} cannot be: {why}"] if why else []
-    return f"{least}; {'; '.join(told)}." if told else f"{least}."
+    reasons = [f"{ask.text(m.layout)} needs {show_bytes(prices.estimate(m.layout).allocated)}" for m in first]
+    if not reasons and simplest.layout.dp < ask.cluster.gpus:
+        legality = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
+        why = legality.batch(ask.cluster.gpus, 1, max(1, ask.global_batch_size // ask.cluster.gpus))
+        reasons = [f"dp={ask.cluster.gpus} is not possible: {why}"] if why else []
+    return f"{least}; {'; '.join(reasons)}." if reasons else f"{least}."
 
 
 def _batch(plan: Plan, chosen: Timed) -> str:
     lay, ask = chosen.layout, plan.ask
     product = f"dp {lay.dp} × micro-batch {lay.micro_batch_size} × {lay.gradient_accumulation_steps} accumulation steps"
-    told = f"Reach the batch: {ask.global_batch_size} sequences a step = {product}"
+    text = f"Reach the batch: {ask.global_batch_size} sequences a step = {product}"
     bubble = chosen.time.parts.get("pipeline", 0.0) / chosen.time.seconds
     if lay.pp > 1:
-        told += f"; {lay.gradient_accumulation_steps} micro-batches keep {lay.pp} stages busy but for {bubble:.1%}"
-    return told + "."
+        text += f"; {lay.gradient_accumulation_steps} micro-batches keep {lay.pp} stages busy but for {bubble:.1%}"
+    return text + "."
 
 
 def _moves(plan: Plan, simplest: Timed, chosen: Timed) -> Iterator[Move]:
-    """From the simplest to the chosen one axis at a time, each time the change that helps most."""
+    """From the simplest to the chosen layout, one change at a time: each time the one that helps most."""
     now, goal, how = simplest, chosen.layout, chosen.estimate.precision
     while now.layout != goal:
         tried = [(what, plan.search.find(lay, how)) for what, lay in _steps(plan, now.layout, goal)]
@@ -145,11 +146,11 @@ def _steps(plan: Plan, now: Layout, goal: Layout) -> Iterator[tuple[str, Layout]
         steps = plan.ask.global_batch_size // (after.dp * after.micro_batch_size)
         after = replace(after, gradient_accumulation_steps=steps)
         if after != now:
-            yield _told(now, after), after
+            yield _changes(now, after), after
 
 
-def _told(now: Layout, after: Layout) -> str:
-    """What is another, axis by axis; what an axis without a word means is its default."""
+def _changes(now: Layout, after: Layout) -> str:
+    """The changed axes, each with its old and new value. An axis that is not in the text has its default."""
     plain, was, now_ = as_axes(Layout(loss=now.loss)), as_axes(now), as_axes(after)
     axes = [name for name in AXES if was.get(name, plain.get(name)) != now_.get(name, plain.get(name))]
     return ", ".join(f"{name} {_word(was, plain, name)} -> {_word(now_, plain, name)}" for name in axes)
@@ -168,17 +169,18 @@ def _rival(plan: Plan, chosen: Timed) -> str:
     parts = ", ".join(f"{part} {s:+.3g} s" for part, s in difference(first, second)[:4])
     other = "The fastest with other degrees (dp, tp, pp, cp, ep)"
     who = f"{other}: {named(plan, second)} is" if first is chosen else f"The best is {named(plan, first)}; this is"
-    said = f"{who} {slower:.1%} slower" + (f": {parts}" if parts else "")
-    return said + (f"; {needs}." if (needs := _needs(second.layout)) and first is chosen else ".")
+    sentence = f"{who} {slower:.1%} slower" + (f": {parts}" if parts else "")
+    return sentence + (f"; {needs}." if (needs := _needs(second.layout)) and first is chosen else ".")
 
 
 def named(plan: Plan, timed: Timed) -> str:
-    """A layout, and its precision where there are several."""
+    """A layout as text, with its precision if there are several."""
     return plan.ask.text(timed.layout) + (f" in {timed.estimate.precision.name}" if plan.ask.also else "")
 
 
 def _needs(layout: Layout) -> str:
-    """What a layout fits with alone: the search looks at stages of ZeRO above 1, and at recomputation, only then."""
+    """The ZeRO stage and the recomputation without which a layout does not fit. The search lists ZeRO 2 and 3, and
+    recomputation, only if they are needed."""
     needs = [f"ZeRO {layout.zero}"] if layout.zero > 1 else []
     if (name := recompute_of(layout)) != "none":
         every = f" of every {layout.recompute_every}. layer" if layout.recompute_every > 1 else ""
@@ -200,7 +202,7 @@ def _leaner(plan: Plan, chosen: Timed) -> str:
 
 def _faster(was: Seconds, now: Seconds) -> str:
     share = abs(was - now) / was
-    if share < _NOTHING:
+    if share < _NEGLIGIBLE:
         return "as fast"
     return f"{share:.1%} {'faster' if now < was else 'slower'}"
 

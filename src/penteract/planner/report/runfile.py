@@ -18,12 +18,12 @@ from penteract.planner.ask import Ask
 
 
 def run_file(ask: Ask, layout: Layout) -> str:
-    """The run's text: the model in full, the layout and batch of the plan, and the rates that suit a known model."""
+    """The run file: the model in full, the layout and batch of the plan, and learning rates if a preset has them."""
     return to_toml(as_run(ask, layout))
 
 
 def left_open(path: object, ask: Ask, layout: Layout) -> str:
-    """What a plan does not decide, and its run file has as any other: data, tokenizer, and how long."""
+    """A line about what a plan does not decide: data, tokenizer and the number of steps have their defaults."""
     run = as_run(ask, layout).run
     return (
         f"{path} trains {run.train.steps} steps on data.source {run.data.source}, tokenizer.source {run.tokenizer}: "
@@ -51,14 +51,14 @@ def as_run(ask: Ask, layout: Layout) -> Resolved:
 
 
 def _suiting(ask: Ask) -> Mapping[str, object]:
-    """Rates that suit a preset's model; none for another model of the same name."""
+    """The optimizer settings of the preset of this model; none for another model of the same name."""
     try:
-        known = preset(ask.model.name)
+        found = preset(ask.model.name)
     except BadInput:
         return {}
-    if known.model != ask.model:
+    if found.model != ask.model:
         return {}
-    return {k: v for k, v in known.settings.items() if k.startswith(("optimizer.", "learning_rate."))}
+    return {k: v for k, v in found.settings.items() if k.startswith(("optimizer.", "learning_rate."))}
 
 
 def _of(settings: Mapping[str, object], section: str) -> dict[str, Any]:

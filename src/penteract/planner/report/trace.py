@@ -1,4 +1,4 @@
-"""The step of a planned layout as a file that trace viewers open: written as it is played, or not there at all."""
+"""The step of a planned layout as a trace file, written during the simulation. A failure leaves no file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMES = {"--trace": "step.json", "--out": "run.toml"}
 
 
 def check_file(path: Path, where: str = "--trace") -> None:
-    """Refuse, before any work, what cannot become a file."""
+    """Refuse, before any work, a path that cannot be written."""
     if path.is_dir():
         raise BadInput(
             "FILE", "it is a folder", where=where, found=path, fix=f"name a file in it: {path / _NAMES[where]}"
@@ -27,7 +27,7 @@ def check_file(path: Path, where: str = "--trace") -> None:
 
 
 def check_stage(found: Plan, timed: Timed, stage: int | None) -> None:
-    """Refuse a layout that does not fit, and a stage that it does not have."""
+    """Refuse a layout that does not fit, or a stage that it does not have."""
     if not found.fits(timed.estimate):
         raise BadInput("MEMORY", "no trace of what does not fit", where="--trace",
                        found=f"{gib(timed.estimate.allocated):.1f} GiB a GPU",
@@ -43,8 +43,8 @@ def check_stage(found: Plan, timed: Timed, stage: int | None) -> None:
 def trace(found: Plan, path: str | Path, *, number: int = 1, stage: int | None = None) -> None:
     """Write the step of the `number`-th best layout of a plan as a Chrome trace: of all stages, or of one.
 
-    ui.perfetto.dev and chrome://tracing open it. Raises BadInput where the file exists or cannot be, where nothing
-    fits, and where there is no such stage; nothing is written then.
+    ui.perfetto.dev and chrome://tracing open it. Raises BadInput if the file exists or cannot be written, if nothing
+    fits, or if there is no such stage; nothing is written then.
     """
     path, timed = Path(path), found.number(number)
     check_file(path)

@@ -15,27 +15,27 @@ from penteract.planner.search.grow import Make
 from penteract.readings.estimator import Estimator
 from penteract.schedule.registry import schedule_of
 
-_REACH = 8.0  # times more or less: further is no change of the same question
+_REACH = 8.0  # the largest factor tried, up or down
 _BISECTIONS = 4
 _DOUBLINGS = (2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """With `factor` times `what` the runner-up wins; None: not within a factor of eight either way."""
+    """With `factor` times `what`, the runner-up wins; None if it does not within a factor of eight either way."""
 
     what: str
     factor: float | None
 
     def text(self) -> str:
-        """The change as one line: the factor at which the runner-up wins, or that none within reach does it."""
+        """The change as one line: the factor at which the runner-up wins, or that there is none in reach."""
         if self.factor is None:
             return f"{self.what}: at no factor up to {_REACH:g}"
         return f"{self.what} × {self.factor:.2g}"
 
 
 def what_if(plan: Plan, first: Timed, rival: Timed, make: Make) -> list[Change]:
-    """The factors at which `rival` overtakes `first`, for links, batch and sequence length. The two alone are
+    """The factors at which `rival` overtakes `first`, for links, batch and sequence length. Only these two are
     compared; a third may be better there."""
     ask = plan.ask
     changes: list[Change] = []
@@ -56,7 +56,7 @@ Racer = tuple[Estimator, Layout]
 
 
 def _racers(ask: Ask, first: Timed, rival: Timed, make: Make) -> tuple[Racer, Racer]:
-    """Both layouts with prices of the question, each in its precision."""
+    """Both layouts, each with the estimator of the question in its precision."""
     made = {p: make(replace(ask, precision=p, also=())) for p in {first.estimate.precision, rival.estimate.precision}}
     return (made[first.estimate.precision], first.layout), (made[rival.estimate.precision], rival.layout)
 
@@ -72,13 +72,13 @@ def _wins(first: Racer, rival: Racer) -> bool:
 
 
 def _bisect(wins: Callable[[float], bool]) -> float | None:
-    """The factor nearest to 1 at which `wins` holds, of the sides at whose far end it does; on a log scale."""
+    """The factor nearest to 1, on a log scale, at which `wins` holds. A side is searched if `wins` holds at its end."""
     found = [_border(wins, end) for end in (_REACH, 1 / _REACH) if wins(end)]
     return min(found, key=lambda factor: abs(log(factor)), default=None)
 
 
 def _border(wins: Callable[[float], bool], far: float) -> float:
-    """Where between 1 and `far` it begins to hold."""
+    """The factor between 1 and `far` from which `wins` holds."""
     near = 1.0
     for _ in range(_BISECTIONS):
         middle = sqrt(near * far)
@@ -105,7 +105,7 @@ def _first(tries: Iterator[tuple[float, bool]]) -> float | None:
 
 
 def _batches(first: Racer, rival: Racer) -> Iterator[tuple[float, bool]]:
-    """More or fewer accumulation steps: with the same replicas and micro-batches, that is the batch."""
+    """Larger and smaller batches, by more or fewer accumulation steps."""
     for n in _DOUBLINGS:
         yield n, _wins(_accumulating(first, n, 1), _accumulating(rival, n, 1))
         whole = all(
@@ -122,7 +122,7 @@ def _accumulating(racer: Racer, more: int, fewer: int) -> Racer:
 
 
 def _lengths(ask: Ask, first: Timed, rival: Timed, make: Make) -> Iterator[tuple[float, bool]]:
-    """Longer sequences, as far as the model's positions reach."""
+    """Longer sequences, up to the model's positions."""
     for n in _DOUBLINGS[:2]:
         if ask.sequence_length * n <= ask.model.max_positions:
             longer = replace(ask, sequence_length=ask.sequence_length * n)

@@ -1,1 +1,1 @@
-"""The search: bounds first, prices next, simulated steps last."""
+"""The search: bounds first, then estimates, simulated steps last."""

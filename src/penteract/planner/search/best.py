@@ -1,8 +1,9 @@
-"""The best layouts of very many, exactly: priced, and simulated, from the lowest bound up.
+"""The best layouts of very many, exactly, by branch and bound: layouts are estimated and simulated in the order of
+their lower bounds.
 
-What passes take bounds the time of all layouts that share them, before any is priced; an estimate's `at_least` bounds
-its simulated time. So once the k-th best simulated time lies below every bound that is left, no layout that is left can
-be among the best k (branch and bound): it is neither priced nor simulated.
+The seconds of passes bound the time of all layouts that share them; an estimate's `at_least` bounds its simulated time.
+Once the k-th best simulated time is below every remaining bound, no remaining layout can be among the best k: it is
+neither estimated nor simulated.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Order = tuple[Seconds, Effort, Seconds]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A layout with its price and its simulated step."""
+    """A layout with its estimate and its simulated step."""
 
     estimate: LayoutEstimate
     time: StepTime
@@ -39,13 +40,13 @@ class Timed:
 
     @property
     def order(self) -> Order:
-        """By time to four digits; among equals the simpler first."""
+        """By time to four digits; among equal ones the simpler first."""
         return four_digits(self.time.seconds), effort(self.layout), self.time.seconds
 
 
 @dataclass(slots=True)
 class Search:
-    """Best layouts, of those that are priced and of the frontier; a layout is simulated once however many searches ask.
+    """Finds the best of the estimated layouts and of the frontier. A layout is simulated only once for all rankings.
 
     `estimators` by precision.
     """
@@ -60,33 +61,33 @@ class Search:
     _closer: dict[tuple[Layout, Policy], list[Seconds]] = field(
         default_factory=dict[tuple[Layout, Policy], "list[Seconds]"], repr=False
     )
-    adopted: list[LayoutEstimate] = field(default_factory=list[LayoutEstimate])  # of a higher stage than they need
+    adopted: list[LayoutEstimate] = field(default_factory=list[LayoutEstimate])  # of a higher ZeRO stage than needed
     _rankings: dict[int, Ranking] = field(default_factory=dict[int, "Ranking"], repr=False)
 
     @property
     def estimates(self) -> list[LayoutEstimate]:
-        """Of those that are priced and fit."""
+        """The estimates of layouts that fit."""
         return self.frontier.found.fits
 
     @property
     def simulated(self) -> int:
-        """How many layouts were."""
+        """How many layouts were simulated."""
         return len(self._times)
 
     def add(self, estimate: LayoutEstimate) -> None:
-        """One more to choose among."""
+        """Add a layout to choose from."""
         self.estimates.append(estimate)
 
     def find(self, layout: Layout, precision: Policy) -> LayoutEstimate | None:
-        """The estimate of a layout that is tried and fits, if nothing simpler makes it needless."""
+        """The estimate of a layout, if it is in the search space, fits, and is not needless."""
         self.frontier.reach(layout, precision)
         return next((q for q in self.estimates if q.layout == layout and q.precision == precision), None)
 
     def simplest(self, precision: Policy) -> LayoutEstimate:
-        """Of what fits, if anything does."""
+        """The simplest layout that fits; something must fit."""
         own = (q for q in self.estimates if q.precision == precision)
-        known = min(own, key=lambda q: (effort(q.layout), q.allocated))
-        return self.frontier.simplest(precision, effort(known.layout)) or known
+        found = min(own, key=lambda q: (effort(q.layout), q.allocated))
+        return self.frontier.simplest(precision, effort(found.layout)) or found
 
     def timed(self, estimate: LayoutEstimate) -> Timed:
         """The estimate with its simulated step; each layout is simulated once in each precision."""
@@ -96,14 +97,14 @@ class Search:
         return self._times[key]
 
     def closer(self, estimate: LayoutEstimate, than: Seconds) -> Seconds:
-        """A bound above `than`, the closest if none is; its time, if that is known."""
+        """A lower bound above `than`, or the closest one if none is above. The simulated time, if there is one."""
         key, prices = (estimate.layout, estimate.precision), self.estimators[estimate.precision]
         if key in self._times:
             return self._times[key].time.seconds
-        bounds, known = (prices.closer, prices.first), self._closer.setdefault(key, [estimate.at_least])
-        while known[-1] <= than and len(known) <= len(bounds):
-            known.append(max(known[-1], bounds[len(known) - 1](estimate)))
-        return known[-1]
+        bounds, found = (prices.closer, prices.first), self._closer.setdefault(key, [estimate.at_least])
+        while found[-1] <= than and len(found) <= len(bounds):
+            found.append(max(found[-1], bounds[len(found) - 1](estimate)))
+        return found[-1]
 
     def best(
         self,
@@ -115,7 +116,10 @@ class Search:
     ) -> list[Timed]:
         """The `k` fastest, one of each `kind`, fastest first. Exact: nothing is sampled.
 
-        Of all that are found, the search goes on where it stopped when it was asked last.
+        among       a filter of estimates
+        slower_too  whether layouts with more recomputation than needed are included
+
+        Without these arguments, the search continues where the last call stopped.
         """
         if among or kind or slower_too:
             return Ranking(self, k, among or (lambda _: True), kind or _itself, slower_too).best()
@@ -124,18 +128,18 @@ class Search:
         return self._rankings[k].best()
 
     def so_far(self, k: int) -> list[Timed]:
-        """The `k` best of what has been looked at, fastest first. What was timed for another's sake counts too, where
-        nothing else was."""
+        """The `k` best so far, fastest first. If the ranking has none yet, layouts that were simulated for other
+        reasons."""
         found = self._rankings[k].so_far if k in self._rankings else []
         return found or sorted(self._times.values(), key=lambda timed: timed.order)[:k]
 
     def progress(self, seconds: Seconds, layouts: int, k: int) -> Progress:
-        """How far a search for the `k` best of so many layouts has come in so many seconds."""
+        """The progress of a search for the `k` best of `layouts` layouts, after `seconds`."""
         best, found = self.so_far(k), self.frontier.found
         return Progress(seconds, found.count, layouts - found.fit - found.refused.total(), best[0] if best else None)
 
     def estimate(self, item: LayoutEstimate | Slower | Higher) -> LayoutEstimate | None:
-        """Of what is found, if it fits."""
+        """The estimate of an item, if it fits."""
         if isinstance(item, Slower):
             return self.estimators[item.precision].estimate(item.layout)
         if isinstance(item, Higher):
@@ -145,13 +149,13 @@ class Search:
         return item
 
     def _first(self, item: Higher) -> LayoutEstimate | None:
-        """Of the options of a higher stage, the first that fits."""
-        found, told = self.frontier.found, item.between
-        if not told:
+        """The first option of a higher stage that fits."""
+        found, counts = self.frontier.found, item.between
+        if not counts:
             found.refused[NEEDLESS] -= 1
         for layout in item.options:
-            if told:
-                told.tried += 1
+            if counts:
+                counts.tried += 1
             why = unfit(item.prices, layout)
             if not why and (estimate := found.within(item.prices, layout)):
                 found.refused[NEEDLESS] += 1
@@ -160,7 +164,7 @@ class Search:
         return None
 
     def _as_fast(self, low: LayoutEstimate | Higher, seconds: Seconds) -> bool:
-        """Whether it fits, and takes no longer."""
+        """Whether a layout fits and takes at most `seconds`."""
         if four_digits(low.at_least) > seconds or (estimate := self.estimate(low)) is None:
             return False
         if four_digits(estimate.at_least) > seconds or four_digits(self.closer(estimate, seconds)) > seconds:
@@ -168,7 +172,7 @@ class Search:
         return four_digits(self.timed(estimate).time.seconds) <= seconds
 
     def adopt(self, item: Higher, timed: Timed) -> bool:
-        """Whether a higher stage is faster than all lower ones that fit: then it is one of those to choose among."""
+        """Whether a higher stage is faster than all lower ones that fit. If so, it is added to the estimates."""
         seconds = four_digits(timed.time.seconds)
         if any(self._as_fast(low, seconds) for low in item.lower):
             return False
@@ -185,18 +189,18 @@ def _itself(estimate: LayoutEstimate) -> Hashable:
     return estimate.layout, estimate.precision
 
 
-# Where a layout stands: its order, then its lower bound, then its serial.
+# The place of a layout in a ranking: its order, then its lower bound, then its serial.
 _Place = tuple[Order, Seconds, int]
-# A bound, its serial, the first bound that it had.
+# The present bound, the serial, the first bound, the item.
 _Waiting = tuple[Seconds, int, Seconds, LayoutEstimate | Slower | Higher]
 
 
 @dataclass(slots=True)
 class Ranking:
-    """The `k` best of a search, one of each `kind`, so far as it has come.
+    """The `k` best of a search, one of each `kind`, up to its present state.
 
-    What is found waits with its bound, and again with a closer one, and is taken from the lowest up until the k-th best
-    lies below all that wait. Whatever was passed over stays so when more is found: the k-th best only becomes faster.
+    Found layouts wait in a heap by their bound, and again by a closer one. They are taken from the lowest up, until the
+    k-th best is below all that wait. A rejected layout stays rejected: the k-th best only becomes faster.
     """
 
     search: Search
@@ -207,31 +211,31 @@ class Ranking:
     _found: dict[Hashable, tuple[_Place, Timed]] = field(default_factory=dict[Hashable, tuple[_Place, Timed]])
     _last: Seconds = inf  # of the k-th, to four digits
     _waiting: list[_Waiting] = field(default_factory=list[_Waiting])
-    _taken: tuple[int, int, int] = (0, 0, 0)  # of what was found: estimates, and those left without a price
+    _taken: tuple[int, int, int] = (0, 0, 0)  # how many of `fits`, `slower` and `higher` are in the heap already
     _serial: Iterator[int] = field(default_factory=count)
 
     def best(self) -> list[Timed]:
-        """The best of all that are found by now, and of the frontier. Fastest first."""
+        """The best of all found layouts and of the frontier, fastest first."""
         frontier, pulse = self.search.frontier, self.search.pulse
         while True:
             pulse()
             self._take()
-            known = self._waiting[0][0] if self._waiting else inf
-            bound = min(known, frontier.lowest)
+            lowest = self._waiting[0][0] if self._waiting else inf
+            bound = min(lowest, frontier.lowest)
             if bound == inf or four_digits(bound) > self._last:
                 return self.so_far
-            if known < frontier.lowest:
+            if lowest < frontier.lowest:
                 self._consider(*heappop(self._waiting))
             else:
                 frontier.advance()
 
     @property
     def so_far(self) -> list[Timed]:
-        """Fastest first."""
+        """The best so far, fastest first."""
         return [timed for _, timed in sorted(self._found.values(), key=lambda one: one[0])]
 
     def _take(self) -> None:
-        """What was found since the last time."""
+        """Put what was found since the last call into the heap."""
         found, (estimates, slower, higher) = self.search.frontier.found, self._taken
         for estimate in found.fits[estimates:]:
             self._wait(estimate.at_least, estimate)
@@ -244,12 +248,12 @@ class Ranking:
     def _wait(self, bound: Seconds, item: LayoutEstimate | Slower | Higher) -> None:
         heappush(self._waiting, (bound, next(self._serial), bound, item))
 
-    def _consider(self, known: Seconds, serial: int, bound: Seconds, item: LayoutEstimate | Slower | Higher) -> None:
+    def _consider(self, current: Seconds, serial: int, bound: Seconds, item: LayoutEstimate | Slower | Higher) -> None:
         search = self.search
         estimate = search.estimate(item)
         if estimate is None or not self.among(estimate) or four_digits(estimate.at_least) > self._last:
             return
-        if (closer := search.closer(estimate, known)) > known:
+        if (closer := search.closer(estimate, current)) > current:
             heappush(self._waiting, (closer, serial, bound, item))
             return
         now, key = search.timed(estimate), self.kind(estimate)
@@ -268,7 +272,7 @@ class Ranking:
 
 
 def four_digits(seconds: Seconds) -> Seconds:
-    """Rounded down: an order on these is one on seconds, and differences below what a model resolves are none."""
+    """Seconds rounded down to four digits: smaller differences are below the resolution of the model."""
     if seconds <= 0:
         return 0.0
     unit = 10.0 ** (floor(log10(seconds)) - 3)

@@ -1,10 +1,9 @@
-"""Recomputation between none and full, for layouts that need some: the cheapest of a few that fits, exactly.
+"""Recomputation between none and full, for layouts that need some: of a few kinds, the cheapest that fits.
 
-A layout that may fit with full recomputation, and does not with none, is a candidate. What it takes without any bounds
-from below what it takes with some, so candidates are looked at from the lowest such bound up, and those whose bound
-lies above the k-th best are left. Of a candidate's recomputations the first that fits is kept: each costs more than
-the one before, so the others are needless. Those that cost no less than what a lower stage of ZeRO needs wait with
-their bound.
+A candidate is a layout that may fit with full recomputation, but does not fit with none. Its time without recomputation
+is a lower bound of its time with some. So candidates are tried in the order of this bound, until it is above the k-th
+best. Of a candidate's recomputations, the first that fits is kept: each costs more than the one before. Those that cost
+no less than what a lower ZeRO stage needs wait with their bound.
 """
 
 from __future__ import annotations
@@ -30,8 +29,12 @@ _FULL = RECOMPUTE["full"]
 
 @dataclass(slots=True)
 class Between:
-    """`candidates`: layouts that fit with full recomputation, or may; `looked_at`: those of them that do not fit with
-    none and could be among the best; `tried`: layouts with less of it, and how many of them `fit`."""
+    """How many layouts were considered.
+
+    candidates  layouts that fit with full recomputation, or may fit
+    looked_at   candidates that do not fit without recomputation and could be among the best
+    tried       layouts with some recomputation; `fit`: how many of them fit
+    """
 
     candidates: int = 0
     looked_at: int = 0
@@ -40,7 +43,7 @@ class Between:
 
 
 def recomputations(model: ModelSpec) -> tuple[Mapping[str, Any], ...]:
-    """Fields of a layout, from the cheapest up: the activation, norms too, and all of every other layer."""
+    """Fields of a layout, the cheapest first: the activation function; norms, too; every second layer as a whole."""
     norm = "rms_norm" if model.norm == "rms" else "layer_norm"
     return (
         {"recompute": (*NONE, model.activation)},
@@ -49,15 +52,16 @@ def recomputations(model: ModelSpec) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
-    """Add to `search` what may be among its `k` best, and count there what does not fit; the rest is counted in `told`.
-    Nothing where what is recomputed or offloaded is pinned, or memory is not known."""
+def try_between(ask: Ask, search: Search, k: int, counts: Between) -> None:
+    """Add layouts with some recomputation to `search` if they may be among its `k` best; those that do not fit are
+    counted there as refused. `counts` is updated. Does nothing if recomputation or offload is pinned, or if memory is
+    not known."""
     if not ask.usable or {*EDITS} & ask.pins.keys():
         return
-    best, found = search.best(k), search.frontier.found  # what is not priced after this is none of the best
+    best, found = search.best(k), search.frontier.found  # layouts not estimated by now are not among the best
     fits = {(_rest(q.layout), q.layout.recompute, _sharing(q.layout), q.precision) for q in found.fits}
     candidates = sorted(_candidates(found, search), key=lambda c: (c[0], c[1].zero))
-    some, told.candidates = recomputations(ask.model), len(candidates)
+    some, counts.candidates = recomputations(ask.model), len(candidates)
     reached = dict[tuple[tuple[Any, ...], Policy], dict[Sharing, tuple[int, LayoutEstimate | Higher]]]()
 
     def beyond(bound: Seconds) -> bool:
@@ -73,18 +77,18 @@ def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
             search, layout, precision, own_fits=(rest, NONE, own, precision) in fits
         ):
             continue
-        told.looked_at += 1
-        known = reached.setdefault((rest, precision), {})
+        counts.looked_at += 1
+        by_sharing = reached.setdefault((rest, precision), {})
         axes: dict[str, Any] = dict(zip(_NAMES, _values(layout), strict=True))
-        simpler = [known[s] for s in lower if s in known]
+        simpler = [by_sharing[s] for s in lower if s in by_sharing]
         enough = min([i for i, _ in simpler], default=len(some))
         options = [Layout(**{**axes, **less}) for less in some]
         for i, less in enumerate(options[:enough]):
-            told.tried += 1
+            counts.tried += 1
             estimate = found.within(search.estimators[precision], less)
             if estimate:
-                told.fit += 1
-                known[own] = i, estimate
+                counts.fit += 1
+                by_sharing[own] = i, estimate
                 search.add(estimate)
                 if not beyond(estimate.at_least):
                     best = search.best(k)
@@ -93,12 +97,12 @@ def try_between(ask: Ask, search: Search, k: int, told: Between) -> None:
         else:
             if options[enough:]:
                 others = tuple([one for _, one in simpler])
-                higher = Higher(tuple(options[enough:]), search.estimators[precision], others, told)
+                higher = Higher(tuple(options[enough:]), search.estimators[precision], others, counts)
                 found.higher.append(higher)
-                known[own] = enough, higher
+                by_sharing[own] = enough, higher
 
 
-# How state is cut, and all but that and the ops that are recomputed: what layouts have in common that are compared.
+# Getters of how state is sharded, and of all fields but these and `recompute`: compared layouts agree in the latter.
 _NAMES = tuple(f.name for f in fields(Layout))
 _SHARING = ("zero", "reduce_scatter_once", "reshard_after_step")
 _sharing = attrgetter(*_SHARING)
@@ -107,7 +111,7 @@ _values = attrgetter(*_NAMES)
 
 
 def _candidates(found: Priced, search: Search) -> Iterator[tuple[Seconds, Layout, Policy]]:
-    """With the bound of what each takes without recomputation."""
+    """The candidates: (lower bound of the time without recomputation, layout, precision)."""
     full = ((q.layout, q.precision) for q in found.fits)
     higher = ((h.options[0], h.precision) for h in found.higher)
     rows = ((lay, row.branch.prices.policy) for row in search.frontier.waiting for lay in row.may_fit(found.usable))
@@ -118,6 +122,6 @@ def _candidates(found: Priced, search: Search) -> Iterator[tuple[Seconds, Layout
 
 
 def _only_lower(search: Search, layout: Layout, precision: Policy, *, own_fits: bool) -> bool:
-    """Whether without recomputation it fits with less cut alone."""
+    """Whether, without recomputation, only layouts with less sharding fit."""
     usable = search.frontier.found.usable
     return not own_fits and search.estimators[precision].estimate(replace(layout, recompute=NONE)).allocated > usable

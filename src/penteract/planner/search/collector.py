@@ -1,4 +1,4 @@
-"""Python's collector of cycles, kept out of a search."""
+"""Switch Python's garbage collector off during a search."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """Without the collector: a plan keeps hundreds of thousands of small values and makes no cycles, and the collector
-    would look through all of them again and again, for a third of the time. Afterwards they count as old: it need not
-    look through all of them at once, either."""
+    """Switch the garbage collector off. A plan keeps hundreds of thousands of small values without cycles; scanning
+    them again and again would take a third of the time. Afterwards they are moved to the oldest generation, so that
+    they are not scanned at once, either."""
     was = gc.isenabled()
     gc.disable()
     try:

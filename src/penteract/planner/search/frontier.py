@@ -1,4 +1,4 @@
-"""Rows of layouts that are not priced yet, the lowest bound first."""
+"""Rows of layouts that are not estimated yet, the lowest bound first."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.units import Seconds
 
 _STILL = Pulse()
-_Key = tuple[object, ...]  # of a row: the precision, all but `Memory`, the micro-batch's size
+_Key = tuple[object, ...]  # of a row: the precision, the micro-batch size, all fields but `MemoryOptions`
 
 
 @dataclass(slots=True)
 class Frontier:
-    """What is to be priced. `found`: what has been. `largest`: sequences that no micro-batch is above.
+    """Rows to be priced, and the results so far (`found`). `largest`: an upper limit of the micro-batch size.
 
-    A row waits with a rough bound, and again with its own, before it is priced.
+    A row waits with a rough bound, then with its own bound, before it is priced.
     """
 
     found: Priced = field(default_factory=Priced)
@@ -34,10 +34,10 @@ class Frontier:
     branches: list[Branch] = field(default_factory=list[Branch])
     _rows: dict[_Key, Row] = field(default_factory=dict[_Key, Row])
     _heap: list[tuple[Seconds, int, _Key, bool]] = field(default_factory=list[tuple[Seconds, int, _Key, bool]])
-    _serial: Iterator[int] = field(default_factory=count)  # among equals the first
+    _serial: Iterator[int] = field(default_factory=count)  # of equal bounds, the first row comes first
 
     def add(self, families: Iterable[LayoutFamily], prices: Estimator, pulse: Pulse = _STILL) -> None:
-        """Families of one precision, each with the same fields."""
+        """Add families of one precision. All have the same fields in `rest`."""
         for family in families:
             pulse()
             branch = Branch(family, prices)
@@ -49,26 +49,26 @@ class Frontier:
 
     @property
     def lowest(self) -> Seconds:
-        """A bound of all that is left; infinite where nothing is."""
+        """A lower bound of the time of all remaining layouts; infinite if there are none."""
         while self._heap and self._heap[0][2] not in self._rows:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else inf
 
     @property
     def left(self) -> int:
-        """Layouts that are not priced, nor counted as refused."""
+        """The number of remaining layouts: neither priced nor refused."""
         return sum(map(len, self._rows.values()))
 
     @property
     def waiting(self) -> Iterator[Row]:
-        """Rows of what recomputes more than others, which are priced and do not fit."""
+        """Rows of layouts with more recomputation than others, which were priced and do not fit."""
         return (row for row in self._rows.values() if row.second)
 
     def advance(self) -> None:
-        """Price the row of the lowest bound, or look at it more closely."""
+        """Price the row with the lowest bound, or put it back with its own bound if that is higher."""
         assert self.lowest < inf
         bound, serial, key, close = heappop(self._heap)
-        # Its own bound is of the quickest of the row, fitting or not: what is recomputed in part lies between.
+        # Its own bound is that of its fastest layout, fitting or not: so it holds for partial recomputation, too.
         if not close and (own := self._rows[key].bound()) > bound:
             heappush(self._heap, (own, serial, key, True))
         elif rest := self._rows.pop(key).price(self.found):
@@ -76,14 +76,14 @@ class Frontier:
             heappush(self._heap, (bound, serial, key, False))
 
     def reach(self, layout: Layout, precision: Policy) -> None:
-        """Price the row of a layout, unless that is done, or there is none."""
+        """Price the row of a layout, if it is still waiting."""
         names = self.branches[0].family.rest if self.branches else ()
         row = self._rows.pop((precision, layout.micro_batch_size, *(getattr(layout, name) for name in names)), None)
         while row:
             row = row.price(self.found)
 
     def simplest(self, precision: Policy, most: Effort | None) -> LayoutEstimate | None:
-        """Of layouts that fit, the one with the least effort, if that is less than `most`; whatever its bound is."""
+        """Of layouts that fit, the one with the least effort, if that is less than `most`; regardless of its time."""
         own = [b for b in self.branches if b.prices.policy == precision]
         heap: list[tuple[Effort, int, Branch | tuple[Layout, ...]]] = []
         heap += [(effort(_plainest(b.family)), next(self._serial), b) for b in own]
@@ -95,7 +95,7 @@ class Frontier:
                 smallest, *larger = item
                 if unfit(own[0].prices, smallest):
                     runs = (tuple(larger),) if larger else ()
-                elif estimate := self.found.within(own[0].prices, smallest):  # if it does not fit, the larger do not
+                elif estimate := self.found.within(own[0].prices, smallest):  # if it does not fit, larger ones do not
                     return estimate
             for run in runs:
                 heappush(heap, (effort(run[0]), next(self._serial), run))
@@ -103,7 +103,7 @@ class Frontier:
 
 
 def _plainest(family: LayoutFamily) -> Layout:
-    """With no more effort than any of a family."""
+    """A layout with no more effort than any of its family."""
     sizes = [pair for _, pairs in family.members for pair in pairs]
     memory = family.members[0][0]._replace(
         zero=0, shard_group=0, reduce_scatter_once=False, reshard_after_step=False, recompute=NONE,

@@ -1,4 +1,4 @@
-"""Where nothing fits: how many more of the same GPUs would do."""
+"""If nothing fits: how many more of the same GPUs would be enough."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from penteract.planner.search.rows import unfit
 from penteract.planner.space.layouts import Space
 from penteract.readings.estimator import Estimator, LayoutEstimate
 
-Make = Callable[[Ask], Estimator]  # a question's prices
+Make = Callable[[Ask], Estimator]  # makes the estimator of a question
 
-_LARGEST = 64  # times the GPUs asked for
-_HELD = ("parameters", "gradients", "optimizer")
+_LARGEST = 64  # times the GPUs of the question
+_STATE = ("parameters", "gradients", "optimizer")
 
 
 def larger_cluster(ask: Ask, make: Make) -> tuple[Cluster, LayoutEstimate] | None:
-    """The smallest multiple (2, 4, … times) of the GPUs on which some layout fits, and one that does.
+    """The smallest multiple (2, 4, … times) of the GPUs on which some layout fits, and such a layout.
 
-    None where 64 times as many do not help.
+    None if 64 times as many are not enough.
     """
     times = 2
     while times <= _LARGEST:
@@ -35,9 +35,9 @@ def larger_cluster(ask: Ask, make: Make) -> tuple[Cluster, LayoutEstimate] | Non
 
 
 def _frugal(ask: Ask, make: Make) -> LayoutEstimate | None:
-    """A layout that fits among those that keep least: one sequence at a time, all recomputed, all state cut.
+    """A layout that fits, among those that need least: one sequence per micro-batch, full recomputation, ZeRO-3.
 
-    What a rank holds between steps is the same for every context degree, so a stage too large for one is for all.
+    State does not depend on the context degree: if it is too large for one, it is for all.
     """
     plain = Layout()
     least: Mapping[str, Values] = {
@@ -55,13 +55,13 @@ def _frugal(ask: Ask, make: Make) -> LayoutEstimate | None:
         estimate = prices.estimate(lay)
         if estimate.allocated <= ask.usable:
             return estimate
-        if sum(estimate.memory.get(kind, 0) for kind in _HELD) > ask.usable:
+        if sum(estimate.memory.get(kind, 0) for kind in _STATE) > ask.usable:
             hopeless.add(cut)
     return None
 
 
 def _times(of: Cluster, times: int) -> Cluster:
-    """So many times the GPUs, in the nodes that they usually come in."""
+    """A cluster with `times` as many GPUs, in the usual nodes of this GPU."""
     gpus = of.gpus * times
     if of.gpu is not None:
         try:

@@ -1,4 +1,4 @@
-"""How far a search is, told while it goes on; and what is left of one that was stopped."""
+"""The progress of a search while it runs, and the exception of one that was stopped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from penteract.planner.plan import Plan
     from penteract.planner.search.best import Timed
 
-EVERY = 0.1  # seconds between two tellings
+EVERY = 0.1  # seconds between two reports
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Layouts that are priced, and those of which nothing but a bound of their time is known; and the best so far.
+    """How many layouts are priced, how many are left, and the best so far.
 
-    Most of those that are left are never priced: their bound lies above the best.
+    Most of those left are never priced: their bound is above the best.
     """
 
     seconds: Seconds
@@ -34,28 +34,28 @@ Watch = Callable[[Progress], None]
 
 @dataclass(slots=True)
 class Pulse:
-    """Tells `watch` of a search every so often. Whoever searches calls it at each turn."""
+    """Reports the progress of a search to `watch`, every so often. The search calls it in each iteration."""
 
     watch: Watch | None = None
-    tell: Callable[[Seconds], Progress] | None = None
+    progress: Callable[[Seconds], Progress] | None = None
     clock: Callable[[], float] = perf_counter
     every: Seconds = EVERY
     _began: float = field(init=False)
     _next: float = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start the clock where somebody watches."""
+        """Start the clock, if there is a watcher."""
         self._began = self.clock() if self.watch else 0.0
         self._next = self._began + self.every
 
     def __call__(self) -> None:
-        """Tell the watcher of the search, if `every` seconds have passed since it was told last."""
-        if self.watch is None or self.tell is None:
+        """Report to the watcher, if `every` seconds have passed since the last report."""
+        if self.watch is None or self.progress is None:
             return
         now = self.clock()
         if now >= self._next:
             self._next = now + self.every
-            self.watch(self.tell(now - self._began))
+            self.watch(self.progress(now - self._began))
 
 
 class Stopped(KeyboardInterrupt):

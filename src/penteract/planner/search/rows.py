@@ -1,4 +1,4 @@
-"""Layouts that differ in memory alone, priced together: most are known to be too large, or needless, without."""
+"""Rows: layouts that differ only in memory options. Most of a row are refused or put aside without an estimate."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from penteract.units import Bytes, Seconds
 
 TOO_LARGE = "does not fit"
 SMALLER_TOO_LARGE = "a smaller micro-batch does not fit"
-NEEDLESS = "it fits with less of its state cut"
+NEEDLESS = "it fits with less of its state sharded"
 
 
 def plain(recompute: tuple[str, ...]) -> tuple[str, ...]:
-    """The least that is never slower than to recompute these ops: `NONE` where they are more than it, or else
-    they."""
+    """The least recomputation that is never slower than these ops: `NONE` if they include it, else the ops."""
     return NONE if "*" in recompute or {*NONE} <= {*recompute} else recompute
 
 
 class Slower(NamedTuple):
-    """A layout left without a price: `twin`, the same with less recomputed, fits and is no slower."""
+    """A layout without an estimate: `twin`, the same with less recomputation, fits and is no slower."""
 
     twin: LayoutEstimate
     row: Row
@@ -41,7 +40,7 @@ class Slower(NamedTuple):
 
     @property
     def bound(self) -> Seconds:
-        """Seconds that its step takes at least: the bound of its twin, which is no slower."""
+        """A lower bound of its step time: that of its twin, which is no slower."""
         return self.twin.at_least
 
     @property
@@ -57,10 +56,10 @@ class Slower(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Higher:
-    """A layout left without a price that has a higher stage of ZeRO than others which fit: the first of `options` that
-    fits. It puts more on wires, yet earlier: where it is faster than all of `lower`, it is none too many.
+    """A layout without an estimate (the first of `options` that fits) whose ZeRO stage is higher than that of layouts
+    which fit. It communicates more, but earlier: it is listed only if it is faster than all of `lower`.
 
-    between  where options are counted once they are tried; else they are counted already
+    between  counts the options that are tried; None if they are counted already
     """
 
     options: tuple[Layout, ...]
@@ -70,24 +69,24 @@ class Higher:
 
     @property
     def at_least(self) -> Seconds:
-        """By its passes; options take longer one after the other."""
+        """A lower bound by its passes; each option takes longer than the one before."""
         return self.prices.bounds.at_least(self.options[0])
 
     @property
     def precision(self) -> Policy:
-        """The policy in which its options are priced."""
+        """The precision of its options."""
         return self.prices.policy
 
 
 class Tried(Protocol):
-    """Counts layouts that are tried."""
+    """Counts layouts that are tried, and those of them that fit."""
 
     tried: int
     fit: int
 
 
 class Miss(NamedTuple):
-    """A layout beyond memory: bytes that it needs at least."""
+    """A layout that does not fit, and a lower bound of the bytes it needs."""
 
     size: Bytes
     layout: Layout
@@ -96,14 +95,15 @@ class Miss(NamedTuple):
 
 @dataclass(slots=True)
 class Priced:
-    """What pricing legal layouts gives.
+    """The results of pricing legal layouts.
 
-    `fits`     the estimates within memory
-    `slower`   layouts with more recomputation than what fits: no faster, and priced when less memory is asked for
-    `higher`   layouts with a higher stage of ZeRO than what fits: priced where their bound is among the best
-    `refused`  how many are not looked at, or do not fit, by reason
-    `nearest`  of those beyond memory, the least of each mesh and technique, with the bytes that it needs at least
-    `count`    how many were priced: the others needed a bound alone
+    `usable`   bytes that a layout may take; 0 if not known
+    `fits`     the estimates of layouts that fit
+    `slower`   layouts with more recomputation than one that fits: no faster; estimated only to find leaner layouts
+    `higher`   layouts with a higher ZeRO stage than one that fits: estimated only if their bound is among the best
+    `refused`  how many were left out or do not fit, by reason
+    `nearest`  of layouts that do not fit, that which needs least of each mesh and technique
+    `count`    how many were estimated; the others needed only a bound
     """
 
     usable: Bytes = 0
@@ -116,18 +116,18 @@ class Priced:
 
     @property
     def fit(self) -> int:
-        """How many are known to be within memory."""
+        """How many are known to fit."""
         return len(self.fits) + len(self.slower)
 
     def miss(self, size: Bytes, layout: Layout, precision: Policy) -> None:
-        """Note a layout that needs `size` bytes; of those with the same mesh and technique the least is kept."""
+        """Record a layout that needs `size` bytes, if it is the least of its mesh and technique."""
         lay = layout
         alike = (lay.dp, lay.tp, lay.pp, lay.cp, lay.ep, lay.zero, lay.recompute, lay.recompute_every, precision)
         if alike not in self.nearest or size < self.nearest[alike].size:
             self.nearest[alike] = Miss(size, layout, precision)
 
     def within(self, prices: Estimator, layout: Layout) -> LayoutEstimate | None:
-        """The estimate of a layout that fits in `usable` bytes (0: any); None, and it is noted, where it does not."""
+        """The estimate of a layout that fits in `usable` bytes (0: any). If it does not fit, record it; None then."""
         size = prices.floor(layout) if self.usable else 0
         if size <= self.usable:
             return self.priced(prices, layout)
@@ -135,7 +135,7 @@ class Priced:
         return None
 
     def priced(self, prices: Estimator, layout: Layout) -> LayoutEstimate | None:
-        """The same of a layout whose lower bound fits."""
+        """The same for a layout whose lower bound fits."""
         self.count += 1
         estimate = prices.estimate(layout)
         if not self.usable or estimate.allocated <= self.usable:
@@ -146,31 +146,34 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A family with the prices of one precision, and by memory the smallest micro-batch known to be too large."""
+    """A family of layouts with the estimator of one precision. `too_large`: the smallest micro-batch size that does not
+    fit, by memory options; `lower_bounds`: a cache of `least`."""
 
     family: LayoutFamily
     prices: Estimator
     too_large: dict[MemoryOptions, int] = field(default_factory=dict[MemoryOptions, int])
-    known: dict[MemoryOptions, Least] = field(default_factory=dict[MemoryOptions, Least])
+    lower_bounds: dict[MemoryOptions, Least] = field(default_factory=dict[MemoryOptions, Least])
 
     def least(self, memory: MemoryOptions) -> Least:
-        """What each of these layouts holds at least, whatever the size of its micro-batch."""
-        if memory not in self.known:
-            self.known[memory] = self.prices.least(self.family.layout(memory, 1, 1))
-        return self.known[memory]
+        """A lower bound of memory, as a function of the micro-batch size."""
+        if memory not in self.lower_bounds:
+            self.lower_bounds[memory] = self.prices.least(self.family.layout(memory, 1, 1))
+        return self.lower_bounds[memory]
 
     @property
     def comparable(self) -> bool:
-        """Whether recomputing takes no less: it does where what is made again need not come back from the host."""
+        """Whether recomputation is never faster. With offload it may be: a recomputed value need not come back from the
+        host."""
         return not self.family.rest.get("offload")
 
     @property
     def spares(self) -> bool:
-        """Whether recomputing keeps no more, either: what waits for its gradient may be more than what it spares."""
+        """Whether recomputation never keeps more, either. With a split backward it may: values that wait for delayed
+        weight gradients may be larger than those it drops."""
         return self.comparable and not schedule_of(self.family.rest["schedule"]).split_backward
 
     def rows(self) -> Iterator[Row]:
-        """One for each size of the micro-batch."""
+        """One row for each micro-batch size."""
         members: dict[tuple[int, int], list[MemoryOptions]] = {}
         for memory, sizes in self.family.members:
             for pair in sizes:
@@ -183,10 +186,10 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Layouts of a branch with one size of the micro-batch: they differ in `MemoryOptions` alone.
+    """Layouts of a branch with one micro-batch size: they differ only in `MemoryOptions`.
 
-    `more`: those that recompute more than another of them and so take no less. They wait until the others are priced,
-    and are a `second` row then.
+    `more`: those that recompute more than another one, and so are no faster. They wait until the others are priced, and
+    become a `second` row then.
     """
 
     branch: Branch
@@ -199,7 +202,7 @@ class Row:
     second: bool = False
 
     def __len__(self) -> int:
-        """How many layouts it has, with those that wait."""
+        """The number of layouts, with those in `more`."""
         return len(self.memories) + len(self.more)
 
     def layout(self, memory: MemoryOptions) -> Layout:
@@ -207,25 +210,25 @@ class Row:
         return self.branch.family.layout(memory, self.size, self.steps)
 
     def bound(self) -> Seconds:
-        """What each takes at least."""
+        """A lower bound of the step time of all its layouts."""
         return min(map(self.branch.prices.bounds.at_least, self._quickest()))
 
     def rough_bound(self, largest: int) -> Seconds:
-        """The same, lower, from a look at the largest micro-batch that any row has."""
+        """A looser bound, from passes with the largest micro-batch of any row."""
         return min([self.branch.prices.bounds.roughly(lay, largest) for lay in self._quickest()])
 
     def _quickest(self) -> list[Layout]:
-        """One of those with the same passes."""
-        apart = {(m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise): m for m in self.memories}
-        return [self.layout(m) for m in apart.values()]
+        """The layouts with distinct passes."""
+        distinct = {(m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise): m for m in self.memories}
+        return [self.layout(m) for m in distinct.values()]
 
     def price(self, found: Priced) -> Row | None:
-        """Put the layouts into `found`: those that fit, and those that need not be looked at as others do. What is left
-        is a row of its own.
+        """Put the layouts into `found`: those that fit, and those that need no estimate because others fit. Returns the
+        row of those that are left, if any.
 
-        A micro-batch larger than one that does not fit keeps at least as much, and is not asked. Recomputing keeps
-        no more and takes no less than not recomputing, but where `Branch.spares` says otherwise. A higher stage of
-        ZeRO than one that fits is seldom faster: it waits, and is counted as needless until it is among the best.
+        A larger micro-batch than one that does not fit does not fit either. Recomputation keeps no more and is no
+        faster, unless `Branch.spares` is False. A higher ZeRO stage than one that fits is seldom faster: it waits, and
+        counts as needless until it is among the best.
         """
         fits, higher, spares = self.fits, self.higher, self.branch.spares
         prices, too_large, floor = self.branch.prices, self.branch.too_large, self._floor()
@@ -256,7 +259,7 @@ class Row:
         return replace(self, memories=tuple(left), more=(), second=True) if left else None
 
     def _within(self, found: Priced, memory: MemoryOptions, least: Bytes) -> LayoutEstimate | None:
-        """As `Priced.within`; what comes nearest is of interest only as long as nothing fits."""
+        """Like `Priced.within`, but a miss is recorded only as long as nothing fits."""
         if least <= found.usable:
             return found.priced(self.branch.prices, self.layout(memory))
         if not found.fits:
@@ -264,13 +267,14 @@ class Row:
         return None
 
     def may_fit(self, usable: Bytes) -> list[Layout]:
-        """Those whose lower bound of memory is within `usable` bytes, as far as smaller micro-batches tell."""
-        known, floor = self.branch.too_large, self._floor()
-        some = [m for m in self.memories if self.size <= known.get(m, self.size) and floor(m) <= usable]
+        """The layouts whose lower bound of memory is within `usable` bytes, without those of which a smaller
+        micro-batch does not fit."""
+        too_large, floor = self.branch.too_large, self._floor()
+        some = [m for m in self.memories if self.size <= too_large.get(m, self.size) and floor(m) <= usable]
         return [lay for lay in map(self.layout, some) if not unfit(self.branch.prices, lay)]
 
     def _floor(self) -> Callable[[MemoryOptions], Bytes]:
-        """Bytes that each of these layouts needs at least."""
+        """A lower bound of the bytes of each of these layouts, as a function."""
         branch, kept, one = self.branch, dict[Growths, list[Bytes]](), self.layout(self.memories[0])
 
         def floor(memory: MemoryOptions) -> Bytes:
@@ -283,7 +287,7 @@ class Row:
 
 
 def unfit(prices: Estimator, layout: Layout) -> str:
-    """Why a layout cannot be in its recipe of FP8; nothing where it can."""
+    """Why a layout is illegal in its FP8 recipe, or ""."""
     try:
         prices.check_sizes(layout)
     except BadInput as bad:
@@ -295,7 +299,7 @@ Sharing = tuple[int, bool, bool]  # zero, reduce_scatter_once, reshard_after_ste
 
 
 def lower_stages(zero: int, reduce_scatter_once: bool, reshard_after_step: bool) -> tuple[Sharing, ...]:
-    """What puts less on wires beside each micro-batch, and so seldom takes longer."""
+    """Ways of sharding with less communication in each micro-batch: they are seldom slower."""
     if zero < 2:
         return ()
     one = (1, False, False)
@@ -306,7 +310,7 @@ def lower_stages(zero: int, reduce_scatter_once: bool, reshard_after_step: bool)
 
 @cache
 def _lower(memory: MemoryOptions, *, spares: bool) -> list[MemoryOptions]:
-    """The same with a lower stage, and no more recomputation."""
+    """The same options with lower ZeRO stages, and no more recomputation."""
     stages = lower_stages(memory.zero, memory.reduce_scatter_once, memory.reshard_after_step)
     found = [memory._replace(zero=z, reduce_scatter_once=w, reshard_after_step=k) for z, w, k in stages]
     if spares and (recompute := plain(memory.recompute)) != memory.recompute:

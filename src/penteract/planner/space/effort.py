@@ -1,4 +1,4 @@
-"""Which of two layouts is the simpler."""
+"""An order of layouts by simplicity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Effort = tuple[int, ...]  # an order
 
 
 def effort(layout: Layout) -> Effort:
-    """How much a layout is beyond plain data parallelism: techniques in use, then how far each goes."""
+    """How far a layout is from plain data parallelism: the number of techniques in use, then the degree of each."""
     lay, plain = layout, Layout()
     degrees = (lay.tp, lay.pp, lay.cp, lay.ep)
     recomputed = lay.recompute != NONE or lay.recompute_else != NONE

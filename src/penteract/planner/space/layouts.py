@@ -1,4 +1,4 @@
-"""Every layout that is looked at: the values tried of each axis, and the legal ones of their product."""
+"""The search space: the values tried of each axis, and the legal layouts of their product."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from penteract.config.layout import (
 )
 from penteract.errors import BadInput
 from penteract.planner.ask import EDITS, LOSS, RECOMPUTE, Ask, Values, budget_of, edits_of
-from penteract.planner.options import told_by
+from penteract.planner.options import errors_for
 from penteract.planner.space.legality import CROSSES, Legality, crosses_node
 from penteract.schedule.registry import SCHEDULES, ScheduleName
 from penteract.step.program import check_op_names
 
-Sizes = tuple[tuple[int, int], ...]  # micro-batch sizes, which grow, with their accumulation steps
+Sizes = tuple[tuple[int, int], ...]  # ascending micro-batch sizes, with their accumulation steps
 
 
 class MemoryOptions(NamedTuple):
-    """What a layout does that its state and activations fit, as fields of `Layout`."""
+    """Fields of `Layout` that change memory, but not which ranks communicate: ZeRO, recomputation, kernels."""
 
     zero: int
     shard_group: int
@@ -51,7 +51,7 @@ def _fields(memory: MemoryOptions) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LayoutFamily:
-    """Layouts that differ in `MemoryOptions` and the micro-batch alone. `rest`: all other fields."""
+    """Layouts that differ only in `MemoryOptions` and the micro-batch size. `rest`: all other fields."""
 
     rest: Mapping[str, Any]
     members: tuple[tuple[MemoryOptions, Sizes], ...]
@@ -61,39 +61,38 @@ class LayoutFamily:
         return Layout(**self.rest, **_fields(memory), micro_batch_size=size, gradient_accumulation_steps=steps)
 
     def runs(self) -> Iterator[tuple[Layout, ...]]:
-        """The layouts that differ in the micro-batch alone, together."""
+        """Groups of layouts that differ only in the micro-batch size."""
         for memory, sizes in self.members:
             yield tuple(self.layout(memory, *size) for size in sizes)
 
 
 def divisors(n: int) -> tuple[int, ...]:
-    """Ascending."""
+    """The divisors of n, ascending."""
     small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
     return tuple(sorted({*small, *(n // d for d in small)}))
 
 
 @dataclass(frozen=True)
 class Space:
-    """The layouts of a question. Of each axis these values are tried, unless the question pins it:
+    """The layouts of a question. These values of each axis are tried, unless the question pins it:
 
     dp tp pp cp            every ordered factorisation of the number of GPUs
-    schedule, vpp          without a pipeline one; else all, with one chunk a rank; those that need more, with the
-                           fewest for each number of layers that the longest chunk can have: more of that length only
-                           wait more
+    schedule, vpp          one schedule without a pipeline; else all. Schedules of one chunk a rank have one; the others
+                           have, for each possible length of the longest chunk, the fewest chunks that reach it: more
+                           chunks of that length only wait more
     ep, expert_tp          for a model with experts: divisors of dp·cp; whole experts, or split over tp
-    cp_method              all, where cp > 1
-    zero                   0 to 3; 0 alone where no two ranks share parameters (dp·cp = 1)
-    shard_group            all who share parameters; over several nodes also those of one node, where their number
-                           divides
-    reduce_scatter_once,   of ZeRO 3 where there are several micro-batches: neither, or one of both (both together are
-    reshard_after_step     ZeRO 1 in all but name)
-    recompute              none, full; `between.py` tries others between the two
-    loss                   in chunks, as runs have it
-    attention              the fastest kernel that the rest allows, on GPUs in bf16
-    elementwise            kernels, on GPUs
+    cp_method              all, if cp > 1
+    zero                   0 to 3; only 0 if no two ranks share parameters (dp·cp = 1)
+    shard_group            all ranks that share parameters; on several nodes also those of one node, if that divides
+    reduce_scatter_once,   with ZeRO 3 and several micro-batches: neither, or one of both (both together equal ZeRO 1)
+    reshard_after_step
+    recompute              none, full; `between.py` tries some in between
+    loss                   in chunks, the default of runs
+    attention              the fastest kernel that the other axes allow on GPUs in bf16
+    elementwise            the fastest kernels on GPUs
     micro_batch_size       the divisors of a replica's share of the batch
 
-    All GPUs are used. `NOT_TRIED` says what is left out.
+    All GPUs are used. `NOT_TRIED` lists what is left out.
     """
 
     ask: Ask
@@ -112,7 +111,7 @@ class Space:
 
     @cached_property
     def enumerated(self) -> int:
-        """Layouts of the product, legal or not."""
+        """The number of layouts in the product, legal or not."""
         return sum(
             len(self.methods(cp))
             * len(self.pipelines(pp))
@@ -122,7 +121,7 @@ class Space:
         )
 
     def pipelines(self, pp: int) -> list[tuple[ScheduleName, int]]:
-        """(schedule, vpp), the plainest first"""
+        """(schedule, vpp), the simplest first"""
         plain = Layout().schedule
         found = [(plain, 1)]
         if pp > 1:
@@ -134,7 +133,7 @@ class Space:
         return [(schedule, vpp) for schedule, vpp in found if schedule in schedules and vpp in chunks]
 
     def experts(self, tp: int, rows: int) -> list[tuple[int, int]]:
-        """(ep, expert_tp) over `rows` = dp·cp places of `tp` ranks."""
+        """(ep, expert_tp) over `rows` = dp·cp times `tp` ranks."""
         some = self.ask.model.moe is not None
         degrees = self._values("ep", divisors(rows) if some else (1,))
         return list(product(degrees, self._values("expert_tp", (1, tp) if some and tp > 1 else (1,))))
@@ -171,12 +170,13 @@ class Space:
         ]
 
     def _node(self, rows: int, tp: int) -> tuple[int, ...]:
-        """The places of one node, where a stage has whole nodes and more than one."""
-        places, rest = divmod(self.ask.cluster.gpus_per_node, tp)
-        return (places,) if not rest and 1 < places < rows and rows % places == 0 else ()
+        """The size of a shard group within one node, if a stage has several whole nodes."""
+        size, rest = divmod(self.ask.cluster.gpus_per_node, tp)
+        return (size,) if not rest and 1 < size < rows and rows % size == 0 else ()
 
     def _tried(self, memory: MemoryOptions, steps: int) -> bool:
-        """Whether what stays whole over micro-batches is another value: for one it is none, unless pinned."""
+        """Whether these options are tried. With one micro-batch, `reduce_scatter_once` and `reshard_after_step` change
+        nothing: they are tried only if pinned."""
         pinned = {"reduce_scatter_once", "reshard_after_step"} & self.ask.pins.keys()
         return steps > 1 or not (memory.reduce_scatter_once or memory.reshard_after_step) or bool(pinned)
 
@@ -184,16 +184,16 @@ class Space:
         return max(1, self.ask.global_batch_size // (dp * size))
 
     def _count(self, dp: int, memories: list[MemoryOptions]) -> int:
-        """Layouts that differ in memory and the micro-batch."""
+        """The number of layouts that differ in memory options and the micro-batch size."""
         return sum(self._tried(m, self._steps(dp, size)) for size in self.micro_batches(dp) for m in memories)
 
     def micro_batches(self, dp: int) -> tuple[int, ...]:
-        """Of a share that is not whole, one: enough to be refused."""
+        """The sizes tried for a replica's share of the batch; only 1 if the share is not whole: it will be refused."""
         total = self.ask.global_batch_size
         return self._values("micro_batch_size", divisors(total // dp) if total % dp == 0 else (1,))
 
     def families(self, refused: Counter[str]) -> Iterator[LayoutFamily]:
-        """The legal layouts; the others are counted by reason."""
+        """The legal layouts; the others are counted in `refused` by reason."""
         ask, gpus, node = self.ask, self.ask.cluster.gpus, self.ask.cluster.gpus_per_node
         legality = Legality(ask.model, ask.sequence_length, ask.global_batch_size)
         for mesh in self.meshes:
@@ -219,15 +219,15 @@ class Space:
     ) -> Iterator[tuple[MemoryOptions, Sizes]]:
         """The legal ones of the layouts that share `fixed`."""
         dp, rows = fixed["dp"], fixed["dp"] * fixed["cp"]
-        known: dict[tuple[str, bool], tuple[Sizes, Counter[str]]] = {}
+        cache: dict[tuple[str, bool], tuple[Sizes, Counter[str]]] = {}
         for memory in memories:
             shards = legality.shards(rows, fixed["ep"], memory[:4])
             key = shards, self._tried(memory, 1)
-            if key not in known:
+            if key not in cache:
                 steps = [(size, self._steps(dp, size)) for size in self.micro_batches(dp)]
                 sizes = tuple(pair for pair in steps if self._tried(memory, pair[1]))
-                known[key] = self._sizes(legality, fixed, shards, sizes)
-            sizes, bad = known[key]
+                cache[key] = self._sizes(legality, fixed, shards, sizes)
+            sizes, bad = cache[key]
             if bad:
                 refused.update(bad)
             if not sizes:
@@ -239,24 +239,24 @@ class Space:
 
     @cached_property
     def _edits(self) -> dict[str, Any]:
-        """What is pinned of recomputing and offloading, one value each; `recompute` itself is one of
+        """The pinned axes of recomputation and offload, one value each; without `recompute`, which is one of
         `MemoryOptions`."""
         pinned = {name: values for name, values in self.ask.pins.items() if name in EDITS}
         for name, values in pinned.items():
             several = len(values) > 1 and name != "recompute"
             if several or any(budget_of(str(v)) for v in values):
-                what = "a budget is solved for one layout" if not several else "this axis is held at one value"
+                what = "a budget is solved for one layout" if not several else "this axis takes one value"
                 raise BadInput("AXIS", what, where="--fix", found=f"{name}={'/'.join(map(str, values))}",
                                fix=f"--layout …,{name}={next(iter(values))}")  # fmt: skip
         edits = edits_of({name: next(iter(values)) for name, values in pinned.items()})
-        with told_by("--fix"):
+        with errors_for("--fix"):
             check_op_names(Layout(**edits))
         return {name: value for name, value in edits.items() if name != "recompute"}
 
     def _sizes(
         self, legality: Legality, fixed: Mapping[str, Any], shards: str, tried: Sizes
     ) -> tuple[Sizes, Counter[str]]:
-        """Those that are legal, and the others' reasons. `shards`: the reason why state cannot be cut so."""
+        """The legal micro-batch sizes, and the reasons of the others. `shards`: why state cannot be sharded, or ""."""
         dp, cp, pp = fixed["dp"], fixed["cp"], fixed["pp"]
         experts = legality.experts(fixed["tp"], dp * cp, fixed["ep"], fixed["expert_tp"])
         found, bad = list[tuple[int, int]](), Counter[str]()
@@ -270,14 +270,14 @@ class Space:
         return tuple(found), bad
 
     def _values(self, axis: str, tried: Values) -> Any:
-        """What is tried of an axis: its values, or those it is pinned to."""
+        """The values of an axis to try: `tried`, or the pinned ones."""
         pinned = self.ask.pins.get(axis)
         if pinned is None:
             return tried
         return tuple(v for v in tried if v in pinned) if axis in _FILTERED else pinned
 
 
-# What `Space` leaves at one value, or tries few of, unless the question pins the axis.
+# Axes of which `Space` tries one or few values, unless the question pins them.
 NOT_TRIED: Mapping[str, str] = {
     "offload": "offload",
     "offload_optimizer": "offload_optimizer",
@@ -288,13 +288,13 @@ NOT_TRIED: Mapping[str, str] = {
     "vpp": "more chunks of the same length",
 }
 _MESH = ("dp", "tp", "pp", "cp")
-# The values of `reduce_scatter_once` and `reshard_after_step` under each stage of ZeRO, what takes less first.
+# The values of `reduce_scatter_once` and `reshard_after_step` for each ZeRO stage, the faster first.
 _CHOICES: Mapping[int, tuple[bool, ...]] = {zero: (True, False) if zero == 3 else (False,) for zero in ZERO_STAGES}
 _FILTERED = frozenset({*_MESH, "schedule", "cp_method"})  # other axes take pinned values that are not tried
 
 
 def _chunks(layers: int, pp: int) -> tuple[int, ...]:
-    """Numbers of chunks a rank, two or more: for each length of the longest chunk, the fewest that have it."""
+    """Numbers of chunks a rank, two or more: for each length of the longest chunk, the fewest chunks that reach it."""
     fewest: dict[int, int] = {}
     for vpp in range(2, layers // pp + 1):
         fewest.setdefault(-(-layers // (pp * vpp)), vpp)

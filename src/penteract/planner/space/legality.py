@@ -1,9 +1,8 @@
-"""Which layouts can be, for very many at once: the rules of `config/rules/breaches.py`, asked once for each part of a
-layout.
+"""Which of very many layouts are legal, by the rules of `config/rules/breaches.py`.
 
-A rule looks at few axes. So a layout is refused by the first of its parts that is: (tp, cp, method), the pipeline
-with its micro-batches, the experts, the batch; and each part is looked at once, however many layouts share it. No
-rule is said again here. A test holds the counts against `breaches` of every whole layout.
+A rule depends on few axes. So a layout is checked in parts: (tp, cp, method), the pipeline with its micro-batches, the
+experts, the batch. Each part is checked once, however many layouts share it, and the first illegal part gives the
+reason. No rule is repeated here. A test compares the counts with `breaches` of every whole layout.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ _NUMBER = re.compile(r" = [\d·]+|(?:^| )\d+\b(?!·)")
 
 
 def reason(breach: Breach) -> str:
-    """A breach without its numbers: "tp = 3 does not divide attention heads = 32" and its like are one reason."""
+    """A breach without its numbers, so that equal ones are counted together: "tp = 3 does not divide attention heads =
+    32" becomes "tp does not divide attention heads"."""
     return _TAIL.sub("", _NUMBER.sub("", breach[1]).strip())
 
 
 @dataclass(frozen=True, slots=True)
 class Legality:
-    """The reason why a part of a layout cannot be, or ""; each part is looked at once."""
+    """The reason why a part of a layout is illegal, or ""; each part is checked once."""
 
     model: ModelSpec
     sequence_length: int
@@ -40,19 +40,20 @@ class Legality:
     _seen: dict[Hashable, str] = field(default_factory=dict[Hashable, str], compare=False, repr=False)
 
     def split(self, tp: int, cp: int, method: Any) -> str:
-        """Of heads, widths and tokens."""
+        """Why heads, widths or tokens cannot be split."""
         return self._first(tp=tp, cp=cp, cp_method=method)
 
     def pipeline(self, schedule: Any, pp: int, vpp: int, micros: int) -> str:
-        """Of layers, and of the schedule for `micros` micro-batches."""
+        """Why a pipeline of the layers, or its schedule of `micros` micro-batches, is illegal."""
         return self._first(schedule=schedule, pp=pp, vpp=vpp, gradient_accumulation_steps=micros)
 
     def experts(self, tp: int, rows: int, ep: int, expert_tp: int) -> str:
-        """Of experts over `rows` = dp·cp places of `tp` ranks."""
+        """Why experts cannot be split over `rows` = dp·cp times `tp` ranks."""
         return self._first(dp=rows, tp=tp, ep=ep, expert_tp=expert_tp)
 
     def shards(self, rows: int, ep: int, sharing: tuple[int, int, bool, bool]) -> str:
-        """Of state over `rows` = dp·cp places: (zero, shard_group, reduce_scatter_once, reshard_after_step)."""
+        """Why state cannot be sharded over `rows` = dp·cp ranks: `sharing` is (zero, shard_group, reduce_scatter_once,
+        reshard_after_step)."""
         zero, group, whole, gathered = sharing
         ep = ep if group else 1
         return self._first(
@@ -60,12 +61,12 @@ class Legality:
         )
 
     def batch(self, dp: int, micro_batch_size: int, micros: int) -> str:
-        """Of the global batch over replicas and micro-batches."""
+        """Why the global batch cannot be split over replicas and micro-batches."""
         axes: dict[str, Any] = {"dp": dp, "micro_batch_size": micro_batch_size, "gradient_accumulation_steps": micros}
         return self._first(self.global_batch_size, **axes)
 
     def kernel(self, cp: int, method: Any, attention: Any) -> str:
-        """Of the kernel of attention."""
+        """Why the attention kernel does not support the layout."""
         axes: dict[str, Any] = {"cp": cp, "cp_method": method, "attention": attention}
         key = ("kernel", *axes.items())
         if key not in self._seen:
@@ -73,7 +74,7 @@ class Legality:
         return self._seen[key]
 
     def _first(self, global_batch_size: int | None = None, /, **axes: Any) -> str:
-        """The key is all that the layout is made of which is asked about."""
+        """The reason for a layout with these axes; they are the key of the cache, too."""
         key = (global_batch_size, *axes.items())
         if key not in self._seen:
             case = Case(
@@ -85,5 +86,5 @@ class Legality:
 
 
 def crosses_node(tp: int, gpus: int, gpus_per_node: int) -> bool:
-    """Whether some tensor group has ranks on two nodes: groups are neighbours, node by node."""
+    """Whether some tensor group has ranks on two nodes. Tensor groups are consecutive ranks."""
     return gpus > gpus_per_node and gpus_per_node % tp != 0

@@ -1,4 +1,4 @@
-"""Values that axes are held at, where no layout has them: refused with the nearest that some layout has."""
+"""Refuse pinned values that no layout has, with the nearest values that some layout has."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from penteract.planner.ask import Ask, Values, as_word
 from penteract.planner.space.layouts import Space, divisors
 from penteract.schedule.registry import SCHEDULES
 
-_TOLD = 2  # values that would go
-_TRIED = 4  # of an axis: the nearest
+_SHOWN = 2  # values in the fix
+_TRIED = 4  # nearest values of an axis that are tried
 
 
 def refuse_pins(ask: Ask, what: str = "") -> None:
-    """Raise BadInput. `what`: why none can be; without, as none is made of so many GPUs."""
+    """Raise BadInput. `what`: why no layout is legal; by default, no layout uses exactly these GPUs."""
     allowed = "dp·tp·pp·cp = the GPUs, and schedules and context methods where pp and cp are more than 1"
     raise BadInput("AXIS", what or f"no layout of {ask.cluster.gpus} GPUs has these values", where="--fix",
                    found=_written(ask.pins), allowed="" if what else allowed, fix=_fix(ask))  # fmt: skip
 
 
 def _fix(ask: Ask) -> str:
-    """The values with those of one axis mended: the first for which that is enough."""
+    """The pins with other values of one axis: the first axis for which that is enough."""
     for axis, held in ask.pins.items():
-        found = tuple(islice((v for v in _near(ask, axis, held)[:_TRIED] if _some(ask, axis, v)), _TOLD))
+        found = tuple(islice((v for v in _near(ask, axis, held)[:_TRIED] if _some(ask, axis, v)), _SHOWN))
         if found:
             return f"--fix {_written({**ask.pins, axis: _sorted(found)})}"
     return "leave one out"
 
 
 def _some(ask: Ask, axis: str, value: Any) -> bool:
-    """Whether some layout can have the value, with the other axes as they are held."""
+    """Whether some layout has the value, with the other axes pinned as they are."""
     families = Space(replace(ask, pins={**ask.pins, axis: (value,)})).families(Counter())
     return next(families, None) is not None
 
 
 def _near(ask: Ask, axis: str, held: Values) -> list[Any]:
-    """Values that a layout of so many GPUs may have of an axis, the nearest to those that it is held at first."""
+    """Possible values of an axis on so many GPUs, those nearest to the pinned ones first."""
     gpus, batch = divisors(ask.cluster.gpus), divisors(ask.global_batch_size)
-    known: dict[str, Iterable[Any]] = {
+    possible: dict[str, Iterable[Any]] = {
         **dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "expert_tp", "shard_group"), gpus),
         "vpp": range(1, ask.model.layers + 1), "micro_batch_size": batch, "zero": ZERO_STAGES, "schedule": SCHEDULES,
         "cp_method": CP_METHODS, "reduce_scatter_once": (False, True), "reshard_after_step": (False, True),
     }  # fmt: skip
 
-    def apart(value: Any) -> float:
+    def distance(value: Any) -> float:
         return 0 if isinstance(value, str) else min(abs(log2((value + 1) / (v + 1))) for v in held)
 
-    return sorted((v for v in known.get(axis, ()) if v not in held), key=apart)
+    return sorted((v for v in possible.get(axis, ()) if v not in held), key=distance)
 
 
 def _sorted(values: Values) -> Values:
-    """Numbers smaller first; words in their order."""
+    """Numbers in ascending order; words in their order."""
     return values if isinstance(values[0], str) else tuple(sorted(values))
 
 
 def _written(pins: Mapping[str, Values]) -> str:
-    """As `--fix` reads them."""
+    """Pins as text for `--fix`."""
     return ",".join(f"{axis}={'/'.join(map(as_word, values))}" for axis, values in pins.items())
