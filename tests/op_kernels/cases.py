@@ -105,6 +105,14 @@ def _dense() -> list[Case]:
         Case("rope", "yarn, one token", (x(1, 1, 16), given([[700]])), (), rope | {"head_size": 16, "scaling": yarn}),
         Case("rope", "yarn, no ramp", (x(1, 1, 4), given([[70]])), (), rope | {"head_size": 4, "scaling": sudden}),
         Case("rope", "linear", (x(3, 1, 8), draw(90, 3, 1)), (), rope | {"scaling": linear}),
+        Case("fork_norm", "rows", (x(3, 2, 6),), ((6,),), {"epsilon": 1e-5}),
+        Case("fork_norm", "one row", (x(1, 1, 8),), ((8,),), {"epsilon": 1e-2}),
+        Case("merged_linear", "two", (x(3, 2, 5),), ((7, 5), (7, 5))),
+        Case("merged_linear", "three, turned", (x(5, 2, 6), draw(90, 5, 2)), ((16, 6), (8, 6), (8, 6)),
+             rope | {"turned": 24}),
+        Case("merged_linear", "parts turned", (x(5, 1, 6), draw(90, 5, 1)), ((8, 6), (8, 6), (8, 6)),
+             rope | {"turned": 16, "plain_size": 2, "scaling": scaling}),
+        Case("packed_swiglu", "rows", (x(4, 2, 10),)),
         Case("swiglu", "rows", (x(4, 2, 5), x(4, 2, 5))),
         Case("gelu", "rows", (x(4, 2, 5),)),
         Case("add", "rows", (x(4, 2, 5), x(4, 2, 5))),
@@ -135,6 +143,15 @@ def _attend(what: str, s: int, b: int, heads: tuple[int, int], **more: Any) -> C
     return Case("attention", what, ins, (), attrs, beside=beside)
 
 
+def _packed(what: str, s: int, b: int, heads: tuple[int, int], **more: Any) -> Case:
+    """The same of own tokens alone, with query, key and value side by side."""
+    plain = _attend(what, s, b, heads, **more)
+    widths = tuple(i.shape[-1] for i in plain.ins[:3])
+    turned = {"turned": sum(widths[:2]), "plain_size": 0, "theta": 1e4, "scaling": more.get("scaling")}
+    ins = (x(s, b, sum(widths)), draw(90, s, b), *plain.ins[3:])
+    return replace(plain, op_name="packed_attention", ins=ins, attrs={**plain.attrs, **turned, "widths": widths})
+
+
 def _attention() -> list[Case]:
     documents = [[0, 0], [0, 0], [2, 0], [2, 3], [2, 3], [5, 3]]
     some = given([[[0.3, -math.inf, 1.0], [2.0, 0.1, -math.inf]]], "stat")  # [B, H, s]
@@ -161,6 +178,11 @@ def _attention() -> list[Case]:
         _attend("wide values, one token", 1, 2, (4, 2), value=33, at=[5], keys=range(6)),
         _attend("a part with wide values", 4, 2, (2, 2), value=6, at=[0, 1, 6, 7], keys=[2, 3, 4, 5],
                 rest=[0, 1, 6, 7]),
+        _packed("causal", 5, 2, (2, 2)),
+        _packed("grouped documents", 6, 2, (4, 2), start=documents),
+        _packed("one token", 1, 1, (2, 1)),
+        _packed("window, yarn", 6, 1, (2, 1), window=3, scaling=RopeScaling(kind="yarn", factor=40.0,
+                original_positions=256, attention_factor=1.2)),
         Case("unfold_heads", "heads", (x(4, 2, 3 * (5 + 4)), x(4, 2, 2)), (), {"plain_size": 5, "value_size": 4}),
         Case("unfold_heads", "one head", (x(3, 1, 3), x(3, 1, 4)), (), {"plain_size": 1, "value_size": 2}),
         Case("merge_attention", "two parts", (x(4, 2, 3 * 4), stat(2, 3, 4), x(4, 2, 3 * 4), stat(2, 3, 4))),

@@ -117,8 +117,31 @@ def turns(size: int, theta: float, scaling: RopeScaling | None) -> list[float]:
     return found
 
 
+def fork_norm(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """The norm of x, and x for another reader: gradients of both."""
+    outs = rms_norm(room, ins, weights).outs
+    of_norm, of_other = room.gradients
+    return Truth(outs, (outs[0] * of_norm).sum() + (ins[0] * of_other).sum())
+
+
+def merged_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Gradients are those of the columns before they turn."""
+    y = torch.cat([torch.einsum("...d,fd->...f", ins[0], w) for w in weights], -1)
+    made = _turn(room, y.detach(), ins[1]) if len(ins) > 1 else y.detach()
+    return Truth([made], (y * room.gradients[0]).sum())
+
+
+def _turn(room: Room, packed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    turned, rest = packed[..., : room.attrs["turned"]], packed[..., room.attrs["turned"] :]
+    return torch.cat([rope(room, [turned, positions], []).outs[0], rest], -1)
+
+
 def swiglu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([ins[0] / (1 + torch.exp(-ins[0])) * ins[1]])
+
+
+def packed_swiglu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return swiglu(room, list(ins[0].chunk(2, -1)), weights)
 
 
 def gelu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
@@ -165,6 +188,13 @@ def attention(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     whole, whole_sum = _attend(room, q, [(q, k, v, key), (q.detach(), k2, v2, key2)], index, start)
     kept = {"out0": whole.detach(), "extra0": whole_sum.detach()}
     return Truth([o, log_sum], (whole * room.gradients[0]).sum(), kept)
+
+
+def packed_attention(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """What comes has turned already; its gradient is of what it was before: of a change that turns like it."""
+    packed, positions, *rest = ins
+    now = packed.detach() + _turn(room, packed - packed.detach(), positions)
+    return attention(room, [*now.split(room.attrs["widths"], -1), *rest], weights)
 
 
 def _attend(
@@ -347,7 +377,8 @@ def tokens_per_expert(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 FORMULAS: dict[str, Formula] = {
     f.__name__: f
     for f in (
-        embedding, linear, add_bias, rms_norm, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
+        embedding, linear, add_bias, rms_norm, fork_norm, merged_linear, packed_swiglu,
+        packed_attention, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
         pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
         rows, join_rows, logits, logits_gradient,

@@ -64,6 +64,8 @@ class Trial:
         self.values = [self.draw(i) for i in case.ins]
         self.weights = [self.draw(In("compute", w)) for w in case.weights]
         self.gradients = [self.draw(self.site.outs[i]) for i in self.kernel.gradients(case.attrs)]
+        if self.kernel.forks:
+            self.gradients.append(self.draw(self.site.ins[0]))  # of its first in's other reader
         self.truth, self.wanted = self._truth()
 
     # ---- making ----------------------------------------------------------------------------------------------

@@ -12,11 +12,13 @@ CpMethod = Literal["all_gather", "ring", "ulysses"]
 AttentionKernel = Literal["reference", "flash", "cudnn"]
 LossKernel = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
+Fusion = Literal["norm", "mlp", "qkv"]
 
 ZERO_STAGES = (0, 1, 2, 3)
 ATTENTION_KERNELS: tuple[AttentionKernel, ...] = ("reference", "flash", "cudnn")
 LOSS_KERNELS: tuple[LossKernel, ...] = ("reference", "chunked")
 ELEMENTWISE: tuple[Elementwise, ...] = ("reference", "triton")
+FUSIONS: tuple[Fusion, ...] = ("norm", "mlp", "qkv")
 CP_METHODS: tuple[CpMethod, ...] = ("all_gather", "ring", "ulysses")
 
 
@@ -76,6 +78,7 @@ class Layout:
     loss: LossKernel = "reference"  # chunked: logits of some tokens at a time, all of it in backward
     loss_chunk: int = 0  # those tokens; 0: as many as a moderate block of logits has
     elementwise: Elementwise = "reference"  # what makes codes of FP8 and moves parameters: plain torch, or GPU kernels
+    fuse: tuple[Fusion, ...] = ()  # ops that become one: `ops/fuse.py` says which
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 
     @property

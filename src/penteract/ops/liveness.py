@@ -42,6 +42,8 @@ class LivenessAnalysis:
                 root |= dict.fromkeys(op.outs, root.get(op.ins[0], op.ins[0]))
             elif op.site.op_name not in ONCE:
                 producer |= dict.fromkeys((*op.outs, *op.extras), op)
+            if op.passed is not None:
+                root[op.passed] = root.get(op.ins[0], op.ins[0])
         for entry in tape.layer_inputs:
             producer.pop(root.get(entry, entry), None)
         actions = lower(tape).actions
@@ -54,7 +56,7 @@ class LivenessAnalysis:
         while asked:
             r = asked.pop()
             op = self.producer[r]
-            if op.site.op_name not in op_names:
+            if op.name not in op_names:
                 kept.add(r)
             elif op not in again:
                 again.add(op)
@@ -81,7 +83,7 @@ def groups(tapes: Sequence[LivenessAnalysis], always: Iterable[str] = ()) -> Ite
         for op in {*told.producer.values()}:
             read = {told.root.get(v, v) for v in op.ins} & told.producer.keys() - asked
             together = {
-                o if o.site.op_name in first else o.site.op_name for o in (op, *(told.producer[r] for r in read))
+                o if o.name in first else o.name for o in (op, *(told.producer[r] for r in read))
             }
             for other in [known[op_name] for op_name in together if op_name in known]:
                 together |= other
@@ -102,7 +104,7 @@ def _sets(
         lives_of = tuple(_within(told, told(always | op_names), group) for told in tapes)
         yield op_names, lives_of
         for more in {
-            told.producer[r].site.op_name for told, fate in zip(tapes, lives_of, strict=True) for r in fate.kept
+            told.producer[r].name for told, fate in zip(tapes, lives_of, strict=True) for r in fate.kept
         }:
             if (larger := op_names | {more}) not in seen:
                 seen.add(larger)
@@ -111,5 +113,5 @@ def _sets(
 
 def _within(told: LivenessAnalysis, fate: Liveness, group: set[str]) -> Liveness:
     """What of it is of these ops."""
-    kept = frozenset(r for r in fate.kept if told.producer[r].site.op_name in group)
-    return Liveness(kept, frozenset(op for op in fate.again if op.site.op_name in group))
+    kept = frozenset(r for r in fate.kept if told.producer[r].name in group)
+    return Liveness(kept, frozenset(op for op in fate.again if op.name in group))

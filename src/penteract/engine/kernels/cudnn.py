@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from penteract.engine.kernels.chunk_order import AttentionLayout
+from penteract.engine.kernels.fusions import packed
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.ops.tape import Site
 
@@ -46,4 +47,5 @@ def cudnn(aten: Any) -> TorchKernel:
     return TorchKernel(partial(_forward, aten), partial(_input_gradient, aten))
 
 
-CUDNN = {"attention": cudnn(torch.ops.aten)}
+_KERNEL = cudnn(torch.ops.aten)
+CUDNN = {"attention": _KERNEL, "packed_attention": packed(_KERNEL)}

@@ -14,6 +14,7 @@ import torch
 
 from penteract.config.kernel_limits import most_documents
 from penteract.engine.kernels.chunk_order import AttentionLayout, QueryRun
+from penteract.engine.kernels.fusions import packed
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.ops.tape import Site
 
@@ -113,4 +114,5 @@ def flash(aten: Any) -> TorchKernel:
     return TorchKernel(partial(_forward, aten), partial(_input_gradient, aten))
 
 
-FLASH = {"attention": flash(torch.ops.aten)}
+_KERNEL = flash(torch.ops.aten)
+FLASH = {"attention": _KERNEL, "packed_attention": packed(_KERNEL)}

@@ -89,6 +89,7 @@ class OpDeclaration:
     weight_keeps: tuple[str, ...] = ()
     deferrable = False  # may the weight gradient run at any later time
     passes_gradient = False  # the input gradient of every differentiable in *is* the gradient of out0
+    forks = False  # its first in has another reader, whose gradient is the last that the input gradient reads
     overwrites: tuple[int, ...] = ()  # ins that forward leaves its results in: nobody else may want what was there
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:

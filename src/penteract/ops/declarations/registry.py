@@ -24,6 +24,7 @@ from penteract.ops.declarations.flash import FlashAttention
 from penteract.ops.declarations.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.fp8_experts import scaled_experts
 from penteract.ops.declarations.fused import asked_for
+from penteract.ops.declarations.fusions import FUSIONS, packed
 from penteract.ops.declarations.loss import LOSS
 from penteract.ops.tape import Site
 
@@ -81,6 +82,10 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         Implementation("cudnn", asked_for("cudnn", CudnnAttention), {"cuda": f"{_RUNS}.kernels.cudnn:CUDNN"}),
         Implementation("flash", asked_for("flash", FlashAttention), {"cuda": f"{_RUNS}.kernels.flash:FLASH"}),
     ),
+    "packed_attention": (
+        Implementation("cudnn", packed(asked_for("cudnn", CudnnAttention)), {"cuda": f"{_RUNS}.kernels.cudnn:CUDNN"}),
+        Implementation("flash", packed(asked_for("flash", FlashAttention)), {"cuda": f"{_RUNS}.kernels.flash:FLASH"}),
+    ),
     "linear": (
         Implementation(
             "fp8", with_recipe(scaled_linear, "reference"),
@@ -103,4 +108,5 @@ OPS: dict[str, Op] = (
     | _ops(ATTENTION, "attention:ATTENTION")
     | _ops(LOSS, "loss:LOSS")
     | _ops(EXPERTS, "experts:EXPERTS")
+    | _ops(FUSIONS, "fusions:FUSIONS")
 )

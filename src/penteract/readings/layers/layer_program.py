@@ -283,7 +283,7 @@ class Recorder:
 
 def _recording(do: Do) -> _Recorded:
     sites = sites_of(do.tape)
-    op_names = {op.site.op_name for op in do.tape.ops}
+    op_names = {op.name for op in do.tape.ops}
     if any(op.site.layer >= 0 for op in do.tape.ops):  # where there is no layer, none is recomputed as a whole
         op_names.add("*")
     waiting = frozenset(

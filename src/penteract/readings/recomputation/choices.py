@@ -146,4 +146,4 @@ def _told(measure: _Measure, fate: Liveness) -> tuple[Bytes, Seconds]:
     """What is kept, and the seconds of what is made again; those of what is always recomputed are no cost of a
     choice."""
     size, seconds = measure
-    return sum(map(size, fate.kept)), sum([seconds(id(op)) for op in fate.again if op.site.op_name not in NONE])
+    return sum(map(size, fate.kept)), sum([seconds(id(op)) for op in fate.again if op.name not in NONE])

@@ -1,0 +1,202 @@
+"""Declarations of fused ops: what an edit of the tape (`ops/fuse.py`) puts in the place of several.
+
+A packed register [s, B, n] holds what one product makes for several readers, side by side: query, key and value, or
+gate and up. Rotary positions are applied to it in place by the product, and taken out of its gradient, in place, by
+the attention that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import fsum, prod
+
+from penteract.config.layout import Layout
+from penteract.ops.declarations.attention import Attention
+from penteract.ops.declarations.declaration import (
+    Attrs,
+    CallShapes,
+    OpDeclaration,
+    Product,
+    Registers,
+    Serves,
+    Shape,
+    Specs,
+    WorkRates,
+    linear_products,
+    narrow_product,
+)
+from penteract.ops.declarations.dense import Linear, RmsNorm, Rope, Swiglu
+from penteract.ops.declarations.steps import added
+from penteract.ops.declarations.traffic import Eager, Kernels
+from penteract.ops.spec import Spec, Widths
+from penteract.ops.tape import Site
+from penteract.units import Seconds
+
+PARTS = 256  # sums of a norm's weight gradient, each of some rows: fixed, so that results do not depend on the card
+
+_ATTENTION = Attention()
+_ROPE = Rope()
+
+
+class ForkNorm(RmsNorm):
+    """x [.., D], w [D] -> RMSNorm of x, while x itself is read by another op too. Backward reads the gradient of both
+    and makes their sum; the weight's gradient is handed on as `PARTS` partial sums [PARTS, D]."""
+
+    forks = True
+    weight_keeps = ()
+
+    def carry(self, ins: Sequence[Spec], attrs: Attrs) -> Specs:
+        return (Spec((PARTS, ins[0].shape[-1]), "stat"),)
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        if phase == "weight_gradient":
+            return weights[0][0] * widths["stat"]
+        return super().workspace(phase, ins, weights, attrs, widths)
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n, width = Eager(widths), prod(ins[0]), weights[0][0]
+        if phase == "weight_gradient":
+            return e.sums(("stat", PARTS * width), ("stat", width)), added(e, width, "stat")
+        kernels = super().traffic(phase, ins, weights, attrs, widths)
+        if phase == "forward":
+            return kernels
+        scaled, slopes, summed, _ = super().traffic("weight_gradient", ins, weights, attrs, widths)
+        branch = e.each(n, "compute", "compute", "compute")
+        return (*kernels, branch, e.sums(("stat", PARTS * width)), scaled, slopes, summed)
+
+
+class MergedLinear(Linear):
+    """x [.., D], w1 [F1, D], w2 [F2, D], … -> [.., F1 + F2 + …]: one product.
+
+    With positions [s, B] as second in, the first `turned` columns are heads that are rotated by them; the gradient
+    that comes is of the columns before that.
+    """
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((*ins[0].shape[:-1], _columns(weights))),), ()
+
+    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
+        return linear_products(phase, prod(ins[0][:-1]), ins[0][-1], _columns(weights))
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        if phase == "weight_gradient":
+            return max(narrow_product(prod(w), widths) for w in weights)
+        return rotation_workspace(ins[:2], attrs, widths) if phase == "forward" and len(ins) > 1 else 0
+
+    def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
+        part, seconds = super().cost(rates, call, widths, registers)
+        if call.phase == "forward" and len(call.ins) > 1:
+            seconds += rotation_cost(rates, call.ins[:2], call.attrs, widths)
+        return part, seconds
+
+
+class PackedSwiglu(Swiglu):
+    """Gate and up side by side [.., 2·F] -> silu(gate) · up [.., F]."""
+
+    differentiable = (0,)
+    input_keeps = ("in0",)
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        *rows, width = ins[0].shape
+        assert isinstance(width, int)
+        return (Spec((*rows, width // 2)),), ()
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        half = (*ins[0][:-1], ins[0][-1] // 2)
+        return super().traffic(phase, [half, half], weights, attrs, widths)
+
+
+class PackedAttention(OpDeclaration):
+    """Query, key and value side by side [s, B, (H + 2·K)·C], positions [s, B], then as `attention`: own index [s], first
+    visible index [s, B], keys' index [t] -> o [s, B, H·C], log-sum-exp [B, H, s].
+
+    `inner`: what computes attention of the three. `copies`: whether it wants each of them by itself.
+    """
+
+    part = "attention"
+    input_keeps = ("in0", "in1", "in2", "in3", "in4", "out0", "extra0")
+
+    def __init__(self, inner: OpDeclaration = _ATTENTION, *, copies: bool = True) -> None:
+        """`inner`: the declaration of what computes attention; `copies`: of three contiguous tensors."""
+        self.inner = inner
+        self.copies = copies
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        rows = ins[0].shape[:-1]
+        return self.inner.results([*(Spec((*rows, w)) for w in attrs["widths"]), *ins[2:]], weights, attrs)
+
+    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
+        return self.inner.products(phase, unpacked(ins, attrs), weights, attrs)
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """The inner's; where it wants them apart, copies of query, key and value, and of their gradients too."""
+        inner = self.inner.workspace(phase, unpacked(ins, attrs), weights, attrs, widths)
+        apart = self.copies * prod(ins[0]) * widths["compute"]
+        if phase == "forward":
+            return inner + apart
+        return max(inner + 2 * apart, rotation_workspace(ins[:2], attrs, widths))
+
+    def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
+        part, seconds = self.inner.cost(rates, call._replace(ins=unpacked(call.ins, call.attrs)), widths, registers)
+        if call.phase != "forward":
+            seconds += rotation_cost(rates, call.ins[:2], call.attrs, widths)
+        return part, seconds + rates.moved(self.copies * 2 * prod(call.ins[0]) * widths["compute"])
+
+
+def packed(serves: Serves) -> Callable[[Site, Layout], OpDeclaration | None]:
+    """Where an implementation of attention serves, it serves packed registers too: it reads and writes them as they
+    lie."""
+
+    def also(site: Site, layout: Layout) -> OpDeclaration | None:
+        inner = serves(site, layout)
+        return None if inner is None else PackedAttention(inner, copies=False)
+
+    return also
+
+
+def unpacked(ins: Sequence[Shape], attrs: Attrs) -> list[Shape]:
+    """Shapes of what attention reads: query, key and value apart, and no positions."""
+    return [*((*ins[0][:-1], w) for w in attrs["widths"]), *ins[2:]]
+
+
+def columns(widths: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each of several tensors of these widths begins and ends in a packed register."""
+    ends = list(accumulate(widths))
+    return list(zip([0, *ends], ends, strict=False))
+
+
+def rotation_workspace(ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
+    """Bytes of rotating the first `turned` columns in place: angles, then both halves of what turns."""
+    turned, stat = (*ins[0][:-1], attrs["turned"]), widths["stat"]
+    half = (attrs["head_size"] - attrs["plain_size"]) // 2
+    elements = prod(turned) // attrs["head_size"] * half
+    return max(_ROPE.workspace("forward", [turned, ins[1]], (), attrs, widths), 2 * (prod(ins[1]) * half + elements) * stat)
+
+
+def rotation_cost(rates: WorkRates, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Seconds:
+    """Seconds of rotating the first `turned` columns."""
+    kernels = _ROPE.traffic("forward", [(*ins[0][:-1], attrs["turned"]), ins[1]], (), attrs, widths) or ()
+    return fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
+
+
+def _columns(weights: Sequence[Shape]) -> int:
+    return sum(w[0] for w in weights)
+
+
+FUSIONS: dict[str, OpDeclaration] = {
+    "fork_norm": ForkNorm(),
+    "merged_linear": MergedLinear(),
+    "packed_swiglu": PackedSwiglu(),
+    "packed_attention": PackedAttention(),
+}

@@ -1,0 +1,152 @@
+"""Fusion: ops that follow one another become one, by an edit of the tape before any reading.
+
+norm    a fork and the RMSNorm of one of its branches: backward makes the sum of both branches' gradients and the
+        weight's partial sums in one pass
+mlp     gate and up projections are one product, and SwiGLU reads its result as it lies
+qkv     query, key and value projections are one product, whose result attention reads as it lies; rotary positions
+        are applied to it in place
+
+A fused op computes what its parts did. Where a pattern does not fit (other projections in FP8, ranks that cut
+projections differently, keys that travel), its ops stay apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penteract.config.mesh import Mesh
+from penteract.ops.declarations import OPS
+from penteract.ops.params import Param
+from penteract.ops.spec import Spec
+from penteract.ops.tape import OpCall, Site, Tape
+
+
+def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
+    """Fuse what the layout asks for, in place. Parameters of one product become joined."""
+    for name in mesh.layout.fuse:
+        edit = _Edit(tape, params, mesh)
+        match name:
+            case "norm":
+                edit.norms()
+            case "mlp":
+                edit.mlps()
+            case "qkv":
+                edit.attentions()
+
+
+@dataclass(slots=True, eq=False)
+class _Edit:
+    """One kind of fusion over a tape."""
+
+    tape: Tape
+    params: dict[str, Param]
+    mesh: Mesh
+
+    def norms(self) -> None:
+        """fork(x) -> a, b; rms_norm(b) -> h   becomes   fork_norm(x) -> h, with a passed on."""
+        readers = self._readers()
+        for fork in self._forks(2):
+            for branch, other in (fork.outs, fork.outs[::-1]):
+                norm = readers.get(branch)
+                if norm is not None and norm.site.op_name == "rms_norm" and self._whole_rows(norm.site):
+                    site = replace(norm.site, op_name="fork_norm")
+                    fused = OpCall(site, fork.ins, norm.outs, norm.extras, passed=other, stands_for="rms_norm")
+                    self._put(fused, (fork, norm))
+                    break
+
+    def mlps(self) -> None:
+        """fork(h) -> a, b; linear(a), linear(b) -> swiglu   becomes   merged_linear(h) -> packed_swiglu."""
+        readers = self._readers()
+        for fork in self._forks(2):
+            linears = self._linears(fork, readers)
+            glu = readers.get(linears[0].outs[0]) if linears else None
+            if glu is None or glu.site.op_name != "swiglu" or glu.ins != tuple(one.outs[0] for one in linears):
+                continue
+            merged = self._merged(fork, linears)
+            packed = Site("packed_swiglu", merged.site.outs, glu.site.outs, layer=glu.site.layer, line=glu.site.line)
+            self._put(merged, (fork, *linears))
+            self._put(OpCall(packed, merged.outs, glu.outs, stands_for="swiglu"), (glu,))
+
+    def attentions(self) -> None:
+        """fork(h) -> q, k, v projections, rope of q and k, attention   becomes   merged_linear, packed_attention."""
+        readers = self._readers()
+        for fork in self._forks(3):
+            linears = self._linears(fork, readers)
+            ropes = [readers.get(one.outs[0]) for one in linears[:2]]
+            turned = [r for r in ropes if r is not None and r.site.op_name == "rope"]
+            if not linears or len(turned) == 1 or (turned and not _alike(turned)):
+                continue
+            results = (*(r.outs[0] for r in turned), *(one.outs[0] for one in linears[len(turned) :]))
+            attention = readers.get(results[0])
+            if attention is None or attention.site.op_name != "attention" or attention.ins[:3] != results:
+                continue
+            widths = [_width(one.site.outs[0]) for one in linears]
+            merged = self._merged(fork, linears, turned, widths)
+            attrs = {**attention.site.attrs, "widths": tuple(widths), **_rotation(merged.site.attrs)}
+            ins, specs = attention.ins[3:], attention.site.ins[3:]
+            ins, specs = (*merged.outs, *merged.ins[1:], *ins), (*merged.site.outs, *merged.site.ins[1:], *specs)
+            packed = replace(attention.site, op_name="packed_attention", ins=specs, attrs=attrs)
+            self._put(merged, (fork, *linears, *turned))
+            self._put(OpCall(packed, ins, attention.outs, attention.extras, stands_for="attention"), (attention,))
+
+    # ---- patterns --------------------------------------------------------------------------------------------
+
+    def _readers(self) -> dict[int, OpCall]:
+        """value -> the op that reads it; of values through which a gradient flows, that is the only one."""
+        return {v: op for op in self.tape.ops for v in op.ins if self.tape.flows[v]}
+
+    def _forks(self, branches: int) -> list[OpCall]:
+        return [op for op in self.tape.ops if op.site.op_name == "fork" and len(op.outs) == branches]
+
+    def _whole_rows(self, site: Site) -> bool:
+        return site.weights[0][0] == site.ins[0].shape[-1]
+
+    def _linears(self, fork: OpCall, readers: Mapping[int, OpCall]) -> list[OpCall]:
+        """The linear layers that read a fork's branches, if one product can take them all."""
+        found = [readers[v] for v in fork.outs if v in readers and readers[v].site.op_name == "linear"]
+        plain = all(len(one.site.params) == 1 and not one.site.attrs for one in found)
+        cuts = {self.params[one.site.params[0]].cut(self.mesh) for one in found}
+        return found if len(found) == len(fork.outs) and plain and len(cuts) == 1 else []
+
+    # ---- edits -----------------------------------------------------------------------------------------------
+
+    def _merged(
+        self, fork: OpCall, linears: Sequence[OpCall], ropes: Sequence[OpCall] = (), widths: Sequence[int] = ()
+    ) -> OpCall:
+        """One product for all; `ropes` turn the first of its columns."""
+        names = tuple(one.site.params[0] for one in linears)
+        for i, name in enumerate(names):
+            self.params[name] = replace(self.params[name], joined=len(names) - 1 - i)
+        ins, specs, attrs = fork.ins, (fork.site.ins[0],), dict[str, Any]()
+        if ropes:
+            ins, specs = (*ins, ropes[0].ins[1]), (*specs, ropes[0].site.ins[1])
+            attrs = {**ropes[0].site.attrs, "turned": sum(widths[: len(ropes)])}
+        weights = tuple(one.site.weights[0] for one in linears)
+        outs, _ = OPS["merged_linear"].declaration.results(specs, weights, attrs)
+        site = Site("merged_linear", specs, outs, names, weights, attrs, linears[0].site.layer, linears[0].site.line)
+        return OpCall(site, ins, (self.tape.new(outs[0], flows=True),), stands_for="linear")
+
+    def _put(self, fused: OpCall, parts: Iterable[OpCall]) -> None:
+        """In the place of the last of its parts."""
+        gone = list(parts)
+        at = max(self.tape.ops.index(op) for op in gone)
+        self.tape.ops[at] = fused
+        self.tape.ops = [op for op in self.tape.ops if op not in gone]
+
+
+def _alike(ropes: Sequence[OpCall]) -> bool:
+    first = ropes[0]
+    return all(r.ins[1] == first.ins[1] and r.site.attrs == first.site.attrs for r in ropes)
+
+
+def _rotation(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """What attention has to know of positions, to turn gradients back."""
+    return {name: attrs[name] for name in ("turned", "plain_size", "theta", "scaling") if name in attrs}
+
+
+def _width(spec: Spec) -> int:
+    width = spec.shape[-1]
+    assert isinstance(width, int)
+    return width
