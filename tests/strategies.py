@@ -12,7 +12,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from layouts import Case
 from penteract.config import case as spec_case
-from penteract.config.layout import CP_METHODS, LOSS_KERNELS, ZERO_STAGES, CpMethod, Layout
+from penteract.config.layout import CP_METHODS, FUSIONS, LOSS_KERNELS, ZERO_STAGES, CpMethod, Fusion, Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.precision.fp8 import Fp8
 from penteract.config.precision.policy import RECIPES
@@ -48,6 +48,7 @@ SCALINGS = (
     RopeScaling(kind="yarn", factor=40.0, original_positions=200, attention_factor=1.3, softmax_factor=0.7),
     RopeScaling(kind="linear", factor=4.0),
 )
+FUSES: tuple[tuple[Fusion, ...], ...] = (FUSIONS, (), ("norm",), ("mlp", "qkv"))
 BUCKETS = (25 * 2**20, 2**16, 2**12, 0)  # bytes: all in one, several, and one for each parameter
 
 
@@ -83,6 +84,7 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         **draw(shards(dp * cp, ep)),
         loss=draw(st.sampled_from(LOSS_KERNELS)),
         loss_chunk=draw(st.sampled_from([0, 5, 2, 16])),
+        fuse=draw(st.sampled_from(FUSES)),
     )  # fmt: skip
     tokens = 2 * cp * tp
     length = tokens * draw(st.integers(-(-12 // tokens), max(1, 24 // tokens)))

@@ -50,7 +50,9 @@ class _Edit:
         for fork in self._forks(2):
             for branch, other in (fork.outs, fork.outs[::-1]):
                 norm = readers.get(branch)
-                if norm is not None and norm.site.op_name == "rms_norm" and self._whole_rows(norm.site):
+                if norm is None or norm.site.op_name != "rms_norm" or not self._whole_rows(norm.site):
+                    continue
+                if other not in readers or self._after(readers[other], norm):
                     site = replace(norm.site, op_name="fork_norm")
                     fused = OpCall(site, fork.ins, norm.outs, norm.extras, passed=other, stands_for="rms_norm")
                     self._put(fused, (fork, norm))
@@ -76,9 +78,9 @@ class _Edit:
             linears = self._linears(fork, readers)
             ropes = [readers.get(one.outs[0]) for one in linears[:2]]
             turned = [r for r in ropes if r is not None and r.site.op_name == "rope"]
-            if not linears or len(turned) == 1 or (turned and not _alike(turned)):
+            if len(turned) < 2 or not _alike(turned):
                 continue
-            results = (*(r.outs[0] for r in turned), *(one.outs[0] for one in linears[len(turned) :]))
+            results = (*(r.outs[0] for r in turned), linears[2].outs[0])
             attention = readers.get(results[0])
             if attention is None or attention.site.op_name != "attention" or attention.ins[:3] != results:
                 continue
@@ -102,6 +104,9 @@ class _Edit:
 
     def _whole_rows(self, site: Site) -> bool:
         return site.weights[0][0] == site.ins[0].shape[-1]
+
+    def _after(self, op: OpCall, other: OpCall) -> bool:
+        return self.tape.ops.index(op) > self.tape.ops.index(other)
 
     def _linears(self, fork: OpCall, readers: Mapping[int, OpCall]) -> list[OpCall]:
         """The linear layers that read a fork's branches, if one product can take them all."""
