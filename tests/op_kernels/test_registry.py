@@ -25,6 +25,7 @@ from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, OpDeclaration, declaration_of, implementation
 from penteract.ops.declarations.declaration import CallShapes
 from penteract.ops.declarations.dense import RmsNorm
+from penteract.ops.declarations.one_pass import ONE_PASS
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
 from penteract.readings.composed import Composer
@@ -156,7 +157,10 @@ CHOSEN = [
     ("attention", {}, Layout(), "reference"),
     ("attention", {}, Layout(attention="flash"), "flash"),
     ("attention", {}, Layout(attention="cudnn", cp=2, cp_method="ulysses"), "cudnn"),
-    ("linear", {}, Layout(elementwise="triton"), "reference"),
+    ("linear", {}, Layout(), "reference"),
+    ("linear", {}, Layout(elementwise="triton"), "wide_product"),
+    ("logits", {}, Layout(elementwise="triton"), "wide_product"),
+    *[(op_name, {}, Layout(elementwise="triton"), "triton") for op_name in ONE_PASS],
     ("linear", {"fp8": FP8}, Layout(), "fp8"),
     ("linear", {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton"),
     ("expert_linear", {"fp8": FP8}, Layout(), "fp8"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from penteract.engine.kernels.chunk_order import AttentionLayout
-from penteract.engine.kernels.fusions import packed
+from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.ops.tape import Site
 
@@ -48,4 +48,4 @@ def cudnn(aten: Any) -> TorchKernel:
 
 
 _KERNEL = cudnn(torch.ops.aten)
-CUDNN = {"attention": _KERNEL, "packed_attention": packed(_KERNEL)}
+CUDNN = {"attention": _KERNEL, "packed_attention": packed(_KERNEL, rotate_on_gpu_)}

@@ -14,7 +14,7 @@ import torch
 
 from penteract.config.kernel_limits import most_documents
 from penteract.engine.kernels.chunk_order import AttentionLayout, QueryRun
-from penteract.engine.kernels.fusions import packed
+from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.ops.tape import Site
 
@@ -115,4 +115,4 @@ def flash(aten: Any) -> TorchKernel:
 
 
 _KERNEL = flash(torch.ops.aten)
-FLASH = {"attention": _KERNEL, "packed_attention": packed(_KERNEL)}
+FLASH = {"attention": _KERNEL, "packed_attention": packed(_KERNEL, rotate_on_gpu_)}

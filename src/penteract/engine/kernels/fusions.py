@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -29,6 +30,16 @@ def rotate_(env: Env, site: Site, packed: torch.Tensor, positions: torch.Tensor,
     first = (a * cos).addcmul_(b, sin, value=-1)
     b.copy_((b * cos).addcmul_(a, sin))
     a.copy_(first)
+
+
+Rotate = Callable[[Env, Site, torch.Tensor, torch.Tensor, int], None]
+
+
+def rotate_on_gpu_(env: Env, site: Site, packed: torch.Tensor, positions: torch.Tensor, sign: int) -> None:
+    """The same by one kernel; Triton is imported when a run first asks for it."""
+    from penteract.engine.kernels.triton.fusions import rotate_ as in_one_pass  # noqa: PLC0415
+
+    in_one_pass(env, site, packed, positions, sign)
 
 
 # ---- norm ----------------------------------------------------------------------------------------------------------
@@ -112,8 +123,8 @@ def _split(site: Site, x: torch.Tensor) -> list[torch.Tensor]:
     return list(x.split(site.attrs["widths"], -1))
 
 
-def packed(kernel: TorchKernel) -> TorchKernel:
-    """An attention kernel on packed registers: it reads and writes views of them."""
+def packed(kernel: TorchKernel, rotate: Rotate = rotate_) -> TorchKernel:
+    """An attention kernel on packed registers: it reads and writes views of them. `rotate` turns gradients back."""
     assert kernel.input_gradient is not None
     inner = kernel.input_gradient
 
@@ -122,7 +133,7 @@ def packed(kernel: TorchKernel) -> TorchKernel:
 
     def input_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
         inner(env, plain_site(site), [*_split(site, ins[0]), *ins[2:]], weights, _split(site, outs[0]))
-        rotate_(env, site, outs[0], ins[1], -1)
+        rotate(env, site, outs[0], ins[1], -1)
 
     return TorchKernel(forward, input_gradient)
 

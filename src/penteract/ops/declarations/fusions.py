@@ -33,7 +33,7 @@ from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
 from penteract.units import Seconds
 
-PARTS = 256  # sums of a norm's weight gradient, each of some rows: fixed, so that results do not depend on the card
+PARTS = 512  # sums of a norm's weight gradient, each of some rows: fixed, so that results do not depend on the card
 
 _ATTENTION = Attention()
 _ROPE = Rope()
@@ -119,7 +119,8 @@ class PackedAttention(OpDeclaration):
     """Query, key and value side by side [s, B, (H + 2·K)·C], positions [s, B], then as `attention`: own index [s], first
     visible index [s, B], keys' index [t] -> o [s, B, H·C], log-sum-exp [B, H, s].
 
-    `inner`: what computes attention of the three. `copies`: whether it wants each of them by itself.
+    `inner`: what computes attention of the three. `copies`: whether it wants each of them by itself, as plain torch
+    does; kernels of a GPU read views, and turn gradients back in one pass.
     """
 
     part = "attention"
@@ -145,13 +146,73 @@ class PackedAttention(OpDeclaration):
         apart = self.copies * prod(ins[0]) * widths["compute"]
         if phase == "forward":
             return inner + apart
-        return max(inner + 2 * apart, rotation_workspace(ins[:2], attrs, widths))
+        turning = rotation_workspace(ins[:2], attrs, widths) if self.copies else 0
+        return max(inner + 2 * apart, turning)
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         part, seconds = self.inner.cost(rates, call._replace(ins=unpacked(call.ins, call.attrs)), widths, registers)
+        if not self.copies:
+            turning = one_pass_rotation(rates, call.ins, call.attrs, widths)
+            return part, seconds + (turning if call.phase != "forward" else 0.0)
         if call.phase != "forward":
             seconds += rotation_cost(rates, call.ins[:2], call.attrs, widths)
-        return part, seconds + rates.moved(self.copies * 2 * prod(call.ins[0]) * widths["compute"])
+        return part, seconds + rates.moved(2 * prod(call.ins[0]) * widths["compute"])
+
+
+class OnePassForkNorm(ForkNorm):
+    """By kernels that read and write each tensor once."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return 0
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n, width = Eager(widths), prod(ins[0]), weights[0][0]
+        partial = ("stat", PARTS * width)
+        if phase == "weight_gradient":
+            return (e.sums(partial, ("gradient", 2 * width)),)
+        if phase == "forward":
+            return (e.sums(("compute", 2 * n), ("stat", n // width)),)
+        return (e.sums(("compute", 4 * n), ("stat", n // width), partial),)
+
+
+class OneProduct(MergedLinear):
+    """One product where the weights lie behind each other, and gradients of 16-bit factors made in the bucket."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return 0
+
+    def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
+        part, seconds = Linear.cost(self, rates, call, widths, registers)
+        if call.phase == "forward" and len(call.ins) > 1:
+            seconds += one_pass_rotation(rates, call.ins, call.attrs, widths)
+        return part, seconds
+
+
+class OnePassSwiglu(PackedSwiglu):
+    """By one kernel each way."""
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n = Eager(widths), prod(ins[0])
+        return (e.sums(("compute", n + n // 2 if phase == "forward" else 2 * n + n // 2)),)
+
+
+def one_pass(name: str) -> Serves:
+    """A fused op by kernels of a GPU, where the layout asks for them."""
+    declaration = _ONE_PASS[name]
+    return lambda site, layout: declaration if layout.elementwise == "triton" else None
+
+
+def one_pass_rotation(rates: WorkRates, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Seconds:
+    """Seconds of a kernel that rotates the first `turned` columns in place."""
+    return rates.moved(2 * prod(ins[0][:-1]) * attrs["turned"] * widths["compute"])
 
 
 def packed(serves: Serves) -> Callable[[Site, Layout], OpDeclaration | None]:
@@ -199,4 +260,10 @@ FUSIONS: dict[str, OpDeclaration] = {
     "merged_linear": MergedLinear(),
     "packed_swiglu": PackedSwiglu(),
     "packed_attention": PackedAttention(),
+}
+
+_ONE_PASS: dict[str, OpDeclaration] = {
+    "fork_norm": OnePassForkNorm(),
+    "merged_linear": OneProduct(),
+    "packed_swiglu": OnePassSwiglu(),
 }

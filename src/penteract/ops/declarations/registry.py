@@ -24,8 +24,10 @@ from penteract.ops.declarations.flash import FlashAttention
 from penteract.ops.declarations.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.fp8_experts import scaled_experts
 from penteract.ops.declarations.fused import asked_for
-from penteract.ops.declarations.fusions import FUSIONS, packed
+from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.loss import LOSS
+from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
+from penteract.ops.declarations.wide_product import WIDE_PRODUCT, without_recipe
 from penteract.ops.tape import Site
 
 _RUNS = "penteract.engine"
@@ -76,12 +78,29 @@ def _ops(declarations: Mapping[str, OpDeclaration], reference: str) -> dict[str,
     return made
 
 
+def _wide(op_name: str) -> Implementation:
+    """Products whose weight gradients are summed straight into the bucket."""
+    serves = without_recipe(WIDE_PRODUCT[op_name])
+    return Implementation("wide_product", serves, {"cuda": f"{_RUNS}.kernels.wide_product:WIDE_PRODUCT"})
+
+
+def _one_pass(op_name: str) -> Implementation:
+    """A kernel that goes over its tensors once."""
+    table = f"{_RUNS}.kernels.triton.one_pass:ONE_PASS"
+    return Implementation("triton", gpu_kernels(ONE_PASS[op_name]), {"cuda": table})
+
+
 # FP8 products run in units that GPUs have; elsewhere they are emulated, with the same codes and scales.
 _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
+    **{op_name: (_one_pass(op_name),) for op_name in ONE_PASS},
     "attention": (
         Implementation("cudnn", asked_for("cudnn", CudnnAttention), {"cuda": f"{_RUNS}.kernels.cudnn:CUDNN"}),
         Implementation("flash", asked_for("flash", FlashAttention), {"cuda": f"{_RUNS}.kernels.flash:FLASH"}),
     ),
+    **{
+        name: (Implementation("one_pass", one_pass(name), {"cuda": f"{_RUNS}.kernels.triton.fusions:FUSIONS"}),)
+        for name in ("fork_norm", "merged_linear", "packed_swiglu")
+    },
     "packed_attention": (
         Implementation("cudnn", packed(asked_for("cudnn", CudnnAttention)), {"cuda": f"{_RUNS}.kernels.cudnn:CUDNN"}),
         Implementation("flash", packed(asked_for("flash", FlashAttention)), {"cuda": f"{_RUNS}.kernels.flash:FLASH"}),
@@ -92,7 +111,9 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
             {"cuda": f"{_RUNS}.kernels.fp8:FP8", "cpu": f"{_RUNS}.kernels.fp8:EMULATED"},
         ),
         Implementation("fp8_triton", with_recipe(scaled_linear, "triton"), {"cuda": f"{_RUNS}.kernels.triton.fp8:FP8"}),
+        _wide("linear"),
     ),
+    "logits": (_wide("logits"),),
     "expert_linear": (
         Implementation(
             "fp8", with_recipe(scaled_experts, "reference"),
