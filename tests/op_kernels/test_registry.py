@@ -18,6 +18,7 @@ from penteract.config.precision.fp8 import Fp8
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.kernels.checks import check_kernels
+from penteract.engine.kernels.dense import DENSE
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.kernels.registry import kernel, kernels
@@ -69,7 +70,7 @@ def forward(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors)
 def backward(name: str) -> Any:
     def run(*about: Any) -> None:
         ran.append(name)
-        getattr(REFERENCE["rms_norm"], name)(*about)
+        getattr(DENSE["rms_norm"], name)(*about)
 
     return run
 
@@ -150,7 +151,7 @@ def test_an_implementation_may_serve_some_calls_alone() -> None:
 # ---- entries -----------------------------------------------------------------------------------------------------
 
 FP8 = Fp8(kind="rowwise", experts=True)
-OF_AN_OP = ("part", "differentiable", "input_keeps", "weight_keeps", "deferrable", "passes_gradient", "overwrites",
+OF_AN_OP = ("part", "differentiable", "input_keeps", "weight_keeps", "deferrable", "passes_gradient", "overwrites", "forks",
             "results", "gradients", "carry", "products", "flops")  # fmt: skip
 OF_AN_IMPLEMENTATION = ("agreed", "workspace", "traffic", "cost")
 CHOSEN = [
@@ -161,6 +162,8 @@ CHOSEN = [
     ("linear", {}, Layout(elementwise="triton"), "wide_product"),
     ("logits", {}, Layout(elementwise="triton"), "wide_product"),
     *[(op_name, {}, Layout(elementwise="triton"), "triton") for op_name in ONE_PASS],
+    *[(name, {}, Layout(elementwise="triton"), "triton") for name in ("fork_norm", "merged_linear", "packed_swiglu")],
+    *[("packed_attention", {}, Layout(attention=name), name) for name in ("cudnn", "flash")],
     ("linear", {"fp8": FP8}, Layout(), "fp8"),
     ("linear", {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton"),
     ("expert_linear", {"fp8": FP8}, Layout(), "fp8"),

@@ -1,4 +1,4 @@
-"""Weight gradients summed by products of 16-bit factors in fp32, straight into the bucket: cuBLAS writes what it sums."""
+"""Weight gradients as products of 16-bit factors that write an fp32 bucket: nothing is rounded or made beside it."""
 
 from __future__ import annotations
 
