@@ -29,6 +29,7 @@ from penteract.ops.declarations.declaration import (
 from penteract.ops.declarations.dense import Linear, RmsNorm, Rope, Swiglu
 from penteract.ops.declarations.steps import added
 from penteract.ops.declarations.traffic import Eager, Kernels
+from penteract.ops.declarations.wide_product import is_wide
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
 from penteract.units import Seconds
@@ -111,8 +112,9 @@ class PackedSwiglu(Swiglu):
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
-        half = (*ins[0][:-1], ins[0][-1] // 2)
-        return super().traffic(phase, [half, half], weights, attrs, widths)
+        e, n, apart = Eager(widths), prod(ins[0]) // 2, prod(ins[0][:-1]) > 1
+        one, two = (e.each(n, *["compute"] * k, strided=apart) for k in (2, 3))
+        return (one, two) if phase == "forward" else (one, two, two, two)
 
 
 class PackedAttention(OpDeclaration):
@@ -185,7 +187,8 @@ class OneProduct(MergedLinear):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        return 0
+        wide = phase != "weight_gradient" or is_wide(widths)
+        return 0 if wide else narrow_product(sum(map(prod, weights)), widths)
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         part, seconds = Linear.cost(self, rates, call, widths, registers)

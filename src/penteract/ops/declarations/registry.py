@@ -98,7 +98,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         Implementation("flash", asked_for("flash", FlashAttention), {"cuda": f"{_RUNS}.kernels.flash:FLASH"}),
     ),
     **{
-        name: (Implementation("one_pass", one_pass(name), {"cuda": f"{_RUNS}.kernels.triton.fusions:FUSIONS"}),)
+        name: (Implementation("triton", one_pass(name), {"cuda": f"{_RUNS}.kernels.triton.fusions:FUSIONS"}),)
         for name in ("fork_norm", "merged_linear", "packed_swiglu")
     },
     "packed_attention": (

@@ -14,11 +14,9 @@ import triton
 import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors
+from penteract.engine.kernels.triton.norm import put_sum
 from penteract.ops.declarations.fusions import PARTS
 from penteract.ops.tape import Site
-
-_COLUMNS = 64  # of one program that adds partial sums up
-_ROWS = tl.constexpr(64)  # of them at a time
 
 
 def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -34,10 +32,7 @@ def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
 
 def fork_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
     """Partial sums [PARTS, D] -> the weight's gradient [D], written or added."""
-    width = into[0].numel()
-    _sum[(triton.cdiv(width, _COLUMNS),)](
-        ins[0], into[0], width, ROWS=PARTS, COLUMNS=_COLUMNS, ADD=add, num_warps=4
-    )
+    put_sum(ins[0], into[0], add)
 
 
 def _warps(width: int) -> int:
@@ -66,17 +61,3 @@ def _backward(
         made = (slope - normed * mean) * s + branch
         tl.store(gradient + begin + at, made.to(gradient.dtype.element_ty), here)
     tl.store(parts + part * width + at, total, here)
-
-
-@triton.jit
-def _sum(parts, into, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ADD: tl.constexpr):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    here = (column < width)[None, :]
-    total = tl.zeros([_ROWS, COLUMNS], tl.float32)
-    for first in range(0, ROWS, _ROWS):
-        row = first + tl.arange(0, _ROWS)
-        total += tl.load(parts + row[:, None] * width + column[None, :], here, other=0.0)
-    out = tl.sum(total, axis=0)
-    if ADD:
-        out += tl.load(into + column, column < width, other=0.0).to(tl.float32)
-    tl.store(into + column, out.to(into.dtype.element_ty), column < width)

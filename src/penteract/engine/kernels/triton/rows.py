@@ -13,6 +13,8 @@ WIDE = 1024  # columns of a tile: lines of 2 KiB in 16 bits
 def row_stride(x: torch.Tensor) -> int:
     """x [.., n], which may be some columns of a wider tensor -> elements from one row to the next. Raises ValueError
     where rows are not at even distances, or not whole."""
+    if x.is_contiguous():
+        return x.shape[-1]
     rows = x.view(-1, x.shape[-1])
     if rows.stride(1) != 1 and rows.shape[1] > 1:
         raise ValueError(f"rows of a tensor with strides {x.stride()} are not whole")

@@ -15,6 +15,7 @@ from penteract.ops.tape import Site
 
 _TILE = 2048  # elements of each tensor in a program: 16 of each thread
 _WARPS = 4
+_ROUTED = ("rows",)  # which may be other ones in every step: no kernel is compiled for some of them
 
 
 @triton.jit
@@ -25,7 +26,7 @@ def _place(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return row, column, (row < rows) & (column < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ROUTED)
 def _forward(gate, up, out, rows, width, gate_row, up_row, out_row, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row, column, here = _place(rows, width, ROWS, COLUMNS)
     a = tl.load(gate + row * gate_row + column, here, other=0.0).to(tl.float32)
@@ -33,7 +34,7 @@ def _forward(gate, up, out, rows, width, gate_row, up_row, out_row, ROWS: tl.con
     tl.store(out + row * out_row + column, (a * tl.sigmoid(a) * b).to(out.dtype.element_ty), here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_ROUTED)
 def _input(
     gate, up, g, of_gate, of_up, rows, width, gate_row, up_row, g_row, of_gate_row, of_up_row, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
