@@ -77,7 +77,7 @@ class Layout:
     attention: AttentionKernel = "reference"  # which kernel of the op: plain torch, or a fused kernel of a GPU
     loss: LossKernel = "reference"  # chunked: logits of some tokens at a time, all of it in backward
     loss_chunk: int = 0  # those tokens; 0: as many as a moderate block of logits has
-    elementwise: Elementwise = "reference"  # what makes codes of FP8 and moves parameters: plain torch, or GPU kernels
+    elementwise: Elementwise = "reference"  # norms, activations, loss, update, FP8 codes: plain torch, or GPU kernels
     fuse: tuple[Fusion, ...] = ()  # ops that become one: `ops/fuse.py` says which
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 
