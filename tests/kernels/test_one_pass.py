@@ -20,8 +20,8 @@ from penteract.engine.kernels import rotary
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.kernels.triton import norm, one_pass
-from penteract.engine.kernels.triton.rope import rotate
-from penteract.engine.kernels.triton.rows import columns, row_stride
+from penteract.engine.kernels.triton.rotary import rotate
+from penteract.engine.kernels.triton.strides import columns, row_stride
 from penteract.engine.kernels.triton.swiglu import put_swiglu, put_swiglu_input
 from penteract.ops.declarations.one_pass import ONE_PASS
 from penteract.ops.tape import Site
@@ -67,7 +67,7 @@ def angles_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
         with _disable_current_modes():
             return made(site, device)
 
-    monkeypatch.setattr("penteract.engine.kernels.triton.rope.turns", unseen)
+    monkeypatch.setattr("penteract.engine.kernels.triton.rotary.turns", unseen)
 
 
 def let_go(kernel: TorchKernel) -> TorchKernel:

@@ -37,7 +37,7 @@ Rotate = Callable[[Env, Site, torch.Tensor, torch.Tensor, int], None]
 
 def rotate_on_gpu_(env: Env, site: Site, packed: torch.Tensor, positions: torch.Tensor, sign: int) -> None:
     """The same by one kernel; Triton is imported when a run first asks for it."""
-    from penteract.engine.kernels.triton.fusions import rotate_ as in_one_pass  # noqa: PLC0415
+    from penteract.engine.kernels.triton.fusions import rotate_ as in_one_pass
 
     in_one_pass(env, site, packed, positions, sign)
 

@@ -197,7 +197,7 @@ class OneProduct(MergedLinear):
         return part, seconds
 
 
-class OnePassSwiglu(PackedSwiglu):
+class OnePassPackedSwiglu(PackedSwiglu):
     """By one kernel each way."""
 
     def traffic(
@@ -268,5 +268,5 @@ FUSIONS: dict[str, OpDeclaration] = {
 _ONE_PASS: dict[str, OpDeclaration] = {
     "fork_norm": OnePassForkNorm(),
     "merged_linear": OneProduct(),
-    "packed_swiglu": OnePassSwiglu(),
+    "packed_swiglu": OnePassPackedSwiglu(),
 }

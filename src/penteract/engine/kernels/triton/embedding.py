@@ -12,7 +12,7 @@ import triton.language as tl
 
 from penteract.engine.kernels.dense import embedding
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.triton.rows import row_stride
+from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
 
 _COLUMNS = 512  # of a program

@@ -13,7 +13,7 @@ from penteract.engine.kernels.fusions import merged_linear, merged_linear_input
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.fork_norm import fork_norm_input, fork_norm_weight
 from penteract.engine.kernels.triton.norm import rms_norm
-from penteract.engine.kernels.triton.rope import rotate
+from penteract.engine.kernels.triton.rotary import rotate
 from penteract.engine.kernels.triton.swiglu import put_swiglu, put_swiglu_input
 from penteract.engine.kernels.wide_product import put_wide_product
 from penteract.ops.declarations.fusions import columns

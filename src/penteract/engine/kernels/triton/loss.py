@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.triton.rows import row_stride
+from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
 
 _COLUMNS, _WARPS = 4096, 8  # of a row at a time; of a program: 16 elements of a thread

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.triton.rows import columns, row_stride
+from penteract.engine.kernels.triton.strides import columns, row_stride
 from penteract.ops.declarations.one_pass import parts
 from penteract.ops.tape import Site
 

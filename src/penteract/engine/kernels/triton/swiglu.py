@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.triton.rows import columns, row_count, row_stride
+from penteract.engine.kernels.triton.strides import columns, row_count, row_stride
 from penteract.ops.tape import Site
 
 _TILE = 2048  # elements of each tensor in a program: 16 of each thread

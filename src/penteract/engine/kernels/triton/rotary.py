@@ -15,7 +15,7 @@ import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.rotary import turns
-from penteract.engine.kernels.triton.rows import row_stride
+from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
 
 _TOKENS = 4  # of a program
