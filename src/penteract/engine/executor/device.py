@@ -22,9 +22,11 @@ _T = TypeVar("_T")
 
 
 class Device(Protocol):
-    """`pinned`: host memory is page-locked where it is copied from or to. `backend`: of torch.distributed."""
+    """`pinned`: host memory is page-locked where it is copied from or to. `backend`: of torch.distributed.
+    `behind`: it computes while the host goes on."""
 
     pinned: ClassVar[bool]
+    behind: ClassVar[bool]
     backend: ClassVar[str]
 
     def share(self, ranks: int) -> None:
@@ -49,6 +51,10 @@ class Device(Protocol):
         """x, on the host, as it can be copied to the device without the host waiting."""
         ...
 
+    def read(self, x: torch.Tensor) -> Callable[[], list[float]]:
+        """The numbers of x [n] as they are once all that was asked for so far is computed. Whoever calls waits."""
+        ...
+
     def settle(self) -> None:
         """The host waits for all that has been computed."""
         ...
@@ -67,6 +73,7 @@ class Cpu:
     """The host's cores: what is started is done."""
 
     pinned: ClassVar[bool] = False
+    behind: ClassVar[bool] = False
     backend: ClassVar[str] = "gloo"
 
     def share(self, ranks: int) -> None:
@@ -84,6 +91,10 @@ class Cpu:
 
     def staged(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def read(self, x: torch.Tensor) -> Callable[[], list[float]]:
+        numbers = x.tolist()
+        return lambda: numbers
 
     def settle(self) -> None: ...
 
@@ -114,6 +125,7 @@ class Cuda:
     at: torch.device
     streams: dict[str, torch.cuda.Stream] = field(default_factory=dict[str, torch.cuda.Stream])
     pinned: ClassVar[bool] = True
+    behind: ClassVar[bool] = True
     backend: ClassVar[str] = "cpu:gloo,cuda:nccl"
 
     def share(self, ranks: int) -> None: ...
@@ -140,6 +152,18 @@ class Cuda:
 
     def staged(self, x: torch.Tensor) -> torch.Tensor:
         return x.pin_memory()
+
+    def read(self, x: torch.Tensor) -> Callable[[], list[float]]:
+        there = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        there.copy_(x, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+
+        def numbers() -> list[float]:
+            event.synchronize()
+            return there.tolist()
+
+        return numbers
 
     def settle(self) -> None:
         torch.cuda.current_stream().synchronize()

@@ -62,6 +62,7 @@ class Run:
     agreed: dict[Name, torch.Tensor] = field(init=False)  # on what ranks agree, in place
     host: Arena | None = None  # where what is offloaded lies
     common: Factors | None = None  # to the updates of all buckets, in this step
+    latch: torch.Tensor = field(init=False)  # 0; NaN after a step that was not finite, or with which ranks stop
     streamed: Streamed | None = None  # through which the optimizer's buffers come, where they are on the host
 
     def __post_init__(self) -> None:
@@ -78,7 +79,7 @@ class Run:
             self.env.scales.update(self.state.codes.scales)
         self.summed = Totals(self.p, device)
         self.totals = self.summed.numbers
-        self.stop = torch.zeros((), dtype=stat, device=device)
+        self.stop, self.latch = (torch.zeros((), dtype=stat, device=device) for _ in range(2))
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
         self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed}
         self.agreed["norm and losses"] = self.summed.vector
@@ -234,13 +235,22 @@ class Run:
 
     def factors(self) -> None:
         self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # what a loss that is not finite taught is skipped as well
+        self.totals[0].add_(self.latch)
         if self.state.scaling is not None:
             self.state.scaling.unscale(self.totals[0])
         if self.state.history is not None:
             self.state.history.end(self.totals[0])
         if self.optimizer is not None:
             self.common = self.optimizer.factors(self.totals[0])
+        self._latch()
         self.summed.told(self.counts)
+
+    def _latch(self) -> None:
+        """After a step that was not finite, or the last before a stop, no later step changes anything: the host reads a
+        step's outcome when the next is under way, and saves the state that this one left."""
+        if self.state.scaling is None:
+            self.latch.add_(self.totals[0] * 0)
+        self.latch.masked_fill_(self.totals[-1] > 0, torch.nan)
 
     def update(self, bucket: int) -> None:
         if self.optimizer is None:

@@ -40,7 +40,10 @@ class Feeder:
     failed: Exception | None = None  # why there is none, where it cannot be drawn
 
     def feed(self, samples: Samples, first: int) -> list[int] | None:
-        """Fill the tensors. -> the targets of this rank's part, unless those of all ranks are known."""
+        """Fill the tensors. -> the targets of this rank's part, unless those of all ranks are known. Where the batch
+        could not be drawn, all ranks stop after the step before: what they began meanwhile changes nothing."""
+        if self.failed is not None:
+            return None
         drawn, self.drawn = self.drawn, None
         known = drawn is not None and drawn.samples is samples and drawn.first == first
         now = drawn if drawn is not None and known else self._draw(samples, first)
