@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from penteract.config.layout import AttentionKernel, CpMethod, Elementwise, Layout
@@ -24,6 +24,8 @@ class KernelLimits:
     widest     head
     window     whether it has sliding windows
     documents  how many may meet in so many query tokens; None: it takes whole sequences alone
+    package    what it needs beside torch, and the version, whose private functions it calls
+    capability of the GPUs that it has been written for; None: any
     """
 
     context: tuple[CpMethod, ...]
@@ -32,10 +34,24 @@ class KernelLimits:
     documents: Callable[[int], int] | None = None
     device: str = "cuda"
     computes: tuple[str, ...] = ("bf16", "fp16")
+    package: tuple[str, str] | None = None
+    capability: tuple[int, int] | None = None
 
+
+FA4 = ("flash-attn-4", "4.0.0b36")
+HOPPER = (9, 0)  # tiles, and so what it allocates, differ on other GPUs
 
 # Fastest first.
 ATTENTION: Mapping[AttentionKernel, KernelLimits] = {
+    "fa4": KernelLimits(context=("ulysses",), widest=128, window=True, package=FA4, capability=HOPPER),
+    "fa4_documents": KernelLimits(
+        context=("all_gather", "ulysses"),
+        widest=128,
+        window=True,
+        documents=most_documents,
+        package=FA4,
+        capability=HOPPER,
+    ),
     "cudnn": KernelLimits(context=("ulysses",), widest=128, window=False),
     "flash": KernelLimits(context=("all_gather", "ulysses"), widest=256, window=True, documents=most_documents),
 }
@@ -76,11 +92,13 @@ def fastest_elementwise(p: Policy) -> Elementwise:
     return "triton" if p.stat == "fp32" else "reference"
 
 
-def fastest_attention(model: ModelSpec, cp: int, method: CpMethod, p: Policy) -> AttentionKernel:
-    """The fastest that these may have on a GPU."""
+def fastest_attention(
+    model: ModelSpec, cp: int, method: CpMethod, p: Policy, packages: Collection[str] = ()
+) -> AttentionKernel:
+    """The fastest that these may have on a GPU with torch and `packages`."""
     for kernel, can in ATTENTION.items():
-        if p.compute in can.computes and not any(
-            kernel_breaches(model, Layout(cp=cp, cp_method=method, attention=kernel))
-        ):
+        if p.compute not in can.computes or (can.package and can.package[0] not in packages):
+            continue
+        if not any(kernel_breaches(model, Layout(cp=cp, cp_method=method, attention=kernel))):
             return kernel
     return "reference"

@@ -9,13 +9,14 @@ from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.schedule.schedule import Placement
 
 CpMethod = Literal["all_gather", "ring", "ulysses"]
-AttentionKernel = Literal["reference", "flash", "cudnn"]
+AttentionKernel = Literal["reference", "fa4_documents", "fa4", "flash", "cudnn"]
 LossKernel = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
 Fusion = Literal["norm", "mlp", "qkv"]
 
 ZERO_STAGES = (0, 1, 2, 3)
-ATTENTION_KERNELS: tuple[AttentionKernel, ...] = ("reference", "flash", "cudnn")
+# Those of a package of its own before those of torch, and in each the fastest last.
+ATTENTION_KERNELS: tuple[AttentionKernel, ...] = ("reference", "fa4_documents", "fa4", "flash", "cudnn")
 LOSS_KERNELS: tuple[LossKernel, ...] = ("reference", "chunked")
 ELEMENTWISE: tuple[Elementwise, ...] = ("reference", "triton")
 FUSIONS: tuple[Fusion, ...] = ("norm", "mlp", "qkv")

@@ -103,7 +103,7 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
     if axis == "shard_group":
         return (n for n in (*_divisors(lay.dp * lay.cp, found), 0) if n != found)
     if axis == "attention":
-        return iter([v for v in reversed(ATTENTION_KERNELS) if v != found])  # the fastest first
+        return iter([v for v in reversed(ATTENTION_KERNELS) if v != found])  # torch's, then others'
     if axis == "dp" and case.world is not None:
         return iter([max(1, case.world // max(1, lay.tp * lay.pp * lay.cp))])
     if axis == "sequence_length":

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from importlib import metadata
 from importlib.util import find_spec
 
 import torch
 
 from penteract.config import case as spec_case
-from penteract.config.kernel_limits import ATTENTION, check_elementwise, kernel_breaches, takes_documents
+from penteract.config.kernel_limits import (
+    ATTENTION,
+    KernelLimits,
+    check_elementwise,
+    kernel_breaches,
+    takes_documents,
+)
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.nearest import allowed_values
 from penteract.config.rules.settle import Settle
@@ -48,9 +55,27 @@ def _check_attention(p: Program, device: torch.device, *, packed: bool) -> None:
         raise BadInput("KERNEL", what, where=spec_case.AXES[axis], found=case.get(axis), allowed=", ".join(able),
                        fix=", or ".join(fix))  # fmt: skip
     if packed and not takes_documents(kernel):
-        other = next(iter([f", or --{KEY} {name}" for name in ATTENTION if takes_documents(name)]), "")
+        able = [name for name, its in ATTENTION.items() if takes_documents(name) and its.package == can.package]
+        other = "".join(f", or --{KEY} {name}" for name in able[:1])
         raise _refusal(kernel, "takes whole sequences", "documents that share them", "data.pack_documents false",
                        f"--data.pack_documents false{other}")  # fmt: skip
+    _check_installed(kernel, can, device)
+
+
+def _check_installed(kernel: str, can: KernelLimits, device: torch.device) -> None:
+    """A kernel of another package is called below its public functions: it is that of one version, for some GPUs."""
+    if can.package is not None:
+        name, wanted = can.package
+        try:
+            found = f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            found = f"a python without {name}"
+        if found != f"{name} {wanted}":
+            raise _refusal(kernel, "is of another package", found, f"{name} {wanted}",
+                           f"pip install '{name}=={wanted}' (as 'penteract[gpu]' does), or {PLAIN}")  # fmt: skip
+    if can.capability is not None and (version := torch.cuda.get_device_capability(device)) != can.capability:
+        raise _refusal(kernel, "is for Hopper", f"compute capability {version[0]}.{version[1]}", "9.0",
+                       f"--{KEY} cudnn, or {PLAIN}")  # fmt: skip
 
 
 def _check_elementwise(p: Program, device: torch.device) -> None:

@@ -9,21 +9,22 @@ replaced.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penteract.config.layout import Layout
+from penteract.config.layout import AttentionKernel, Layout
 from penteract.errors import Bug
 from penteract.ops.declarations.attention import ATTENTION
 from penteract.ops.declarations.cudnn import CudnnAttention
 from penteract.ops.declarations.declaration import OpDeclaration, Serves
 from penteract.ops.declarations.dense import DENSE
 from penteract.ops.declarations.experts import EXPERTS
+from penteract.ops.declarations.fa4 import Fa4Attention, Fa4Documents
 from penteract.ops.declarations.flash import FlashAttention
 from penteract.ops.declarations.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.fp8_experts import scaled_experts
-from penteract.ops.declarations.fused import asked_for
+from penteract.ops.declarations.fused import FusedAttention, asked_for
 from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.loss import LOSS
 from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
@@ -84,6 +85,22 @@ def _wide(op_name: str) -> Implementation:
     return Implementation("wide_product", serves, {"cuda": f"{_RUNS}.kernels.wide_product:WIDE_PRODUCT"})
 
 
+_FUSED_ATTENTION: tuple[tuple[AttentionKernel, type[FusedAttention], str], ...] = (
+    ("fa4", Fa4Attention, "fa4:FA4"),
+    ("fa4_documents", Fa4Documents, "fa4:FA4_DOCUMENTS"),
+    ("cudnn", CudnnAttention, "cudnn:CUDNN"),
+    ("flash", FlashAttention, "flash:FLASH"),
+)
+
+
+def _attention(over: Callable[[Serves], Serves]) -> tuple[Implementation, ...]:
+    """The fused kernels that layouts ask for by name; `over`: how their registers lie."""
+    return tuple(
+        Implementation(name, over(asked_for(name, kind)), {"cuda": f"{_RUNS}.kernels.{table}"})
+        for name, kind, table in _FUSED_ATTENTION
+    )
+
+
 def _one_pass(op_name: str) -> Implementation:
     """A kernel that goes over its tensors once."""
     table = f"{_RUNS}.kernels.triton.one_pass:ONE_PASS"
@@ -93,18 +110,12 @@ def _one_pass(op_name: str) -> Implementation:
 # FP8 products run in units that GPUs have; elsewhere they are emulated, with the same codes and scales.
 _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
     **{op_name: (_one_pass(op_name),) for op_name in ONE_PASS},
-    "attention": (
-        Implementation("cudnn", asked_for("cudnn", CudnnAttention), {"cuda": f"{_RUNS}.kernels.cudnn:CUDNN"}),
-        Implementation("flash", asked_for("flash", FlashAttention), {"cuda": f"{_RUNS}.kernels.flash:FLASH"}),
-    ),
+    "attention": _attention(lambda serves: serves),
     **{
         name: (Implementation("triton", one_pass(name), {"cuda": f"{_RUNS}.kernels.triton.fusions:FUSIONS"}),)
         for name in ("fork_norm", "merged_linear", "packed_swiglu")
     },
-    "packed_attention": (
-        Implementation("cudnn", packed(asked_for("cudnn", CudnnAttention)), {"cuda": f"{_RUNS}.kernels.cudnn:CUDNN"}),
-        Implementation("flash", packed(asked_for("flash", FlashAttention)), {"cuda": f"{_RUNS}.kernels.flash:FLASH"}),
-    ),
+    "packed_attention": _attention(packed),
     "linear": (
         Implementation(
             "fp8", with_recipe(scaled_linear, "reference"),
