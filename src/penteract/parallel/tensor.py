@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penteract.config.layout import Layout
 from penteract.ops.do import Do, Redistribution, Steps, Value, Values, lone
 from penteract.ops.params import Param
 
@@ -27,6 +28,7 @@ leave = lone("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..
 
 
 _LOGITS = 2**28  # of a chunk, where nobody says how many tokens it has
+_TOKENS, _MOST_LOGITS = 8192, 2**31  # the least that suits kernels that pass over them once, while they are no more
 _TILE = 128  # tokens: products are cut into tiles of so many
 # What is passed over several times should stay in a GPU's cache, some 50 MiB: fp32 copies of so many logits, and so
 # many elements of a weight gradient, made in bf16 beside its bucket.
@@ -115,7 +117,7 @@ class Chunks:
             yield steps.forward("rows", h, **part)[0], steps.forward("rows", targets, **part)[0]
 
     def _suiting(self, steps: Steps) -> int:
-        return chunk_tokens(self.w.local_shape(steps.mesh)[0])
+        return chunk_tokens(self.w.local_shape(steps.mesh)[0], steps.mesh.layout)
 
     def _of_term(self, steps: Steps, name: str = "") -> dict[str, Any]:
         return {"name": name or self.term, "scale": self.term, "copies": steps.mesh.size("tp")}
@@ -131,9 +133,12 @@ class Chunks:
         return max(1, _WIDE // columns)
 
 
-def chunk_tokens(shard: int) -> int:
-    """Tokens of a chunk, where nobody says, of `shard` rows of the head: whole tiles if they can be."""
+def chunk_tokens(shard: int, layout: Layout) -> int:
+    """Tokens of a chunk, where nobody says, of `shard` rows of the head: whole tiles if they can be. Kernels that pass
+    over logits once want more of them: products of more tokens are faster, and their weight gradients fewer."""
     tokens = _LOGITS // shard
+    if layout.elementwise == "triton":
+        tokens = max(tokens, min(_TOKENS, _MOST_LOGITS // shard))
     return tokens // _TILE * _TILE or tokens
 
 

@@ -241,7 +241,7 @@ class Recorder:
         one long sequence what it makes of several. 0 where it sees more."""
         if name != HEAD.name or self.model.mtp_layers or layout.loss != "chunked":
             return 0
-        lay, chunk = layout, layout.loss_chunk or chunk_tokens(self.model.vocab_size // layout.tp)
+        lay, chunk = layout, layout.loss_chunk or chunk_tokens(self.model.vocab_size // layout.tp, layout)
         return 0 if chunk % lay.micro_batch_size else self.sequence_length // lay.cp * lay.micro_batch_size
 
     @tracked
