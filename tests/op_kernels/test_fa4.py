@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from importlib import metadata
 from typing import Any
 
 import pytest
 
 from op_kernels.fa4 import Fa4
 from op_kernels.fused import Case, Trial
-from penteract.config.kernel_limits import FA4, most_documents
+from penteract.config.kernel_limits import installed_packages, most_documents
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels.fa4 import documents, library
@@ -20,14 +19,7 @@ CALLED = ("_flash_attn_fwd", "_flash_attn_bwd")
 DEFAULTS = {"softcap": (None, 0.0), "learnable_sink": (None,), "deterministic": (False,), "num_splits": (1,)}
 
 
-def _installed() -> bool:
-    try:
-        return metadata.version(FA4[0]) == FA4[1]
-    except metadata.PackageNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not _installed(), reason="needs flash-attn-4")
+@pytest.mark.skipif(not installed_packages(), reason="needs flash-attn-4")
 @pytest.mark.parametrize("name", CALLED)
 def test_the_package_takes_what_it_is_told(name: str):
     """Positional tensors come first, what is told by name is there, and what is not told is off."""

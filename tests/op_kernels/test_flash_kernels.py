@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from penteract.config.kernel_limits import fastest_attention
+from penteract.config.kernel_limits import fastest_attention, installed_packages, installed_version
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
@@ -87,7 +87,7 @@ FA4 = ("fa4", "fa4_documents")
 def _installed(
     monkeypatch: pytest.MonkeyPatch, version: str = "4.0.0b36", capability: tuple[int, int] = (9, 0)
 ) -> None:
-    monkeypatch.setattr(checks.metadata, "version", lambda name: version)
+    monkeypatch.setattr(checks, "installed_version", lambda name: version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
 
@@ -105,11 +105,7 @@ def test_a_kernel_of_a_package_wants_this_version_and_gpu(monkeypatch: pytest.Mo
     )
     _installed(monkeypatch, capability=(10, 0))
     assert "found compute capability 10.0 / allowed 9.0 · fix: --kernels.attention cudnn" in _refused(_kernel(kernel))
-
-    def missing(name: str) -> str:
-        raise checks.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(checks.metadata, "version", missing)
+    _installed(monkeypatch, version="")
     assert "found a python without flash-attn-4" in _refused(_kernel(kernel))
 
 
@@ -118,6 +114,11 @@ def test_plans_have_no_kernel_of_a_package_unasked():
     assert fastest_attention(*asked) == "cudnn"
     assert fastest_attention(*asked, packages=["flash-attn-4"]) == "fa4"
     assert fastest_attention(MODEL, 2, "all_gather", RECIPES["bf16"], ["flash-attn-4"]) == "fa4_documents"
+    assert fastest_attention(*asked, packages=["flash-attn-4"], documents=True) == "fa4_documents"
+    assert fastest_attention(*asked, packages=["flash-attn-4"], capability=(8, 0)) == "cudnn"
+    assert fastest_attention(*asked, documents=True) == "flash"
+    assert installed_version("no-such-package") == ""
+    assert installed_packages() <= {"flash-attn-4"}
 
 
 def test_kernels_in_triton_want_triton(monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import metadata
 
 from penteract.config.layout import AttentionKernel, CpMethod, Elementwise, Layout
 from penteract.config.model import ModelSpec
@@ -24,7 +25,7 @@ class KernelLimits:
     widest     head
     window     whether it has sliding windows
     documents  how many may meet in so many query tokens; None: it takes whole sequences alone
-    package    what it needs beside torch, and the version, whose private functions it calls
+    package    what it needs beside torch, and the version, whose private functions it calls; `module`: where they are
     capability of the GPUs that it has been written for; None: any
     """
 
@@ -35,23 +36,20 @@ class KernelLimits:
     device: str = "cuda"
     computes: tuple[str, ...] = ("bf16", "fp16")
     package: tuple[str, str] | None = None
+    module: str = ""
     capability: tuple[int, int] | None = None
 
 
 FA4 = ("flash-attn-4", "4.0.0b36")
 HOPPER = (9, 0)  # tiles, and so what it allocates, differ on other GPUs
 
+_FA4 = KernelLimits(
+    context=("ulysses",), widest=128, window=True, package=FA4, module="flash_attn.cute.interface", capability=HOPPER
+)
 # Fastest first.
 ATTENTION: Mapping[AttentionKernel, KernelLimits] = {
-    "fa4": KernelLimits(context=("ulysses",), widest=128, window=True, package=FA4, capability=HOPPER),
-    "fa4_documents": KernelLimits(
-        context=("all_gather", "ulysses"),
-        widest=128,
-        window=True,
-        documents=most_documents,
-        package=FA4,
-        capability=HOPPER,
-    ),
+    "fa4": _FA4,
+    "fa4_documents": replace(_FA4, context=("all_gather", "ulysses"), documents=most_documents),
     "cudnn": KernelLimits(context=("ulysses",), widest=128, window=False),
     "flash": KernelLimits(context=("all_gather", "ulysses"), widest=256, window=True, documents=most_documents),
 }
@@ -92,12 +90,36 @@ def fastest_elementwise(p: Policy) -> Elementwise:
     return "triton" if p.stat == "fp32" else "reference"
 
 
+def installed_packages() -> frozenset[str]:
+    """The packages of kernels that are here in the version that is called."""
+    wanted = dict(can.package for can in ATTENTION.values() if can.package is not None)
+    return frozenset(name for name, version in wanted.items() if installed_version(name) == version)
+
+
+def installed_version(package: str) -> str:
+    """ "" where it is not there."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def fastest_attention(
-    model: ModelSpec, cp: int, method: CpMethod, p: Policy, packages: Collection[str] = ()
+    model: ModelSpec,
+    cp: int,
+    method: CpMethod,
+    p: Policy,
+    packages: Collection[str] = (),
+    *,
+    capability: tuple[int, int] = HOPPER,
+    documents: bool = False,
 ) -> AttentionKernel:
-    """The fastest that these may have on a GPU with torch and `packages`."""
+    """The fastest that these may have on a GPU of a compute capability, with torch and `packages`. `documents`: whether
+    they share sequences."""
     for kernel, can in ATTENTION.items():
         if p.compute not in can.computes or (can.package and can.package[0] not in packages):
+            continue
+        if (can.capability and can.capability != capability) or (documents and can.documents is None):
             continue
         if not any(kernel_breaches(model, Layout(cp=cp, cp_method=method, attention=kernel))):
             return kernel

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from importlib import metadata
 from importlib.util import find_spec
 
 import torch
@@ -14,6 +13,7 @@ from penteract.config.kernel_limits import (
     ATTENTION,
     KernelLimits,
     check_elementwise,
+    installed_version,
     kernel_breaches,
     takes_documents,
 )
@@ -66,15 +66,12 @@ def _check_installed(kernel: str, can: KernelLimits, device: torch.device) -> No
     """A kernel of another package is called below its public functions: it is that of one version, for some GPUs."""
     if can.package is not None:
         name, wanted = can.package
-        try:
-            found = f"{name} {metadata.version(name)}"
-        except metadata.PackageNotFoundError:
-            found = f"a python without {name}"
-        if found != f"{name} {wanted}":
+        if (version := installed_version(name)) != wanted:
+            found = f"{name} {version}" if version else f"a python without {name}"
             raise _refusal(kernel, "is of another package", found, f"{name} {wanted}",
                            f"pip install '{name}=={wanted}' (as 'penteract[gpu]' does), or {PLAIN}")  # fmt: skip
-    if can.capability is not None and (version := torch.cuda.get_device_capability(device)) != can.capability:
-        raise _refusal(kernel, "is for Hopper", f"compute capability {version[0]}.{version[1]}", "9.0",
+    if can.capability is not None and (on := torch.cuda.get_device_capability(device)) != can.capability:
+        raise _refusal(kernel, "is for Hopper", f"compute capability {on[0]}.{on[1]}", "9.0",
                        f"--{KEY} cudnn, or {PLAIN}")  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from penteract.config.kernel_limits import ATTENTION
 from penteract.engine.kernels.chunk_order import AttentionLayout, ChunkOrder, QueryRun
 from penteract.engine.kernels.flash import ends
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
@@ -25,7 +26,7 @@ Library = Callable[[], Any]  # -> the module with `_flash_attn_fwd` and `_flash_
 @cache
 def library() -> Any:
     """The package, imported when a run first computes with it: that takes seconds."""
-    return import_module("flash_attn.cute.interface")
+    return import_module(ATTENTION["fa4"].module)
 
 
 def _heads(x: torch.Tensor, size: int) -> torch.Tensor:
