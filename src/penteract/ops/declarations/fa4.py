@@ -63,7 +63,8 @@ class Fa4(FusedAttention):
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         """As cuDNN's, by the measured ratio of their speeds."""
         part, seconds = super().cost(rates, call, widths, registers)
-        return part, seconds / FASTER[call.attrs["head_size"] > 64][call.phase != "forward"]
+        forward, backward = FASTER[int(call.attrs["head_size"]) > 64]
+        return part, seconds / (forward if call.phase == "forward" else backward)
 
     def reordered(self, phase: str, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
         """Bytes of what is made in the order of the sequence, because registers lie otherwise: results of rows where
