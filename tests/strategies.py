@@ -94,6 +94,9 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         sequence_length=length,
         schedule="overlapped" if schedule == "overlapped" else None,
     )
+    if experts and draw(st.booleans()):
+        grouped = replace(case, layout=replace(layout, experts="grouped"))
+        case = grouped if legal(grouped) else case
     assert legal(case), case
     return case
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.test_one_pass import angles_are_there, let_go  # noqa: F401 (a fixture)
-from op_kernels.cases import CASES, Case, draw, x
+from op_kernels.cases import CASES, Case, draw, stat, x
 from op_kernels.test_wide_product import Aten
 from op_kernels.trial import check
 from penteract.config.layout import Layout
@@ -20,6 +20,7 @@ from penteract.ops.tape import Site
 KERNELS = fusions(Aten())
 ROPE = {"head_size": 16, "plain_size": 0, "theta": 1e4, "scaling": None, "turned": 64}
 WIDE = (
+    Case("loss_and_gradient", "wide rows", (x(3, 2, 9000), draw(9000, 3, 2, low=-1), stat()), (), {"axis": "tp", "z": 1e-2}),
     Case("fork_norm", "a wide row", (x(3, 1, 1100),), ((1100,),), {"epsilon": 1e-5}),
     Case("fork_norm", "more rows than parts", (x(700, 1, 5),), ((5,),), {"epsilon": 1e-5}),
     Case("packed_swiglu", "several tiles", (x(5, 3, 2600),)),

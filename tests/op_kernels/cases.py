@@ -206,6 +206,9 @@ def _loss() -> list[Case]:
         Case("logits", "all columns together", (x(3, 2, 5),), ((7, 5),), {"columns": 8}),
         Case("logits", "three columns at a time", (x(3, 2, 5),), ((7, 5),), {"columns": 3}),
     ]
+    for what, more in (("", {}), (", with z-loss", {"z": 0.3}), (", some at a time", {"at_once": 3})):
+        out.append(Case("loss_and_gradient", f"two ignored{what}", (x(4, 2, 10), targets, stat()), (),
+                        {"axis": "tp", **more}))  # fmt: skip
     for op_name, beside in (("exp_sum", ()), ("cross_entropy_gradient", (stat(),)), ("logits_gradient", (stat(),))):
         for what, tp, rank in (("whole", 1, 0), ("first shard", 2, 0), ("second shard", 2, 1)):
             row = stat(4, 2) if op_name == "exp_sum" else large
@@ -274,6 +277,8 @@ def _experts() -> list[Case]:
         Case("expert_permutation", "all to one", (given([[[2], [2], [2]]]),), (), {"experts": 3}),
         Case("split_sizes", "two ranks", (given([3, 0, 2, 4]), given([1, 0, 5, 2])), (), {"ranks": 2}),
         Case("split_sizes", "one rank", (given([3, 0, 2]), given([3, 0, 2])), (), {"ranks": 1}),
+        Case("expert_offsets", "two ranks", (given([3, 0, 2, 4]),), (), {"ranks": 2}),
+        Case("expert_offsets", "one rank", (given([3, 0, 2]),), (), {"ranks": 1}),
         Case("permute", "top 2", (x(3, 2, 4), order(12)), (), {"top_k": 2}),
         Case("permute", "top 1", (x(3, 1, 4), order(3)), (), {"top_k": 1}),
         Case("sort_chunks", "by expert", (x(7, 3), rows), (), {"inverse": False}),

@@ -144,6 +144,18 @@ def packed_swiglu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return swiglu(room, list(ins[0].chunk(2, -1)), weights)
 
 
+def loss_and_gradient(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    logits, targets, g = ins
+    leaf = logits.detach().requires_grad_()
+    counts = targets >= 0
+    log_sum = leaf.logsumexp(-1)
+    own = leaf.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    loss, z = ((log_sum - own) * counts).sum(), room.attrs.get("z", 0.0)
+    squares = z * (log_sum.square() * counts).sum()
+    (made,) = torch.autograd.grad((loss + squares) * g, leaf)
+    return Truth([loss.detach(), *([squares.detach()] if z else [])], overwritten={0: made})
+
+
 def gelu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     x = ins[0]
     return Truth([0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))])
@@ -335,6 +347,11 @@ def split_sizes(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([(sent.sum(1).tolist(), table.sum(1).tolist(), table.tolist(), table.sum(0).tolist())])
 
 
+def expert_offsets(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    own = ins[0].view(room.attrs["ranks"], -1).sum(0).tolist()
+    return Truth([torch.tensor([sum(own[:e]) for e in range(len(own) + 1)])])
+
+
 def permute(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     tokens = ins[0].flatten(0, 1)
     return Truth([torch.stack([tokens[i // room.attrs["top_k"]] for i in ins[1].tolist()])])
@@ -350,8 +367,11 @@ def sort_chunks(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 
 
 def expert_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
-    x, splits = ins
-    owner = [e for e in range(weights[0].shape[0]) for row in splits.table for _ in range(row[e])]
+    x, rows = ins
+    if isinstance(rows, torch.Tensor):  # offsets
+        owner = [e for e, n in enumerate(rows.diff().tolist()) for _ in range(n)]
+    else:
+        owner = [e for e in range(weights[0].shape[0]) for row in rows.table for _ in range(row[e])]
     return Truth([torch.einsum("rd,rfd->rf", x, weights[0][owner])])
 
 
@@ -377,12 +397,12 @@ def tokens_per_expert(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 FORMULAS: dict[str, Formula] = {
     f.__name__: f
     for f in (
-        embedding, linear, add_bias, rms_norm, fork_norm, merged_linear, packed_swiglu,
+        embedding, linear, add_bias, rms_norm, fork_norm, loss_and_gradient, merged_linear, packed_swiglu,
         packed_attention, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
         pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
         rows, join_rows, logits, logits_gradient,
-        loss, router, expert_permutation, split_sizes, permute, sort_chunks, expert_linear, unpermute, balance_loss,
+        loss, router, expert_permutation, split_sizes, expert_offsets, permute, sort_chunks, expert_linear, unpermute, balance_loss,
         tokens_per_expert,
     )
 }  # fmt: skip

@@ -83,7 +83,7 @@ class Trial:
         if spec.role == "host":
             return None
         dtype = dtype_of(spec.role, self.precision)
-        return torch.full(spec.shape, float("nan") if dtype.is_floating_point else 2**40, dtype=dtype)  # type: ignore[arg-type]
+        return torch.full(spec.shape, float("nan") if dtype.is_floating_point else 2**30, dtype=dtype)  # type: ignore[arg-type]
 
     def bytes(self, spec: Spec) -> int:
         return spec.numel() * RECIPES[self.precision].widths[spec.role]
@@ -208,10 +208,10 @@ class Trial:
             if (got.sent, got.received, got.table, got.rows) != want:
                 self.differences.append(f"{name}: {got} is not {want}")
             return
-        if spec.shape != tuple(want.shape) or (spec.role == "index") == want.is_floating_point():
+        if spec.shape != tuple(want.shape) or (spec.role in ("index", "offset")) == want.is_floating_point():
             self.differences.append(f"{name}: declared {spec}, is {tuple(want.shape)} of {want.dtype}")
-        elif spec.role == "index":
-            if not torch.equal(got, want):
+        elif spec.role in ("index", "offset"):
+            if not torch.equal(got.to(want.dtype), want):
                 self.differences.append(f"{name}: {got.tolist()} is not {want.tolist()}")
         elif want.numel():
             finite = want.isfinite()

@@ -12,14 +12,16 @@ CpMethod = Literal["all_gather", "ring", "ulysses"]
 AttentionKernel = Literal["reference", "fa4_documents", "fa4", "flash", "cudnn"]
 LossKernel = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
-Fusion = Literal["norm", "mlp", "qkv"]
+ExpertKernel = Literal["reference", "grouped", "quack"]
+Fusion = Literal["norm", "mlp", "qkv", "loss"]
 
 ZERO_STAGES = (0, 1, 2, 3)
 # Those of a package of its own before those of torch, and in each the fastest last.
 ATTENTION_KERNELS: tuple[AttentionKernel, ...] = ("reference", "fa4_documents", "fa4", "flash", "cudnn")
 LOSS_KERNELS: tuple[LossKernel, ...] = ("reference", "chunked")
 ELEMENTWISE: tuple[Elementwise, ...] = ("reference", "triton")
-FUSIONS: tuple[Fusion, ...] = ("norm", "mlp", "qkv")
+EXPERT_KERNELS: tuple[ExpertKernel, ...] = ("reference", "grouped", "quack")
+FUSIONS: tuple[Fusion, ...] = ("norm", "mlp", "qkv", "loss")
 CP_METHODS: tuple[CpMethod, ...] = ("all_gather", "ring", "ulysses")
 
 
@@ -79,6 +81,7 @@ class Layout:
     loss: LossKernel = "reference"  # chunked: logits of some tokens at a time, all of it in backward
     loss_chunk: int = 0  # those tokens; 0: as many as a moderate block of logits has
     elementwise: Elementwise = "reference"  # norms, activations, loss, update, FP8 codes: plain torch, or GPU kernels
+    experts: ExpertKernel = "reference"  # one product an expert, or one for all: of torch, or of package quack
     fuse: tuple[Fusion, ...] = ()  # ops that become one: `ops/fuse.py` says which
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 

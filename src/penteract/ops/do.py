@@ -295,7 +295,10 @@ class Do:
         return self.say("linear", x, params=(w,) if bias is None else (w, bias), **attrs)[0]
 
     def expert_linear(self, x: Value, rows: Value, w: Param) -> Value:
-        """x [R, D], rows of each expert on the host, w [X, F, D] -> [R, F]. `cut` is of an expert's own matrix."""
+        """x [R, D], rows of each expert, w [X, F, D] -> [R, F]. `cut` is of an expert's own matrix.
+
+        `rows`: their sizes on the host, or their offsets on the device, as the layout's kernel takes them.
+        """
         return self.say("expert_linear", x, rows, params=(w,), **self._scaled(w, self.linears.of_experts(w.name)))[0]
 
     def _scaled(self, w: Param, fp8: Fp8 | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ norm    a fork and the RMSNorm of one of its branches: backward makes the sum of
 mlp     gate and up projections are one product, and SwiGLU reads its result as it lies
 qkv     query, key and value projections are one product, whose result attention reads as it lies; rotary positions
         are applied to it in place
+loss    of whole rows of logits, the loss and its gradient in one op, which is said where the head is
 
 A fused op computes what its parts did. Where a pattern does not fit (other projections in FP8, ranks that cut
 projections differently, keys that travel), its ops stay apart.
@@ -34,6 +35,8 @@ def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
                 edit.mlps()
             case "qkv":
                 edit.attentions()
+            case "loss":  # parallel/tensor.py says it so
+                pass
 
 
 @dataclass(slots=True, eq=False)

@@ -22,6 +22,7 @@ from typing import Any
 from penteract.config.layout import Layout
 from penteract.ops.do import Do, Redistribution, Steps, Value, Values, lone
 from penteract.ops.params import Param
+from penteract.ops.spec import Spec
 
 enter = lone("enter", "tp", "all_gather", "reduce_scatter")  # [S@cp·tp, ..] -> [S@cp, ..]
 leave = lone("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..] -> [S@cp·tp, ..]
@@ -85,22 +86,38 @@ class Chunks:
         whole = steps.collective("all_gather", "tp", h)
         found: list[Value] = []
         for x, some in self._chunks(steps, whole, targets):
-            logits, log_sum, loss = self._score(steps, x, some)
-            (g,) = steps.input_gradient("loss", (loss,), (), (), **self._of_term(steps))
-            steps.forward("logits_gradient", logits, log_sum, some, g, axis="tp", z=self.z, at_once=self._wide(logits))
+            logits = self._scored(steps, x, some)
             about: dict[str, Any] = {"params": (self.w,), "columns": self._columns}
             found += steps.input_gradient("logits", (x,), (), (logits,), **about)
             steps.weight_gradient("logits", (x,), (x,), (logits,), **about)
         gradient = found[0] if len(found) == 1 else steps.forward("join_rows", *found)[0]
         return (steps.collective("reduce_scatter", "tp", gradient),)
 
+    def _scored(self, steps: Steps, x: Value, targets: Value) -> Value:
+        """-> the gradient of x's logits, whose loss is counted"""
+        if "loss" in steps.mesh.layout.fuse and steps.mesh.size("tp") == 1:
+            (logits,) = steps.forward("logits", x, params=(self.w,), columns=self._columns)
+            (g,) = steps.input_gradient("loss", (steps.value(Spec((), "stat")),), (), (), **self._of_term(steps))
+            wide = self._wide(logits)
+            found = steps.forward("loss_and_gradient", logits, targets, g, axis="tp", z=self.z, at_once=wide)
+            self._count(steps, *found)
+            return logits
+        logits, log_sum, loss = self._score(steps, x, targets)
+        (g,) = steps.input_gradient("loss", (loss,), (), (), **self._of_term(steps))
+        steps.forward("logits_gradient", logits, log_sum, targets, g, axis="tp", z=self.z, at_once=self._wide(logits))
+        return logits
+
+    def _count(self, steps: Steps, loss: Value, *squares: Value) -> None:
+        """Add them to their terms of the loss."""
+        steps.forward("loss", loss, **self._of_term(steps))
+        for each in squares:
+            steps.forward("loss", each, **self._of_term(steps, "z_loss"))
+
     def _score(self, steps: Steps, x: Value, targets: Value) -> Values:
         """-> logits, log-sum-exp, loss [], which is counted"""
         (logits,) = steps.forward("logits", x, params=(self.w,), columns=self._columns)
         loss, log_sum, *squares = _probabilities(steps, logits, targets, z=self.z, at_once=self._wide(logits))
-        steps.forward("loss", loss, **self._of_term(steps))
-        for each in squares:
-            steps.forward("loss", each, **self._of_term(steps, "z_loss"))
+        self._count(steps, loss, *squares)
         return logits, log_sum, loss
 
     def _chunks(self, steps: Steps, h: Value, targets: Value) -> Iterator[Values]:

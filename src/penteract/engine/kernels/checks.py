@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from penteract.config import case as spec_case
+from penteract.config.expert_kernels import EXPERTS
 from penteract.config.kernel_limits import (
     ATTENTION,
     KernelLimits,
@@ -36,6 +37,7 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
     _check_fp8(p.precision, device, first=p.rank == 0)
     _check_elementwise(p, device)
     _check_attention(p, device, packed=packed)
+    _check_experts(p, device)
     check_devices(p, device)
 
 
@@ -73,6 +75,28 @@ def _check_installed(kernel: str, can: KernelLimits, device: torch.device) -> No
     if can.capability is not None and (on := torch.cuda.get_device_capability(device)) != can.capability:
         raise _refusal(kernel, "is for Hopper", f"compute capability {on[0]}.{on[1]}", "9.0",
                        f"--{KEY} cudnn, or {PLAIN}")  # fmt: skip
+
+
+def _check_experts(p: Program, device: torch.device) -> None:
+    """A CPU emulates what has no device of its own."""
+    kernel, key = p.layout.experts, spec_case.AXES["experts"]
+    can = EXPERTS.get(kernel)
+    if can is None or p.model.moe is None or not (can.device or device.type == "cuda"):
+        return
+    version = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    computes, fix = p.precision.compute, f"--{key} reference"
+    name, wanted = can.package or ("torch", "")
+    here = installed_version(name) if wanted else wanted
+    needs = (
+        (device.type == "cuda", device.type, "cuda"),
+        (computes in can.computes, computes, ", ".join(can.computes)),
+        (version == (can.capability or version) and version >= can.least, f"compute capability {version}", "9.0"),
+        (here == wanted, f"{name} {here}" if here else f"a python without {name}", f"{name} {wanted}"),
+    )
+    for holds, found, allowed in needs:
+        if not holds:
+            raise BadInput("KERNEL", f"the experts' kernel '{kernel}' does not run here", where=key, found=found,
+                           allowed=allowed, fix=fix)  # fmt: skip
 
 
 def _check_elementwise(p: Program, device: torch.device) -> None:

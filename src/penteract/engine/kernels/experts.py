@@ -43,6 +43,14 @@ def split_sizes(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tens
     outs[0] = Splits([sum(to[i * each : (i + 1) * each]) for i in range(n)], [sum(t) for t in table], table)
 
 
+def expert_offsets(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Where the rows of each of this rank's experts begin, [X/ep + 1], on the device."""
+    coming, n = ins[0], int(site.attrs["ranks"])
+    own = coming.view(n, -1).sum(0) if n > 1 else coming
+    outs[0][:1].zero_()
+    torch.cumsum(own, 0, out=outs[0][1:])
+
+
 def router(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """x [S, B, D] -> weights and experts [S, B, k], scores and choices [S, B, X]. Scores in `stat`, as logits."""
     chosen, experts, scores, choices = outs
@@ -242,6 +250,7 @@ EXPERTS = {
     "router": TorchKernel(router, router_input, router_weight),
     "expert_permutation": TorchKernel(expert_permutation),
     "split_sizes": TorchKernel(split_sizes),
+    "expert_offsets": TorchKernel(expert_offsets),
     "permute": TorchKernel(permute, permute_input),
     "unpermute": TorchKernel(unpermute, unpermute_input),
     "expert_linear": TorchKernel(expert_linear, expert_linear_input, expert_linear_weight),

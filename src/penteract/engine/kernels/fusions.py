@@ -11,6 +11,7 @@ import torch
 from penteract.engine.kernels.attention import attention, attention_input
 from penteract.engine.kernels.dense import rms_norm, rms_norm_input
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put, put_product
+from penteract.engine.kernels.loss import exp_sum, logits_gradient, negative_log_likelihood, row_max
 from penteract.engine.kernels.rotary import angles
 from penteract.ops.declarations.fusions import columns
 from penteract.ops.spec import Spec
@@ -154,9 +155,26 @@ def packed_attention_input(env: Env, site: Site, ins: Tensors, weights: Tensors,
     rotate_(env, site, outs[0], ins[1], -1)
 
 
+# ---- loss ------------------------------------------------------------------------------------------------------------
+
+
+def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The loss of whole rows of logits, which become its gradient."""
+    logits, targets, g = ins
+    of_rows = [torch.empty(targets.shape, dtype=outs[0].dtype, device=logits.device)]
+    row_max(env, site, [logits], weights, of_rows)
+    sums = torch.empty((2, *targets.shape), dtype=outs[0].dtype, device=logits.device)
+    exp_sum(env, site, [logits, *of_rows, targets], weights, [sums])
+    log_sums = torch.empty_like(sums[0])
+    negative_log_likelihood(env, site, [sums, *of_rows, targets], weights, [outs[0], log_sums, *outs[1:]])
+    del of_rows, sums
+    logits_gradient(env, site, [logits, log_sums, targets, g], weights, [])
+
+
 FUSIONS = {
     "fork_norm": TorchKernel(rms_norm, fork_norm_input, fork_norm_weight),
     "merged_linear": TorchKernel(merged_linear, merged_linear_input, merged_linear_weight),
     "packed_swiglu": TorchKernel(packed_swiglu, packed_swiglu_input),
+    "loss_and_gradient": TorchKernel(loss_and_gradient),
     "packed_attention": TorchKernel(packed_attention, packed_attention_input),
 }

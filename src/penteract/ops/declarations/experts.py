@@ -112,6 +112,30 @@ class SplitSizes(OpDeclaration):
         return (prod(ins[0]) + prod(ins[1])) * widths["index"]
 
 
+class ExpertOffsets(OpDeclaration):
+    """copies coming to this rank's experts [ep·X/ep], by sender -> where the rows of each begin, and the last of them
+    end, [X/ep + 1]."""
+
+    differentiable = ()
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        (coming,) = ins[0].shape
+        return (Spec((coming // attrs["ranks"] + 1,), "offset"),), ()  # type: ignore[operator]
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return prod(ins[0]) // attrs["ranks"] * widths["index"] if attrs["ranks"] > 1 else 0
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, coming = Eager(widths), prod(ins[0])
+        own = coming // attrs["ranks"]
+        summed = (e.sums(("index", coming), ("index", own)),) if attrs["ranks"] > 1 else ()
+        return *summed, e.each(1, "offset"), e.each(own, "index", "offset")
+
+
 class Permute(OpDeclaration):
     """x [s, B, D], order [s·B·k] -> copies in expert order [s·B·k, D]."""
 
@@ -141,7 +165,7 @@ class SortChunks(OpDeclaration):
 
 
 class ExpertLinear(OpDeclaration):
-    """One matrix an expert: w [X, F, D]; `in1` is the host's row counts."""
+    """One matrix an expert: w [X, F, D]; `in1` is the rows of each: sizes on the host, or offsets."""
 
     input_keeps = ("in1",)
     weight_keeps = ("in0", "in1")
@@ -268,6 +292,7 @@ EXPERTS: dict[str, OpDeclaration] = {
     "router": Router(),
     "expert_permutation": ExpertPermutation(),
     "split_sizes": SplitSizes(),
+    "expert_offsets": ExpertOffsets(),
     "permute": Permute(),
     "sort_chunks": SortChunks(),
     "expert_linear": ExpertLinear(),

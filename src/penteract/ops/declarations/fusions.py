@@ -14,6 +14,7 @@ from math import fsum, prod
 from penteract.config.layout import Layout
 from penteract.ops.declarations.attention import Attention
 from penteract.ops.declarations.declaration import (
+    FLOAT,
     Attrs,
     CallShapes,
     OpDeclaration,
@@ -27,6 +28,7 @@ from penteract.ops.declarations.declaration import (
     narrow_product,
 )
 from penteract.ops.declarations.dense import Linear, RmsNorm, Rope, Swiglu
+from penteract.ops.declarations.loss import ExpSum, LogitsGradient, NegativeLogLikelihood, RowMax
 from penteract.ops.declarations.steps import added
 from penteract.ops.declarations.traffic import Eager, Kernels
 from penteract.ops.declarations.wide_product import is_wide
@@ -37,6 +39,7 @@ from penteract.units import Seconds
 PARTS = 512  # sums of a norm's weight gradient, each of some rows: fixed, so that results do not depend on the card
 
 _ATTENTION = Attention()
+_ROW_MAX, _EXP_SUM, _LIKELIHOOD, _GRADIENT = RowMax(), ExpSum(), NegativeLogLikelihood(), LogitsGradient()
 _ROPE = Rope()
 
 
@@ -115,6 +118,46 @@ class PackedSwiglu(Swiglu):
         e, n, apart = Eager(widths), prod(ins[0]) // 2, prod(ins[0][:-1]) > 1
         one, two = (e.each(n, *["compute"] * k, strided=apart) for k in (2, 3))
         return (one, two) if phase == "forward" else (one, two, two, two)
+
+
+class LossAndGradient(OpDeclaration):
+    """Whole rows of logits [s, B, V], targets [s, B], g [] -> Σ over targets of the negative log-likelihood []; with z,
+    z·Σ of the squared log-sum-exp []. The gradient, as `logits_gradient` has it, is left where the logits were."""
+
+    differentiable = ()
+    overwrites = (0,)
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        scalar = Spec((), "stat")
+        return ((scalar, scalar) if attrs.get("z") else (scalar,)), ()
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        return ()
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Its steps' own, beside what one hands to the next: maxima, sums, log-sum-exps."""
+        logits, targets, g = ins
+        row, stat = prod(targets), widths["stat"]
+        largest = _ROW_MAX.workspace(phase, [logits], (), attrs, widths)
+        sums = _EXP_SUM.workspace(phase, [logits, targets, targets], (), attrs, widths)
+        likelihood = _LIKELIHOOD.workspace(phase, [(2, *targets), targets, targets], (), attrs, widths)
+        gradient = _GRADIENT.workspace(phase, [logits, targets, targets, g], (), attrs, widths)
+        steps = (row + largest // stat, 3 * row + sums // stat, 4 * row + likelihood // stat)
+        return max(*(n * stat for n in steps), row * stat + gradient)
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        logits, targets, g = ins
+        found = (
+            _ROW_MAX.traffic(phase, [logits], (), attrs, widths),
+            _EXP_SUM.traffic(phase, [logits, targets, targets], (), attrs, widths),
+            _LIKELIHOOD.traffic(phase, [(2, *targets), targets, targets], (), attrs, widths),
+            _GRADIENT.traffic(phase, [logits, targets, targets, g], (), attrs, widths),
+        )
+        return tuple(k for kernels in found for k in kernels or ())
 
 
 class PackedAttention(OpDeclaration):
@@ -197,6 +240,22 @@ class OneProduct(MergedLinear):
         return part, seconds
 
 
+class OnePassLoss(LossAndGradient):
+    """By a kernel that reads each row for its sums, and again, from the cache, for its gradient."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """Each row's part of the sums."""
+        return (2 if attrs.get("z") else 1) * prod(ins[1]) * FLOAT
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n, rows = Eager(widths), prod(ins[0]), prod(ins[1])
+        return e.sums(("compute", 2 * n), ("index", rows), ("stat", rows)), e.sums(("stat", rows))
+
+
 class OnePassPackedSwiglu(PackedSwiglu):
     """By one kernel each way."""
 
@@ -262,11 +321,13 @@ FUSIONS: dict[str, OpDeclaration] = {
     "fork_norm": ForkNorm(),
     "merged_linear": MergedLinear(),
     "packed_swiglu": PackedSwiglu(),
+    "loss_and_gradient": LossAndGradient(),
     "packed_attention": PackedAttention(),
 }
 
 _ONE_PASS: dict[str, OpDeclaration] = {
     "fork_norm": OnePassForkNorm(),
+    "loss_and_gradient": OnePassLoss(),
     "merged_linear": OneProduct(),
     "packed_swiglu": OnePassPackedSwiglu(),
 }

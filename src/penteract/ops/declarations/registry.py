@@ -25,6 +25,7 @@ from penteract.ops.declarations.flash import FlashAttention
 from penteract.ops.declarations.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.fp8_experts import scaled_experts
 from penteract.ops.declarations.fused import FusedAttention, asked_for
+from penteract.ops.declarations.grouped_experts import by_groups
 from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.loss import LOSS
 from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
@@ -113,7 +114,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
     "attention": _attention(lambda serves: serves),
     **{
         name: (Implementation("triton", one_pass(name), {"cuda": f"{_RUNS}.kernels.triton.fusions:FUSIONS"}),)
-        for name in ("fork_norm", "merged_linear", "packed_swiglu")
+        for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     },
     "packed_attention": _attention(packed),
     "linear": (
@@ -132,6 +133,11 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         ),
         Implementation("fp8_triton", with_recipe(scaled_experts, "triton"),
         {"cuda": f"{_RUNS}.kernels.triton.fp8:FP8"}),
+        Implementation(
+            "grouped", by_groups("grouped"),
+            {"cuda": f"{_RUNS}.kernels.grouped_experts:GROUPED", "cpu": f"{_RUNS}.kernels.grouped_experts:EMULATED"},
+        ),
+        Implementation("quack", by_groups("quack"), {"cuda": f"{_RUNS}.kernels.grouped_experts:QUACK"}),
     ),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ import torch
 from penteract.engine.kernels.fusions import merged_linear, merged_linear_input
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.fork_norm import fork_norm_input, fork_norm_weight
+from penteract.engine.kernels.triton.loss_and_gradient import loss_and_gradient
 from penteract.engine.kernels.triton.norm import rms_norm
 from penteract.engine.kernels.triton.rotary import rotate
 from penteract.engine.kernels.triton.swiglu import put_swiglu, put_swiglu_input
@@ -90,6 +91,7 @@ def fusions(aten: Any) -> dict[str, TorchKernel]:
         "fork_norm": TorchKernel(rms_norm, fork_norm_input, fork_norm_weight),
         "merged_linear": TorchKernel(_linear, _linear_input, partial(_linear_weight, aten)),
         "packed_swiglu": TorchKernel(_swiglu, _swiglu_input),
+        "loss_and_gradient": TorchKernel(loss_and_gradient),
     }
 
 
