@@ -41,7 +41,7 @@ from penteract.engine.optim.optimizer import AdamW
 from penteract.engine.optim.stochastic_rounding import ParameterSlice
 from penteract.ops.params import Param, Shard
 from penteract.parallel.data import Bucket
-from penteract.step.update import is_sliced, touched
+from penteract.step.update import bytes_moved, is_sliced
 
 POLICIES = {
     "bf16": RECIPES["bf16"],
@@ -158,7 +158,7 @@ def wide(flat: Flat) -> dict[str, torch.Tensor]:
 def speed(made: Kernels, policy: Policy) -> list[dict[str, Any]]:
     """Seconds of a step, the bytes that it must read and write, and what is allocated meanwhile."""
     n = len(made.flat.master)
-    size = touched(n, policy) - n * policy.widths["gradient"]  # which is read for its norm too
+    size = bytes_moved(n, policy) - n * policy.widths["gradient"]  # which is read for its norm too
     rows: list[dict[str, Any]] = []
     for name, run in made.runs().items():
         row: dict[str, Any] = {"kernel": name, "bytes": size, "allocated": allocated(run, made.norm.device)}

@@ -29,7 +29,7 @@ def record() -> Do:
     """Say the layer once. Nothing is computed: values are shapes."""
     do = Do(Mesh(Layout(micro_batch_size=B)))
     x = do.receive((S, B, MODEL.hidden_size))
-    do.hand_on(do.layers([0], lambda i, x: block(do, MODEL, i, x, S), x))
+    do.send(do.layers([0], lambda i, x: block(do, MODEL, i, x, S), x))
     return do
 
 

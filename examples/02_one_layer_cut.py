@@ -30,7 +30,7 @@ def record(layout: Layout) -> Tape:
     """The layer's tape for one layout."""
     do = Do(Mesh(layout))
     x = do.receive((S // layout.cp // layout.tp, 1, MODEL.hidden_size))
-    do.hand_on(do.layers([0], lambda i, x: block(do, MODEL, i, x, S), x))
+    do.send(do.layers([0], lambda i, x: block(do, MODEL, i, x, S), x))
     return do.tape
 
 

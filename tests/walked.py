@@ -23,7 +23,7 @@ from penteract.schedule.actions import Transfer
 from penteract.step import muon
 from penteract.step.agreements import Agreement
 from penteract.step.program import BufferKey, Program
-from penteract.step.update import through
+from penteract.step.update import staging_buffers
 from penteract.step.walk import Silent, walk
 
 
@@ -124,7 +124,7 @@ class Walked(Silent):
 
     def _coded(self, b: Bucket) -> Iterator[int]:
         """Elements that this rank's shard has of each weight that travels as codes."""
-        shard, names = b.shard(self.p.rank), {site.params[0] for site in self.p.coded}
+        shard, names = b.shard(self.p.rank), {site.params[0] for site in self.p.quantised_weights}
         for q, at in zip(b.params, b.offsets, strict=True):
             n = min(at + q.numel(self.p.mesh), shard.stop) - max(at, shard.start)
             if n > 0 and q.name in names:
@@ -200,7 +200,7 @@ class _Passing:
     def __init__(self, walked: Walked) -> None:
         p = walked.p
         self.walked = walked
-        self.staging = through(((b, 1) for b in p.buckets), p.precision)
+        self.staging = staging_buffers(((b, 1) for b in p.buckets), p.precision)
         every = ((i, self._slices(b)) for i, b in reversed([*enumerate(p.buckets)]))
         self.ahead = iter([(i, n) for i, some in every for n in some])
         self.coming: deque[list[int]] = deque()

@@ -50,7 +50,7 @@ from penteract.model.hf_families import HfFamily, HfLocation
 from penteract.ops.declarations import OPS, Implementation, OpDeclaration
 from penteract.ops.declarations.declaration import CallShapes
 from penteract.ops.declarations.registry import Op
-from penteract.ops.do import Do, Value, lone
+from penteract.ops.do import Do, Value, single_collective
 from penteract.ops.params import Param, Shard
 from penteract.ops.tape import Site
 from penteract.readings.composed import Composer
@@ -207,10 +207,10 @@ class Wider(Layout):
 
 
 FFN = Axis(lambda lay: getattr(lay, "ffn", 1), lambda lay: lay.tp, crosses=True)  # an entry of `AXES`
-enter_ffn = lone(
+enter_ffn = single_collective(
     "enter_ffn", "ffn", "all_gather", "reduce_scatter"
 )  # [S@cp, B, D] of each -> of all, one after another
-leave_ffn = lone("leave_ffn", "ffn", "reduce_scatter", "all_gather")
+leave_ffn = single_collective("leave_ffn", "ffn", "reduce_scatter", "all_gather")
 
 
 def columns(do: Do, m: ModelSpec, name: str, x: Value, ffn_size: int) -> Value:
@@ -355,7 +355,7 @@ def op_known() -> Iterator[None]:
     reference = Implementation("reference", lambda site, layout: declared, {"cpu": table, "cuda": table})
 
     def instead(self: Do, x: Value) -> Value:
-        return self.say("squared_relu", x)[0]
+        return self.op("squared_relu", x)[0]
 
     with ExitStack() as stack:
         stack.enter_context(patch.dict(OPS, {"squared_relu": Op(declared, (reference,))}))

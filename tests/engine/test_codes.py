@@ -43,7 +43,7 @@ def test_shards_are_the_codes_of_whole_weights(chunk: int, powers: bool, monkeyp
         codes.scale()
         with Storages() as storages:
             codes.put(b, shard, whole)
-        assert storages.peak == declared.coding_workspace(b.shard_size)
+        assert storages.peak == declared.quantise_workspace(b.shard_size)
         assert storages.now == 0
     numbers = whole.view(FORMATS["e4m3"]).double().view(2, ROWS, COLUMNS)
     plain = Fp8(kind="tensorwise", powers=powers)

@@ -26,7 +26,7 @@ from penteract.engine.kernels.quantise import TORCH, Look, Operand, Quantiser, s
 from penteract.engine.kernels.triton.quantise import TRITON
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.fp8 import coding_workspace
+from penteract.ops.declarations.fp8 import quantise_workspace
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 
@@ -91,8 +91,8 @@ def test_numbers_that_share_a_scale_are_divided_alike(format_: Any) -> None:
     for i, how in enumerate((TORCH, TRITON)):
         codes[i] = torch.empty(len(x), dtype=FORMATS[format_])
         with Storages() as seen:
-            how.put_codes(format_, x, scale, codes[i], torch.empty(coding_workspace(1000, how.elementwise) // FLOAT))
-        assert seen.peak == coding_workspace(1000, how.elementwise)
+            how.put_codes(format_, x, scale, codes[i], torch.empty(quantise_workspace(1000, how.elementwise) // FLOAT))
+        assert seen.peak == quantise_workspace(1000, how.elementwise)
     assert torch.equal(*(c.view(torch.uint8) for c in codes))
 
 

@@ -185,7 +185,7 @@ def test_work_and_what_is_kept_are_those_of_the_word(kind: str) -> None:
     trial = Trial(RECIPE[kind], UNEVEN)
     kernel, op_name = declaration_of(trial.site, Layout()), ExpertLinear()
     assert (kernel.input_keeps, kernel.weight_keeps) == (op_name.input_keeps, op_name.weight_keeps)
-    assert [kernel.of_codes(phase) for phase in PHASES] == [True, True, False]
+    assert [kernel.in_fp8(phase) for phase in PHASES] == [True, True, False]
     for phase, call in trial.phases().items():
         with FlopCounterMode(display=False) as flops:
             call()

@@ -25,7 +25,7 @@ def test_a_value_has_one_consumer() -> None:
     do = Do(Mesh(Layout()))
     x = do.receive((8, 1, 32))
     do.gelu(x)
-    with pytest.raises(Bug, match=r"FORK.*say do.fork"):
+    with pytest.raises(Bug, match=r"FORK.*use do.fork"):
         do.gelu(x)
 
 

@@ -109,7 +109,9 @@ def test_rows_add_up_where_weights_are_gathered_as_codes(case: Case, of: int) ->
     rank = of % case.layout.world
     told, p = why(case.model, case.layout, case.sequence_length, case.precision, rank), case.compile(rank)
     check_sums(told, p)
-    assert sum(row.value for row in told.rows if row.detail == "of weights as codes") == 16 * len(p.coded) > 0
+    assert (
+        sum(row.value for row in told.rows if row.detail == "of weights as codes") == 16 * len(p.quantised_weights) > 0
+    )
 
 
 @pytest.mark.parametrize("model", [DENSE, EXPERTS], ids=["dense", "experts"])

@@ -27,7 +27,7 @@ from penteract.step.agreements import (
     after_backward,
     at_begin,
     digits,
-    tells_targets,
+    reports_targets,
     totals,
 )
 from penteract.step.program import BufferKey, Program, compile_step
@@ -150,5 +150,5 @@ def test_sums_of_the_largest_digits_stay_integers_that_fp32_has() -> None:
 
 def test_one_rank_of_each_data_rank_tells() -> None:
     layout = Layout(dp=3, tp=2, pp=2, gradient_accumulation_steps=2)
-    telling = [r for r in range(layout.world) if tells_targets(Mesh(layout), r)]
+    telling = [r for r in range(layout.world) if reports_targets(Mesh(layout), r)]
     assert telling == [0, 2, 4]

@@ -25,7 +25,7 @@ from penteract.errors import BadInput
 from penteract.readings.price import price
 from penteract.schedule.draw import draw as draw_schedule
 from penteract.schedule.registry import generate
-from penteract.step.program import check_words, compile_step
+from penteract.step.program import check_op_names, compile_step
 
 EXAMPLES = (
     "penteract train",
@@ -77,7 +77,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         words = [*words_of(weights, run, preset, words), *words]
         preset = "" if run is None and preset is None else preset
     resolved = resolve(run, preset, words, place.world if place else None)
-    check_words(resolved.run.layout)
+    check_op_names(resolved.run.layout)
     resolved, chosen = settle_budget(resolved)
     if chosen and not json and (place is None or place.rank == 0):
         print(f"Recomputation {chosen.text()}")

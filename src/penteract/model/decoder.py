@@ -31,7 +31,7 @@ def part(do: Do, m: ModelSpec, layers: Sequence[int], sequence_length: int, *, f
     if last:
         _head(do, m, x, sequence_length)
     else:
-        do.hand_on(x)
+        do.send(x)
     fuse(do.tape, do.params, do.mesh)
 
 
@@ -62,9 +62,11 @@ def _embed(do: Do, m: ModelSpec, sequence_length: int) -> Value:
     return x
 
 
-def record(m: ModelSpec, mesh: Mesh, number: int, sequence_length: int, linears: LinearLayers | None = None) -> Do:
+def record(
+    m: ModelSpec, mesh: Mesh, number: int, sequence_length: int, linear_layers: LinearLayers | None = None
+) -> Do:
     """Record stage `number` for a layout: its tape and its parameters, in order of first use."""
-    do = Do(mesh, linears)
+    do = Do(mesh, linear_layers)
     stage(do, m, number, sequence_length)
     return do
 

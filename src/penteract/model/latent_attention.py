@@ -24,7 +24,7 @@ def latent_attention(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Val
 
     rows = latent.kv_rank + latent.rope_size
     down = do.linear(to_latent, *_down(m, f"{name}.kv_down", rows))
-    c, key = do.say("split", down, first=latent.kv_rank)  # [S@cp·tp, B, kv_rank], [S@cp·tp, B, rope_size]
+    c, key = do.op("split", down, first=latent.kv_rank)  # [S@cp·tp, B, kv_rank], [S@cp·tp, B, rope_size]
     c = do.rms_norm(c, _norm(f"{name}.kv_norm", latent.kv_rank), m.norm_epsilon)
     if m.positions == "rope":
         where = do.input("positions:tp", (own[0] // do.layout.tp, own[1]))
@@ -32,7 +32,7 @@ def latent_attention(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Val
 
     c, key = context.sources(do, do.redistribute(tensor.enter, c), do.redistribute(tensor.enter, key))
     unfolded = do.linear(c, _up(m, f"{name}.kv_up", latent.plain_size + latent.value_size, latent.kv_rank))
-    k, v = do.say("unfold_heads", unfolded, key, plain_size=latent.plain_size, value_size=latent.value_size)
+    k, v = do.op("unfold_heads", unfolded, key, plain_size=latent.plain_size, value_size=latent.value_size)
     o = context.attend(do, q, k, v, sequence_length, head_size=m.head_size, value_size=latent.value_size,
                        scale=score_scale(m), window=m.sliding_window)  # fmt: skip
     width = m.heads * latent.value_size

@@ -71,8 +71,8 @@ def check_modules(m: ModelSpec, policy: Policy) -> None:
         if not any(map(pattern.matches, found)):
             raise _unmatched(pattern, found)
     if policy.modules and policy.fp8 is not None:
-        linears = policy.linears(m.layers, m.mtp_layers)
-        if not any(map(linears.of, _names(m).in_codes(policy))):
+        linear_layers = policy.linear_layers(m.layers, m.mtp_layers)
+        if not any(map(linear_layers.of, _names(m).in_codes(policy))):
             raise BadInput("PRECISION", "leaves no linear in FP8", where="precision.modules",
                            found=", ".join(map(str, policy.modules))[:80], allowed="one linear in FP8 or more",
                            fix="--precision.dtype bf16")  # fmt: skip
@@ -102,10 +102,10 @@ def first_like(m: ModelSpec, policy: Policy) -> tuple[int, ...]:
     """
     check_modules(m, policy)
     plain = not policy.modules and (policy.fp8 is None or not policy.fp8.beside(m.layers, m.mtp_layers))
-    linears, first = policy.linears(m.layers, m.mtp_layers), dict[object, int]()
+    linear_layers, first = policy.linear_layers(m.layers, m.mtp_layers), dict[object, int]()
 
     def told(layer: int) -> object:
         names = () if plain else _names(m).layers[layer]
-        return m.has_experts(layer), *((policy.moments_of(n), linears.of(n)) for n in names)
+        return m.has_experts(layer), *((policy.moments_of(n), linear_layers.of(n)) for n in names)
 
     return tuple(first.setdefault(told(layer), layer) for layer in range(m.layers))

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.model.mlp import mlp
-from penteract.ops.do import Do, Value, lone
+from penteract.ops.do import Do, Value, single_collective
 from penteract.ops.params import Param, Shard
 from penteract.parallel import expert, tensor
 
 # Who chose what, over all ranks that share a sequence: no gradient flows through a count.
-_over_sequence = lone("choices", "sequence", "all_reduce")
+_over_sequence = single_collective("choices", "sequence", "all_reduce")
 
 # Routing travels with tokens where experts are cut over tp; it has enter's name, so that recomputing treats them alike.
-_indices = lone("enter", "tp", "all_gather")
+_indices = single_collective("enter", "tp", "all_gather")
 
 
 def moe(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:
@@ -29,19 +29,19 @@ def moe(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_lengt
 def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:
     to_router, tokens = do.fork(x)
     table = Param(f"{name}.router.weight", (spec.experts, m.hidden_size), scale=m.initial_std)
-    weights, experts, scores, choices = do.say(
+    weights, experts, scores, choices = do.op(
         "router", to_router, params=(table,),
         top_k=spec.top_k, experts=spec.experts, score=spec.score, normalize=spec.normalize_weights,
         balance=spec.balance, bias=f"{name}.balance" if spec.balance == "bias" else "", scale=spec.weight_scale,
         groups=spec.groups, top_groups=spec.top_groups, group_score=spec.group_score,
     )  # fmt: skip
     if spec.balance == "loss":
-        share = do.say("balance_loss", scores, do.redistribute(_over_sequence, choices),
+        share = do.op("balance_loss", scores, do.redistribute(_over_sequence, choices),
         sequence_length=sequence_length,
                        top_k=spec.top_k, experts=spec.experts, score=spec.score)[0]  # fmt: skip
         do.loss(share, "balance")
     elif spec.balance == "bias":
-        do.say("tokens_per_expert", choices, name=f"{name}.balance")
+        do.op("tokens_per_expert", choices, name=f"{name}.balance")
 
     split = do.layout.expert_tp > 1
     if split:
@@ -50,18 +50,18 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
             do.redistribute(tensor.enter, weights),
             do.redistribute(_indices, experts),
         )
-    order, copies = do.say("expert_permutation", experts, experts=spec.experts)
+    order, copies = do.op("expert_permutation", experts, experts=spec.experts)
     coming = do.redistribute(expert.counts, copies)
     matrices = _matrices(do, m, spec, name)
-    grouped = [do.layout.experts != "reference" and do.linears.of_experts(w.name) is None for w in matrices]
+    grouped = [do.layout.experts != "reference" and do.linear_layers.of_experts(w.name) is None for w in matrices]
     offsets = expert.offsets(do, coming) if any(grouped) else coming
     # Whoever exchanges rows, or multiplies those of each expert by themselves, has to know on the host how many.
     by_host = do.mesh.size("ep") > 1 or not all(grouped)
     sizes = expert.split_sizes(do, copies, coming) if by_host else offsets
-    h = do.redistribute(expert.send, do.say("permute", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
+    h = do.redistribute(expert.send, do.op("permute", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
     rows = [offsets if one else sizes for one in grouped]
     y = do.redistribute(expert.back, _experts(do, h, matrices, rows), sizes, order)  # [s·B·k, D]
-    out = do.say("unpermute", y, weights, order, top_k=spec.top_k)[0]
+    out = do.op("unpermute", y, weights, order, top_k=spec.top_k)[0]
     return do.redistribute(tensor.leave, out) if split else out
 
 

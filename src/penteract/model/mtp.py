@@ -28,7 +28,7 @@ def _depth(do: Do, m: ModelSpec, layer: int, k: int, h: Value, sequence_length: 
     """What was seen of token i, with the embedding of token i + k, through a layer.   h [S@cp·tp, B, D] -> same"""
     name = f"layers.{layer}"
     token = norm(do, m, f"{name}.embedding_norm", embed(do, m, f"tokens:{k} ahead", sequence_length))
-    both = do.say("join", token, norm(do, m, f"{name}.hidden_norm", h))[0]
+    both = do.op("join", token, norm(do, m, f"{name}.hidden_norm", h))[0]
     shape = (m.hidden_size, 2 * m.hidden_size)
     together = Param(f"{name}.projection.weight", shape, scale=m.initial_std, matrix=True)
     return block(do, m, layer, do.linear(both, together), sequence_length)

@@ -1,6 +1,6 @@
-"""The collectives: what each makes of a shape, what it puts on the wire, and its name on a line.
+"""The collectives: the shape of each one's result, and which tensor's bytes count as its size.
 
-Bytes of a collective are those of the tensor handed to it: the output of a gather, the input of all others.
+The size of a collective is the bytes of its output for a gather, of its input for all others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def result(kind: str, x: Spec, n: int, attrs: dict[str, object]) -> Spec:
 
     all_gather, reduce_scatter   along dim 0
     all_reduce, shift            as x
-    all_to_all                   as x; dim 0 is cut, and its i-th part is what came from rank i
+    all_to_all                   as x; dim 0 is cut, and its i-th part comes from rank i
     all_to_all_v                 rows given by `rows`: [.., D] -> [rows, D]
     """
     if kind == "all_gather":
@@ -42,5 +42,5 @@ def result(kind: str, x: Spec, n: int, attrs: dict[str, object]) -> Spec:
 
 
 def counted(kind: str, x: Spec, y: Spec) -> Spec:
-    """The tensor whose bytes a ledger writes down."""
+    """The tensor whose bytes are counted."""
     return y if kind == "all_gather" else x

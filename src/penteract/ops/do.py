@@ -1,10 +1,11 @@
-"""`do`: the vocabulary in which the network, the dimensions and the step are written. Saying an op records it.
+"""`do`: the recorder with which the network and its parallelism are written. Calling one of its ops records the op.
 
 Legend of dims, for the whole project: B micro-batch, S sequence, D hidden, H heads, K KV heads, C head size, F ffn,
 X experts, V vocabulary, R received token copies; sharding as `@axis`, so [S@cp·tp, B, D] is a residual stream whose
-tokens are cut over cp and tp. *axis* is of the mesh, *dim* of a tensor.
+tokens are sharded over cp and tp. *axis* is of the mesh, *dim* of a tensor.
 
-A value through which a gradient flows has exactly one consumer; `fork` says that it has more.
+A value through which a gradient flows has exactly one consumer; `fork` makes several values of it for several
+consumers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[Dim, ...]:
-        """The dims of its spec; a dim that routing decides is a `Received`."""
+        """The dims of its spec. A dim whose size depends on routing is a `Received`."""
         return self.spec.shape
 
 
@@ -47,11 +48,11 @@ Values = tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Redistribution:
-    """A border between regions: two conjugate programs.
+    """A change of sharding between regions: two conjugate programs.
 
-    forward(steps, *ins) -> (outs, kept); backward(steps, kept, *gradients of outs) -> gradients of the ins that flow.
-    `params`: those that its ops use. `ends`: it is an end of the network, without outs, that keeps what it is given:
-    in training nothing waits for its forward, so `backward` says all.
+    forward(steps, *ins) -> (outs, kept); backward(steps, kept, *gradients of outs) -> gradients of the differentiable
+    ins. `params`: the parameters that its ops use. `ends`: the network ends here; it has no outs and keeps its ins. In
+    training its forward is skipped, and `backward` records everything.
     """
 
     name: str
@@ -61,10 +62,10 @@ class Redistribution:
     ends: bool = False
 
 
-def lone(name: str, axis: str, there: str, back: str = "") -> Redistribution:
-    """The simplest redistribution: collective `there` in forward, its conjugate `back` in backward, nothing kept.
+def single_collective(name: str, axis: str, there: str, back: str = "") -> Redistribution:
+    """The simplest redistribution: the collective `there` in forward, its conjugate `back` in backward, nothing kept.
 
-    Without `back` no gradient crosses.
+    Without `back` no gradient passes.
     """
 
     def forward(steps: Steps, x: Value) -> tuple[Values, Values]:
@@ -77,7 +78,7 @@ def lone(name: str, axis: str, there: str, back: str = "") -> Redistribution:
 
 
 def _line() -> str:
-    """The nearest line of the program outside this folder, as `model/mlp.py:31`."""
+    """The nearest line on the call stack outside this folder, as `model/mlp.py:31`."""
     frame = sys._getframe(1)
     while frame is not None:  # pyright: ignore[reportUnnecessaryComparison]
         if outside := _outside(frame.f_code.co_filename):
@@ -88,14 +89,14 @@ def _line() -> str:
 
 @cache
 def _outside(filename: str) -> str:
-    """`model/mlp.py`; nothing for a file of this folder."""
+    """`model/mlp.py`; empty for a file of this folder."""
     path = PurePath(filename)
     return "" if path.parent.name == "ops" else f"{path.parent.name}/{path.name}"
 
 
 @dataclass(slots=True)
 class Ticket:
-    """A collective under way: `finish()` waits for it and gives its result."""
+    """A collective in flight: `finish()` waits for it and returns its result."""
 
     steps: Steps
     site: Site
@@ -103,7 +104,7 @@ class Ticket:
     y: Value
 
     def finish(self) -> Value:
-        """Record the wait for the collective. -> its result; over one rank that is its input, and nothing waits."""
+        """Record the wait for the collective. -> its result; over one rank that is its input, without a wait."""
         if self.y is not self.x:
             self.steps.calls.append(Call(self.site, "finish", (self.x.id, self.y.id), ()))
         return self.y
@@ -111,7 +112,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Steps:
-    """The vocabulary inside a redistribution: collectives and phases of ops, without gradients of their own."""
+    """The recorder inside a redistribution: collectives and phases of ops. It derives no gradients."""
 
     tape: Tape
     mesh: Mesh
@@ -123,12 +124,12 @@ class Steps:
         return Value(self.tape.new(spec, False), spec, False)
 
     def start(self, kind: str, axis: str, x: Value, **attrs: Any) -> Ticket:
-        """Put a collective on the wire. Over one rank it is its input."""
+        """Start a collective. Over one rank its result is its input."""
         n = self.mesh.size(axis)
         if n == 1:
             return Ticket(self, Site(kind, (), ()), x, x)
         y = self.value(collectives.result(kind, x.spec, n, attrs))
-        others: Values = attrs.pop("beside", ())
+        others: Values = attrs.pop("also_reads", ())
         site = Site(kind, (x.spec,), (y.spec,), attrs={"axis": axis, **attrs}, layer=self.layer, line=_line())
         self.calls.append(Call(site, "start", (x.id, *(o.id for o in others)), (y.id,)))
         return Ticket(self, site, x, y)
@@ -138,10 +139,11 @@ class Steps:
         return self.start(kind, axis, x, **attrs).finish()
 
     def forward(self, op_name: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
-        """An op's forward: its results, then its extras. What it overwrites was made in these very steps."""
+        """An op's forward: its results, then its extras. An input that it overwrites must be made in this
+        redistribution."""
         for x in (ins[i] for i in OPS[op_name].declaration.overwrites):
             if not any(x.id in call.outs for call in reversed(self.calls)):
-                raise Bug("OVERWRITE", f"{op_name} writes over what is not its redistribution's own ({_line()})")
+                raise Bug("OVERWRITE", f"{op_name} overwrites a value made outside its redistribution ({_line()})")
         site = self._site(op_name, ins, params, attrs)
         made = tuple(self.value(s) for s in site.outs)
         self.calls.append(Call(site, "forward", _ids(ins), _ids(made)))
@@ -150,7 +152,7 @@ class Steps:
     def input_gradient(
         self, op_name: str, ins: Values, kept: Values, gradients: Values, params: tuple[Param, ...] = (), **attrs: Any
     ) -> Values:
-        """An op's input gradient, given what it keeps; `ins` only say the shapes it is about."""
+        """An op's input gradient, given what it keeps; `ins` only give the shapes of its inputs."""
         made = tuple(self.value(ins[i].spec) for i in OPS[op_name].declaration.differentiable)
         site = self._site(op_name, ins, params, attrs)
         self.calls.append(Call(site, "input_gradient", _ids((*kept, *gradients)), _ids(made)))
@@ -159,7 +161,7 @@ class Steps:
     def weight_gradient(
         self, op_name: str, ins: Values, kept: Values, gradients: Values, params: tuple[Param, ...], **attrs: Any
     ) -> None:
-        """An op's weight gradient, added to those of `params`; `ins` only say the shapes it is about."""
+        """An op's weight gradient, added to those of `params`; `ins` only give the shapes of its inputs."""
         site = self._site(op_name, ins, params, attrs)
         self.calls.append(Call(site, "weight_gradient", _ids((*kept, *gradients)), ()))
 
@@ -175,17 +177,17 @@ def _ids(values: Sequence[Value]) -> tuple[int, ...]:
 
 
 class Do:
-    """Records one chunk of the network for one layout onto a tape.
+    """Records one model chunk for one layout onto a tape.
 
-    `linears`: which of them are in FP8. `trains`: nothing is asked but training, so that ends of the network need no
-    forward.
+    `linear_layers`: which of them are in FP8. `trains`: the program is for training only, so redistributions
+    with `ends` need no forward.
     """
 
-    def __init__(self, mesh: Mesh, linears: LinearLayers | None = None, *, trains: bool = False) -> None:
+    def __init__(self, mesh: Mesh, linear_layers: LinearLayers | None = None, *, trains: bool = False) -> None:
         """Begin an empty tape for the layout of `mesh`."""
         self.mesh = mesh
         self.trains = trains
-        self.linears = linears or LinearLayers()
+        self.linear_layers = linear_layers or LinearLayers()
         self.layout = mesh.layout
         self.tape = Tape()
         self.layer = -1
@@ -201,14 +203,14 @@ class Do:
         return Value(self.tape.inputs[name], spec, False)
 
     def receive(self, shape: tuple[int, ...]) -> Value:
-        """The value that the stage before sends.   -> [S@cp·tp, B, D]"""
+        """The value that the previous stage sends.   -> [S@cp·tp, B, D]"""
         spec = Spec(shape)
         self.tape.entry = self.tape.new(spec, True)
         return Value(self.tape.entry, spec, True)
 
-    def hand_on(self, x: Value) -> None:
-        """The value that the stage after receives."""
-        self._consume(x, "hand_on", _line())
+    def send(self, x: Value) -> None:
+        """Send x to the next stage."""
+        self._consume(x, "send", _line())
         self.tape.exit = x.id
 
     def fork(self, x: Value, n: int = 2) -> Values:
@@ -216,7 +218,7 @@ class Do:
         return self._record("fork", (x,), tuple(x.spec for _ in range(n)), (), (), {})
 
     def layers(self, which: Sequence[int], block: Callable[[int, Value], Value], x: Value) -> Value:
-        """x through the layers `which`. A layer's input is what full recomputing keeps."""
+        """Apply the layers `which` to x. Full recomputation keeps each layer's input."""
         for i in which:
             self.layer = i
             self.tape.layer_inputs[x.id] = i
@@ -226,12 +228,12 @@ class Do:
         return x
 
     def redistribute(self, redistribution: Redistribution, *ins: Value) -> Any:
-        """Cross a border. At degree one it is nothing."""
+        """Change the sharding of `ins`. At degree one it does nothing."""
         tape = self.tape
         steps = Steps(tape, self.mesh, self.layer)
-        unsaid = self.trains and redistribution.ends
-        outs, kept = ((), ins) if unsaid else redistribution.forward(steps, *ins)
-        if not steps.calls and not unsaid:
+        backward_only = self.trains and redistribution.ends
+        outs, kept = ((), ins) if backward_only else redistribution.forward(steps, *ins)
+        if not steps.calls and not backward_only:
             return outs[0] if len(outs) == 1 else outs
         gradients = tuple(steps.value(o.spec) for o in outs)
         back = Steps(tape, self.mesh, self.layer)
@@ -257,7 +259,7 @@ class Do:
 
     def _consume(self, x: Value, op_name: str, line: str) -> None:
         if x.flows and x.consumed_by:
-            raise Bug("FORK", f"a value of {x.consumed_by} is used again by {op_name} ({line})", fix="say do.fork")
+            raise Bug("FORK", f"a value of {x.consumed_by} is used again by {op_name} ({line})", fix="use do.fork")
         x.consumed_by = f"{op_name} ({line})" if x.flows else ""
 
     def _record(self, op_name: str, ins: Values, outs: tuple[Spec, ...], extras: tuple[Spec, ...],
@@ -268,15 +270,15 @@ class Do:
         flows = any(v.flows for v in ins) or bool(params)
         through = [flows and s.role in ("compute", "stat") for s in outs]
         made = tuple(Value(self.tape.new(s, f), s, f) for s, f in zip(outs, through, strict=True))
-        beside = tuple(self.tape.new(s, False) for s in extras)
+        extra_registers = tuple(self.tape.new(s, False) for s in extras)
         for p in params:
             self.params[p.name] = p
         site = Site(op_name, tuple(v.spec for v in ins), (*outs, *extras), tuple(p.name for p in params),
                     tuple(p.local_shape(self.mesh) for p in params), attrs, self.layer, line)  # fmt: skip
-        self.tape.ops.append(OpCall(site, _ids(ins), _ids(made), beside))
+        self.tape.ops.append(OpCall(site, _ids(ins), _ids(made), extra_registers))
         return made
 
-    def say(self, op_name: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
+    def op(self, op_name: str, *ins: Value, params: tuple[Param, ...] = (), **attrs: Any) -> Values:
         """Record an op of `ops/declarations`."""
         weights = [p.local_shape(self.mesh) for p in params]
         outs, extras = OPS[op_name].declaration.results([v.spec for v in ins], weights, attrs)
@@ -285,21 +287,22 @@ class Do:
     # ---- ops -----------------------------------------------------------------------------------------------
 
     def embedding(self, ids: Value, w: Param) -> Value:
-        """ids [s, B], w [V@tp, D] -> [s, B, D], partial over the axis that cuts w: other shards' ids give zeros."""
+        """ids [s, B], w [V@tp, D] -> [s, B, D], partial over the axis that shards w: ids of other shards give zeros."""
         axis = w.shards[0].axis if w.shards and w.shards[0].pieces(self.mesh) > 1 else ""
-        return self.say("embedding", ids, params=(w,), axis=axis)[0]
+        return self.op("embedding", ids, params=(w,), axis=axis)[0]
 
     def linear(self, x: Value, w: Param, bias: Param | None = None) -> Value:
-        """x [.., D], w [F, D] -> [.., F]. In FP8 where its recipe says so: `cut` says which dim of w tp cuts."""
-        attrs = self._scaled(w, self.linears.of(w.name))
-        return self.say("linear", x, params=(w,) if bias is None else (w, bias), **attrs)[0]
+        """x [.., D], w [F, D] -> [.., F]. In FP8 if its recipe says so; then `cut` is the dim of w that tp shards."""
+        attrs = self._scaled(w, self.linear_layers.of(w.name))
+        return self.op("linear", x, params=(w,) if bias is None else (w, bias), **attrs)[0]
 
     def expert_linear(self, x: Value, rows: Value, w: Param) -> Value:
-        """x [R, D], rows of each expert, w [X, F, D] -> [R, F]. `cut` is of an expert's own matrix.
+        """x [R, D], rows of each expert, w [X, F, D] -> [R, F]. `cut` is a dim of one expert's matrix.
 
         `rows`: their sizes on the host, or their offsets on the device, as the layout's kernel takes them.
         """
-        return self.say("expert_linear", x, rows, params=(w,), **self._scaled(w, self.linears.of_experts(w.name)))[0]
+        scaled = self._scaled(w, self.linear_layers.of_experts(w.name))
+        return self.op("expert_linear", x, rows, params=(w,), **scaled)[0]
 
     def _scaled(self, w: Param, fp8: Fp8 | None) -> dict[str, Any]:
         if fp8 is None:
@@ -309,41 +312,43 @@ class Do:
         return {"fp8": fp8, "cut": cut[0] if cut else None}
 
     def add_bias(self, x: Value, b: Param) -> Value:
-        """x [.., D] + b [D]: the bias of a linear whose output was partial, added once after the region."""
-        return self.say("add_bias", x, params=(b,))[0]
+        """x [.., D] + b [D]: the bias of a linear layer whose output was partial, added once, after the reduction."""
+        return self.op("add_bias", x, params=(b,))[0]
 
     def rms_norm(self, x: Value, w: Param, epsilon: float) -> Value:
-        """x [.., n·C], w [C] -> same; each group of C is normed alone (C = D: the whole row; QK-norm: a head)."""
-        return self.say("rms_norm", x, params=(w,), epsilon=epsilon)[0]
+        """x [.., n·C], w [C] -> same; each group of C is normalised by itself (C = D: the whole row; QK-norm: a
+        head)."""
+        return self.op("rms_norm", x, params=(w,), epsilon=epsilon)[0]
 
     def layer_norm(self, x: Value, w: Param, b: Param, epsilon: float) -> Value:
         """x [.., D], w [D], b [D] -> same"""
-        return self.say("layer_norm", x, params=(w, b), epsilon=epsilon)[0]
+        return self.op("layer_norm", x, params=(w, b), epsilon=epsilon)[0]
 
     def rope(self, x: Value, positions: Value, plain_size: int = 0, **rotation: Any) -> Value:
-        """x [s, B, n·C], positions [s, B] -> same, each head's halves rotated but for its first `plain_size`."""
-        return self.say("rope", x, positions, plain_size=plain_size, **rotation)[0]
+        """x [s, B, n·C], positions [s, B] -> same; each head's halves are rotated, except its first `plain_size`
+        dims."""
+        return self.op("rope", x, positions, plain_size=plain_size, **rotation)[0]
 
     def swiglu(self, gate: Value, up: Value) -> Value:
         """silu(gate) · up"""
-        return self.say("swiglu", gate, up)[0]
+        return self.op("swiglu", gate, up)[0]
 
     def gelu(self, x: Value) -> Value:
         """GELU, tanh form (GPT-2)."""
-        return self.say("gelu", x)[0]
+        return self.op("gelu", x)[0]
 
     def add(self, a: Value, b: Value) -> Value:
-        """a, b of one shape -> a + b, as where a block's output joins the residual stream."""
-        return self.say("add", a, b)[0]
+        """a, b of one shape -> a + b; for example, a block's output is added to the residual stream."""
+        return self.op("add", a, b)[0]
 
     def repeat_heads(self, x: Value, times: int, head_size: int) -> Value:
         """x [s, B, K·C] -> [s, B, K·times·C], each head `times` times in a row."""
-        return self.say("repeat_heads", x, times=times, head_size=head_size)[0]
+        return self.op("repeat_heads", x, times=times, head_size=head_size)[0]
 
     def loss(self, x: Value, name: str, copies: str = "", scale: str = "") -> None:
-        """x [], a sum over tokens or sequences, becomes part of the loss's term `name`, times the step's scale of that
-        term, or of the term `scale`.
+        """x [], a sum over tokens or sequences, is added to the loss term `name`, times the step's scale of that term,
+        or of the term `scale` if it is given.
 
-        `copies` names the axis whose ranks all hold the same x.
+        `copies`: the axis whose ranks all hold the same x.
         """
-        self.say("loss", x, name=name, scale=scale or name, copies=self.mesh.size(copies) if copies else 1)
+        self.op("loss", x, name=name, scale=scale or name, copies=self.mesh.size(copies) if copies else 1)

@@ -1,6 +1,6 @@
-"""Formulas in normal form: sums of products of named sizes, with whole exponents below the line too.
+"""Formulas in normal form: sums of products of named sizes, with integer exponents, negative ones too.
 
-Terms alike are collected and equal factors above and below the line cancel, so `(S/cp)·cp` is `S`.
+Like terms are collected, and equal factors of numerator and denominator cancel, so `(S/cp)·cp` is `S`.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A formula that no polynomial equals: rounded down ("⌊"), up ("⌈"), or as it is ("("), to be divided by."""
+    """A formula that is not a polynomial: rounded down ("⌊") or up ("⌈"), or a sum in a denominator ("(")."""
 
     kind: Literal["⌊", "⌈", "("]
     inside: Expression
 
     def show(self, numbers: Mapping[str, int] | None) -> str:
-        """The formula in its brackets; with `numbers` their values in the names' places."""
+        """The formula in its brackets; with `numbers`, values instead of names."""
         return self.kind + self.inside.show(numbers) + {"⌊": "⌋", "⌈": "⌉", "(": ")"}[self.kind]
 
     def at(self, values: Mapping[str, int]) -> Fraction:
-        """The value where each name has the given one, rounded as `kind` says. Raises KeyError for a name that has
-        none."""
+        """The value of the formula for the given values of names, rounded as `kind` says. Raises KeyError for a missing
+        name."""
         value = self.inside.at(values)
         match self.kind:
             case "⌊":
@@ -79,12 +79,12 @@ class Expression:
     terms: Mapping[Monomial, Number] = field(default_factory=dict[Monomial, Number])
 
     def __hash__(self) -> int:
-        """By the terms in any order, so that equal formulas have one hash."""
+        """Independent of the order of terms, so that equal formulas have one hash."""
         return hash(frozenset(self.terms.items()))
 
     @staticmethod
     def name(name: str) -> Expression:
-        """The formula that is a name of `LEGEND` alone."""
+        """The formula of a single name of `LEGEND`."""
         return Expression({frozenset({(name, 1)}): 1})
 
     @staticmethod
@@ -116,18 +116,18 @@ class Expression:
         return total
 
     def over(self, other: Expression) -> Expression:
-        """The quotient, as if nothing had to be whole."""
+        """The exact quotient, not rounded."""
         if len(other.terms) == 1:
             ((monomial, n),) = other.terms.items()
             return self.times(Expression({_inverse(monomial): _plain(Fraction(1, 1) / n)}))
         return self._long_division(other) or self.times(Expression({frozenset({(Rounded("(", other), -1)}): 1}))
 
     def _long_division(self, other: Expression) -> Expression | None:
-        """The quotient by a sum, if it is one that this sum divides."""
+        """The quotient by a sum, if it divides evenly; else None."""
         atoms = sorted({a for terms in (self.terms, other.terms) for m in terms for a, _ in m}, key=_place)
         first = _leading(other, atoms)
         left, found = self, Expression()
-        for _ in range(len(self.terms)):  # an exact quotient has no more terms than that in any formula met here
+        for _ in range(len(self.terms)):  # no exact quotient of our formulas has more terms than that
             lead = _leading(left, atoms)
             ratio = _plain(Fraction(left.terms[lead]) / other.terms[first])
             part = Expression({_times(lead, _inverse(first)): ratio})
@@ -137,7 +137,7 @@ class Expression:
         return None
 
     def floored(self) -> Expression:
-        """⌊self⌋; of what is negative, -⌈-self⌉."""
+        """⌊self⌋; if it is negative, written as -⌈-self⌉."""
         if all(n < 0 for n in self.terms.values()):
             up = Rounded("⌈", Expression().plus(self, -1))
             return Expression({frozenset({(up, 1)}): -1})
@@ -146,7 +146,7 @@ class Expression:
     # ---- reading ---------------------------------------------------------------------------------------------
 
     def at(self, values: Mapping[str, int]) -> Fraction:
-        """The value where each name has the given one. Raises KeyError for a name that has none."""
+        """The value of the formula for the given values of names. Raises KeyError for a missing name."""
         total = Fraction(0)
         for monomial, n in self.terms.items():
             product = Fraction(n)
@@ -157,12 +157,12 @@ class Expression:
         return total
 
     def names(self) -> set[str]:
-        """The names that it speaks of."""
+        """The names in it."""
         atoms = {a for m in self.terms for a, _ in m}
         return {n for a in atoms for n in ({a} if isinstance(a, str) else a.inside.names())}
 
     def show(self, numbers: Mapping[str, int] | None = None) -> str:
-        """`2·B·S·D/(cp·tp)`; with `numbers` their values in the names' places."""
+        """`2·B·S·D/(cp·tp)`; with `numbers`, values instead of names."""
         if not self.terms:
             return "0"
         factor, monomial = _common(self.terms)
@@ -180,7 +180,7 @@ class Expression:
 
 
 def _fraction(factor: Fraction, monomial: Monomial, numbers: Mapping[str, int] | None) -> tuple[list[str], list[str]]:
-    """Factors above and below the line, without the sign."""
+    """Factors of numerator and denominator, without the sign."""
     above = [str(abs(factor.numerator))] if abs(factor.numerator) != 1 else []
     below = [str(factor.denominator)] if factor.denominator != 1 else []
     for atom, power in _ordered(monomial):
@@ -212,12 +212,12 @@ def _inverse(m: Monomial) -> Monomial:
 
 
 def _leading(e: Expression, atoms: Iterable[Atom]) -> Monomial:
-    """The first monomial by the exponents of `atoms`: an order that products keep."""
+    """The leading monomial in lexicographic order of the exponents of `atoms`; products preserve this order."""
     return max(e.terms, key=lambda m: [dict(m).get(atom, 0) for atom in atoms])
 
 
 def _common(terms: Mapping[Monomial, Number]) -> tuple[Fraction, Monomial]:
-    """What all terms share: the largest factor that leaves whole numbers, and each atom's lowest exponent."""
+    """The common factor of all terms: the largest number that leaves integers, and each atom's lowest exponent."""
     numbers = [Fraction(n) for n in terms.values()]
     factor = Fraction(gcd(*(n.numerator for n in numbers)), lcm(*(n.denominator for n in numbers)))
     powers = [dict(m) for m in terms]

@@ -1,4 +1,4 @@
-"""When each register is let go of: after the last instruction that reads or makes it."""
+"""When each register is freed: after the last instruction that reads or writes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penteract.ops.tape import Call, Tape
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instruction:
-    """A call, and the registers that nobody reads after it."""
+    """A call, and the registers that are freed after it."""
 
     call: Call
     frees: tuple[int, ...]
@@ -19,8 +19,8 @@ class Instruction:
 def place_frees(
     lists: Mapping[str, Sequence[Call]], tape: Tape, exit_: int | None, entry_gradient: int | None
 ) -> tuple[dict[str, tuple[Instruction, ...]], frozenset[int]]:
-    """Every register but the resident inputs is freed after its last use; what is sent, by the send."""
-    last: dict[int, int] = {}  # register -> its last call, all actions counted through
+    """Every register but the resident inputs is freed after its last use; a register that is sent, by the send."""
+    last: dict[int, int] = {}  # register -> its last call, counted over all actions
     count = 0
     for calls in lists.values():
         for i, c in enumerate(calls, count):

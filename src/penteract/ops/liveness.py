@@ -1,8 +1,10 @@
-"""What becomes of the values of a tape when ops are recomputed, without lowering it; and which sets of ops differ.
+"""Which values of a tape are kept and which are recomputed, without lowering it; and which sets of ops to recompute
+have different results.
 
-A value that backward reads is kept, or made again if its op is recomputed; then what that op reads is kept or made
-again in its turn. An op none of whose results is asked for changes nothing. So the sets that differ are those of which
-every op makes something again, and all of them are found by adding, to one of them, an op of what it still keeps.
+A value that backward reads is kept, or recomputed if its op is in the set. A recomputed op's own inputs are then kept
+or recomputed in the same way. An op whose results nobody needs changes nothing. So the sets that
+differ are those in which every op is really recomputed. All of them are found by starting from the empty set and adding
+ops whose results are still kept.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ Ops = frozenset[str]
 
 
 class Liveness(NamedTuple):
-    """Registers that are kept and that recomputing could drop, and the ops that are made again."""
+    """The kept registers that recomputation could drop, and the ops that are recomputed."""
 
     kept: frozenset[int]
     again: frozenset[OpCall]
@@ -26,15 +28,15 @@ class Liveness(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LivenessAnalysis:
-    """Of a tape. `needs`: what backward reads of the forward; `root`: what the results of forks stand for."""
+    """Liveness of a tape. `needs`: the forward's values that backward reads; `root`: result of a fork -> its input."""
 
     needs: frozenset[int]
-    producer: dict[int, OpCall]  # of what recomputing could drop
+    producer: dict[int, OpCall]  # of the values that recomputation could drop
     root: dict[int, int]
 
     @staticmethod
     def of(tape: Tape) -> LivenessAnalysis:
-        """Lower a tape once, without recomputing, and note what its backward reads and which ops make it."""
+        """Lower a tape once, without recomputation, and note what its backward reads and which ops make it."""
         root: dict[int, int] = {}
         producer: dict[int, OpCall] = {}
         for op in tape.ops:
@@ -51,10 +53,10 @@ class LivenessAnalysis:
         return LivenessAnalysis(frozenset(reads & producer.keys()), producer, root)
 
     def __call__(self, op_names: Ops) -> Liveness:
-        """What is kept and what is made again where the ops of these names are recomputed."""
-        kept, again, asked, seen = set[int](), set[OpCall](), list(self.needs), set(self.needs)
-        while asked:
-            r = asked.pop()
+        """What is kept and what is recomputed if the ops of these names are to be recomputed."""
+        kept, again, waiting, seen = set[int](), set[OpCall](), list(self.needs), set(self.needs)
+        while waiting:
+            r = waiting.pop()
             op = self.producer[r]
             if op.name not in op_names:
                 kept.add(r)
@@ -62,33 +64,33 @@ class LivenessAnalysis:
                 again.add(op)
                 more = {self.root.get(v, v) for v in op.ins} & self.producer.keys() - seen
                 seen |= more
-                asked += more
+                waiting += more
         return Liveness(frozenset(kept), frozenset(again))
 
 
-Table = tuple[tuple[Ops, tuple[Liveness, ...]], ...]  # sets of ops, and what each makes of every tape
+Table = tuple[tuple[Ops, tuple[Liveness, ...]], ...]  # sets of ops, and each one's liveness on every tape
 
 
 def groups(tapes: Sequence[LivenessAnalysis], always: Iterable[str] = ()) -> Iterator[Table]:
-    """Ops that know nothing of each other apart: a set of ops is one of each table, and what all of it keeps and
-    makes again is the union of what they do. Those of `always` are in every set.
+    """Tables of independent groups of ops. Any choice of one set from each table is a set of ops; what it keeps and
+    recomputes is the union of what the chosen sets keep and recompute. The ops of `always` are in every set.
 
-    An op hangs on another where making it again is all that asks for a result of the other.
+    An op depends on another if only its recomputation needs a result of the other.
     """
     first = frozenset(always)
-    plain = tuple(told(first) for told in tapes)
-    known: dict[str | OpCall, set[str | OpCall]] = {}  # an op that is in every set hangs on what each of its ops reads
-    for told, fate in zip(tapes, plain, strict=True):
-        asked = fate.kept | {r for op in fate.again for r in (*op.outs, *op.extras)}
-        for op in {*told.producer.values()}:
-            read = {told.root.get(v, v) for v in op.ins} & told.producer.keys() - asked
+    plain = tuple(tape(first) for tape in tapes)
+    group_of: dict[str | OpCall, set[str | OpCall]] = {}  # an op of `always` is grouped call by call, others by name
+    for tape, lives in zip(tapes, plain, strict=True):
+        needed = lives.kept | {r for op in lives.again for r in (*op.outs, *op.extras)}
+        for op in {*tape.producer.values()}:
+            read = {tape.root.get(v, v) for v in op.ins} & tape.producer.keys() - needed
             together = {
-                o if o.name in first else o.name for o in (op, *(told.producer[r] for r in read))
+                o if o.name in first else o.name for o in (op, *(tape.producer[r] for r in read))
             }
-            for other in [known[op_name] for op_name in together if op_name in known]:
+            for other in [group_of[op_name] for op_name in together if op_name in group_of]:
                 together |= other
-            known |= dict.fromkeys(together, together)
-    for group in {id(g): g for g in known.values()}.values():
+            group_of |= dict.fromkeys(together, together)
+    for group in {id(g): g for g in group_of.values()}.values():
         table = tuple(_sets(tapes, first, {op_name for op_name in group if isinstance(op_name, str)}))
         if len(table) > 1:
             yield table
@@ -97,21 +99,21 @@ def groups(tapes: Sequence[LivenessAnalysis], always: Iterable[str] = ()) -> Ite
 def _sets(
     tapes: Sequence[LivenessAnalysis], always: Ops, group: set[str]
 ) -> Iterator[tuple[Ops, tuple[Liveness, ...]]]:
-    """Every set of a group's ops that differs from all others."""
+    """Every set of a group's ops whose result differs from all others."""
     seen, waiting = {frozenset[str]()}, [frozenset[str]()]
     while waiting:
         op_names = waiting.pop()
-        lives_of = tuple(_within(told, told(always | op_names), group) for told in tapes)
+        lives_of = tuple(_within(tape, tape(always | op_names), group) for tape in tapes)
         yield op_names, lives_of
         for more in {
-            told.producer[r].name for told, fate in zip(tapes, lives_of, strict=True) for r in fate.kept
+            tape.producer[r].name for tape, lives in zip(tapes, lives_of, strict=True) for r in lives.kept
         }:
             if (larger := op_names | {more}) not in seen:
                 seen.add(larger)
                 waiting.append(larger)
 
 
-def _within(told: LivenessAnalysis, fate: Liveness, group: set[str]) -> Liveness:
-    """What of it is of these ops."""
-    kept = frozenset(r for r in fate.kept if told.producer[r].name in group)
-    return Liveness(kept, frozenset(op for op in fate.again if op.name in group))
+def _within(tape: LivenessAnalysis, lives: Liveness, group: set[str]) -> Liveness:
+    """The part of `lives` that belongs to the ops of `group`."""
+    kept = frozenset(r for r in lives.kept if tape.producer[r].name in group)
+    return Liveness(kept, frozenset(op for op in lives.again if op.name in group))

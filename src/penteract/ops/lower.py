@@ -1,7 +1,7 @@
-"""From the tape to instructions: backward written out, dropped values made again, weight gradients put where they
-overlap or where the schedule wants them, every register freed after its last use.
+"""From the tape to instructions: adds backward, recomputes dropped values, places weight gradients where they overlap
+communication or where the schedule wants them, and frees every register after its last use.
 
-All of this happens once, before any reading: price and run walk the same instructions.
+This happens once, before any reading: price and run walk the same instructions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from penteract.ops.offload import Offload
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, OpCall, Phase, Site, Tape
 
-# Said once whatever is recomputed: they count, or look at the host.
+# Never recomputed: they count something, or wait for the host.
 ONCE = frozenset({"loss", "tokens_per_expert", "split_sizes"})
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk of layers, ready to walk: instructions by action (`Fwd` and `Bwd`, or `Fwd`, `Inp`, `Wgt`)."""
+    """A model chunk, ready to walk: instructions by action (`Fwd` and `Bwd`, or `Fwd`, `Inp`, `Wgt`)."""
 
     tape: Tape
     specs: tuple[Spec, ...]
@@ -34,9 +34,9 @@ class Chunk:
     exit_gradient: int | None
     freed_by_send: frozenset[int]
     inputs: Mapping[int, str]  # registers that are data, by name
-    sums: Mapping[Site, Site]  # the site of a fork, that of its gradients' sum
-    turns: Mapping[int, int]  # registers on their way to or from the host: which turn of the ring, in their action
-    copies: Mapping[Site, int]  # the site of a copy to or from the host, the value of the tape that it copies
+    sums: Mapping[Site, Site]  # the site of a fork -> that of its gradients' sum
+    turns: Mapping[int, int]  # registers being offloaded or reloaded -> their turn of the ring buffer, in their action
+    copies: Mapping[Site, int]  # the site of a copy to or from the host -> the value of the tape that it copies
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _WeightGradient:
 @dataclass(slots=True)
 class _Lowering:
     tape: Tape
-    recompute: Callable[[int], Collection[str]]  # the ops of a layer; of -1, of what is no layer
+    recompute: Callable[[int], Collection[str]]  # layer -> ops; -1: outside the layers
     split: bool
     training: bool
     specs: list[Spec] = field(init=False)
@@ -59,12 +59,12 @@ class _Lowering:
     recomputed: dict[int, int] = field(default_factory=dict)
     tails: dict[int, list[Call]] = field(
         default_factory=dict
-    )  # of a recomputed redistribution under way: from its first finish on
+    )  # a recomputed redistribution in flight -> its calls from the first finish on
     waiting: dict[OpCall, list[_WeightGradient]] = field(
         default_factory=dict
-    )  # for a redistribution's collective to overlap with
+    )  # redistribution -> weight gradients that overlap its collective
     deferred: list[_WeightGradient] = field(default_factory=list)  # for the schedule's Wgt
-    layer_inputs: dict[int, int] = field(default_factory=dict[int, int])  # registers, and the layer whose input each is
+    layer_inputs: dict[int, int] = field(default_factory=dict[int, int])  # register -> the layer whose input it is
     sums: dict[Site, Site] = field(default_factory=dict[Site, Site])
 
     def __post_init__(self) -> None:
@@ -113,10 +113,10 @@ class _Lowering:
         calls, self.out = self.out, []
         return calls
 
-    # ---- recomputing --------------------------------------------------------------------------------------------
+    # ---- recomputation ------------------------------------------------------------------------------------------
 
     def dropped(self, r: int) -> bool:
-        """Whether register r is not kept but made again."""
+        """Whether register r is recomputed instead of kept."""
         op = self.producer.get(r)
         if op is None or r in self.layer_inputs or op.site.op_name in ONCE:
             return False
@@ -136,7 +136,7 @@ class _Lowering:
         return self.recomputed[r]
 
     def prefetch(self, v: int) -> None:
-        """Put the collective that recomputes v on the wire, to be finished by `require`."""
+        """Start the collective that recomputes v; `require` finishes it."""
         r = self.root(v)
         if r not in self.recomputed and self.dropped(r) and self.producer[r].program is not None:
             self._recompute(r, whole=False)
@@ -163,7 +163,7 @@ class _Lowering:
             elif op.program is not None:
                 self._redistribution(op)
             else:
-                self._word(op)
+                self._declared_op(op)
         return self._take()
 
     def weights(self) -> list[Call]:
@@ -202,7 +202,7 @@ class _Lowering:
         for i, g in zip(through, op.program.gradients_out, strict=True):
             self.gradient[i] = names.get(g, g)
 
-    def _word(self, op: OpCall) -> None:
+    def _declared_op(self, op: OpCall) -> None:
         declaration, attrs = OPS[op.site.op_name].declaration, op.site.attrs
         gradients = [self.gradient.pop(op.outs[i], None) for i in declaration.gradients(attrs)]
         if op.passed is not None:
@@ -211,21 +211,21 @@ class _Lowering:
             self.gradient.pop(o, None)
         if all(g is None for g in gradients) and op.site.op_name != "loss":
             return
-        known = tuple(g for g in gradients if g is not None)
-        if len(known) < len(gradients):
+        incoming = tuple(g for g in gradients if g is not None)
+        if len(incoming) < len(gradients):
             raise Bug("GRADIENT", f"a result of {op.site} has no gradient")
         if op.site.params and not self.split:
             self._prefetch_weights(op)
-        sources = known
+        sources = incoming
         if declaration.passes_gradient:
-            self.gradient |= {op.ins[i]: known[0] for i in declaration.differentiable}
+            self.gradient |= {op.ins[i]: incoming[0] for i in declaration.differentiable}
         elif any(self.tape.flows[op.ins[i]] for i in declaration.differentiable):
             carry = tuple(self.new(s) for s in declaration.carry(op.site.ins, attrs))
             made = tuple(self.new(op.site.ins[i]) for i in declaration.differentiable)
             kept = tuple(self.require(_named(op, k)) for k in declaration.input_keeps)
-            self.emit(op.site, "input_gradient", (*kept, *known), (*made, *carry))
+            self.emit(op.site, "input_gradient", (*kept, *incoming), (*made, *carry))
             self.gradient |= {op.ins[i]: g for i, g in zip(declaration.differentiable, made, strict=True)}
-            sources = carry or known
+            sources = carry or incoming
         if op.site.params:
             self._place(_WeightGradient(op, sources))
 
@@ -234,7 +234,8 @@ class _Lowering:
             self.prefetch(_named(op, k))
 
     def _place(self, job: _WeightGradient) -> None:
-        """Now, beside the collective of the redistribution that the input came through, or when the schedule says."""
+        """Now; or overlapped with the collective of the redistribution that made the input; or when the schedule
+        says."""
         if not OPS[job.op.site.op_name].declaration.deferrable:
             self._weight_gradient(job)
         elif self.split:
@@ -272,13 +273,13 @@ def lower(
     tape: Tape, edit: Edit = PLAIN, edits: Mapping[int, Edit] | None = None, *, split: bool = False,
     training: bool = True,
 ) -> Chunk:  # fmt: skip
-    """A tape with its edits applied: those of `edits` in its layers, `edit` in what it does not name.
+    """A tape with its edits applied: `edits` by layer, `edit` for all that it does not name.
 
-    Of ops to recompute, results are dropped and made again; "*" is every op of a layer. Of ops to offload, what
-    is kept is kept on the host (`offload.py`).
-    `split`: weight gradients that may wait get an action of their own (`Wgt`). `training=False`: forward alone.
+    Ops to recompute: their results are dropped and recomputed; "*" is every op of a layer. Ops to offload: what
+    backward keeps of them is kept on the host (`offload.py`).
+    `split`: deferrable weight gradients get an action of their own (`Wgt`). `training=False`: forward only.
     """
-    sets = {layer: frozenset(told.recompute) for layer, told in (edits or {}).items()}
+    sets = {layer: frozenset(own.recompute) for layer, own in (edits or {}).items()}
     rest = frozenset(edit.recompute)
     low = _Lowering(tape, lambda layer: sets.get(layer, rest), split, training)
     lists = {"Fwd": low.forward()}
@@ -295,7 +296,7 @@ def lower(
         lists["Bwd"] = low.backward()
     if low.waiting or low.tails:
         raise Bug("LOWER", "a weight gradient or a gather was left behind")
-    leaves = {layer: frozenset(told.offload) for layer, told in (edits or {}).items()}
+    leaves = {layer: frozenset(own.offload) for layer, own in (edits or {}).items()}
     others = frozenset(edit.offload)
     away = Offload(tape, lambda layer: leaves.get(layer, others), low.producer, low.layer_inputs, low.specs)
     if others or any(leaves.values()):

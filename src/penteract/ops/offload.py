@@ -1,9 +1,9 @@
-"""Kept values on the host: an edit of a chunk's calls, before any reading.
+"""Activation offload to the host: an edit of a chunk's calls, before any reading.
 
-A value leaves as soon as it is there: a layer's input while the layer runs, what is made inside until the end of the
-next layer that has some. It comes back while the layer before its own in backward runs. So of two layers at most, at
-any time, are values on their way: they take turns at two places of a ring. A layer's input is made by the layer before,
-so it leaves from where it is.
+Copying to the host starts as soon as a value exists. It ends with the layer for a layer's input, and with the next
+layer that offloads anything for a value made inside a layer. In backward a value is copied back while the previous
+layer (in backward order) runs. So values of at most two layers are in flight at any time; they take turns in a ring
+buffer of two places. A layer's input is made by the layer before, so it is copied from its own register.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Literal
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Call, OpCall, Site, Tape
 
-LAYER_INPUTS = "layer_inputs"  # what full recomputation keeps: the inputs of layers
+LAYER_INPUTS = "layer_inputs"  # the inputs of layers, which full recomputation keeps
 Copy = Literal["to_host", "from_host"]
 OFFLOAD_OPS: tuple[Copy, ...] = ("to_host", "from_host")
 
 
 @dataclass(slots=True)
 class Offload:
-    """Puts copies into lists of calls by action, `Fwd` first.
+    """Inserts copies into lists of calls by action, `Fwd` first.
 
-    ops     of a layer: whose results leave, `LAYER_INPUTS`, or "*" for all that it keeps
-    specs   of all registers: those on the host are added to them
-    turns   register -> which turn of the ring it has in its action
-    copies  the site of a copy -> the value of the tape that it copies
+    op_names  layer -> the ops whose results are offloaded, `LAYER_INPUTS`, or "*" for all that it keeps
+    specs     of all registers; those on the host are added
+    turns     register -> its turn of the ring buffer in its action
+    copies    the site of a copy -> the value of the tape that it copies
     """
 
     tape: Tape
@@ -39,7 +39,7 @@ class Offload:
     specs: list[Spec]
     turns: dict[int, int] = field(default_factory=dict[int, int])
     copies: dict[Site, int] = field(default_factory=dict[Site, int])
-    host: dict[int, int] = field(default_factory=dict[int, int])  # register -> that on the host
+    host: dict[int, int] = field(default_factory=dict[int, int])  # register -> its copy on the host
 
     def apply(self, lists: Mapping[str, list[Call]]) -> dict[str, list[Call]]:
         """The lists with their copies."""
@@ -53,7 +53,7 @@ class Offload:
     # ---- which ---------------------------------------------------------------------------------------------------
 
     def _leaving(self, lists: Mapping[str, list[Call]]) -> dict[int, int]:
-        """Registers made in forward and used after it that leave, and the layer that uses them then."""
+        """Registers to offload: made in forward, used after it -> the layer that uses them then."""
         made = {r for c in lists["Fwd"] for r in c.outs}
         if self.tape.entry is not None:
             made.add(self.tape.entry)
@@ -67,7 +67,7 @@ class Offload:
     def _chosen(self, r: int, layer: int) -> bool:
         op_names, spec = self.op_names(layer), self.specs[r]
         if layer < 0 or not op_names or spec.role == "host" or not all(isinstance(d, int) for d in spec.shape):
-            return False  # sizes that routing decides have no place on the host
+            return False  # sizes that depend on routing get no space on the host
         if r in self.layer_inputs:
             return self.layer_inputs[r] == layer and not {LAYER_INPUTS, "*"}.isdisjoint(op_names)
         op = self.producer.get(r)
@@ -93,7 +93,7 @@ class Offload:
             after[there[r]].append(start)
             after[until.get(layer, len(calls) - 1)].append(finish)
             self.turns[r] = turns.index(layer)
-        return _woven(calls, before, after, {})
+        return _insert(calls, before, after, {})
 
     # ---- back ----------------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class Offload:
             finishes.append((i, finish))
         for i, finish in finishes:
             before[i].append(finish)
-        return _woven(calls, before, {}, names)
+        return _insert(calls, before, {}, names)
 
     def _copy(self, op_name: Copy, layer: int, value: int, x: int, y: int) -> tuple[Call, Call]:
         """Start and finish of a copy of `value`, from register x to register y."""
@@ -154,7 +154,7 @@ def _extent(calls: Sequence[Call]) -> tuple[dict[int, int], dict[int, int]]:
 
 
 def _available(calls: Iterable[Call]) -> dict[int, int]:
-    """The call after which each register can be read."""
+    """Register -> the call after which it can be read."""
     there: dict[int, int] = {}
     for i, c in enumerate(calls):
         there |= dict.fromkeys(c.outs, i)
@@ -163,7 +163,7 @@ def _available(calls: Iterable[Call]) -> dict[int, int]:
     return there
 
 
-def _woven(
+def _insert(
     calls: Sequence[Call], before: Mapping[int, list[Call]], after: Mapping[int, list[Call]], names: Mapping[int, int]
 ) -> list[Call]:
     out = list[Call]()

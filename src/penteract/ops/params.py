@@ -1,4 +1,4 @@
-"""Parameters carry their sharding: which dim is cut along which axis. Everything else is derived from it."""
+"""Parameters and their sharding: which dim is cut along which axis. Everything else is derived from it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from math import prod
 
 from penteract.config.mesh import Mesh
 
-Cut = tuple[tuple[str, int], ...]  # the axes that cut a parameter, and into how many pieces, two at least
+Cut = tuple[tuple[str, int], ...]  # the axes that cut a parameter, and into how many pieces (at least two)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     """Dim `dim` is cut along `axis` into at most `parts` pieces.
 
-    Where the axis has more ranks than pieces (KV heads under a large tp), neighbours hold the same piece.
+    If the axis has more ranks than pieces (KV heads under a large tp), neighbouring ranks hold the same piece.
     """
 
     dim: int
@@ -35,10 +35,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """One global tensor: its shape, how it is cut, how it starts, whether it decays.
+    """One global tensor: its shape, how it is sharded, how it is initialised, whether weight decay applies.
 
-    `scale`: standard deviation of the normal start; None starts at `fill`.
-    `matrix`: its last two dims are a matrix between hidden states, no table and no router: what Muon may move.
+    `scale`: standard deviation of the normal initialisation; None: initialised to `fill`.
+    `matrix`: its last two dims are a matrix between hidden states, not a table or a router: Muon may update it.
     `joined`: so many parameters, used right after it, lie behind it in one bucket: one product takes them all.
     """
 
@@ -66,7 +66,7 @@ class Param:
         return tuple(at)
 
     def cut(self, mesh: Mesh) -> Cut:
-        """How it is cut: what `reduce_ranks` needs of it."""
+        """How it is cut, for `reduce_ranks`."""
         return tuple((s.axis, s.pieces(mesh)) for s in self.shards if s.pieces(mesh) > 1)
 
     def numel(self, mesh: Mesh) -> int:
@@ -80,14 +80,14 @@ OwningStages = Mapping[str, tuple[int, ...]]  # parameter name -> the pipeline r
 def reduce_ranks(cut: Cut, owning_stages: tuple[int, ...], mesh: Mesh, rank: int) -> tuple[int, ...]:
     """The ranks that hold the same piece of a parameter as `rank`: they must agree on its gradient.
 
-    Every rank sees other tokens (dp, cp, and tp in the sequence-parallel region) or other heads, so a gradient is a
-    partial sum over every axis that does not cut the parameter. This is the only rule there is for who reduces.
+    Every rank has other tokens (dp, cp, and tp in the sequence-parallel region) or other heads, so a gradient is a
+    partial sum over every axis that does not cut the parameter. No other rule decides which ranks reduce.
     """
     stage = mesh.size("stage")
     places: Sequence[int] = range(stage)
     for axis, pieces in cut:
         block, step = mesh.block(axis)
-        each = block // step // pieces * step  # neighbours that hold one piece, where groups lie within each other
+        each = block // step // pieces * step  # neighbours that hold one piece; groups are nested
         begin = rank % block // each * each
         if len(places) == stage:
             places = [at + i for at in range(begin, stage, block) for i in range(each)]

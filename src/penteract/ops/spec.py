@@ -1,4 +1,4 @@
-"""What a value is before it has bytes: a shape and a role. Sizes that only routing knows stay names."""
+"""The spec of a value: its shape and its role. Sizes that depend on routing are symbolic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penteract.config.precision.policy import Role, Widths
 
 
 class Received(NamedTuple):
-    """A dim whose size is data: the token copies that this rank's experts of `layer` receive."""
+    """A data-dependent dim: the token copies that this rank's experts of `layer` receive."""
 
     layer: int
 
@@ -19,9 +19,9 @@ Dim = int | Received
 
 
 class Spec(NamedTuple):
-    """Shape and role of a value. `[R, D]` with R = Received(3) is known once a load is given.
+    """Shape and role of a value. `[R, D]` with R = Received(3) has a number only for a given expert load.
 
-    `pinned`: in the host's memory, page-locked, and so without bytes on the device.
+    `pinned`: in pinned host memory, so it takes no bytes on the device.
     """
 
     shape: tuple[Dim, ...]
@@ -29,7 +29,7 @@ class Spec(NamedTuple):
     pinned: bool = False
 
     def numel(self, received: Callable[[int], int] | None = None) -> int:
-        """Elements; `received(layer)` gives the sizes that routing decides."""
+        """Elements; `received(layer)` gives the sizes that depend on routing."""
         return prod(size(d, received) for d in self.shape)
 
 

@@ -1,7 +1,7 @@
-"""Sizes that remember how they were made: recorded with them, a program says its formulas as well as its numbers.
+"""Sizes that carry their formulas: a program recorded with them has formulas as well as numbers.
 
-A `Size` is an int to all who take it for one. Comparisons, and so every branch, see the number alone: a formula holds
-for this layout's branches, and for all sizes that take the same.
+A `Size` is an int. Comparisons, and so every branch, see only the number: a formula holds for all sizes that take the
+same branches.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from penteract.ops.expression import Expression
 
 
 class Size(int):
-    """An int with its formula. Sums, products and whole quotients of sizes are sizes; other operations give plain ints.
+    """An int with its formula. Sums, products and integer quotients of sizes are sizes; other operations give plain
+    ints.
 
-    A quotient without remainder is written as a fraction, since what is cut divides evenly by rule; any other is
+    A quotient without remainder is written as a fraction, since sharded sizes always divide evenly. Any other is
     rounded in its formula too.
     """
 
     expression: Expression
 
     def __new__(cls, value: int, expression: Expression | None = None) -> Size:
-        """Without `expression` the formula is the number itself."""
+        """Without `expression`, the formula is the number itself."""
         self = super().__new__(cls, value)
         self.expression = Expression.number(int(value)) if expression is None else expression
         return self
@@ -83,7 +84,7 @@ def expression_of(n: int) -> Expression:
 
 
 def evaluate(expression: Expression, values: Mapping[str, int]) -> int:
-    """A formula at other numbers. Raises ValueError where it is no whole number there."""
+    """The value of a formula for other numbers. Raises ValueError if it is not a whole number."""
     value = expression.at(values)
     if value.denominator != 1:
         raise ValueError(f"{expression.show()} is {value} here: a size is whole")
@@ -108,7 +109,7 @@ _NAMES: Mapping[type, Mapping[str, str]] = {
 def symbolic(m: ModelSpec, layout: Layout, sequence_length: int) -> tuple[ModelSpec, Layout, Size]:
     """The same values with sizes that carry their names.
 
-    They compare and hash as the plain ones do: what remembers results by them must not be asked with both.
+    They compare and hash as the plain ones do: do not use both as keys of one cache.
     """
     model = replace(
         m,
@@ -128,5 +129,5 @@ def values(m: ModelSpec, layout: Layout, sequence_length: int) -> dict[str, int]
 
 
 def _sizes(part: ModelSpec | MoESpec | LatentSpec | Layout) -> dict[str, Any]:
-    """Fields as named sizes; what is 0 is not there."""
+    """Fields as named sizes; those that are 0 are left out."""
     return {f: Size.named(n, getattr(part, f)) for f, n in _NAMES[type(part)].items() if getattr(part, f)}

@@ -1,4 +1,4 @@
-"""The recorded program: sites (what is said, where), ops (what depends on what) and calls (what runs)."""
+"""The recorded program: sites (an op and its source line), op calls (the graph) and calls (the instructions)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Phase = Literal["forward", "input_gradient", "weight_gradient", "start", "finish
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """One saying of an op: what it is about in every phase, and the line of the program that said it."""
+    """One recorded op: what all its phases share (shapes, parameters, attributes), and the line that recorded it."""
 
     op_name: str
     ins: tuple[Spec, ...]
-    outs: tuple[Spec, ...]  # results, then extras (what the declaration keeps beside them)
+    outs: tuple[Spec, ...]  # results, then extras (kept for backward in addition)
     params: tuple[str, ...] = ()
     weights: tuple[tuple[int, ...], ...] = ()  # local shapes of the params
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -25,7 +25,7 @@ class Site:
     line: str = ""
 
     def __str__(self) -> str:
-        """The op and the line that said it: `linear (model/mlp.py:31)`."""
+        """The op and the line that recorded it: `linear (model/mlp.py:31)`."""
         return f"{self.op_name} ({self.line})"
 
 
@@ -36,7 +36,7 @@ class Call:
     forward          ins                    -> outs, extras
     input_gradient   kept, gradients        -> gradients of the differentiable ins, carry
     weight_gradient  kept, carry | gradients -> (written into the gradients of site.params)
-    start / finish   a collective: `finish` takes (input, output), so neither is freed while it is on the wire
+    start / finish   a collective: `finish` takes (input, output), so neither is freed while it is in flight
     """
 
     site: Site
@@ -47,20 +47,20 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RedistributionProgram:
-    """A redistribution as recorded: two conjugate lists of calls, and what the second needs of the first."""
+    """A recorded redistribution: two conjugate lists of calls, and what the second needs of the first."""
 
     forward: tuple[Call, ...]
     backward: tuple[Call, ...]
     kept: tuple[int, ...]
-    gradients_in: tuple[int, ...]  # registers that stand for the gradients of the outs
+    gradients_in: tuple[int, ...]  # registers of the gradients of the outs
     gradients_out: tuple[int, ...]  # gradients of the ins through which a gradient flows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpCall:
-    """A node of the tape: an op with stated gradients, a redistribution (`program`), or a fork.
+    """A node of the tape: a declared op, a redistribution (`program`), or a fork.
 
-    `passed`: of an op that is a fork too, the value that its first in has for whoever else reads it.
+    `passed`: of an op that is a fork too, the value of its first in for that in's other reader.
     `stands_for`: the op of the network that a fused one is recomputed and offloaded as.
     """
 
@@ -79,22 +79,22 @@ class OpCall:
 
     @property
     def ends(self) -> bool:
-        """Whether it is a redistribution without results: in training all of it is said in backward."""
+        """Whether it is a redistribution without results. In training all of its calls are in backward."""
         return self.program is not None and not self.outs
 
 
 @dataclass(slots=True)
 class Tape:
-    """What one chunk of layers says, once. `specs[i]` is value i's shape and role."""
+    """The recorded program of one model chunk. `specs[i]` is value i's shape and role."""
 
     specs: list[Spec] = field(default_factory=list)
     ops: list[OpCall] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)  # data by name: resident, never freed
     flows: list[bool] = field(default_factory=list)  # does a gradient flow through value i
-    # Values that recomputing never drops, and the layer whose input each is; -1: what follows the last.
+    # Values that recomputation never drops -> the layer whose input each is; -1: the output of the last layer.
     layer_inputs: dict[int, int] = field(default_factory=dict[int, int])
-    entry: int | None = None  # from the stage before
-    exit: int | None = None  # for the stage after
+    entry: int | None = None  # from the previous stage
+    exit: int | None = None  # for the next stage
 
     def new(self, spec: Spec, flows: bool) -> int:
         """Add a value; `flows`: whether a gradient flows through it. -> its register, an index into `specs`"""

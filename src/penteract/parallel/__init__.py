@@ -1,1 +1,1 @@
-"""The five dimensions, one file each: who holds which part, and the redistributions where ranks talk."""
+"""The five dimensions of parallelism, one file each: what each rank holds, and its redistributions."""

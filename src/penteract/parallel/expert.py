@@ -1,29 +1,29 @@
 """Expert parallelism.
 
-Split      experts; it folds over dp·cp, whose ranks hold other tokens.
-Traffic    counts   forward all-to-all of how many copies go where (no gradient)
+Split      experts, over ranks of dp·cp, which hold different tokens.
+Traffic    counts   forward all-to-all of the number of copies for each expert (no gradient)
            send     forward all-to-all of token copies to their experts   backward all-to-all back
            back     forward all-to-all of results to their tokens          backward all-to-all again
-Costs      the residual stream top_k times over, there and back; sizes are data, nothing is dropped.
-Helps      when experts are many and large; hurts when routing is uneven: the fullest rank sets the pace.
+Costs      the residual stream top_k times, both ways; sizes are data-dependent, no token is dropped.
+Helps      when experts are many and large; hurts when routing is uneven: all wait for the rank with the most tokens.
 Papers     Lepikhin 2020 (2006.16668); DeepSeek-V3 2024 (2412.19437) §2.1.2
 """
 
 from __future__ import annotations
 
-from penteract.ops.do import Do, Redistribution, Steps, Value, Values, lone
+from penteract.ops.do import Do, Redistribution, Steps, Value, Values, single_collective
 from penteract.ops.spec import Dim, Received
 
-counts = lone("counts", "ep", "all_to_all")  # [X] -> [X]: this rank's experts, by sender
+counts = single_collective("counts", "ep", "all_to_all")  # [X] -> [X]: this rank's experts, by sender
 
 
 def _cross(steps: Steps, x: Value, splits: Value, rows: Dim, direction: str) -> Value:
-    """Copies travel to the experts ("send": grouped by expert on arrival) or home ("back")."""
+    """Send token copies to their experts ("send": sorted by expert on arrival) or back to their tokens ("back")."""
     if steps.mesh.size("ep") == 1:
         return x
     if direction == "back":
         (x,) = steps.forward("sort_chunks", x, splits, inverse=True)
-    y = steps.collective("all_to_all_v", "ep", x, rows=rows, beside=(splits,), direction=direction)
+    y = steps.collective("all_to_all_v", "ep", x, rows=rows, also_reads=(splits,), direction=direction)
     return steps.forward("sort_chunks", y, splits, inverse=False)[0] if direction == "send" else y
 
 
@@ -48,9 +48,9 @@ back = _redistribution("back", "back", "send")
 def split_sizes(do: Do, copies: Value, coming: Value) -> Value:
     """copies [X] of this rank for each expert, and those `coming` to its own by sender -> the host's sizes: what goes
     to and comes from every rank."""
-    return do.say("split_sizes", copies, coming, ranks=do.mesh.size("ep"))[0]
+    return do.op("split_sizes", copies, coming, ranks=do.mesh.size("ep"))[0]
 
 
 def offsets(do: Do, coming: Value) -> Value:
     """Copies `coming` to this rank's experts by sender -> where the rows of each begin, on the device."""
-    return do.say("expert_offsets", coming, ranks=do.mesh.size("ep"))[0]
+    return do.op("expert_offsets", coming, ranks=do.mesh.size("ep"))[0]

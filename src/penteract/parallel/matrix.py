@@ -1,11 +1,11 @@
-"""Matrices of a bucket, dealt over the ranks that hold it, where each is to be seen as one (Muon).
+"""Distribution of a bucket's matrices over its ranks, for an optimizer that updates whole matrices (Muon).
 
-Split      of a bucket whose elements are cut, the matrices are dealt: the largest first, to whoever has the least so
-           far. What a tensor rank holds of a matrix is a slice, and its peers hold the others.
-Traffic    none: an update gathers the bucket, its ranks' matrices one by one over tp, and sums what each has made of
-           its own, zeros elsewhere.
-Costs      twice the bucket in the dtype of products, and each matrix once over tp; every tensor rank computes alike.
-Helps      where a matrix is much work; over more ranks than a bucket has matrices, some have none.
+Split      the matrices of a sharded bucket are distributed: the largest first, each to the rank with the least work. A
+           tensor rank holds a slice of a matrix, and its peers hold the other slices.
+Traffic    none here. An update gathers the bucket and, over tp, each of its own matrices; then it sums the results of
+           all ranks, which are zero outside their own matrices.
+Costs      twice the bucket in the dtype of products, and each matrix once over tp; tensor ranks repeat the same work.
+Helps      when matrices are large; with more ranks than matrices in a bucket, some have none.
 Papers     Jordan 2024 (kellerjordan.github.io/posts/muon); Liu 2025 (2502.16982) §2.3
 """
 
@@ -21,12 +21,12 @@ from penteract.ops.params import Param
 
 
 class Matrix(NamedTuple):
-    """One matrix of a bucket; of several experts' each is one.
+    """One matrix of a bucket; each expert's matrix is one.
 
-    at     where the rank's slice begins, in elements of the bucket
+    at     the offset of the rank's slice, in elements of the bucket
     local  rows and columns of that slice
-    cut    the dim that is cut over the peers; -1: the slice is all of it
-    peers  how many have a slice
+    cut    the dim that is sharded over the peers; -1: the slice is the whole matrix
+    peers  how many ranks have a slice
     """
 
     at: int
@@ -36,24 +36,24 @@ class Matrix(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of all of it."""
+        """Rows and columns of the whole matrix."""
         rows, columns = self.local
         return rows * (self.peers if self.cut == 0 else 1), columns * (self.peers if self.cut == 1 else 1)
 
     @property
     def slice(self) -> range:
-        """The rank's elements, in the bucket."""
+        """The rank's elements in the bucket."""
         return range(self.at, self.at + prod(self.local))
 
     @property
     def work(self) -> int:
-        """Multiply-adds of its product with its own transpose: what it weighs when matrices are dealt."""
+        """Multiply-adds of its product with its own transpose: its weight when matrices are distributed."""
         rows, columns = self.shape
         return rows * columns * min(rows, columns)
 
 
 def matrices(params: Sequence[Param], offsets: Sequence[int], mesh: Mesh) -> Iterator[Matrix]:
-    """Those of parameters that are cut alike, in their order. The last two dims are a matrix's."""
+    """The matrices of parameters with equal sharding, in their order. The last two dims are those of a matrix."""
     for q, at in zip(params, offsets, strict=True):
         shape, first = q.local_shape(mesh), len(q.shape) - 2
         cuts = ((s.dim - first, s.pieces(mesh)) for s in q.shards if s.axis == "tp" and s.pieces(mesh) > 1)
@@ -63,7 +63,7 @@ def matrices(params: Sequence[Param], offsets: Sequence[int], mesh: Mesh) -> Ite
 
 
 def peers(params: Sequence[Param], mesh: Mesh, rank: int) -> tuple[int, ...]:
-    """The ranks with the slices of one matrix, in their order: those of a tensor group, one for each slice."""
+    """The ranks of a tensor group with the slices of one matrix, one for each slice, in order."""
     group = mesh.group("tp", rank)
     pieces = max((s.pieces(mesh) for s in params[0].shards if s.axis == "tp"), default=1)
     each = len(group) // pieces
@@ -71,7 +71,7 @@ def peers(params: Sequence[Param], mesh: Mesh, rank: int) -> tuple[int, ...]:
 
 
 def deal(some: Sequence[Matrix], ranks: int) -> tuple[tuple[Matrix, ...], ...]:
-    """Whose matrix each is: the most work first, to the rank with the least so far. Each rank's, as they lie."""
+    """The matrices of each rank: those with the most work first, to the rank with the least so far. In bucket order."""
     hands: list[list[Matrix]] = [[] for _ in range(ranks)]
     least = [(0, i) for i in range(ranks)]
     heapify(least)

@@ -3,12 +3,12 @@
 Split      heads, ffn columns and vocabulary (weights); tokens (activations between regions).
 Traffic    enter   forward all-gather tokens       backward reduce-scatter the gradient
            leave   forward reduce-scatter partials  backward all-gather the gradient
-           cross_entropy   two small all-reduces: the rows' maximum, then their sums   backward nothing on the wire
-           linear_cross_entropy   enter, linear and cross_entropy of some tokens at a time; in training all of it in
-                   backward, since a term's scale is known before the step: no logits are kept, none made twice
-           What `enter` gathered is not kept: recomputing "enter" gathers it again for the weight gradients, under the
-           input gradients. Drop "enter" from the recomputed ops to hold it instead.
-Costs      four passes of the residual stream a block and direction, inside the node or not at all.
+           cross_entropy   two small all-reduces: the rows' maximum, then their sums   backward none
+           linear_cross_entropy   enter, linear and cross_entropy for some tokens at a time. In training all of it runs
+                   in backward, since a term's scale is known before the step: logits are neither kept nor recomputed.
+           With "enter" among the recomputed ops, the result of `enter` is not kept: it is gathered again for the weight
+           gradients, overlapped with the input gradients. Without it, the gathered result is kept.
+Costs      the residual stream four times for each block and direction; only inside a node.
 Helps      when a layer is too large or too slow for one device; hurts when the pieces become small.
 Papers     Chowdhery 2022 (2204.02311) §5 (z-loss); Shoeybi 2019 (1909.08053) §3; Korthikanti 2022 (2205.05198) §4.2
 """
@@ -20,24 +20,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from penteract.config.layout import Layout
-from penteract.ops.do import Do, Redistribution, Steps, Value, Values, lone
+from penteract.ops.do import Do, Redistribution, Steps, Value, Values, single_collective
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec
 
-enter = lone("enter", "tp", "all_gather", "reduce_scatter")  # [S@cp·tp, ..] -> [S@cp, ..]
-leave = lone("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..] -> [S@cp·tp, ..]
+enter = single_collective("enter", "tp", "all_gather", "reduce_scatter")  # [S@cp·tp, ..] -> [S@cp, ..]
+leave = single_collective("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..] -> [S@cp·tp, ..]
 
 
-_LOGITS = 2**28  # of a chunk, where nobody says how many tokens it has
-_TOKENS, _MOST_LOGITS = 8192, 2**31  # the least that suits kernels that pass over them once, while they are no more
-_TILE = 128  # tokens: products are cut into tiles of so many
-# What is passed over several times should stay in a GPU's cache, some 50 MiB: fp32 copies of so many logits, and so
-# many elements of a weight gradient, made in bf16 beside its bucket.
-_WIDE, _BESIDE = 2**23, 2**24
+_LOGITS = 2**28  # of a chunk, if the layout does not set its tokens
+_TOKENS, _MOST_LOGITS = 8192, 2**31  # the fewest for kernels that read logits once, up to so many logits
+_TILE = 128  # tokens: products are computed in tiles of so many
+# Data that is read several times should stay in a GPU's cache of some 50 MiB: fp32 copies of so many logits, and so
+# many elements of a weight gradient that is computed in bf16 outside its bucket.
+_FP32_LOGITS, _GRADIENT_ELEMENTS = 2**23, 2**24
 
 
 def _probabilities(steps: Steps, logits: Value, targets: Value, **attrs: Any) -> Values:
-    """logits [s, B, V@tp] -> loss [], log-sum-exp [s, B]; with z, also that of z-loss []"""
+    """logits [s, B, V@tp] -> loss [], log-sum-exp [s, B]; with z, also the z-loss []"""
     (largest,) = steps.forward("row_max", logits)
     largest = steps.collective("all_reduce", "tp", largest, reduce="max")
     (sums,) = steps.forward("exp_sum", logits, largest, targets, axis="tp", **attrs)
@@ -46,7 +46,7 @@ def _probabilities(steps: Steps, logits: Value, targets: Value, **attrs: Any) ->
 
 
 def cross_entropy(z: float) -> Redistribution:
-    """The loss of logits, [], and with z that of z-loss, []. Both have the same scale: one gradient is that of both."""
+    """The loss of logits, [], and with z also the z-loss, []. Both have the same scale, so one gradient serves both."""
 
     def forward(steps: Steps, logits: Value, targets: Value) -> tuple[Values, Values]:
         loss, log_sum, *squares = _probabilities(steps, logits, targets, z=z)
@@ -60,10 +60,10 @@ def cross_entropy(z: float) -> Redistribution:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The end of the network, some tokens at a time: h [S@cp·tp, B, D], targets [S@cp, B] -> the loss's term `term`.
+    """Head and loss, some tokens at a time: h [S@cp·tp, B, D], targets [S@cp, B] -> the loss term `term`.
 
-    w [V@tp, D]. `tokens` of a chunk; 0: as many as make a moderate block of logits. Logits of one chunk exist at once,
-    and become their gradient where they lie.
+    w [V@tp, D]. `tokens`: of a chunk; 0: as many as make a moderate block of logits. Only the logits of one chunk exist
+    at a time; their gradient overwrites them.
     """
 
     w: Param
@@ -72,7 +72,7 @@ class Chunks:
     z: float
 
     def redistribution(self) -> Redistribution:
-        """The chunks as an end of the network: it scores in forward, and in training does everything in backward."""
+        """All chunks as one redistribution: forward computes the loss; in training, backward does everything."""
         return Redistribution("linear_cross_entropy", self._evaluate, self._train, params=(self.w,), ends=True)
 
     def _evaluate(self, steps: Steps, h: Value, targets: Value) -> tuple[Values, Values]:
@@ -114,17 +114,17 @@ class Chunks:
             steps.forward("loss", each, **self._of_term(steps, "z_loss"))
 
     def _score(self, steps: Steps, x: Value, targets: Value) -> Values:
-        """-> logits, log-sum-exp, loss [], which is counted"""
+        """-> logits, log-sum-exp, loss []; the loss is added to its term"""
         (logits,) = steps.forward("logits", x, params=(self.w,), columns=self._columns)
         loss, log_sum, *squares = _probabilities(steps, logits, targets, z=self.z, at_once=self._wide(logits))
         self._count(steps, loss, *squares)
         return logits, log_sum, loss
 
     def _chunks(self, steps: Steps, h: Value, targets: Value) -> Iterator[Values]:
-        """Rows of h and of targets: all, where one chunk holds them."""
+        """The chunks: rows of h and of targets; all of them if one chunk suffices."""
         s, b, _ = h.shape
         assert isinstance(s, int) and isinstance(b, int)
-        rows = max(1, (self.tokens or self._suiting(steps)) // b)
+        rows = max(1, (self.tokens or chunk_tokens(self.w.local_shape(steps.mesh)[0], steps.mesh.layout)) // b)
         last = -(-s // rows) - 1
         if last == 0:
             yield h, targets
@@ -133,26 +133,23 @@ class Chunks:
             part: dict[str, Any] = {"begin": i * rows, "count": rows if i < last else s - last * rows}
             yield steps.forward("rows", h, **part)[0], steps.forward("rows", targets, **part)[0]
 
-    def _suiting(self, steps: Steps) -> int:
-        return chunk_tokens(self.w.local_shape(steps.mesh)[0], steps.mesh.layout)
-
     def _of_term(self, steps: Steps, name: str = "") -> dict[str, Any]:
         return {"name": name or self.term, "scale": self.term, "copies": steps.mesh.size("tp")}
 
     @property
     def _columns(self) -> int:
-        return max(1, _BESIDE // self.w.shape[1])
+        return max(1, _GRADIENT_ELEMENTS // self.w.shape[1])
 
     @staticmethod
     def _wide(logits: Value) -> int:
         columns = logits.shape[-1]
         assert isinstance(columns, int)
-        return max(1, _WIDE // columns)
+        return max(1, _FP32_LOGITS // columns)
 
 
 def chunk_tokens(shard: int, layout: Layout) -> int:
-    """Tokens of a chunk, where nobody says, of `shard` rows of the head: whole tiles if they can be. Kernels that pass
-    over logits once want more of them: products of more tokens are faster, and their weight gradients fewer."""
+    """The default tokens of a chunk, for `shard` rows of the head: whole tiles if possible. With kernels that read
+    logits once, more of them: larger products are faster, and weight gradients are added less often."""
     tokens = _LOGITS // shard
     if layout.elementwise == "triton":
         tokens = max(tokens, min(_TOKENS, _MOST_LOGITS // shard))
@@ -160,9 +157,9 @@ def chunk_tokens(shard: int, layout: Layout) -> int:
 
 
 def linear_cross_entropy(do: Do, h: Value, w: Param, targets: Value, term: str, z: float = 0.0) -> None:
-    """h [S@cp·tp, B, D], w [V@tp, D], targets [S@cp, B] -> the loss's term `term`: their negative log-likelihoods.
+    """h [S@cp·tp, B, D], w [V@tp, D], targets [S@cp, B] -> the loss term `term`: the sum of negative log-likelihoods.
 
-    z > 0: of each target z times its squared log-sum-exp too, the term "z_loss".
+    z > 0: also the term "z_loss", the sum over targets of z times the squared log-sum-exp.
     """
     if do.layout.loss == "chunked":
         do.redistribute(Chunks(w, term, do.layout.loss_chunk, z).redistribution(), h, targets)

@@ -29,7 +29,7 @@ from penteract.planner.space.legality import CROSSES, crosses_node
 from penteract.planner.space.pins import refuse_pins
 from penteract.readings.estimator import Estimator, LayoutEstimate
 from penteract.readings.recomputation.cheapest import within
-from penteract.step.program import check_words
+from penteract.step.program import check_op_names
 from penteract.units import show_bytes
 
 # benchmarks/results/planned_times.json, memory_options_8b_2xh200
@@ -249,7 +249,7 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
     )  # fmt: skip
     _check(ask, case, settle, "--layout")
     with told_by("--layout"):
-        check_words(case.layout)
+        check_op_names(case.layout)
     c, tp = ask.cluster, case.layout.tp
     if not ask.tp_across_nodes and crosses_node(tp, c.gpus, c.gpus_per_node):
         allowed = ", ".join(str(n) for n in divisors(c.gpus_per_node) if c.gpus % n == 0)

@@ -108,7 +108,7 @@ class Composer:
         ring_buffers = self.packer.ring_buffers(layout, self.packer.runs(layout, pp_rank), pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         beside = max(bucket_workspace(b, self.policy, layout.elementwise) for b in made)
-        data = fed(inputs, layout.gradient_accumulation_steps, self.widths) + sum(s.remembered for s in stages)
+        data = fed(inputs, layout.gradient_accumulation_steps, self.widths) + sum(s.fp8_state_bytes for s in stages)
         pools = self.pools(stages)
         [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))
         flops, redistributions = self.work(layout, pp_rank)

@@ -105,7 +105,7 @@ class MemoryReading:
                 activations[r] = arena + routed
             host.append(max(pools.pinned(lay, ranks)) if lay.offload else 0)
             inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
-            remembered = sum([s.remembered for s in stages])
-            data.append(fed(inputs, lay.gradient_accumulation_steps, self.composer.widths) + remembered)
+            fp8_state_bytes = sum([s.fp8_state_bytes for s in stages])
+            data.append(fed(inputs, lay.gradient_accumulation_steps, self.composer.widths) + fp8_state_bytes)
             workspace.append(max([s.workspace for s in stages]))
         return _Beside(tuple(activations), tuple(data), tuple(workspace), tuple(host))

@@ -12,7 +12,7 @@ from penteract.config.precision.policy import Policy
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.fp8 import coding_workspace, remembered
+from penteract.ops.declarations.fp8 import fp8_state_bytes, quantise_workspace
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site
@@ -224,7 +224,7 @@ def price(p: Program, load: Load | None = None, *, counted: bool = True) -> Pric
 def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
-    data = fed(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(remembered, p.remembering))
+    data = fed(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(fp8_state_bytes, p.fp8_sites))
     ring_buffers = in_ring_buffers(
         parameter_ring_buffer(p.buckets, p.layout, p.widths).size, gradient_ring_buffer(p.buckets, p.widths).size
     )
@@ -238,7 +238,7 @@ def owned(
     total, every = Counter[str](), list(counted)
     for (_, n), part in zip(every, [*parts] or [held((b,), p) for b, _ in every], strict=True):
         total.update({kind: n * amount for kind, amount in part.items()})
-    staging = update.through(every, p)
+    staging = update.staging_buffers(every, p)
     return dict(total) | {"optimizer": total["optimizer"] + staging.count * staging.each}
 
 
@@ -277,7 +277,7 @@ def bucket_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
 
 def gather_workspace(b: Bucket, elementwise: Elementwise) -> Bytes:
     """What gathering a bucket allocates."""
-    return coding_workspace(b.shard_size, elementwise) if b.gathered_as == "code" else 0
+    return quantise_workspace(b.shard_size, elementwise) if b.gathered_as == "code" else 0
 
 
 def update_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:

@@ -1,1 +1,1 @@
-"""The one optimizer step: compiled once for a rank, walked by every reading."""
+"""One optimizer step: compiled once for a rank, walked by every reading."""

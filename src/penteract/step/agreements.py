@@ -1,6 +1,6 @@
-"""The small sums of a step that no call asks for: numbers on which ranks agree before an action, or after the last.
+"""The small all-reduces of a step that belong to no call: numbers on which ranks agree before or after the actions.
 
-Each is declared here once. A price counts it, a run sums the tensor of its name, and the walk says when.
+Each is declared here once. A price counts it, a run reduces the tensor of its name, and the walk decides when.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Literal, Protocol
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.fp8 import remembered
+from penteract.ops.declarations.fp8 import fp8_state_bytes
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket
 from penteract.units import Bytes
 
 Name = Literal["scales of weights", "target tokens", "routed counts", "largest values", "norm and losses"]
-OF_LINEAR = 3  # the largest of its x, its w and its gradient
-DIGITS, BITS = 4, 10  # of a count among floats: sums of so many bits stay exact in fp32 over 2^14 ranks
+OF_LINEAR = 3  # largest values of a linear layer: of its x, its w and its gradient
+DIGITS, BITS = 4, 10  # of a count sent as floats: sums of so many bits stay exact in fp32 over 2^14 ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """An all-reduce of `elements` numbers of `width` bytes, over the ranks of `axis`; over one rank it is nothing."""
+    """An all-reduce of `elements` numbers of `width` bytes over the ranks of `axis`; over one rank it does nothing."""
 
     name: Name
     kind: Literal["sum", "max"]
@@ -35,23 +35,23 @@ class Agreement:
 
     @property
     def size(self) -> Bytes:
-        """Bytes that each rank hands to the all-reduce."""
+        """Bytes that each rank puts into the all-reduce."""
         return self.elements * self.width
 
 
 def means(m: ModelSpec) -> tuple[str, ...]:
-    """Those of the loss's terms that are means over targets."""
+    """The loss terms that are means over targets."""
     return ("cross_entropy", "mtp") if m.mtp_layers else ("cross_entropy",)
 
 
 def losses(m: ModelSpec) -> tuple[str, ...]:
-    """The loss's terms, the same on every rank."""
+    """The names of the loss terms, the same on every rank."""
     balance = ("balance",) if m.moe is not None and m.moe.balance == "loss" else ()
     return (*means(m), *(("z_loss",) if m.z_loss_coefficient else ()), *balance)
 
 
-class Outside(Protocol):
-    """What decides a rank's work outside of the tape, as `step/program.py` has it."""
+class OutsideTape(Protocol):
+    """The members of `Program` (`step/program.py`) that decide a rank's work outside the tape."""
 
     @property
     def model(self) -> ModelSpec:
@@ -74,37 +74,37 @@ class Outside(Protocol):
         ...
 
     @property
-    def coded(self) -> Sequence[Site]:
-        """Linears of the rank whose weights are gathered as FP8 codes."""
+    def quantised_weights(self) -> Sequence[Site]:
+        """Linear layers of the rank whose weights are gathered in FP8."""
         ...
 
     @property
     def delayed(self) -> Sequence[Site]:
-        """Linears of the rank whose FP8 scales are made of past steps."""
+        """Linear layers of the rank whose FP8 scales come from past steps (delayed scaling)."""
         ...
 
     @property
     def balanced(self) -> Sequence[str]:
-        """Names of the rank's routers whose choice a bias steers."""
+        """Names of the rank's routers that are balanced by a bias."""
         ...
 
 
-def at_begin(p: Outside, *, counted: bool) -> tuple[Agreement, ...]:
-    """Before the first action: what its calls read.
+def at_begin(p: OutsideTape, *, counted: bool) -> tuple[Agreement, ...]:
+    """Before the first action: values that its calls read.
 
-    Weights that travel as codes have a scale each, made of the largest of all shards. Loss terms are sums over the
-    whole batch, and are scaled by its targets, unless these are `counted`: the step before told them with its totals.
-    A collective here would wait, on the wires of the data ranks, for all shards that are still being gathered.
+    A weight gathered in FP8 has one scale, from the largest value of all its shards. Loss terms are sums over the whole
+    batch, divided by its number of targets. If these are `counted`, the previous step has sent their number with its
+    totals: a collective here would wait for all-gathers that are still in flight among the data ranks.
     """
-    scales = sum(map(remembered, p.coded)) // FLOAT
+    scales = sum(map(fp8_state_bytes, p.quantised_weights)) // FLOAT
     return _some(
         Agreement("scales of weights", "max", "stage", scales, FLOAT),
         Agreement("target tokens", "sum", "dp", 0 if counted else len(means(p.model)), p.widths["index"]),
     )
 
 
-def after_backward(p: Outside) -> tuple[Agreement, ...]:
-    """After the last action, before the norm: what a stage's micro-batches have counted and seen."""
+def after_backward(p: OutsideTape) -> tuple[Agreement, ...]:
+    """After the last action, before the norm: counts and largest values of a stage's micro-batches."""
     experts = p.model.moe.experts if p.model.moe is not None else 0
     return _some(
         Agreement("routed counts", "sum", "stage", len(p.balanced) * experts, p.widths["index"]),
@@ -112,21 +112,21 @@ def after_backward(p: Outside) -> tuple[Agreement, ...]:
     )
 
 
-def totals(p: Outside) -> Agreement:
-    """The squared norm of the gradient, the loss's terms, how many ranks were asked to stop, and the digits of the next
-    step's targets: one vector."""
+def totals(p: OutsideTape) -> Agreement:
+    """One vector: the squared gradient norm, the loss terms, how many ranks got a request to stop, and the digits of
+    the next step's number of targets."""
     return Agreement(
         "norm and losses", "sum", "world", 2 + len(losses(p.model)) + DIGITS * len(means(p.model)), p.widths["stat"]
     )
 
 
 def digits(count: int) -> list[int]:
-    """A count of less than 2^40, the lowest digits first. Sums over ranks of each are integers that fp32 has."""
+    """A count below 2^40 as digits, the lowest first. Sums of each over ranks are integers that fp32 holds exactly."""
     return [count >> BITS * i & (1 << BITS) - 1 for i in range(DIGITS)]
 
 
-def tells_targets(mesh: Mesh, rank: int) -> bool:
-    """Whether this rank tells the next step's targets: one of all that are fed the same sequences."""
+def reports_targets(mesh: Mesh, rank: int) -> bool:
+    """Whether this rank reports the next step's number of targets: one of all ranks that get the same sequences."""
     at = mesh.coordinates(rank)
     return at["pp"] == at["cp"] == at["tp"] == 0
 

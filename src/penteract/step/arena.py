@@ -1,7 +1,7 @@
-"""Where every register of a step lies in one block of memory: planned once, so addresses repeat from step to step.
+"""Memory offsets of all registers of a step in one block: planned once, so addresses are the same in every step.
 
-The block is buffers, as many as are in flight at once, and below them the temporary activations of the action that
-runs.
+The block begins with the temporary activations of the running action. Above them are activation buffers, as many as are
+in use at once.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ Pool = tuple[int, Span]  # the first chunk that uses these buffers, and their sp
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """`offsets[i]`: the offset of the step's i-th new register; None: routing decides its size, it lies elsewhere."""
+    """`offsets[i]`: the offset of the step's i-th new register. None: its size depends on routing, so it is not in the
+    block."""
 
     size: Bytes
     offsets: tuple[Bytes | None, ...]
-    buffers: Mapping[Pool, int] = field(default_factory=dict[Pool, int])  # how many there are of each
+    buffers: Mapping[Pool, int] = field(default_factory=dict[Pool, int])  # the number of buffers of each pool
 
 
 @dataclass(slots=True)
 class _Planning(Silent):
-    """The reading that plans: a register takes its micro-batch's buffer, the lowest that is free."""
+    """The reading that plans. A register goes into the buffer of its micro-batch, which is the lowest free one."""
 
     p: Program
     host: bool
     of: tuple[Offsets, ...]  # by chunk
     pool: Mapping[tuple[int, Span], Pool]  # of a chunk's span
-    told: list[tuple[Pool, int, Bytes] | None] = field(default_factory=list["tuple[Pool, int, Bytes] | None"])
+    placed: list[tuple[Pool, int, Bytes] | None] = field(default_factory=list["tuple[Pool, int, Bytes] | None"])
     held: dict[tuple[BufferKey, Span], int] = field(
         default_factory=dict[tuple[BufferKey, Span], int]
-    )  # which one of the pool
+    )  # its number in the pool
     left: Counter[tuple[BufferKey, Span]] = field(
         default_factory=Counter[tuple[BufferKey, Span]]
-    )  # registers alive in it
+    )  # live registers in it
     most: dict[Pool, int] = field(default_factory=dict[Pool, int])
 
     def call(self, buffer: BufferKey, call: Call) -> None:
@@ -69,14 +70,14 @@ class _Planning(Silent):
         if spec.role == "host" or spec.pinned != self.host:
             return
         if register not in self.of[buffer[0]].at:
-            self.told.append(None)
+            self.placed.append(None)
             return
         span, offset = self.of[buffer[0]].at[register]
         if span[0] == span[1]:
-            self.told.append(((buffer[0], span), 0, offset))
+            self.placed.append(((buffer[0], span), 0, offset))
             return
         self.left[buffer, span] += 1
-        self.told.append((self.pool[buffer[0], span], self._buffer(buffer, span), offset))
+        self.placed.append((self.pool[buffer[0], span], self._buffer(buffer, span), offset))
 
     def _buffer(self, buffer: BufferKey, span: Span) -> int:
         if (buffer, span) not in self.held:
@@ -89,8 +90,8 @@ class _Planning(Silent):
 
 
 def temporary_bases(of: tuple[Offsets, ...], overlapped: bool) -> tuple[dict[str, Bytes], Bytes]:
-    """Where the temporary activations of each action begin, and bytes in all. Those of two overlapped actions lie side
-    by side."""
+    """-> where the temporary activations of each action begin, and their bytes in all. Those of two overlapped actions
+    do not share memory."""
     most = Counter[str]()
     for one in of:
         for name, temporary in one.temporary.items():
@@ -101,9 +102,9 @@ def temporary_bases(of: tuple[Offsets, ...], overlapped: bool) -> tuple[dict[str
 
 
 def share_buffers(buffers: Sequence[Mapping[Span, Bytes]]) -> tuple[dict[tuple[int, Span], Pool], dict[Pool, Bytes]]:
-    """Chunks whose buffers of a span are about as large (within an eighth) take them from one pool.
+    """Chunks whose buffers of a span have similar sizes (within an eighth) take them from one pool.
 
-    `buffers`: bytes by span, for each chunk. -> the pool of each chunk's span, and the bytes of a buffer of each pool.
+    `buffers`: for each chunk, bytes by span. -> the pool of each chunk's span, and the bytes of a buffer of each pool.
     """
     if len(buffers) == 1:
         return {(0, span): (0, span) for span in buffers[0]}, {(0, span): size for span, size in buffers[0].items()}
@@ -121,7 +122,7 @@ def share_buffers(buffers: Sequence[Mapping[Span, Bytes]]) -> tuple[dict[tuple[i
 
 
 def plan_arena(p: Program, *, training: bool = True, host: bool = False) -> ArenaPlan:
-    """Walk the step once and give every register its offset: those on the device, or those on the host."""
+    """Walk the step once and give every register its offset: those on the device, or with `host` those on the host."""
     of = tuple(offsets(c, p.widths, host=host) for c in p.chunks)
     pool, block = share_buffers([one.buffers for one in of])
     planning = _Planning(p, host, of, pool)
@@ -132,7 +133,7 @@ def plan_arena(p: Program, *, training: bool = True, host: bool = False) -> Aren
         begin[pool], size = size, size + count * block[pool]
 
     def each() -> Iterator[Bytes | None]:
-        for at in planning.told:
+        for at in planning.placed:
             if at is None:
                 yield None
                 continue

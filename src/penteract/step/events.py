@@ -1,4 +1,4 @@
-"""What happens to buckets during the actions of a step: the rule of `fsdp.py`, applied to every action in turn."""
+"""Bucket events of a step (gathers, reductions, waits): the rule of `fsdp.py`, applied to one action after another."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Events = Mapping[At, Around]
 def events(
     buckets: Sequence[Bucket], layout: Layout, instructions: Iterator[tuple[At, Instruction]], end: At
 ) -> Events:
-    """All that happens to buckets. `end`: the moment after the last action."""
+    """All bucket events of a step. `end`: the position after the last action."""
     rule = FsdpRule(buckets, depth(layout, count_units(buckets)))
     actions = _by_action(touches(buckets, instructions))
     needs, last = first_reads(buckets, actions), last_writes(actions)
     shared = sorted(b for b in last if buckets[b].across_stages)
     sums = {b: at for b, at in last.items() if not buckets[b].cut_gradients and not buckets[b].across_stages}
-    seen = [rule.look(touched) for touched in actions.values()]
-    next_turns = upcoming([[unit for _, unit in passing.turns] for passing in seen])
+    found = [rule.unit_turns(touched) for touched in actions.values()]
+    next_turns = upcoming([[unit for _, unit in passing.turns] for passing in found])
     before, after = defaultdict[At, list[Event]](list), defaultdict[At, list[Event]](list)
     left = rule.begin()
-    for (a, touched), passing, unit in zip(actions.items(), seen, next_turns, strict=True):
+    for (a, touched), passing, unit in zip(actions.items(), found, next_turns, strict=True):
         due = Due([(at, b) for b, at in needs.items() if at[0] == a], [(at, b) for b, at in sums.items() if at[0] == a])
         here, there, left = rule.action(left, passing, due, unit, lambda b, a=a: last[b][0] == a)
         before |= here
@@ -51,7 +51,7 @@ def events(
 
 
 def touches(buckets: Sequence[Bucket], instructions: Iterator[tuple[At, Instruction]]) -> Iterator[Touch]:
-    """Every instruction with parameters, in the order of the walk."""
+    """Every instruction with parameters, in walk order."""
     bucket_of = {q.name: b for b, bucket in enumerate(buckets) for q in bucket.params}
     for at, instruction in instructions:
         site = instruction.call.site
@@ -68,7 +68,7 @@ def _by_action(touched: Iterator[Touch]) -> Mapping[int, list[Touch]]:
 
 
 def first_reads(buckets: Sequence[Bucket], actions: Mapping[int, list[Touch]]) -> dict[int, At]:
-    """Where each bucket that is gathered after the update is read first."""
+    """The first read of each bucket that is gathered after the update."""
     found: dict[int, At] = {}
     for touched in actions.values():
         for t in touched:
@@ -79,12 +79,12 @@ def first_reads(buckets: Sequence[Bucket], actions: Mapping[int, list[Touch]]) -
 
 
 def last_writes(actions: Mapping[int, list[Touch]]) -> dict[int, At]:
-    """Where each bucket's gradients are written last."""
+    """The last write of each bucket's gradients."""
     return {b: t.at for touched in actions.values() for t in touched if t.writes for b in t.buckets}
 
 
 def _check_whole(buckets: Sequence[Bucket], action: int, touched: Sequence[Touch]) -> None:
-    """What is cut is written whole in one action."""
+    """Check that one action writes all gradients of a bucket whose gradients are sharded."""
     written = defaultdict[int, set[str]](set)
     for t in touched:
         for b in t.buckets if t.writes else ():
@@ -92,4 +92,4 @@ def _check_whole(buckets: Sequence[Bucket], action: int, touched: Sequence[Touch
                 written[b] |= {*t.names}
     for b, names in written.items():
         if missing := {q.name for q in buckets[b].params} - names:
-            raise Bug("BUCKET", f"action {action} writes a part of a bucket alone, without {sorted(missing)[0]}")
+            raise Bug("BUCKET", f"action {action} writes only part of a bucket, without {sorted(missing)[0]}")

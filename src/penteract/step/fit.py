@@ -1,4 +1,4 @@
-"""Places in one block for what lives at different times: the lowest gap for each, at its birth."""
+"""First-fit allocation: an offset for each of several lifetimes, the lowest gap that fits at its birth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from penteract.units import Bytes
 
-T = TypeVar("T", int, tuple[Any, ...])  # a time: whatever can be ordered
+T = TypeVar("T", int, tuple[Any, ...])  # a time: any ordered type
 
 
 def first_fit(lives: Iterable[tuple[T, T, Bytes]]) -> tuple[Bytes, list[Bytes]]:

@@ -1,12 +1,12 @@
-"""What happens to buckets around the instructions of one action, from what the actions before it left behind.
+"""Bucket events around the instructions of one action, given the state that earlier actions left.
 
-Whole buckets are waited for at their first use and summed after their last writer. What ZeRO 2 and 3 cut lies whole
-only in ring buffers: parameters of a unit are gathered one turn ahead of their use, and its gradients leave after
-the action that wrote them. The rule looks at one action, the unit that is read next, and the ring buffers: nothing
-else, so equal circumstances give equal events. `events.py` applies it to every action of a step, a clock to each that
-differs.
+Unsharded buckets are waited for at their first use and reduced after their last write. What ZeRO 2 and 3 shard is whole
+only in ring buffers: parameters of a unit are gathered one turn before their use, and its gradients are reduced after
+the action that wrote them. The rule depends only on one action, the unit that is read next, and the ring buffers, so
+equal inputs give equal events. `events.py` applies it to every action of a step; the simulated clock applies it once to
+each distinct action.
 
-Zhao 2023 (2304.11277) §3.3 and §4 for prefetching and the limit on what is gathered.
+Zhao 2023 (2304.11277) §3.3 and §4: prefetching, and the limit on gathered units.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from penteract.parallel.data import NONE
 from penteract.step.ring_buffer import DEPTH
 
 Question = Literal["gather", "wait_all_gather", "acquire_gradient_buffer", "reduce", "wait_reduce_scatter", "replicate"]
-Event = tuple[Question, int]  # what to ask a reading about which bucket
-At = Any  # where an instruction stands in its action: ordered
+Event = tuple[Question, int]  # a method of `Reading`, and the bucket
+At = Any  # the position of an instruction in its action: any ordered type
 
 
 class Touch(NamedTuple):
@@ -36,25 +36,26 @@ class Touch(NamedTuple):
 
 
 class UnitTurns(NamedTuple):
-    """What the rule looks at of an action.
+    """What the rule needs of an action.
 
-    turns   the units whose cut parameters are read, in order, each with its first reader
-    writes  of buckets whose gradients are cut: the first writer, the bucket, the last writer; in their order
+    turns   the units whose sharded parameters are read, in order, each with its first reader
+    writes  for each bucket with sharded gradients: first writer, bucket, last writer; ordered by the first
     """
 
     turns: Sequence[tuple[At, int]]
     writes: Sequence[tuple[At, int, At]]
 
 
-class Left(NamedTuple):
-    """What an action leaves to the next.
+class FsdpState(NamedTuple):
+    """The state between two actions.
 
-    there        the unit that lies in each entry of the ring buffer of parameters, or NONE
-    gathering    units on their way there that nobody has waited for
+    there        the unit in each entry of the parameter ring buffer, or NONE
+    gathering    units whose all-gather is in flight
     turn         the unit that was read last
-    leaving      of each entry of the ring buffer of gradients: the buckets whose sum is on the wire, and whether it is
-                 the last of the step
-    replicating  the bucket whose sum over replicas is put on the wire before the next sum, or NONE
+    leaving      for each entry of the gradient ring buffer: the buckets whose reduce-scatter is in flight, and whether
+    it
+                 is their last of the step
+    replicating  the bucket whose all-reduce over replicas starts before the next reduction, or NONE
     """
 
     there: tuple[int, ...]
@@ -65,34 +66,35 @@ class Left(NamedTuple):
 
 
 class Due(NamedTuple):
-    """Of one action: buckets that are whole after the update and read here for the first time in a step, each with
-    where; and those that gather all micro-batches, and are written here for the last time."""
+    """Of one action. `needs`: buckets gathered after the update whose first read in the step is here, with its
+    position.
+    `sums`: buckets reduced once per step whose last write is here, with its position."""
 
     needs: Sequence[tuple[At, int]] = ()
     sums: Sequence[tuple[At, int]] = ()
 
 
 class ShardedBucket(Protocol):
-    """What the rule looks at of a bucket: its unit, what is cut of it, over how many ranks, and who has the same."""
+    """What the rule needs of a bucket: its unit, what is sharded, over how many ranks, and its replicas."""
 
     @property
     def unit(self) -> int:
-        """The unit (embedding, layer or head) that it is a part of, counted on the rank in the order of forward."""
+        """The FSDP unit (embedding, layer or head) that it belongs to, numbered on the rank in forward order."""
         ...
 
     @property
     def cut_parameters(self) -> bool:
-        """Whether parameters are cut between their uses, and gathered for each (ZeRO 3)."""
+        """Whether parameters are sharded between uses, and gathered for each use (ZeRO 3)."""
         ...
 
     @property
     def cut_gradients(self) -> bool:
-        """Whether gradients are cut between actions: ZeRO 2 and 3, unless they have `reduce_scatter_once`."""
+        """Whether gradients are sharded between actions: ZeRO 2 and 3 without `reduce_scatter_once`."""
         ...
 
     @property
     def shards(self) -> int:
-        """Over how many ranks it is cut; 1: it is whole."""
+        """The number of ranks that it is sharded over; 1: unsharded."""
         ...
 
     @property
@@ -103,7 +105,7 @@ class ShardedBucket(Protocol):
 
 @dataclass(slots=True)
 class _Around:
-    """Events of one action under way."""
+    """Events of the current action."""
 
     before: defaultdict[At, list[Event]] = field(default_factory=lambda: defaultdict[At, list[Event]](list))
     after: defaultdict[At, list[Event]] = field(default_factory=lambda: defaultdict[At, list[Event]](list))
@@ -118,21 +120,21 @@ class FsdpRule:
 
     buckets: Sequence[ShardedBucket]
     depth: int
-    cut: dict[int, list[int]] = field(init=False)  # unit -> its buckets with cut parameters
+    cut: dict[int, list[int]] = field(init=False)  # unit -> its buckets with sharded parameters
 
     def __post_init__(self) -> None:
-        """List the buckets of each unit whose parameters are cut."""
+        """List the buckets of each unit whose parameters are sharded."""
         self.cut = defaultdict[int, list[int]](list)
         for i, b in enumerate(self.buckets):
             if b.cut_parameters:
                 self.cut[b.unit].append(i)
 
-    def begin(self) -> Left:
-        """At the beginning of a step nothing is gathered, as parameters have changed."""
-        return Left((NONE,) * self.depth)
+    def begin(self) -> FsdpState:
+        """The state at the start of a step: nothing is gathered, since parameters have changed."""
+        return FsdpState((NONE,) * self.depth)
 
-    def look(self, touches: Iterable[Touch]) -> UnitTurns:
-        """What matters of an action's instructions."""
+    def unit_turns(self, touches: Iterable[Touch]) -> UnitTurns:
+        """Which units an action reads and which buckets it writes."""
         turns, buckets = list[tuple[At, int]](), self.buckets
         first, last = dict[int, At](), dict[int, At]()
         for at, own, writes, _ in touches:
@@ -146,12 +148,12 @@ class FsdpRule:
         return UnitTurns(turns, [(at, b, last[b]) for at, b in sorted((at, b) for b, at in first.items())])
 
     def action(
-        self, left: Left, passing: UnitTurns, due: Due, following: int, last: Callable[[int], bool]
-    ) -> tuple[Table, Table, Left]:
-        """-> events before and after instructions, and what is left.
+        self, left: FsdpState, passing: UnitTurns, due: Due, following: int, last: Callable[[int], bool]
+    ) -> tuple[Table, Table, FsdpState]:
+        """-> events before and after instructions, and the new state.
 
-        following  the unit that is read next after this action's, or NONE
-        last       whether a bucket is written for the last time in this action
+        following  the unit that is read next after this action, or NONE
+        last       bucket -> whether its last write of the step is in this action
         """
         around = _Around()
         there, gathering, turn = self._gathers(around, left, passing.turns, following)
@@ -159,12 +161,12 @@ class FsdpRule:
             around.before[at].append(("wait_all_gather", b))
         replicating = self._whole_sums(around, left.replicating, due.sums)
         leaving = self._cut_sums(around, left.leaving, passing.writes, last)
-        return around.before, around.after, Left(there, gathering, turn, leaving, replicating)
+        return around.before, around.after, FsdpState(there, gathering, turn, leaving, replicating)
 
-    def end(self, left: Left, shared: Sequence[int], written: Callable[[int], At]) -> list[Event]:
-        """After the last action: sums of buckets that stages share, and the waits for those that are on the wire.
+    def end(self, left: FsdpState, shared: Sequence[int], written: Callable[[int], At]) -> list[Event]:
+        """After the last action: reductions of buckets shared between stages, and waits for reductions in flight.
 
-        written  where each was written last
+        written  bucket -> its last write
         """
         events, waiting = list[Event](), left.replicating
         for b in shared:
@@ -179,10 +181,10 @@ class FsdpRule:
     # ---- parameters ------------------------------------------------------------------------------------------
 
     def _gathers(
-        self, around: _Around, left: Left, turns: Sequence[tuple[At, int]], following: int
+        self, around: _Around, left: FsdpState, turns: Sequence[tuple[At, int]], following: int
     ) -> tuple[tuple[int, ...], frozenset[int], int]:
-        """A unit is gathered one turn ahead, or with its own turn where the one before lies in its entry. What still
-        lies in its entry is not gathered again."""
+        """A unit is gathered one turn ahead, or at its own turn if the previous unit occupies its entry. A unit still
+        in its entry is not gathered again."""
         if turns and turns[0][1] == left.turn:
             turns = turns[1:]
         if not turns:
@@ -205,7 +207,8 @@ class FsdpRule:
     # ---- gradients -------------------------------------------------------------------------------------------
 
     def _whole_sums(self, around: _Around, waiting: int, sums: Sequence[tuple[At, int]]) -> int:
-        """A bucket that gathers all micro-batches is summed after its last writer; over replicas, when the next is."""
+        """A bucket that is reduced once per step is reduced after its last write; over replicas, when the next one
+        is."""
         for at, b in sorted(sums):
             waiting = self._reduce(around.after[at], waiting, b)
         return waiting
@@ -217,9 +220,9 @@ class FsdpRule:
         writes: Sequence[tuple[At, int, At]],
         last: Callable[[int], bool],
     ) -> tuple[tuple[tuple[int, bool], ...], ...]:
-        """A bucket whose gradients are cut is whole within one action alone, in the entry of its unit.
+        """A bucket with sharded gradients is whole only within one action, in the entry of its unit.
 
-        Before another takes the entry, what has left from there must have landed.
+        Before another unit takes the entry, its earlier reduce-scatters must have finished.
         """
         if not writes:
             return left
@@ -240,7 +243,7 @@ class FsdpRule:
         return tuple(map(tuple, leaving))
 
     def _reduce(self, events: list[Event], waiting: int, bucket: int) -> int:
-        """-> the bucket whose sum over replicas is due then."""
+        """Reduce a bucket. -> the bucket whose all-reduce over replicas is due next, or NONE."""
         if waiting != NONE:
             events.append(("replicate", waiting))
         events.append(("reduce", bucket))
@@ -257,8 +260,8 @@ class FsdpRule:
 
 
 def upcoming(turns: Sequence[Sequence[int]]) -> list[int]:
-    """For each action, given the turns of units in it, the unit whose turn comes after them, or NONE. A unit that was
-    read last goes on without a new turn."""
+    """For each action, given its turns of units, the unit whose turn comes next after it, or NONE. Reading the same
+    unit again is no new turn."""
     found, head, second = [NONE] * len(turns), NONE, NONE
     for a in reversed(range(len(turns))):
         if own := turns[a]:
@@ -268,7 +271,7 @@ def upcoming(turns: Sequence[Sequence[int]]) -> list[int]:
 
 
 class _Whole(NamedTuple):
-    """A unit's parameters, cut over two ranks."""
+    """A unit's parameters, sharded over two ranks."""
 
     unit: int
     cut_parameters: bool = True
@@ -279,26 +282,26 @@ class _Whole(NamedTuple):
 
 @cache
 def _ring_buffer(units: int, depth: int) -> tuple[FsdpRule, dict[Any, Any]]:
-    """The rule of so many units that are cut; and for an action's circumstances, what it leaves and gathers."""
+    """The rule for so many sharded units; and a cache: state and turns of an action -> new state and gathered units."""
     return FsdpRule([_Whole(unit) for unit in range(units)], depth), {}
 
 
 def gathers(turns: Sequence[tuple[int, ...]], depth: int) -> Counter[int]:
-    """How often a step gathers each unit into a ring buffer of so many entries. `turns`: of units, of each action."""
-    known: dict[tuple[Left, tuple[int, ...], int], tuple[Left, list[int]]]
-    rule, known = _ring_buffer(1 + max([unit for own in {*turns} for unit in own], default=NONE), depth)
+    """How often a step gathers each unit into a ring buffer of `depth` entries. `turns`: for each action, its units."""
+    cached: dict[tuple[FsdpState, tuple[int, ...], int], tuple[FsdpState, list[int]]]
+    rule, cached = _ring_buffer(1 + max([unit for own in {*turns} for unit in own], default=NONE), depth)
     left, found = rule.begin(), Counter[int]()
-    times = Counter[tuple[Left, tuple[int, ...], int]]()
+    times = Counter[tuple[FsdpState, tuple[int, ...], int]]()
     for own, following in zip(turns, upcoming(turns), strict=True):
         key = left, own, following
-        if key not in known:
+        if key not in cached:
             passing = UnitTurns([(k, unit) for k, unit in enumerate(own)], ())
             before, _, then = rule.action(left, passing, Due(), following, lambda _: False)
-            asked = (unit for events in before.values() for question, unit in events if question == "gather")
-            known[key] = then, list(asked)
-        left = known[key][0]
+            gathered = (unit for events in before.values() for question, unit in events if question == "gather")
+            cached[key] = then, list(gathered)
+        left = cached[key][0]
         times[key] += 1
     for key, n in times.items():
-        for unit in known[key][1]:
+        for unit in cached[key][1]:
             found[unit] += n
     return found

@@ -1,6 +1,7 @@
-"""What Muon asks for to move a bucket: wires, FLOPs and workspace, the same for every reading.
+"""Costs of a Muon update of a bucket: communication, FLOPs and workspace, the same for every reading.
 
-A bucket's momentum is gathered in the dtype of products, its matrices are dealt, made orthogonal, and summed back.
+A bucket's momentum is gathered in the dtype of products, its matrices are distributed over ranks, made orthogonal, and
+summed back.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from penteract.parallel.matrix import Matrix, deal
 from penteract.step import update
 from penteract.units import Bytes, Flops
 
-# Of the quintic a·x + b·x³ + c·x⁵: steep at zero, so that five steps bring all singular values near one.
+# Coefficients of a·x + b·x³ + c·x⁵: steep at zero, so that five steps bring all singular values near one.
 QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 class Wire(NamedTuple):
-    """A collective of an update; bytes as a ledger has them."""
+    """A collective of an update. `amount`: its bytes, counted as in `ops/collectives.py`."""
 
     kind: str
     group: tuple[int, ...]
@@ -28,19 +29,19 @@ class Wire(NamedTuple):
 
 
 def own(b: Bucket, rank: int) -> tuple[Matrix, ...]:
-    """The matrices that `rank` makes orthogonal, in the order in which it does."""
+    """The matrices that `rank` makes orthogonal, in order."""
     return deal(b.matrices, len(b.team))[b.team.index(rank)]
 
 
 def products(m: Matrix) -> tuple[tuple[int, int, int], ...]:
-    """Those of one step of Newton-Schulz, each [m, k]·[k, n] as (m, n, k): X·Xᵀ, its square, that times X."""
+    """The products of one Newton-Schulz step, each [m, k]·[k, n] as (m, n, k): X·Xᵀ, its square, the square times X."""
     short, long = sorted(m.shape)
     return (short, short, long), (short, short, short), (short, long, short)
 
 
-def room(b: Bucket) -> int:
-    """Elements that a rank allocates beside the gathered bucket, whichever matrices it has: of the largest two products
-    of its short side, the next iterate, and all of it where it is cut."""
+def workspace_elements(b: Bucket) -> int:
+    """Elements that a rank allocates in addition to the gathered bucket, for any of its matrices: two products of the
+    short side, the next iterate, and the whole matrix if it is sharded. The maximum over matrices."""
 
     def one(m: Matrix) -> int:
         return 2 * min(m.shape) ** 2 + prod(m.shape) * (1 if m.cut < 0 else 2)
@@ -49,7 +50,8 @@ def room(b: Bucket) -> int:
 
 
 def wires(b: Bucket, some: tuple[Matrix, ...], p: Policy) -> Iterator[Wire]:
-    """What a rank that has `some` of the matrices puts on wires: the bucket there, their slices over tp, and back."""
+    """The collectives of a rank with the matrices `some`: gather the bucket, gather their slices over tp, reduce
+    back."""
     width = BYTES[p.products]
     if b.shards > 1:
         yield Wire("all_gather", b.shard_ranks, b.size * width)
@@ -62,23 +64,25 @@ def wires(b: Bucket, some: tuple[Matrix, ...], p: Policy) -> Iterator[Wire]:
 
 
 def flops(b: Bucket, some: tuple[Matrix, ...]) -> Flops:
-    """Of a rank's matrices."""
+    """FLOPs to make the matrices `some` orthogonal."""
     return b.optimizer_kind.steps * sum(2 * prod(p) for m in some for p in products(m))
 
 
 def workspace(b: Bucket, p: Policy) -> Bytes:
-    """At the worst moment: the bucket in the dtype of products, and a slice's widened copies or a matrix's room."""
+    """Peak bytes: the bucket in the dtype of products, and converted copies of a slice or the workspace of a matrix."""
     p = p.keeping(b.moments)
     wide, narrow = p.widths["stat"], BYTES[p.products]
     gradient, average, master, product = (
         wide * (d != p.stat) for d in (p.gradient, p.moments, p.dtype("master"), p.products)
     )
     code = update.INDEX if p.moments == "int8" else 0
-    rounding = update.CHANCE if p.stochastic else 0
+    rounding = update.RANDOM_BITS if p.stochastic else 0
     slices = max(gradient + average + max(code, product), product + master, master + rounding)
-    return b.size * narrow + max(room(b) * narrow, min(b.shard_size, update.SLICE) * slices)
+    return b.size * narrow + max(workspace_elements(b) * narrow, min(b.shard_size, update.SLICE) * slices)
 
 
-def touched(b: Bucket, p: Policy) -> Bytes:
-    """What AdamW reads and writes, with one average; and the gathered bucket, written and read again."""
-    return update.touched(b.shard_size, p.keeping(b.moments), b.optimizer_kind) + 2 * b.shard_size * BYTES[p.products]
+def bytes_moved(b: Bucket, p: Policy) -> Bytes:
+    """Bytes read and written: those of AdamW with one moment, and the gathered bucket, written and read again."""
+    return (
+        update.bytes_moved(b.shard_size, p.keeping(b.moments), b.optimizer_kind) + 2 * b.shard_size * BYTES[p.products]
+    )

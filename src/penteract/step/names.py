@@ -1,4 +1,4 @@
-"""What the parts of a step are called: in a timeline that is planned, and in a profile of a run."""
+"""The names of the parts of a step, in planned timelines and in profiles of runs."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ CODE, NARROW, WIDEN, ADD = "code", "narrow gradients", "widen gradients", "add g
 MEASURE, UPDATE = "squares", "update"
 LARGEST, ORTHOGONALISE = "largest weights", "orthogonalise"
 WAIT_PARAMETERS, WAIT_GRADIENTS, WAIT_STAGE = "wait parameters", "wait gradients", "wait for a stage"
-# A run has no name for these: nothing is called, compute stands still between what is.
+# Only in planned timelines: a run calls nothing here, compute is idle.
 WAIT_SENT, WAIT_RANKS = "wait for what was sent", "wait for other ranks"
 
 
 def of_call(phase: Phase, site: Site) -> str:
-    """Of an instruction: what runs, and the line of the network that wrote it."""
+    """The name of an instruction: phase, op, and the line of the network that recorded it."""
     return f"{phase} {site}"
 
 
 def of_scale(call: str) -> str:
-    """Of the largest value that a call's codes are scaled by, over ranks; a run has it inside of the call."""
+    """The name of the maximum over ranks for a call's FP8 scales; in a run it is inside the call."""
     return f"largest {call}"
 
 
 def of_sum(b: Bucket) -> str:
-    """Of the sum of a bucket's gradients."""
+    """The name of the reduction of a bucket's gradients."""
     return "reduce_scatter gradients" if b.shards > 1 else "all_reduce gradients"
 
 
 def of_agreement(agreement: Agreement) -> str:
-    """Of numbers on which ranks agree."""
+    """The name of an agreement between ranks."""
     return f"all_reduce {agreement.name}"
 
 
 def of_matrices(kind: str) -> str:
-    """Of a collective on matrices that are moved as wholes."""
+    """The name of a collective on whole matrices (Muon)."""
     return f"{kind} matrices"
 
 
 def of_message(kind: str, what: str) -> str:
-    """Of a message between stages: "send" or "recv" of a "value" or a "gradient"."""
+    """The name of a message between stages: "send" or "recv" of a "value" or a "gradient"."""
     return f"{kind.lower()} {what}"
 
 
 def of_transfer(t: Transfer) -> str:
-    """Of a rank's half of a message."""
+    """The name of one rank's side of a message."""
     return of_message(t.kind, t.what)

@@ -1,8 +1,8 @@
-"""Where the registers of one chunk lie, before it is known how often they live at once.
+"""Memory offsets of the registers of one chunk, within its buffers; how many buffers are needed is planned later.
 
-A register is *temporary* when it is born and dies in one action, and then it lies in its layer's temporary, the same
-for every layer of a kind; what crosses from one layer to the next has an offset at the border. All others are *kept* in
-the buffer of their micro-batch: one block for each span, such as from `Fwd` to `Bwd`.
+A register is *temporary* if it is born and dies in one action. Then it is in the temporary memory of its layer, which
+all layers share; values that go from one layer to the next are in a separate part, the border. All other registers are
+*kept* in the buffer of their micro-batch: one block for each span, such as from `Fwd` to `Bwd`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from penteract.ops.spec import Received, Spec, Widths
 from penteract.step.fit import first_fit
 from penteract.units import Bytes
 
-ALIGNMENT = 512  # of a register's first byte: what kernels with wide loads ask for
+ALIGNMENT = 512  # bytes: of a register's address, for kernels with wide loads
 
 Span = tuple[str, str]  # the action in which a register is born, and the one in which it dies
 Instant = tuple[str, int, int]  # action, its run of instructions of one layer, instruction
 _Need = tuple[int, int, Bytes]  # the instructions that make and free a register, its bytes
-BORDERS = ("Recv value", "Recv gradient", "Send value", "Send gradient")  # as moments: outside of any action
+BORDERS = ("Recv value", "Recv gradient", "Send value", "Send gradient")  # as instants: outside of any action
 
 
 class Life(NamedTuple):
@@ -43,8 +43,8 @@ class Life(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Temporaries:
-    """What an action takes beside the buffers: `border` for what crosses between layers, `layer` for one layer,
-    `in_transit` for what is on its way to or from the host."""
+    """Memory of an action in addition to the buffers: `border` for values between layers, `layer` for one layer,
+    `in_transit` for copies to or from the host."""
 
     border: Bytes = 0
     layer: Bytes = 0
@@ -58,10 +58,10 @@ class Temporaries:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """`buffers`: bytes of one buffer by span. `at`: a register's span and its offset in that buffer, or among temporary
-    activations.
+    """`buffers`: bytes of one buffer by span. `at`: register -> its span, and its offset in that buffer or in temporary
+    memory.
 
-    `lives` of all registers; `sizes` of those that have an offset.
+    `lives`: of all registers; `sizes`: of those that have an offset.
     """
 
     buffers: Mapping[Span, Bytes]
@@ -72,7 +72,7 @@ class Offsets:
 
 
 def aligned(spec: Spec, widths: Widths) -> Bytes:
-    """Bytes that a register takes; nothing where it lies elsewhere: on the host, or where routing decides its size."""
+    """Bytes that a register takes; 0 if it is elsewhere: of role "host", or with a size that depends on routing."""
     n = widths[spec.role]
     for d in spec.shape:
         if isinstance(d, Received):
@@ -82,7 +82,7 @@ def aligned(spec: Spec, widths: Widths) -> Bytes:
 
 
 def lives(chunk: Chunk) -> dict[int, Life]:
-    """Every register's life, in the order in which they are born."""
+    """Every register's lifetime, in order of birth."""
     born: dict[int, Instant] = {}
     dies: dict[int, Instant] = {}
     born |= {
@@ -115,11 +115,12 @@ def offsets(chunk: Chunk, widths: Widths, *, host: bool = False) -> Offsets:
 def lay_out(
     actions: Iterable[str], alive: Mapping[int, Life], sizes: Mapping[int, Bytes], turns: Mapping[int, int]
 ) -> Offsets:
-    """Give every register that has a size its offset. Those with a turn take turns at two entries of a ring buffer."""
+    """Give every register that has a size its offset. Those with a turn alternate between two entries of a ring
+    buffer."""
     at: dict[int, tuple[Span, Bytes]] = {}
     buffers: dict[Span, Bytes] = {}
     inside: dict[str, dict[int, dict[int, _Need]]] = {name: {} for name in actions}  # temporary activations of one run
-    across: dict[str, dict[int, _Need]] = {name: {} for name in inside}  # those that cross runs
+    across: dict[str, dict[int, _Need]] = {name: {} for name in inside}  # those that outlive a run
     in_transit: dict[str, dict[int, Bytes]] = {name: {} for name in inside}  # bytes of each turn
     for r, n in sizes.items():
         (name, run, i), (last, last_run, j) = alive[r]

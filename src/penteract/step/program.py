@@ -1,4 +1,4 @@
-"""One rank's training step, written out: chunks, actions, buckets, and what happens to each bucket when."""
+"""One rank's training step, compiled: chunks, actions, buckets, and the events of each bucket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penteract.errors import BadInput
 from penteract.model.decoder import owning_stages, record, shared
 from penteract.model.modules import check_modules
 from penteract.ops.declarations import OPS
-from penteract.ops.declarations.fp8 import check_sizes, is_coded, remembered
+from penteract.ops.declarations.fp8 import check_sizes, fp8_state_bytes, reads_quantised_weight
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.offload import LAYER_INPUTS
@@ -43,14 +43,14 @@ REDISTRIBUTIONS = (
     "back",
     "cross_entropy",
 )  # that can be recomputed
-BufferKey = tuple[int, int]  # (chunk, micro-batch): what one pass keeps lives in its buffer
+BufferKey = tuple[int, int]  # (chunk, micro-batch): the activation buffer of one pass
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """All that rank `rank` does in a step.
 
-    `events[(action, position)]`: what happens to buckets around an instruction; those after the last action are at
+    `events[(action, position)]`: bucket events before and after an instruction; those after the last action are at
     (number of actions, 0).
     """
 
@@ -74,42 +74,43 @@ class Program:
 
     @property
     def widths(self) -> Widths:
-        """Bytes of an element by role, as its precision has them."""
+        """Bytes of an element by role, by its precision policy."""
         return self.precision.widths
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The loss's terms, the same on every rank."""
+        """The names of the loss terms, the same on every rank."""
         return losses(self.model)
 
     @property
     def means(self) -> tuple[str, ...]:
-        """Those of the loss's terms that are means over targets."""
+        """The loss terms that are means over targets."""
         return means(self.model)
 
     @property
     def balanced(self) -> tuple[str, ...]:
-        """Routers of this rank whose choice a bias steers."""
-        said = (op.site for c in self.chunks for op in c.tape.ops if op.site.op_name == "tokens_per_expert")
-        return tuple(str(s.attrs["name"]) for s in said)
+        """Routers of this rank that are balanced by a bias."""
+        sites = (op.site for c in self.chunks for op in c.tape.ops if op.site.op_name == "tokens_per_expert")
+        return tuple(str(s.attrs["name"]) for s in sites)
 
     @property
-    def remembering(self) -> tuple[Site, ...]:
-        """Linears of this rank of which numbers are kept beside their parameters, in one of two ways."""
-        return tuple(op.site for c in self.chunks for op in c.tape.ops if remembered(op.site))
+    def fp8_sites(self) -> tuple[Site, ...]:
+        """Linear layers of this rank with FP8 state besides parameters: delayed scales, or scales of gathered
+        weights."""
+        return tuple(op.site for c in self.chunks for op in c.tape.ops if fp8_state_bytes(op.site))
 
     @property
     def delayed(self) -> tuple[Site, ...]:
-        """Linears of this rank whose scales are made of past steps."""
-        return tuple(site for site in self.remembering if not is_coded(site))
+        """Linear layers of this rank whose scales come from past steps (delayed scaling)."""
+        return tuple(site for site in self.fp8_sites if not reads_quantised_weight(site))
 
     @property
-    def coded(self) -> tuple[Site, ...]:
-        """Linears of this rank whose weights are gathered as codes."""
-        return tuple(site for site in self.remembering if is_coded(site))
+    def quantised_weights(self) -> tuple[Site, ...]:
+        """Linear layers of this rank whose weights are gathered in FP8."""
+        return tuple(site for site in self.fp8_sites if reads_quantised_weight(site))
 
     def instructions(self, action: Compute | Overlapped) -> Iterator[tuple[BufferKey, Instruction]]:
-        """An action's instructions in order; two overlapped passes take turns."""
+        """An action's instructions in order; those of two overlapped passes alternate."""
         match action:
             case Compute():
                 buffer = (action.chunk, action.micro)
@@ -128,7 +129,7 @@ def _take_turns(*walks: Iterator[tuple[BufferKey, Instruction]]) -> Iterator[tup
                 yield item
 
 
-def compile_step(  # noqa: PLR0913 (a step has many sides)
+def compile_step(  # noqa: PLR0913 (a step depends on many choices)
     model: ModelSpec,
     layout: Layout,
     sequence_length: int,
@@ -139,24 +140,25 @@ def compile_step(  # noqa: PLR0913 (a step has many sides)
     schedule: ScheduleName | None = None,
     training: bool = True,
 ) -> Program:
-    """The step of `rank`. `training=False`: forward passes alone, for validation and sampling, of the next token."""
+    """The step of `rank`. `training=False`: only forward passes, for validation and sampling; without MTP layers."""
     mesh, precision = Mesh(layout), policy(precision)
     check_gather(precision.fp8, layout)
     whole, model = model, model if training else replace(model, mtp_layers=0)
     name = schedule or layout.schedule
     pp_rank = mesh.coordinates(rank)["pp"]
     check_modules(whole, precision)
-    linears = precision.linears(model.layers, model.mtp_layers)
-    said = [record(model, mesh, s, sequence_length, linears) for s in range(layout.stages)]
-    check_words(layout)
+    linear_layers = precision.linear_layers(model.layers, model.mtp_layers)
+    recorded = [record(model, mesh, s, sequence_length, linear_layers) for s in range(layout.stages)]
+    check_op_names(layout)
     cut = stage_layers(model.layers, layout.stages)
     own, split = layout.placement.stages[pp_rank], schedule_of(name).split_backward
     chunks = tuple(
-        lower(said[s].tape, layout.edit(-1), layer_edits(layout, cut[s]), split=split, training=training) for s in own
+        lower(recorded[s].tape, layout.edit(-1), layer_edits(layout, cut[s]), split=split, training=training)
+        for s in own
     )
-    # Passes forward alone run on the state of training: it has the same buckets, whatever they leave out.
-    every, stages = precision.linears(whole.layers, whole.mtp_layers), range(layout.stages)
-    trained = said if whole is model else [record(whole, mesh, s, sequence_length, every) for s in stages]
+    # Forward-only passes run on the state of training, so they have its buckets, including those they do not use.
+    every, stages = precision.linear_layers(whole.layers, whole.mtp_layers), range(layout.stages)
+    trained = recorded if whole is model else [record(whole, mesh, s, sequence_length, every) for s in stages]
     where = {n: home for (home, _), do in zip(layout.placement.owning_stages, trained, strict=True) for n in do.params}
     all_owning_stages = owning_stages(whole, layout, where)
     units = units_of([trained[s] for s in own], whole)
@@ -177,38 +179,38 @@ def layer_edits(layout: Layout, layers: range) -> dict[int, Edit]:
     return {layer: layout.edit(place) for place, layer in enumerate(layers)}
 
 
-def check_words(layout: Layout) -> None:
-    """Ops to recompute and to offload exist."""
+def check_op_names(layout: Layout) -> None:
+    """Refuse names of ops to recompute or offload that do not exist."""
     op_names = {*OPS, "*", *REDISTRIBUTIONS}
-    for key, known, named in (
+    for key, allowed, named in (
         ("memory.recompute", op_names, layout.recompute),
         ("memory.recompute_else", op_names, layout.recompute_else),
         ("memory.offload", op_names | {LAYER_INPUTS}, layout.offload),
     ):
         for op_name in named:
-            if op_name not in known:
-                near = get_close_matches(op_name, sorted(known), 3)
+            if op_name not in allowed:
+                near = get_close_matches(op_name, sorted(allowed), 3)
                 raise BadInput("OP", "no op of the program has this name", where=key, found=op_name[:60],
-                               allowed=", ".join(near or sorted(known - {"*"})),
+                               allowed=", ".join(near or sorted(allowed - {"*"})),
                                fix=f"--{key} {near[0] if near else 'none'}")  # fmt: skip
 
 
-def units_of(said: Sequence[Do], m: ModelSpec) -> tuple[Unit, ...]:
-    """The units of a rank's chunks in the order of forward: what is before its layers, each layer, what is after."""
+def units_of(recorded: Sequence[Do], m: ModelSpec) -> tuple[Unit, ...]:
+    """The FSDP units of a rank's chunks in forward order: what precedes the layers, each layer, what follows."""
     both, seen, out = shared(m), set[str](), list[Unit]()
-    for do in said:
+    for do in recorded:
         for ops in _runs(do.tape.ops, m.layers):
             plain = (op.site for op in ops if op.program is None and op.site.params)
             late = {n for site in plain if OPS[site.op_name].declaration.deferrable for n in site.params}
             names = [n for n in dict.fromkeys(n for op in ops for n in op.site.params) if n not in seen]
             seen.update(names)
-            coded = frozenset(op.site.params[0] for op in ops if is_coded(op.site))
-            out.append(Unit(tuple(do.params[n] for n in names), frozenset(late), both, coded))
+            quantised_weights = frozenset(op.site.params[0] for op in ops if reads_quantised_weight(op.site))
+            out.append(Unit(tuple(do.params[n] for n in names), frozenset(late), both, quantised_weights))
     return tuple(out)
 
 
 def _runs(ops: Sequence[OpCall], layers: int) -> Iterator[list[OpCall]]:
-    """Ops before the first layer, of each layer, and after the last; what is predicted ahead is after it."""
+    """Ops before the first layer, of each layer, and after the last (MTP layers are after the last)."""
     inside = [0 <= op.site.layer < layers for op in ops]
     first, last = inside.index(True), len(inside) - inside[::-1].index(True)
     if first:
@@ -220,7 +222,7 @@ def _runs(ops: Sequence[OpCall], layers: int) -> Iterator[list[OpCall]]:
 
 
 def _numbered(p: Program) -> Iterator[tuple[At, Instruction]]:
-    """Every instruction of the step, where it is."""
+    """Every instruction of the step, with its position."""
     for a, action in enumerate(p.actions):
         if not isinstance(action, Exchange):
             for position, (_, instruction) in enumerate(p.instructions(action)):

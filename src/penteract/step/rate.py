@@ -1,4 +1,4 @@
-"""The learning rate of a step: a linear warm-up, then the named fall. A pure function of the step."""
+"""The learning rate of a step: a linear warm-up, then the chosen decay. A pure function of the step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a rank has whole only for a while (ZeRO 2 and 3): a ring buffer, and who lies in which of its entries.
+"""Ring buffers for gathered parameters and unreduced gradients (ZeRO 2 and 3), and the entry of each bucket.
 
-Units take turns at its entries by their number, so that neighbours never share one: while a unit computes, the next one
-is gathered into the other entry, and the last one's gradients leave from there. Addresses repeat from step to step.
+Units use the entries in turn, by number, so neighbouring units never share one: while a unit computes, the next one is
+gathered into the other entry, and the last one's gradients are reduced from there. Addresses are the same in every
+step.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ DEPTH = 2
 
 @dataclass(frozen=True, slots=True)
 class RingBuffer:
-    """`sizes`: bytes of each entry. `at`: bucket -> its entry, and the byte where it begins there."""
+    """`sizes`: bytes of each entry. `at`: bucket -> its entry, and its first byte in the entry."""
 
     sizes: tuple[int, ...] = ()
     at: Mapping[int, tuple[int, int]] | None = None
@@ -30,38 +31,38 @@ class RingBuffer:
         return sum(self.sizes)
 
     def of(self, bucket: int) -> tuple[int, int]:
-        """Where a bucket lies: its entry, and the first byte there."""
+        """A bucket's entry, and its first byte in the entry."""
         assert self.at is not None
         return self.at[bucket]
 
 
 def depth(layout: Layout, units: int) -> int:
-    """In how many entries the units of a rank are gathered: one each where they stay to the end of the step."""
+    """The number of entries for a rank's parameters: one per unit if they stay gathered to the end of the step."""
     return units if layout.reshard_after_step else DEPTH
 
 
 def count_units(buckets: Sequence[Bucket]) -> int:
-    """How many units a rank's buckets are parts of, numbered from 0; some may have no bucket of their own."""
+    """The number of units of a rank's buckets, numbered from 0; some may have no bucket of their own."""
     return max((b.unit for b in buckets), default=NONE) + 1
 
 
 def parameter_ring_buffer(buckets: Sequence[Bucket], layout: Layout, widths: Widths) -> RingBuffer:
-    """Where parameters are gathered."""
+    """The ring buffer into which parameters are gathered."""
     return _ring_buffer(buckets, [gathered_bytes(b, widths) for b in buckets], depth(layout, count_units(buckets)))
 
 
 def gradient_ring_buffer(buckets: Sequence[Bucket], widths: Widths) -> RingBuffer:
-    """Where gradients of one action add up until they are summed over ranks."""
+    """The ring buffer in which gradients of one action accumulate until they are reduced over ranks."""
     return _ring_buffer(buckets, [summed_bytes(b, widths) for b in buckets], DEPTH)
 
 
 def gathered_bytes(b: Bucket, widths: Widths) -> Bytes:
-    """That a bucket takes in the ring buffer of parameters."""
+    """Bytes of a bucket in the parameter ring buffer."""
     return b.size * widths[b.gathered_as] if b.cut_parameters else 0
 
 
 def summed_bytes(b: Bucket, widths: Widths) -> Bytes:
-    """That a bucket takes in the ring buffer of gradients."""
+    """Bytes of a bucket in the gradient ring buffer."""
     return b.size * widths["gradient"] if b.cut_gradients else 0
 
 
@@ -76,7 +77,7 @@ def _ring_buffer(buckets: Sequence[Bucket], sizes: Sequence[Bytes], n: int) -> R
 
 
 def ring_buffer_sizes(filled: Mapping[int, int], n: int) -> tuple[int, ...]:
-    """Each of `n` entries is as large as the largest unit that lies there. `filled`: bytes by unit."""
+    """Bytes of each of `n` entries: those of its largest unit. `filled`: bytes by unit."""
     sizes = [0] * n
     for unit, size in filled.items():
         sizes[unit % n] = max(sizes[unit % n], size)

@@ -1,4 +1,4 @@
-"""The walk: the order of a step, said once. A reading answers each question with a price, a kernel, or nothing."""
+"""The walk: the only place that orders a step. It calls a reading, which prices, runs or ignores each event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from penteract.ops.tape import Call
 from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
-from penteract.step.agreements import Agreement, Outside, after_backward, at_begin, totals
+from penteract.step.agreements import Agreement, OutsideTape, after_backward, at_begin, totals
 from penteract.step.events import Around
 from penteract.step.fsdp import Event
 from penteract.step.program import BufferKey, Program
@@ -16,74 +16,74 @@ _QUIET = Around()
 
 
 class Reading(Protocol):
-    """What a reading answers. Registers live in buffers, one for each pass (chunk, micro-batch)."""
+    """The methods that the walk calls. Registers are in buffers, one for each pass (chunk, micro-batch)."""
 
     def begin(self) -> None:
-        """Data is in place."""
+        """The step begins; its data is in place."""
 
     def agree(self, agreement: Agreement) -> None:
-        """All ranks of an axis put together the numbers that each has, and wait for them."""
+        """All-reduce the numbers of an agreement, and wait for the result."""
 
     def scales(self) -> None:
-        """What was agreed on before the first action is of use: of loss terms, and of weights that travel as codes."""
+        """Set the scales of loss terms and of weights gathered in FP8 from the agreements before the first action."""
 
     def call(self, buffer: BufferKey, call: Call) -> None:
-        """Run one call, a phase of an op or an end of a collective, on registers of a buffer."""
+        """Run one call (a phase of an op, or start or finish of a collective) on registers of a buffer."""
         ...
 
     def free(self, buffer: BufferKey, registers: tuple[int, ...]) -> None:
-        """These registers are read no more: their storage may be used again."""
+        """These registers are not read again: their storage may be reused."""
         ...
 
     def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
-        """Post transfers of registers, one after the other as they are listed; values to receive get storage here."""
+        """Post sends and receives of registers in the given order. Registers to receive get storage here."""
 
     def arrive(self, buffer: BufferKey, register: int) -> None:
-        """Wait until a value that was asked for in an exchange is there: right before it is read."""
+        """Wait for a received value, right before it is read."""
 
     def settle(self) -> None:
-        """Wait until all that was sent has left: right before more is, so that nothing waits for a send meanwhile."""
+        """Wait for all sends, right before the next ones are posted, so that compute never waits for a send earlier."""
 
     def wait_all_gather(self, bucket: int) -> None:
-        """Wait until a bucket's parameters are whole."""
+        """Wait for the all-gather of a bucket's parameters."""
 
     def acquire_gradient_buffer(self, bucket: int) -> None:
-        """Give gradients of a bucket, that are whole in one action alone, their place."""
+        """Give the unsharded gradients of a bucket a buffer for one action."""
 
     def reduce(self, bucket: int) -> None:
-        """Put the sum of a bucket's gradients on the wire: to each who shares it its own shard, or all of it."""
+        """Start the reduction of a bucket's gradients: a reduce-scatter if it is sharded, else an all-reduce."""
 
     def wait_reduce_scatter(self, bucket: int) -> None:
-        """Wait for a sum of gradients that are cut, and add it to the shard's."""
+        """Wait for the reduce-scatter of sharded gradients, and add the result to the shard's gradients."""
 
     def replicate(self, bucket: int) -> None:
-        """Put the sum of a shard's gradients over its replicas on the wire."""
+        """Start the all-reduce of a shard's gradients over its replicas."""
 
     def after(self, action: Compute | Overlapped | Exchange) -> None:
-        """An action and all that belongs to it is done."""
+        """An action and all its events are done."""
         ...
 
     def widen(self, bucket: int) -> None:
-        """Wait for a bucket's last sum, and make it numbers that the update reads."""
+        """Wait for a bucket's last reduction, and convert it to the dtype that the update reads."""
 
     def measure(self, bucket: int) -> None:
         """Add up the squares of this rank's shard of a bucket's gradients."""
 
     def factors(self) -> None:
-        """Of the totals: what the updates of all buckets have in common, and how many targets the next step has."""
+        """Compute from the totals what all updates share, and the number of targets of the next step."""
 
     def update(self, bucket: int) -> None:
-        """Clip, and move a bucket's parameters: those of this rank's shard."""
+        """Clip the gradients of this rank's shard of a bucket, and update its parameters."""
 
     def gather(self, bucket: int) -> None:
-        """Put shards of parameters on the wire, to all who share the bucket."""
+        """Start the all-gather of a bucket's parameters."""
 
     def end(self) -> None:
-        """Move the routers' biases. What was gathered last is waited for at its next use."""
+        """Update the routers' biases. Gathers still in flight are waited for at their next use."""
 
 
 class Silent:
-    """A reading that answers nothing: for those that answer some questions alone."""
+    """A reading that ignores everything: a base class for readings that need only some events."""
 
     __slots__ = ()
 
@@ -110,21 +110,22 @@ class Silent:
 
 
 def walk(p: Program, reading: Reading, *, counted: bool = True) -> None:
-    """One optimizer step of `p.rank`. `counted`: the step before told how many targets it has; a first step counts."""
+    """One optimizer step of `p.rank`. `counted`: the previous step has sent the number of targets; the first step
+    counts them itself."""
     for question, *about in closing(p, _actions(p, reading, counted=counted)):
         getattr(reading, question)(*about)
 
 
-def opening(p: Outside, *, counted: bool = True) -> Iterator[tuple[Any, ...]]:
-    """What comes before the first action, in order: a question of `Reading`, and what it is about."""
+def opening(p: OutsideTape, *, counted: bool = True) -> Iterator[tuple[Any, ...]]:
+    """What happens before the first action, in order: a method of `Reading`, and its arguments."""
     yield ("begin",)
     yield from (("agree", agreement) for agreement in at_begin(p, counted=counted))
     yield ("scales",)
 
 
-def closing(p: Outside, summing: Iterable[int]) -> Iterator[tuple[Any, ...]]:
-    """The same of what comes after the last action. `summing`: buckets whose sum is on the wire then, in the order in
-    which it was put there."""
+def closing(p: OutsideTape, summing: Iterable[int]) -> Iterator[tuple[Any, ...]]:
+    """What happens after the last action. `summing`: buckets whose reduction is still in flight, in the order of their
+    start."""
     yield from (("widen", b) for b in summing)
     yield from (("agree", agreement) for agreement in after_backward(p))
     for b, bucket in enumerate(p.buckets):
@@ -132,22 +133,21 @@ def closing(p: Outside, summing: Iterable[int]) -> Iterator[tuple[Any, ...]]:
             yield "measure", b
     yield "agree", totals(p)
     yield ("factors",)
-    for b, bucket in reversed(list(enumerate(p.buckets))):  # what the next step uses first
+    for b, bucket in reversed(list(enumerate(p.buckets))):  # the next step uses the last ones first
         yield "update", b
         if bucket.gathered_after_update:
-            yield "gather", b  # under the updates of the buckets that follow, and the next step's first actions
+            yield "gather", b  # overlaps with the following updates and the next step's first actions
     yield ("end",)
 
 
 def walk_forward(p: Program, reading: Reading) -> None:
-    """The forward passes alone, of a program compiled with `training=False`, and their losses."""
+    """The forward passes of a program compiled with `training=False`, and their losses."""
     _actions(p, reading, counted=False)
     reading.agree(totals(p))
 
 
 def _actions(p: Program, reading: Reading, *, counted: bool) -> list[int]:
-    """All that comes before the end. -> the buckets whose sum is on the wire then, in the order in which it was put
-    there."""
+    """The opening and all actions. -> the buckets whose reduction is still in flight, in the order of their start."""
     for question, *about in opening(p, counted=counted):
         getattr(reading, question)(*about)
     sent: list[tuple[BufferKey, int]] = []
@@ -175,7 +175,8 @@ def _actions(p: Program, reading: Reading, *, counted: bool) -> list[int]:
 
 
 def _ask(p: Program, reading: Reading, events: tuple[Event, ...], flying: dict[int, None]) -> None:
-    """`flying`: buckets whose sum is on the wire, the last one that was put there last."""
+    """Call the reading for these events. `flying`: buckets whose reduction is in flight, in the order of their
+    start."""
     for question, bucket in events:
         if question in ("reduce", "wait_reduce_scatter", "replicate"):
             flying.pop(bucket, None)
@@ -197,7 +198,7 @@ def _ask(p: Program, reading: Reading, events: tuple[Event, ...], flying: dict[i
 
 
 def _settle(reading: Reading, sent: list[tuple[BufferKey, int]]) -> None:
-    """A transfer pins what it sends until it is done: at the latest when the next one begins."""
+    """Wait for the sends and free what they sent; this happens before the next exchange at the latest."""
     reading.settle()
     for buffer, register in sent:
         reading.free(buffer, (register,))
@@ -206,7 +207,7 @@ def _settle(reading: Reading, sent: list[tuple[BufferKey, int]]) -> None:
 def _exchange(
     p: Program, action: Exchange, reading: Reading, coming: set[tuple[BufferKey, int]]
 ) -> list[tuple[BufferKey, int]]:
-    """Post an exchange: what it receives is `coming`. -> the registers that nobody needs once they are sent."""
+    """Post an exchange; what it receives is added to `coming`. -> the registers to free once they are sent."""
     resolved = tuple((t, (t.chunk, t.micro), _register(p, t)) for t in action.transfers)
     reading.exchange(resolved)
     coming |= {(buffer, r) for t, buffer, r in resolved if t.kind == "Recv"}

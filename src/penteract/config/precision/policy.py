@@ -80,8 +80,8 @@ class Policy:
 
     def _check(self, one: Pattern) -> None:
         """What a pattern says is what the role may be."""
-        linears = (self.compute, FP8) if self.fp8 else (self.compute,)
-        fits = [f"{one.part}={f}" for f in (linears if one.part == "linears" else self._fitting()["moments"])]
+        linear_layers = (self.compute, FP8) if self.fp8 else (self.compute,)
+        fits = [f"{one.part}={f}" for f in (linear_layers if one.part == "linears" else self._fitting()["moments"])]
         if f"{one.part}={one.value}" not in fits:
             raise BadInput(
                 "PRECISION", f"does not go with {self.compute} and the rest of its recipe", where="precision.modules",
@@ -124,7 +124,7 @@ class Policy:
         """The policy of parameters alone whose moments are of one dtype."""
         return self if moments == self.moments else _keeping(self, moments)
 
-    def linears(self, layers: int, ahead: int = 0) -> LinearLayers:
+    def linear_layers(self, layers: int, ahead: int = 0) -> LinearLayers:
         """Which linears are in FP8, of a model of so many layers. BadInput where `fp8` leaves none."""
         if self.fp8 is None:
             return LinearLayers()

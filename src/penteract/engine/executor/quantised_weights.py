@@ -17,7 +17,7 @@ from penteract.config.precision.fp8 import Fp8
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.quantise import TORCH, Quantiser, make_scales
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.fp8 import ALIGNED, coding_workspace
+from penteract.ops.declarations.fp8 import ALIGNED, quantise_workspace
 from penteract.parallel.data import Bucket
 
 
@@ -60,7 +60,7 @@ class QuantisedWeights:
 
     def put(self, b: Bucket, shard: range, whole: torch.Tensor) -> torch.Tensor:
         """Make a shard's codes where they lie in the whole bucket [size]; returns them, [shard_size]."""
-        room = torch.empty(coding_workspace(len(shard), self.quantiser.elementwise) // FLOAT, device=self.device)
+        room = torch.empty(quantise_workspace(len(shard), self.quantiser.elementwise) // FLOAT, device=self.device)
         for q, at in zip(b.params, b.offsets, strict=True):
             if (part := self.parts.get(q.name)) is None:
                 continue

@@ -23,7 +23,7 @@ from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 from penteract.step.program import Program
 from penteract.step.ring_buffer import RingBuffer, gradient_ring_buffer, parameter_ring_buffer
-from penteract.step.update import is_sliced, through
+from penteract.step.update import is_sliced, staging_buffers
 
 Kept = Literal["master"] | Moment  # what the optimizer keeps
 Buffers = dict[str, torch.Tensor]  # of what it keeps beside parameters: by kind, and "mean/scales"
@@ -206,13 +206,13 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
             shape = q.local_shape(p.mesh)
             state.parameters[q.name] = _read(p, b, parameter[at : at + q.numel(p.mesh)]).view(shape)
             state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
-    there = through(((b, 1) for b in p.buckets), p.precision)
+    there = staging_buffers(((b, 1) for b in p.buckets), p.precision)
     state.staging += [_optimizer(there.elements, there.p, device, scaled=there.scaled) for _ in range(there.count)]
     if p.precision.loss_scale:
         state.scaling = LossScale(p.precision.loss_scale, p.precision.growth_every, device)
     if sites := p.delayed:
         state.history = History([s.params[0] for s in sites], sites[0].attrs["fp8"].history, device)
-    if sites := p.coded:
+    if sites := p.quantised_weights:
         names = [s.params[0] for s in sites]
         parts = {
             x.param.name: ShardValues(x.begin, x.values) for x in state.pieces("parameter") if x.param.name in names

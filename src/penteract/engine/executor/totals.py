@@ -9,7 +9,7 @@ import torch
 
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.device import device_of
-from penteract.step.agreements import BITS, DIGITS, digits, tells_targets, totals
+from penteract.step.agreements import BITS, DIGITS, digits, reports_targets, totals
 from penteract.step.program import Program
 
 
@@ -49,7 +49,7 @@ class Totals:
         counts = self.ahead()
         if counts is None:
             self.numbers[-1].add_(1)  # in the middle of a step no other rank would hear of it
-        elif tells_targets(self.p.mesh, self.p.rank):
+        elif reports_targets(self.p.mesh, self.p.rank):
             told = torch.tensor([digits(n) for n in counts], dtype=self.digits.dtype)
             self.digits.copy_(device_of(self.device).staged(told), non_blocking=True)
 

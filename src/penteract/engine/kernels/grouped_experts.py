@@ -19,7 +19,6 @@ from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put
 from penteract.ops.tape import Site
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # a, b, offsets -> rows, or sums
-Shape = tuple[int, int]
 Tile = tuple[int, int, bool]  # rows, columns, whether two of them take turns
 
 
@@ -115,15 +114,10 @@ def config(tile: Tile) -> Any:
     )  # fmt: skip
 
 
-def tile_of(m: int, n: int) -> Tile:
-    """For results [m, n] of each expert: the largest tile that cuts columns, then rows, without a rest.
-
-    Rows of an expert are data: m is then a guess of many.
-    """
-    for tile in ((256, 192, False), (128, 256, False), (256, 128, False), (128, 192, True)):
-        if m % tile[0] == 0 and n % tile[1] == 0:
-            return tile
-    return (128, 192, True)
+def tile_of(columns: int) -> Tile:
+    """For results of so many columns: the package's own choice on Hopper, or where this has a rest and another has none,
+    that."""
+    return (128, 256, False) if columns % 192 and columns % 256 == 0 else (128, 192, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +126,14 @@ class Quack:
 
     load: Callable[[], Any] = library
     configure: Callable[[Tile], Any] = config
-    rows_tile: Callable[[int], Tile] = lambda n: tile_of(256 if n % 192 == 0 else 128, n)
-    sums_tile: Callable[[int, int], Tile] = tile_of
+    tile: Callable[[int], Tile] = tile_of
 
     def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
-        how = self.configure(self.rows_tile(out.shape[1]))
+        how = self.configure(self.tile(out.shape[1]))
         self.load().gemm_tuned.fn(a, b, out, config=how, cu_seqlens_m=offsets)
 
     def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
-        how = self.configure(self.sums_tile(into.shape[1], into.shape[2]))
+        how = self.configure(self.tile(into.shape[2]))
         self.load().gemm_tuned.fn(a, b, into, config=how, cu_seqlens_k=offsets, add_to_output=add)
 
 

@@ -69,7 +69,7 @@ class Muon(AdamW):
     def _deal(self, b: Bucket, whole: torch.Tensor) -> None:
         """This rank's matrices in `whole` [size], made orthogonal and scaled; zeros in place of the others'."""
         mine = muon.own(b, self.comm.rank)
-        room = torch.empty(muon.room(b), dtype=whole.dtype, device=whole.device)
+        room = torch.empty(muon.workspace_elements(b), dtype=whole.dtype, device=whole.device)
         for m in mine:
             self._one(b, m, whole[m.slice.start : m.slice.stop].view(m.local), room)
         for m in {*b.matrices}.difference(mine):

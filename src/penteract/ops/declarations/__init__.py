@@ -1,4 +1,4 @@
-"""What each op and its implementations declare, file by file as in engine/kernels. No torch."""
+"""What each op and its implementations declare, in files named as those of engine/kernels. No torch."""
 
 from __future__ import annotations
 

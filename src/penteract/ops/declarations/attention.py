@@ -1,4 +1,4 @@
-"""Declarations of attention and of merging its parts."""
+"""Declarations of attention, and of merging partial attentions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Attention(OpDeclaration):
         return (Spec((s, b, heads * attrs["value_size"])),), (Spec((b, heads, s), "stat"),)
 
     def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
-        """A head's scores and values; backward: again scores, dV, dP, dQ, dK. Masked scores are computed too."""
+        """A head's scores and values; backward: scores again, dV, dP, dQ, dK. Masked scores are computed too."""
         (s, b, width), t, c, e = ins[0], ins[1][0], attrs["head_size"], attrs["value_size"]
         heads = b * (width // c)
         scores = Product(heads, s, t, c)
@@ -37,7 +37,7 @@ class Attention(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """The scores in full, in stat; where compute is narrower, in compute too around each matrix product."""
+        """All scores, in the stat dtype; if compute is narrower, also in compute around each matrix product."""
         compute, stat = widths["compute"], widths["stat"]
         (s, b, width), t = ins[0], ins[1][0]
         q, k, v = (prod(shape) * compute for shape in ins[:3])
@@ -70,7 +70,7 @@ class MergeAttention(OpDeclaration):
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
-        """Log-sum-exps [rows] and what they weigh [rows, features]."""
+        """Log-sum-exps [rows], and the outputs that they weight [rows, features]."""
         e, n, rows = Eager(widths), prod(ins[0]), prod(ins[1])
         two, one, of_rows = e.each(rows, "stat", "stat", "stat"), e.each(rows, "stat", "stat"), ("stat", rows)
         scaled, summed = e.each(n, "compute", of_rows, "stat"), e.each(n, "stat", "compute", of_rows, "stat")
@@ -78,7 +78,7 @@ class MergeAttention(OpDeclaration):
 
 
 class UnfoldHeads(OpDeclaration):
-    """Each head's plain key and its value [t, B, H·(P+E)], and the rotated key [t, B, R] that all heads share
+    """Each head's unrotated key and value [t, B, H·(P+E)], and the rotated key [t, B, R] that all heads share
     -> k [t, B, H·(P+R)], v [t, B, H·E].   P is `plain_size`, E `value_size`."""
 
     differentiable = (0, 1)

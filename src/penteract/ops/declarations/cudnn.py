@@ -1,4 +1,4 @@
-"""Declaration of cuDNN's attention, the faster, which takes whole sequences alone."""
+"""Declaration of cuDNN's attention. It is faster than the flash kernel, but takes only whole sequences."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from penteract.ops.declarations.declaration import FLOAT, Attrs, Shape
 from penteract.ops.declarations.fused import FusedAttention
 from penteract.ops.spec import Widths
 
-HEADER = 272  # seed, offset, and what the library keeps of a call
+HEADER = 272  # bytes of seed, offset and what the library keeps of a call
 
 
 class CudnnAttention(FusedAttention):
-    """All sequences in one call."""
+    """One call for all sequences."""
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

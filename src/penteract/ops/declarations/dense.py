@@ -23,7 +23,7 @@ from penteract.ops.spec import Spec, Widths
 
 
 class Embedding(OpDeclaration):
-    """ids [s, B], table [V@axis, D] -> rows [s, B, D]; where `axis` cuts the table, ids of other shards give zeros."""
+    """ids [s, B], table [V@axis, D] -> rows [s, B, D]; if `axis` shards the table, ids of other shards give zeros."""
 
     differentiable = ()
     weight_keeps = ("in0",)
@@ -35,7 +35,8 @@ class Embedding(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """Where the table is cut: ids as its rows, and which are of other shards (two masks while that is found)."""
+        """If the table is sharded: local row indices, and a mask of ids of other shards (two masks while it is
+        made)."""
         tokens, width = prod(ins[0]), weights[0][1]
         if phase == "forward":
             return tokens * (widths["index"] + 2 * BOOL) if attrs["axis"] else 0
@@ -46,7 +47,7 @@ class Embedding(OpDeclaration):
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
-        """Rows of the table. A gradient is added to the bucket: what clears it for the first is not counted."""
+        """Rows of the table. A gradient is added to the bucket; zeroing the bucket first is not counted."""
         e, tokens, width = Eager(widths), prod(ins[0]), weights[0][1]
         n, cut = tokens * width, bool(attrs["axis"])
         local = local_ids(e, tokens) if cut else ()
@@ -99,8 +100,8 @@ class AddBias(OpDeclaration):
 
 
 class RmsNorm(OpDeclaration):
-    """x [.., n·C], w [C] -> each group of C over its root mean square, times w; keeps a scale a group [.., n] (Zhang &
-    Sennrich 2019, 1910.07467)."""
+    """x [.., n·C], w [C] -> each group of C over its root mean square, times w; keeps one scale per group [.., n]
+    (Zhang & Sennrich 2019, 1910.07467)."""
 
     input_keeps = weight_keeps = ("in0", "extra0")
 
@@ -122,7 +123,7 @@ class RmsNorm(OpDeclaration):
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
-        """x [rows, width], its scale [rows]."""
+        """Of x [rows, width] and its scale [rows]."""
         e, n, width = Eager(widths), prod(ins[0]), weights[0][0]
         rows = n // width
         of_rows, of_width, wide = ("stat", rows), ("compute", width), mixed(widths)
@@ -143,8 +144,8 @@ class RmsNorm(OpDeclaration):
 
 
 class LayerNorm(OpDeclaration):
-    """x [.., D], w [D], b [D] -> the normalised row times w, plus b; keeps a row's mean and scale, both [.., 1] (Ba et
-    al. 2016, 1607.06450)."""
+    """x [.., D], w [D], b [D] -> the normalised row times w, plus b; keeps each row's mean and scale, both [.., 1]
+    (Ba et al. 2016, 1607.06450)."""
 
     input_keeps = weight_keeps = ("in0", "extra0", "extra1")
 
@@ -162,7 +163,7 @@ class LayerNorm(OpDeclaration):
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
-        """x [rows, width], its mean and its scale [rows]."""
+        """Of x [rows, width], its mean and its scale [rows]."""
         e, n, width = Eager(widths), prod(ins[0]), weights[0][0]
         rows = n // width
         of_rows, of_width = ("stat", rows), ("compute", width)
@@ -186,7 +187,7 @@ class LayerNorm(OpDeclaration):
 
 
 class Rope(OpDeclaration):
-    """x [s, B, n·C], positions [s, B] -> same, each head rotated by its position but for its first `plain_size`
+    """x [s, B, n·C], positions [s, B] -> same; each head is rotated by its position, except its first `plain_size`
     features (Su et al. 2021, 2104.09864)."""
 
     input_keeps = ("in1",)
@@ -194,7 +195,8 @@ class Rope(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """Frequencies and angles are float64: beside the angles one cosine is left, and a sine where it is narrower."""
+        """Frequencies and angles are float64; with the angles there is a cosine, and a sine if its dtype is
+        narrower."""
         half, double, stat = (attrs["head_size"] - attrs["plain_size"]) // 2, 8, widths["stat"]
         angles = prod(ins[1]) * half
         sine = stat if stat != double else 0
@@ -204,7 +206,7 @@ class Rope(OpDeclaration):
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
-        """Angles of every token, then each half of the features that turn, and the copy of those that do not."""
+        """Angles of every token, then each half of the rotated features, and the copy of the others."""
         e, tokens, size, plain = Eager(widths), prod(ins[1]), attrs["head_size"], attrs["plain_size"]
         half, rows = (size - plain) // 2, prod(ins[0]) // size
         turned, strided, angles = rows * half, rows > 1, ("stat", tokens * half)
@@ -244,7 +246,7 @@ class Gelu(OpDeclaration):
 
 
 class Add(OpDeclaration):
-    """a, b of one shape -> a + b; the gradient of the result is that of both."""
+    """a, b of one shape -> a + b; the gradient of the result is the gradient of both."""
 
     differentiable = (0, 1)
     passes_gradient = True
@@ -288,7 +290,7 @@ class Join(OpDeclaration):
 
 
 class RepeatHeads(OpDeclaration):
-    """x [s, B, K·C] -> [s, B, K·times·C], each head `times` times in a row; its gradient is the sum of theirs."""
+    """x [s, B, K·C] -> [s, B, K·times·C], each head `times` times in a row; its gradient is the sum over its copies."""
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         *rows, width = ins[0].shape
@@ -304,8 +306,8 @@ class RepeatHeads(OpDeclaration):
 
 
 class PackHeads(OpDeclaration):
-    """x [s, B, n·w] -> [n·s, B, w]: `pieces` of columns, n, as rows one below the other. It is said in a
-    redistribution, either way, so no gradient goes through it."""
+    """x [s, B, n·w] -> [n·s, B, w]: n = `pieces` blocks of columns, stacked as rows. Redistributions use it in both
+    directions, so it has no gradient of its own."""
 
     differentiable = ()
 

@@ -1,4 +1,4 @@
-"""Declarations of the mixture of experts: route, sort, send, weigh, balance."""
+"""Declarations of the mixture of experts: routing, permutation, expert layers, combination, balance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from penteract.ops.spec import Spec, Widths
 class Router(OpDeclaration):
     """x [s, B, D], w [X, D] -> weights [s, B, k], experts [s, B, k], scores [s, B, X], choices [B, X].
 
-    Where experts form groups, only those of a token's best are chosen among (DeepSeek-V3 2412.19437 §2.1.2, eq. 13-16).
+    If experts form groups, a token chooses only among experts of its best groups (DeepSeek-V3 2412.19437 §2.1.2, eq.
+    13-16).
     """
 
     input_keeps = ("out1", "out2")
@@ -47,7 +48,7 @@ class Router(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """Routing is done in stat: tokens and weights are widened for the products."""
+        """Routing uses the stat dtype: tokens and weights are converted for the products."""
         (s, b, _), stat = ins[0], widths["stat"]
         tokens, copies = s * b, s * b * attrs["top_k"]
         scores = tokens * weights[0][0] * stat
@@ -68,7 +69,9 @@ class Router(OpDeclaration):
 
 
 def _grouping(tokens: int, attrs: Attrs, widths: Widths) -> int:
-    """Bytes to find the best groups: their scores, by their best two or their best; the choice; a mask of the rest."""
+    """Bytes to find the best groups: scores of groups (of their best expert or best two), the choice, a mask of the
+    rest.
+    """
     stat, index = widths["stat"], widths["index"]
     scores, two = attrs["groups"] * stat, 2 * attrs["groups"] * (stat + index)
     by_two = two - 2 * attrs["groups"] * index + scores
@@ -99,7 +102,7 @@ class ExpertPermutation(OpDeclaration):
 
 
 class SplitSizes(OpDeclaration):
-    """copies sent [X], copies coming [ep·X/ep] -> the host's sizes: the one look a step takes at routed counts."""
+    """copies sent [X], copies received [ep·X/ep] -> sizes on the host: the only wait for routed counts in a layer."""
 
     differentiable = ()
 
@@ -161,11 +164,11 @@ class Permute(OpDeclaration):
 
 
 class SortChunks(OpDeclaration):
-    """Rows [R, D] by sender, then expert -> by expert, then sender; `inverse` the other way."""
+    """Rows [R, D] sorted by sender, then expert -> by expert, then sender; `inverse`: the other way."""
 
 
 class ExpertLinear(OpDeclaration):
-    """One matrix an expert: w [X, F, D]; `in1` is the rows of each: sizes on the host, or offsets."""
+    """x [R, D], w [X, F, D] (one matrix per expert) -> [R, F]; `in1` is the rows of each: sizes on the host, or offsets."""
 
     input_keeps = ("in1",)
     weight_keeps = ("in0", "in1")
@@ -175,7 +178,7 @@ class ExpertLinear(OpDeclaration):
         return (Spec((ins[0].shape[0], weights[0][1])),), ()
 
     def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
-        """The experts' own counts are data: rows as even as they can be, so that what is multiplied is the same."""
+        """Each expert's rows are data-dependent. Here rows are spread evenly, which gives the same FLOPs."""
         (rows, width), (experts, out, _) = ins[0], weights[0]
         each, more = rows // experts, rows % experts
         fewer, further = linear_products(phase, each, width, out), linear_products(phase, each + 1, width, out)
@@ -187,7 +190,7 @@ class ExpertLinear(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """One expert at a time; those without rows make nothing."""
+        """One expert at a time; experts without rows allocate nothing."""
         if phase != "weight_gradient" or not prod(ins[0]):
             return 0
         return narrow_product(prod(weights[0][1:]), widths)
@@ -237,7 +240,7 @@ class BalanceLoss(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """Sigmoids are first made shares of one, which needs their sum a token."""
+        """Sigmoids are first normalised, which needs their sum for each token."""
         scores, tokens, loads = prod(ins[0]), prod(ins[0][:-1]), prod(ins[1])
         sigmoid = attrs["score"] == "sigmoid"
         if phase == "forward":
@@ -247,7 +250,7 @@ class BalanceLoss(OpDeclaration):
     def traffic(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Kernels:
-        """Scores [tokens, experts], and loads [sequences, experts]."""
+        """Of scores [tokens, experts] and loads [sequences, experts]."""
         e, n, tokens, loads = Eager(widths), prod(ins[0]), prod(ins[0][:-1]), prod(ins[1])
         of_tokens, of_loads = ("stat", tokens), ("stat", loads)
         load = e.copy(loads, "index", "stat"), e.each(loads, "stat", "stat")
@@ -266,7 +269,7 @@ class BalanceLoss(OpDeclaration):
 
 
 class TokensPerExpert(OpDeclaration):
-    """choices [B, X] are added to the step's count that moves the balance bias."""
+    """choices [B, X] are added to the step's counts, which update the balance bias."""
 
     differentiable = ()
 

@@ -72,9 +72,9 @@ class Fa4(FusedAttention):
         (s, b, width), (t, _, kv_width), compute = ins[0], ins[1], widths["compute"]
         o = s * b * width // attrs["head_size"] * attrs["value_size"] * compute
         if phase == "forward":
-            return self.dealt * (o + b * width // attrs["head_size"] * s * FLOAT)
-        shared = t * b * (kv_width + ins[2][2]) * compute if self.dealt or s < t else 0
-        return self.dealt * s * b * width * compute + shared
+            return self.ulysses * (o + b * width // attrs["head_size"] * s * FLOAT)
+        shared = t * b * (kv_width + ins[2][2]) * compute if self.ulysses or s < t else 0
+        return self.ulysses * s * b * width * compute + shared
 
 
 class Fa4Attention(Fa4):
@@ -100,7 +100,7 @@ class Fa4Documents(Fa4):
         (s, b, _), t, heads = ins[0], ins[1][0], _Heads.of(ins, attrs)
         n = piece(s, t)
         made, lists = made_lists(n)
-        beside = self.restored(phase, ins, attrs, widths) + self.dealt * s * b * widths["index"]  # starts too
+        beside = self.restored(phase, ins, attrs, widths) + self.ulysses * s * b * widths["index"]  # starts too
         one = [(rows, 1, width) for rows, _, width in ins[:3]]  # of one sequence
         called = lists + self.reordered(phase, one, attrs, widths) + self._searched(phase, n, heads)
         if phase == "forward":

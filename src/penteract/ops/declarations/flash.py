@@ -9,8 +9,8 @@ from penteract.ops.declarations.declaration import BOOL, FLOAT, Attrs, Shape
 from penteract.ops.declarations.fused import RANDOM, STATE, FusedAttention
 from penteract.ops.spec import Widths
 
-INT = 4  # bytes of where a document ends
-BLOCK = 128  # rows: in the kernel's sums, documents lie so far apart
+INT = 4  # bytes of the end offset of a document
+BLOCK = 128  # rows of padding between documents in the kernel's sums
 
 
 def made_lists(n: int) -> tuple[int, int]:
@@ -21,12 +21,12 @@ def made_lists(n: int) -> tuple[int, int]:
 
 
 def piece(s: int, t: int) -> int:
-    """Query tokens of one call: of a context rank that sees gathered keys, each of its two chunks."""
+    """Query tokens of one call. A context rank with gathered keys makes one call for each of its two chunks."""
     return s if s == t else s // 2
 
 
 class FlashAttention(FusedAttention):
-    """One call a sequence and piece."""
+    """One call for each sequence and piece."""
 
     flash = True
 
@@ -36,7 +36,7 @@ class FlashAttention(FusedAttention):
         (s, b, width), (t, _, kv_width), size = ins[0], ins[1], attrs["head_size"]
         heads, n, compute = width // size, piece(s, t), widths["compute"]
         made, lists = made_lists(n)
-        restored = self.restored(phase, ins, attrs, widths) + self.dealt * s * b * widths["index"]  # starts too
+        restored = self.restored(phase, ins, attrs, widths) + self.ulysses * s * b * widths["index"]  # starts too
         out, log_sum = n * heads * attrs["value_size"] * compute, n * heads * FLOAT
         if phase == "forward":
             return restored + max(made, lists + out + log_sum + RANDOM)

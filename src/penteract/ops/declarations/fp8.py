@@ -1,8 +1,8 @@
-"""Declaration of linears whose products are of FP8 codes: what `linear` keeps, and codes and scales beside it.
+"""Declaration of linear layers in FP8: they keep what `linear` keeps, and take quantised data and scales as workspace.
 
-A product out [m, n] = a [m, k] · b [n, k]ᵀ takes two operands, each with codes that lie along k. Both are quantised
-anew in every phase: of x and g along features in one phase, along tokens in the other. A weight that was gathered as
-codes is read as it came, and for the input gradient put along k.
+A product out [m, n] = a [m, k] · b [n, k]ᵀ takes two operands, each contiguous along k. Both are quantised again in
+every phase: x and g along features in one phase, along tokens in the other. A weight that was gathered in FP8 is read
+as it is, and transposed for the input gradient.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.units import Bytes, Seconds
 
-CODE = 1  # bytes of a code
-ALIGNED = 4  # scales: kernels want those of an operand to begin at a multiple of 16 bytes
-LONE = ALIGNED * FLOAT  # bytes of the scale of a whole tensor, where it lies by itself
+FP8_BYTES = 1  # of an element
+ALIGNED = 4  # scales: kernels need those of an operand to begin at a multiple of 16 bytes
+ONE_SCALE = ALIGNED * FLOAT  # bytes of the scale of a whole tensor, with padding
 CHUNK = 2**22  # elements that are scaled at a time, in fp32: few enough to stay in a GPU's cache
 
 Sizes = tuple[int, int, int]
@@ -44,37 +44,37 @@ def sizes(phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> Sizes:
 
 
 class ScaledLinear(Linear):
-    """`linear` in FP8. `elementwise`: what makes the codes; kernels scale in registers, with no copy in fp32."""
+    """`linear` in FP8. `elementwise`: what quantises; Triton kernels scale in registers, without a copy in fp32."""
 
     def __init__(self, fp8: Fp8, elementwise: Elementwise = "reference") -> None:
-        """`fp8`: the recipe; `elementwise`: whether plain torch or GPU kernels make the codes."""
+        """`fp8`: the recipe; `elementwise`: whether plain torch or GPU kernels quantise."""
         self.fp8 = fp8
         self.elementwise: Elementwise = elementwise
 
     def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
-        """How many the two operands have, the first with what fills it up to ALIGNED."""
+        """The number of scales of each operand; the first is padded to ALIGNED."""
         first, second = self._counts(phase, ins, weights)
         return aligned(first), second
 
     def _counts(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
-        """How many the two operands have. A weight in blocks is the second operand but for its own gradient."""
+        """The number of scales of each operand. The second is a weight in blocks, except for the weight gradient."""
         (m, n, k), block = sizes(phase, ins, weights), self.fp8.block
         match self.fp8.kind:
             case "tensorwise" | "delayed":
-                return 1, 0 if self._came(phase) else 1
+                return 1, 0 if self._gathered_in_fp8(phase) else 1
             case "rowwise":
                 return m, n
             case "blockwise":
                 square = phase != "weight_gradient"
                 return m * (k // block), (n // block if square else n) * (k // block)
 
-    def _came(self, phase: str) -> bool:
-        """Whether the second operand is a weight that came as codes, with its scale."""
+    def _gathered_in_fp8(self, phase: str) -> bool:
+        """Whether the second operand is a weight that was gathered in FP8, with its scale."""
         return self.fp8.gather and phase != "weight_gradient"
 
     def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
-        """A row that tp cuts is one of a weight's second dim, or of the gradient where it is the first. Tokens are cut
-        over cp, and over tp too where the weight is whole."""
+        """tp cuts rows of a weight's second dim, or rows of the gradient if it cuts the first. Tokens are cut over cp,
+        and over tp too if the weight is not."""
         both = sum(self.scales(phase, ins, weights))
         match self.fp8.kind:
             case "tensorwise":
@@ -89,13 +89,13 @@ class ScaledLinear(Linear):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Bytes:
-        """Scales and codes of both operands, and beside them what is scaled at the time, or the product."""
+        """Scales and quantised data of both operands; with them what is being scaled, or the product."""
         (m, n, k), scales = sizes(phase, ins, weights), FLOAT * sum(self.scales(phase, ins, weights))
-        if self.elementwise == "triton" and self.fp8.kind != "blockwise":  # beside the largest values, not in place
+        if self.elementwise == "triton" and self.fp8.kind != "blockwise":  # scales do not replace the largest values
             scales += FLOAT * sum(self._counts(phase, ins, weights))
-        a, b = m * k * CODE, n * k * CODE
+        a, b = m * k * FP8_BYTES, n * k * FP8_BYTES
         first = a + at_a_time(self.fp8, self.elementwise, (m, k), square=False)
-        if self._came(phase):
+        if self._gathered_in_fp8(phase):
             return scales + max(first, a + (0 if phase == "forward" else b))
         second = a + b + at_a_time(self.fp8, self.elementwise, (n, k), square=phase != "weight_gradient")
         product = a + b + (m * n * widths["compute"] if phase == "weight_gradient" else 0)
@@ -103,19 +103,19 @@ class ScaledLinear(Linear):
         return max(scales + max(first, second, product), bias)
 
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
-        """Each operand is read for its largest value and again for its codes, which are written. With delayed scales
-        the largest values are looked at once: of x and w in forward, of g as it comes. Codes that came are moved where
-        they lie along another dim. A kernel reads a block once for both."""
+        """Bytes read and written to quantise. Each operand is read for its largest value, and again to write it in FP8.
+        With delayed scales the largest values are found once: of x and w in forward, of g in the input gradient. A
+        weight gathered in FP8 is only transposed, if need be. A kernel reads a block once for both."""
         m, n, k = sizes(phase, ins, weights)
-        if self._came(phase):
-            return m * k * (2 * widths["compute"] + CODE) + (0 if phase == "forward" else 2 * n * k * CODE)
+        if self._gathered_in_fp8(phase):
+            return m * k * (2 * widths["compute"] + FP8_BYTES) + (0 if phase == "forward" else 2 * n * k * FP8_BYTES)
         new = {"forward": m + n, "input_gradient": m, "weight_gradient": 0}[phase]
-        one_reading = self.fp8.kind == "blockwise" and self.elementwise == "triton"
-        looks = new if self.fp8.kind == "delayed" else 0 if one_reading else m + n
-        return (looks + m + n) * k * widths["compute"] + (m + n) * k * CODE
+        one_pass = self.fp8.kind == "blockwise" and self.elementwise == "triton"
+        amax_rows = new if self.fp8.kind == "delayed" else 0 if one_pass else m + n
+        return (amax_rows + m + n) * k * widths["compute"] + (m + n) * k * FP8_BYTES
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        """Products of codes, and the passes that make them. A weight gradient is made beside its bucket."""
+        """FP8 products, and the passes that quantise. A weight gradient is computed outside its bucket, then added."""
         passes = self.passes(call.phase, call.ins, call.weights, widths)
         if call.phase == "weight_gradient":
             passes += 2 * prod(call.weights[0]) * (widths["gradient"] + widths["compute"])
@@ -128,12 +128,12 @@ def aligned(scales: int) -> int:
 
 
 def sum_is_cut(phase: str, attrs: Attrs) -> bool:
-    """Whether tp cuts the dim along which a product with a weight sums: its second in forward, then its first."""
+    """Whether tp cuts the dim that a product with a weight sums over: its second in forward, its first in backward."""
     return attrs["cut"] == (1 if phase == "forward" else 0)
 
 
 def at_a_time(fp8: Fp8, elementwise: Elementwise, shape: tuple[int, int], *, square: bool) -> Bytes:
-    """Of an operand [rows, k], what is scaled at a time in fp32; kernels scale in registers."""
+    """Bytes of an operand [rows, k] that are scaled at a time in fp32; none with kernels, which scale in registers."""
     rows, k = shape
     return 0 if elementwise == "triton" else min(rows, rows_at_once(fp8, k, square=square)) * k * FLOAT
 
@@ -145,10 +145,10 @@ def rows_at_once(fp8: Fp8, k: int, *, square: bool) -> int:
 
 
 def check_sizes(sites: Iterable[Site], pieces: int) -> None:
-    """Refuse a linear whose sizes are not whole units of its recipe: blocks never straddle what ranks hold. The same of
-    experts' matrices, of whose tokens there may be any number.
+    """Refuse a linear layer whose sizes are not whole units of its recipe: no block may span two ranks. The same for
+    experts' matrices, except that they take any number of tokens.
 
-    `pieces`: runs of a sequence's tokens that a rank holds.
+    `pieces`: the number of separate runs of a sequence's tokens that a rank holds.
     """
     for site in sites:
         fp8: Fp8 | None = site.attrs.get("fp8")
@@ -169,23 +169,23 @@ def check_sizes(sites: Iterable[Site], pieces: int) -> None:
                                fix=f"{fix}, or fewer ranks that cut it")  # fmt: skip
 
 
-def remembered(site: Site) -> Bytes:
-    """What is kept between steps for a linear: of x, w and g the largest of each step, of all of them, and of now; or
-    the scale of a weight that is gathered as codes."""
+def fp8_state_bytes(site: Site) -> Bytes:
+    """Bytes kept between steps for a linear layer: for each of x, w and g the largest values of every past step, of all
+    of them, and of this step; or the scale of a weight that is gathered in FP8."""
     fp8: Fp8 | None = site.attrs.get("fp8")
     if fp8 and fp8.kind == "delayed":
         return 3 * (fp8.history + 2) * FLOAT
-    return LONE if is_coded(site) else 0
+    return ONE_SCALE if reads_quantised_weight(site) else 0
 
 
-def is_coded(site: Site) -> bool:
-    """Whether a site reads its weight, the first of its parameters, as codes that were gathered."""
+def reads_quantised_weight(site: Site) -> bool:
+    """Whether a site reads its weight (the first of its parameters) as gathered in FP8."""
     fp8: Fp8 | None = site.attrs.get("fp8")
     return fp8 is not None and fp8.gather
 
 
-def coding_workspace(elements: int, elementwise: Elementwise = "reference") -> Bytes:
-    """Of a shard that is made codes: some of it at a time, in fp32; none where a kernel does it."""
+def quantise_workspace(elements: int, elementwise: Elementwise = "reference") -> Bytes:
+    """Bytes to quantise a shard: part of it at a time, in fp32; none with a kernel."""
     return 0 if elementwise == "triton" else min(elements, CHUNK) * FLOAT
 
 
@@ -196,7 +196,7 @@ def scaled_linear(fp8: Fp8, elementwise: Elementwise = "reference") -> ScaledLin
 
 
 def with_recipe(made: Callable[[Fp8, Elementwise], OpDeclaration], elementwise: Elementwise) -> Serves:
-    """Where a linear has a recipe, and a layout makes codes so."""
+    """Serves linear layers with a recipe, in layouts with this `elementwise`."""
 
     def serves(site: Site, layout: Layout) -> OpDeclaration | None:
         fp8: Fp8 | None = site.attrs.get("fp8")

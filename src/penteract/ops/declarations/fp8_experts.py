@@ -1,7 +1,7 @@
-"""Declaration of experts' matrices whose products are of FP8 codes: forward, and the gradient of what they are given.
+"""Declaration of experts' linear layers in FP8: their forward and input gradient.
 
-Both sum over features, so a token's scales come from its own features and a weight's from its expert alone: results do
-not hang on which tokens meet on a rank. The weights' gradients sum over those tokens, and are not in FP8.
+Both sum over features. So a token's scales come from its own features and a weight's from its expert only: results do
+not depend on which tokens are on a rank. Weight gradients sum over those tokens, and are not in FP8.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penteract.config.layout import Elementwise
 from penteract.config.precision.fp8 import Fp8
 from penteract.ops.declarations.declaration import FLOAT, Attrs, CallShapes, Registers, Shape, WorkRates
 from penteract.ops.declarations.experts import ExpertLinear
-from penteract.ops.declarations.fp8 import CODE, aligned, at_a_time, sum_is_cut
+from penteract.ops.declarations.fp8 import FP8_BYTES, aligned, at_a_time, sum_is_cut
 from penteract.ops.spec import Widths
 from penteract.units import Bytes, Seconds
 
@@ -26,20 +26,20 @@ def sizes(phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[i
 
 
 class ScaledExpertLinear(ExpertLinear):
-    """`expert_linear` in FP8. The rows of all experts are made codes at once, and each expert's matrix as its turn
-    comes; an expert without rows makes nothing. `elementwise`: what makes the codes."""
+    """`expert_linear` in FP8. The rows of all experts are quantised at once, each expert's matrix when it is used; an
+    expert without rows allocates nothing. `elementwise`: what quantises."""
 
     def __init__(self, fp8: Fp8, elementwise: Elementwise = "reference") -> None:
-        """`fp8`: the recipe; `elementwise`: whether plain torch or GPU kernels make the codes."""
+        """`fp8`: the recipe; `elementwise`: whether plain torch or GPU kernels quantise."""
         self.fp8 = fp8
         self.elementwise: Elementwise = elementwise
 
-    def of_codes(self, phase: str) -> bool:
-        """Whether the products of a phase are of FP8 codes."""
+    def in_fp8(self, phase: str) -> bool:
+        """Whether the products of a phase are in FP8."""
         return phase != "weight_gradient"
 
     def scales(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape]) -> tuple[int, int]:
-        """How many the rows have, with what fills them up, and how many one expert's matrix has."""
+        """The number of scales of all rows, padded to ALIGNED, and of one expert's matrix."""
         rows, _, n, k = sizes(phase, ins, weights)
         if self.fp8.kind == "rowwise":
             return aligned(rows), n
@@ -47,10 +47,10 @@ class ScaledExpertLinear(ExpertLinear):
         return aligned(rows * blocks), n // self.fp8.block * blocks
 
     def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
-        """Ranks of tp that cut an expert's matrix have the same rows, and of each a part where the sum is cut. All
-        experts are counted, also those without rows: how many there are of these is data."""
+        """tp ranks that shard an expert's matrix have the same rows, and a part of each if the sum is sharded. All
+        experts count, also those without rows, whose number is data-dependent."""
         rows, experts, *_ = sizes(phase, ins, weights)
-        if not rows or not self.of_codes(phase) or self.fp8.kind != "rowwise" or not sum_is_cut(phase, attrs):
+        if not rows or not self.in_fp8(phase) or self.fp8.kind != "rowwise" or not sum_is_cut(phase, attrs):
             return "", 0
         first, each = self.scales(phase, ins, weights)
         return "tp", first + experts * each
@@ -58,29 +58,29 @@ class ScaledExpertLinear(ExpertLinear):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> Bytes:
-        """Scales of everything, codes of all rows, and those of one expert's matrix, beside them what is scaled at the
-        time, or the scales of its rows by themselves."""
+        """Scales of everything, all rows and one expert's matrix in FP8; with them what is being scaled, or a copy of
+        the scales of the expert's rows."""
         rows, experts, n, k = sizes(phase, ins, weights)
-        if not rows or not self.of_codes(phase):
+        if not rows or not self.in_fp8(phase):
             return super().workspace(phase, ins, weights, attrs, widths)
         of_rows, each = self.scales(phase, ins, weights)
-        anew = self.elementwise == "triton" and self.fp8.kind == "rowwise"  # beside the largest values, not in place
-        held = (of_rows + experts * each + anew * rows) * FLOAT + rows * k * CODE
+        apart = self.elementwise == "triton" and self.fp8.kind == "rowwise"  # scales do not replace the largest values
+        held = (of_rows + experts * each + apart * rows) * FLOAT + rows * k * FP8_BYTES
         own = -(-rows // experts) * (1 if self.fp8.kind == "rowwise" else k // self.fp8.block) * FLOAT
         first = at_a_time(self.fp8, self.elementwise, (rows, k), square=False)
         second = at_a_time(self.fp8, self.elementwise, (n, k), square=True)
-        return held + max(first, n * k * CODE + anew * n * FLOAT + max(second, own))
+        return held + max(first, n * k * FP8_BYTES + apart * n * FLOAT + max(second, own))
 
     def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
-        """As of linears: rows, and the matrices of experts that have any."""
+        """Bytes read and written to quantise: rows, and the matrices of experts with rows."""
         rows, experts, n, k = sizes(phase, ins, weights)
-        if not self.of_codes(phase):
+        if not self.in_fp8(phase):
             return 0
-        looks = 1 if self.fp8.kind == "blockwise" and self.elementwise == "triton" else 2
-        return (rows + min(experts, rows) * n) * k * (looks * widths["compute"] + CODE)
+        reads = 1 if self.fp8.kind == "blockwise" and self.elementwise == "triton" else 2
+        return (rows + min(experts, rows) * n) * k * (reads * widths["compute"] + FP8_BYTES)
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        if not self.of_codes(call.phase):
+        if not self.in_fp8(call.phase):
             return super().cost(rates, call, widths, registers)
         passes = self.passes(call.phase, call.ins, call.weights, widths)
         return self.part, fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)

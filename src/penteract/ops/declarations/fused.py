@@ -1,6 +1,6 @@
-"""What fused attention declarations have in common: scores never reach memory (Dao 2023, 2307.08691).
+"""What fused attention declarations have in common: scores are never written to memory (Dao 2023, 2307.08691).
 
-Their kernels take tokens in the order of the sequence, and make tensors of their own, which are copied to registers.
+Their kernels take tokens in sequence order, and allocate their own results, which are copied to registers.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.units import Seconds
 
-STATE = 16  # what backward is handed of it
-RANDOM = 24  # of a random number generator's state, which nothing draws from
+STATE = 16  # bytes of the generator's state that backward gets
+RANDOM = 24  # bytes of a random number generator's state, which is never used
 
 
 class FusedAttention(Attention):
-    """`dealt`: heads were dealt to context ranks, so all tokens lie as these had them, and their order is restored."""
+    """Fused attention. With Ulysses all tokens are there, but ordered by context rank: sequence order is restored."""
 
-    flash = False  # whether it is as fast as the flash kernel, or as cuDNN's
+    flash = False  # whether it has the speed of the flash kernel, or of cuDNN's
 
-    def __init__(self, *, dealt: bool = False) -> None:
-        """`dealt`: whether heads were dealt to context ranks before the call."""
-        self.dealt = dealt
+    def __init__(self, *, ulysses: bool = False) -> None:
+        """`ulysses`: whether heads were distributed over context ranks before the call."""
+        self.ulysses = ulysses
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        """By FLOPs, as a whole was measured. Masked scores are spared."""
+        """By FLOPs, from measurements of the whole kernel. Masked scores are not computed."""
         backward, size = call.phase != "forward", int(call.attrs["head_size"])
         flops = self.flops(*call)
         return self.part, rates.attention(flops, backward=backward, causal=True, head_size=size, flash=self.flash)
 
     def restored(self, phase: str, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
-        """Bytes of what is copied to the order of the sequence: gathered keys and values; where heads were dealt, all.
+        """Bytes of what is copied to sequence order: gathered keys and values; with Ulysses everything.
 
         Forward: q, k, v. Backward: o, its gradient and log-sum-exp too.
         """
         (s, b, width), t, compute = ins[0], ins[1][0], widths["compute"]
         q, k, v = (prod(shape) * compute for shape in ins[:3])
-        if not self.dealt:
+        if not self.ulysses:
             return k + v if s < t else 0
         o, rows = q // attrs["head_size"] * attrs["value_size"], b * width // attrs["head_size"] * s * widths["stat"]
         return q + k + v + (2 * o + rows if phase != "forward" else 0)
 
 
-def asked_for(name: AttentionKernel, kind: type[FusedAttention]) -> Serves:
-    """Where a layout asks for this kernel by name."""
-    plain, dealt = kind(), kind(dealt=True)
+def when_chosen(name: AttentionKernel, kind: type[FusedAttention]) -> Serves:
+    """Serves layouts that choose this kernel by name."""
+    plain, ulysses = kind(), kind(ulysses=True)
 
     def serves(site: Site, layout: Layout) -> OpDeclaration | None:
         if layout.attention != name:
             return None
-        return dealt if layout.cp > 1 and layout.cp_method == "ulysses" else plain
+        return ulysses if layout.cp > 1 and layout.cp_method == "ulysses" else plain
 
     return serves

@@ -1,4 +1,4 @@
-"""Declarations of the loss: vocabulary-parallel cross entropy in three steps, of all tokens or of some at a time, with
+"""Declarations of the loss: vocabulary-parallel cross entropy in three steps, for all tokens or some at a time, with
 z-loss (PaLM, Chowdhery 2022, 2204.02311 §5: z times the square of each row's log-sum-exp); and loss terms."""
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from penteract.ops.spec import Spec, Widths
 
 
 def at_once(logits: Shape, attrs: Attrs) -> int:
-    """The tokens whose logits are widened at a time: `attrs` says how many, or all."""
+    """How many tokens' logits are converted to stat at a time: as `attrs` says, or all."""
     tokens = prod(logits[:-1])
     return min(tokens, attrs.get("at_once", tokens))
 
 
 def repeated(kernels: Kernels, times: float) -> Iterator[Kernel]:
-    """What is done to some tokens, for all of them: the last may be fewer, and take as much less."""
+    """The kernels for some tokens, repeated for all. The last group may be smaller, so `times` may be fractional."""
     return (kernel._replace(times=times) for kernel in kernels)
 
 
 class RowMax(OpDeclaration):
-    """logits [s, B, V@axis] -> the largest of each row's columns that lie here, [s, B] in stat."""
+    """logits [s, B, V@axis] -> the maximum over each row's local columns, [s, B] in stat."""
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
         return (Spec(ins[0].shape[:-1], "stat"),), ()
@@ -60,7 +60,7 @@ class ExpSum(OpDeclaration):
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """The shifted logits, and each target's column and whether it is here."""
+        """The shifted logits; each target's column, and whether it is local."""
         return at_once(ins[0], attrs) * ins[0][-1] * widths["stat"] + prod(ins[2]) * (widths["index"] + BOOL)
 
     def traffic(
@@ -103,12 +103,12 @@ class NegativeLogLikelihood(OpDeclaration):
 
 class CrossEntropyGradient(OpDeclaration):
     """logits, log-sum-exp, targets, g [] -> (softmax·(1 + 2·z·log-sum-exp) - onehot)·g, zero where the target is
-    ignored: z-loss has the scale of its cross entropy, so one g is that of both."""
+    ignored. z-loss and cross entropy have the same scale, so g is the gradient of both."""
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
-        """The probabilities; each target's column and whether it is here; each row's g and whether it counts."""
+        """The probabilities; each target's column, and whether it is local; each row's g, and whether it counts."""
         rows = at_once(ins[0], attrs)
         local = prod(ins[2]) * (widths["index"] + BOOL)
         return rows * ins[0][-1] * widths["stat"] + local + rows * (widths["stat"] + BOOL)
@@ -130,7 +130,7 @@ class CrossEntropyGradient(OpDeclaration):
 
 
 class LogitsGradient(CrossEntropyGradient):
-    """The same, left where the logits were."""
+    """The same, written over the logits."""
 
     overwrites = (0,)
 
@@ -142,7 +142,8 @@ class LogitsGradient(CrossEntropyGradient):
 
 
 class Logits(Linear):
-    """A linear whose weight gradient is made `columns` of its results at a time: what it takes beside the bucket."""
+    """A linear layer whose weight gradient is computed for `columns` of its results at a time, to bound its
+    workspace."""
 
     deferrable = False
 
@@ -173,7 +174,7 @@ class Rows(OpDeclaration):
 
 
 class JoinRows(OpDeclaration):
-    """Some rows each -> all of them."""
+    """Parts of the rows -> all rows, concatenated along dim 0."""
 
     differentiable = ()
 

@@ -1,10 +1,9 @@
 """The registry: what each op declares, and what computes it.
 
-An implementation is one entry here: its name, where it serves (with the workspace and the cost that it has there), and
-what runs, named by the module below the torch line that has it. Price, time and run select by the same function, so
-none of them knows a kernel. A layout says which kernels it wants; what these need of a policy and a device is looked at
-once, where they are asked for (`config/kernel_limits.py`, `engine/kernels/checks.py`): they are refused then, never
-replaced.
+An implementation is one entry here: its name, which calls it serves (with its workspace and cost there), and which
+kernels of `engine/` run, by module name. Price, time and run select by the same function, so none of them knows a
+kernel. A layout chooses its kernels. What they need of a precision policy and a device is checked once, when they are
+chosen (`config/kernel_limits.py`, `engine/kernels/checks.py`): a kernel that cannot run is refused, never replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from penteract.ops.declarations.fa4 import Fa4Attention, Fa4Documents
 from penteract.ops.declarations.flash import FlashAttention
 from penteract.ops.declarations.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.fp8_experts import scaled_experts
-from penteract.ops.declarations.fused import FusedAttention, asked_for
+from penteract.ops.declarations.fused import FusedAttention, when_chosen
 from penteract.ops.declarations.grouped_experts import by_groups
 from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.loss import LOSS
@@ -37,10 +36,10 @@ _RUNS = "penteract.engine"
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """One way to compute an op. It keeps what the op keeps, so tapes, buffers and formulas are the same with any.
+    """One way to compute an op. All keep what the op keeps, so tapes, buffers and formulas do not depend on the choice.
 
-    serves   (site, layout) -> its declaration there, a subclass of the op's; None where it is not for this call
-    kernels  device type -> "module:table", a `TorchKernel` for each op; a device that is not here cannot run it
+    serves   (site, layout) -> its declaration there, a subclass of the op's; None: it does not serve this call
+    kernels  device type -> "module:table", a `TorchKernel` for each op; devices not listed cannot run it
     """
 
     name: str
@@ -49,14 +48,15 @@ class Implementation:
 
 
 class Op(NamedTuple):
-    """`implementations`: the first that serves a call computes it. The last is the reference, which serves all."""
+    """`implementations`: the first that serves a call computes it. The last is the reference, which serves every
+    call."""
 
     declaration: OpDeclaration
     implementations: tuple[Implementation, ...]
 
 
 def implementation(site: Site, layout: Layout) -> tuple[Implementation, OpDeclaration]:
-    """What computes an op where it is said, under a layout, and its declaration there."""
+    """The implementation that computes a site under a layout, and its declaration there."""
     for one in OPS[site.op_name].implementations:
         if (declaration := one.serves(site, layout)) is not None:
             return one, declaration
@@ -64,7 +64,7 @@ def implementation(site: Site, layout: Layout) -> tuple[Implementation, OpDeclar
 
 
 def declaration_of(site: Site, layout: Layout) -> OpDeclaration:
-    """The declaration of what computes an op where it is said."""
+    """The declaration of the implementation that computes a site."""
     return implementation(site, layout)[1]
 
 
@@ -97,7 +97,7 @@ _FUSED_ATTENTION: tuple[tuple[AttentionKernel, type[FusedAttention], str], ...] 
 def _attention(over: Callable[[Serves], Serves]) -> tuple[Implementation, ...]:
     """The fused kernels that layouts ask for by name; `over`: how their registers lie."""
     return tuple(
-        Implementation(name, over(asked_for(name, kind)), {"cuda": f"{_RUNS}.kernels.{table}"})
+        Implementation(name, over(when_chosen(name, kind)), {"cuda": f"{_RUNS}.kernels.{table}"})
         for name, kind, table in _FUSED_ATTENTION
     )
 

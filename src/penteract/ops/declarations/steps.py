@@ -1,4 +1,4 @@
-"""Kernels of steps that several declarations of plain torch take."""
+"""Sequences of kernels that several declarations of plain torch share."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Shape = tuple[int, ...]
 
 
 def local_ids(e: Eager, tokens: int) -> tuple[Kernel, ...]:
-    """Ids [tokens] as rows or columns of this rank's shard, and which of them are its own, or are not."""
+    """Ids [tokens] -> rows or columns of this rank's shard, and masks of local and non-local ids."""
     shifted, compared = e.each(tokens, "index", "index"), e.each(tokens, "index", "mask", typed=True)
     both = e.each(tokens, "mask", "mask", "mask")
     return shifted, compared, compared, both, e.each(tokens, "index", "index", "mask", typed=True)
 
 
 def local_targets(e: Eager, tokens: int) -> tuple[Kernel, ...]:
-    """The same of targets, which are clamped."""
+    """The same for targets, which are clamped."""
     *found, _ = local_ids(e, tokens)
     return *found, e.each(tokens, "index", "index")
 
 
 def added(e: Eager, n: int, kind: str) -> Kernel:
-    """A gradient of n elements, onto what is in the bucket."""
+    """A gradient of n elements, added to the bucket."""
     return e.each(n, "gradient", kind, "gradient")
 
 
 def root_mean_square(e: Eager, n: int, rows: int, kind: str) -> tuple[Kernel, ...]:
-    """The norm of each row, then its square, mean, sum with epsilon, and inverse root in place."""
+    """The norm of each row, then in place: square, mean, plus epsilon, inverse root."""
     return e.sums((kind, n), ("stat", rows)), *[e.each(rows, "stat", "stat")] * 4
 
 
@@ -55,7 +55,7 @@ def angle_kernels(e: Eager, tokens: int, half: int, scaling: RopeScaling | None)
 
 
 def _stretch(e: Eager, half: int, scaling: RopeScaling) -> Iterator[Kernel]:
-    """Wavelengths: divided; or each by its share, which takes four steps, between itself and its quotient."""
+    """Scaled wavelengths: divided; or interpolated between themselves and their quotients, which takes four steps."""
     one = e.each(half, "double", "double")
     if scaling.kind == "linear":
         yield one
@@ -66,7 +66,7 @@ def _stretch(e: Eager, half: int, scaling: RopeScaling) -> Iterator[Kernel]:
 
 
 def whole(widths: Widths, ins: Sequence[Shape]) -> Kernel:
-    """Tensors, read and written as one."""
+    """Tensors `ins`, read and written once, as in a concatenation."""
     return Eager(widths).sums(("compute", 2 * sum(map(prod, ins))))
 
 

@@ -1,7 +1,8 @@
-"""What the kernels of plain torch move: it runs one for every step of a declaration, and each reads and writes memory.
+"""Memory traffic of plain torch: it runs one kernel for every elementary step of an op, and each reads and writes
+memory.
 
-A kernel is as fast as memory where its tensors lie alike. Where one of them is repeated, strided or of another dtype,
-torch finds the place of each element, or converts it, by itself: such a kernel walks, and takes its time by element.
+A kernel runs at memory bandwidth if its tensors have the same layout and dtype. If one of them is broadcast, strided or
+of another dtype, torch addresses or converts each element by itself: such a kernel "walks", and costs time per element.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from typing import NamedTuple
 
 from penteract.ops.spec import Widths
 
-Part = str | tuple[str, int]  # a tensor: what its elements are, one for each of the kernel's; or how many there are
+Part = str | tuple[str, int]  # a tensor: the kind of its elements, and their number if it differs from the kernel's
 
-_BESIDE: Mapping[str, int] = {"mask": 1, "double": 8}  # bytes of elements that no register has
+_TEMPORARY: Mapping[str, int] = {"mask": 1, "double": 8}  # bytes of elements that only temporary tensors have
 _FAMILY: Mapping[str, str] = {"mask": "mask", "index": "index"}  # others are floats
 
 
 class Kernel(NamedTuple):
-    """`moved`: bytes that it reads and writes. `walked`: elements, where it goes through them one by one. `times`: how
-    often it runs, a fraction where the last of several has less to do."""
+    """`moved`: bytes that it reads and writes. `walked`: elements that it addresses or converts one by one. `times`:
+    how often it runs; fractional if the last run has less to do."""
 
     moved: int
     walked: int = 0
@@ -33,12 +34,12 @@ class Eager:
     """Kernels of torch under a policy's widths."""
 
     def __init__(self, widths: Widths) -> None:
-        """`widths`: bytes of an element by role, to which those of masks and doubles are added."""
-        self.widths = {**widths, **_BESIDE}
+        """`widths`: bytes of an element by role; those of masks and doubles are added."""
+        self.widths = {**widths, **_TEMPORARY}
 
     def each(self, n: int, *parts: Part, strided: bool = False, typed: bool = False) -> Kernel:
-        """A pointwise kernel of n elements: `parts` are what it reads, and what it writes; a tensor that is changed in
-        place is both. `typed`: its tensors have different dtypes by its nature, and are not converted."""
+        """A pointwise kernel of n elements. `parts`: the tensors that it reads, then the one it writes; a tensor
+        changed in place counts twice. `typed`: it takes tensors of different dtypes without conversion."""
         moved, walked, first = 0, strided, ""
         for part in parts:
             kind, count = (part, n) if isinstance(part, str) else part
@@ -52,17 +53,17 @@ class Eager:
         return self.widths[one] == self.widths[other] and _FAMILY.get(one) == _FAMILY.get(other)
 
     def copy(self, n: int, source: Part, to: str, *, strided: bool = False) -> Kernel:
-        """torch narrows fp32 to 16 bits as fast as memory."""
+        """A copy of n elements. torch converts fp32 to 16 bits at memory bandwidth."""
         kind, count = (source, n) if isinstance(source, str) else source
         narrowed = (self.widths[kind], self.widths[to]) == (4, 2) and kind != "index" and count == n
         return self.each(n, source, to, strided=strided, typed=narrowed)
 
     def sums(self, *parts: tuple[str, int]) -> Kernel:
-        """Whatever goes through its tensors in order: sums, a table's rows, a sort."""
+        """A kernel that reads its tensors in order: a sum, rows of a table, a sort."""
         return Kernel(self._bytes(parts))
 
     def places(self, n: int, *parts: Part) -> Kernel:
-        """Elements at places that a tensor tells: one by one."""
+        """A kernel that reads or writes n elements by index, one by one."""
         return Kernel(self._bytes([(part, n) if isinstance(part, str) else part for part in parts]), n)
 
     def _bytes(self, parts: list[tuple[str, int]] | tuple[tuple[str, int], ...]) -> int:

@@ -23,7 +23,7 @@ from penteract.planner.ask import EDITS, LOSS, RECOMPUTE, Ask, Values, budget_of
 from penteract.planner.options import told_by
 from penteract.planner.space.legality import CROSSES, Legality, crosses_node
 from penteract.schedule.registry import SCHEDULES, ScheduleName
-from penteract.step.program import check_words
+from penteract.step.program import check_op_names
 
 Sizes = tuple[tuple[int, int], ...]  # micro-batch sizes, which grow, with their accumulation steps
 
@@ -250,7 +250,7 @@ class Space:
                                fix=f"--layout …,{name}={next(iter(values))}")  # fmt: skip
         edits = edits_of({name: next(iter(values)) for name, values in pinned.items()})
         with told_by("--fix"):
-            check_words(Layout(**edits))
+            check_op_names(Layout(**edits))
         return {name: value for name, value in edits.items() if name != "recompute"}
 
     def _sizes(

@@ -19,10 +19,10 @@ def count_bucket_plans(rules: BucketRules, runs: Sequence[tuple[Unit, Sequence[B
     for unit, alone, n in reversed(runs):
         for i, plan in enumerate(alone, begin):
             counts.add((0, "", i), plan, n)
-        whole, some = list(rules.beyond(unit)), dict[BucketKey, list[tuple[int, Param, int]]]()
+        whole, some = list(rules.not_per_unit(unit)), dict[BucketKey, list[tuple[int, Param, int]]]()
         for i, p in enumerate(whole, begin):
             key, size = rules.kind(p)
-            if turn := rules.turn(p):
+            if turn := rules.sort_key(p):
                 late.append((turn, i, p))
             else:
                 some.setdefault(key, []).append((i, p, size))

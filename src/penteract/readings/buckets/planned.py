@@ -142,7 +142,9 @@ class BucketPlanner:
         if key not in self.interned:
             params = tuple([p for p in used.params if p.name not in again])
             both = shared(self.model)
-            self.interned[key] = Unit(params, used.delayed, both, used.coded) if cut else Unit(params, shared=both)
+            self.interned[key] = (
+                Unit(params, used.delayed, both, used.quantised_weights) if cut else Unit(params, shared=both)
+            )
         return self.interned[key]
 
     @tracked

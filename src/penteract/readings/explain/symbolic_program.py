@@ -17,7 +17,7 @@ from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import Policy
 from penteract.model.decoder import owning_stages, part, shared
 from penteract.model.modules import anonymous, first_like
-from penteract.ops.declarations.fp8 import is_coded, remembered
+from penteract.ops.declarations.fp8 import fp8_state_bytes, reads_quantised_weight
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower
 from penteract.ops.params import OwningStages, Param, reduce_ranks
@@ -41,11 +41,11 @@ class Short(Program):
     """A program of a few layers that has the routers of all, and the linears of which numbers are kept."""
 
     routers: tuple[str, ...] = ()
-    linears: tuple[Site, ...] = ()
+    linear_layers: tuple[Site, ...] = ()
 
     @property
-    def remembering(self) -> tuple[Site, ...]:
-        return self.linears
+    def fp8_sites(self) -> tuple[Site, ...]:
+        return self.linear_layers
 
     @property
     def balanced(self) -> tuple[str, ...]:
@@ -121,10 +121,12 @@ def miniature(
     model, cut, length = symbolic(m, layout, sequence_length)
     cut_at, split = stage_layers(m.layers, layout.stages), schedule_of(name).split_backward
     stages = [cut_at[s] for s in layout.placement.stages[at]]
-    linears, like = precision.linears(m.layers, m.mtp_layers), first_like(m, precision)
+    linear_layers, like = precision.linear_layers(m.layers, m.mtp_layers), first_like(m, precision)
     alike = tuple(_alike(layout, layers, like) for layers in stages)
     said = [
-        _record(Do(Mesh(cut), linears), model, length, sorted(some), ends=(layers.start == 0, layers.stop == m.layers))
+        _record(
+            Do(Mesh(cut), linear_layers), model, length, sorted(some), ends=(layers.start == 0, layers.stop == m.layers)
+        )
         for layers, some in zip(stages, alike, strict=True)
     ]
     chunks = tuple(
@@ -133,13 +135,15 @@ def miniature(
     )
     owned = tuple(_owned(said, chunks, alike))
     where = owning_stages(m, layout, {o.param.name: at for o in owned})
-    coded = {op.site.params[0] for chunk in chunks for op in chunk.tape.ops if is_coded(op.site)}
+    quantised_weights = {
+        op.site.params[0] for chunk in chunks for op in chunk.tape.ops if reads_quantised_weight(op.site)
+    }
     program = Short(
         model, mesh, rank, length, precision, chunks, tuple(o.param for o in owned), (), where,
         tuple(
             replace(
                 _bucket(o.param, where, mesh, Mesh(cut), rank, shared(m), optimizer_kinds.of(matrix=o.param.matrix)),
-                gathered_as="code" if o.param.name in coded else "parameter",
+                gathered_as="code" if o.param.name in quantised_weights else "parameter",
                 moments=precision.moments_of(o.param.name),
             )
             for o in owned
@@ -221,7 +225,7 @@ def _linears(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) ->
     return tuple(
         op.site
         for chunk, times in zip(chunks, alike, strict=True)
-        for op in chunk.tape.ops if remembered(op.site)
+        for op in chunk.tape.ops if fp8_state_bytes(op.site)
         for _ in range(times.get(op.site.layer, 1))
     )  # fmt: skip
 
@@ -261,7 +265,7 @@ def _as_layer(unit: Unit, layer: int) -> Unit:
 
     return replace(
         unit, params=tuple(replace(q, name=name(q.name)) for q in unit.params),
-        delayed=frozenset(map(name, unit.delayed)), coded=frozenset(map(name, unit.coded)),
+        delayed=frozenset(map(name, unit.delayed)), quantised_weights=frozenset(map(name, unit.quantised_weights)),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.policy import Policy, grain, policy
-from penteract.ops.declarations.fp8 import is_coded, remembered
+from penteract.ops.declarations.fp8 import fp8_state_bytes, reads_quantised_weight
 from penteract.ops.expression import Expression
 from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values
@@ -30,7 +30,7 @@ from penteract.schedule.registry import ScheduleName
 from penteract.step.agreements import Agreement
 from penteract.step.program import BufferKey, Program
 from penteract.step.ring_buffer import gradient_ring_buffer, parameter_ring_buffer
-from penteract.step.update import through
+from penteract.step.update import staging_buffers
 from penteract.step.walk import Silent, walk, walk_forward
 from penteract.units import Bytes
 
@@ -192,8 +192,8 @@ class _Telling(Silent):
 
         for c, chunk in enumerate(self.p.chunks):
             for site in (op.site for op in chunk.tape.ops):
-                if amount := self.small.times(c, site.layer) * remembered(site):
-                    said = ("scales", "of weights as codes") if is_coded(site) else _PAST
+                if amount := self.small.times(c, site.layer) * fp8_state_bytes(site):
+                    said = ("scales", "of weights as codes") if reads_quantised_weight(site) else _PAST
                     self.tell(_Derived("data", *said, site.line), amount)
 
     def padding(self) -> None:
@@ -234,7 +234,7 @@ class _Telling(Silent):
 
     def temporary(self) -> None:
         """Through which what the optimizer keeps on the host passes."""
-        staging = through(((b, 1) for b in self.small.buckets), self.p.precision)
+        staging = staging_buffers(((b, 1) for b in self.small.buckets), self.p.precision)
         for _ in range(staging.count):
             self.tell(_Derived("optimizer", "a slice of the host's", "on its way", _UPDATE), staging.each)
 

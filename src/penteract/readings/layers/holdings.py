@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.ops.declarations import declaration_of
-from penteract.ops.declarations.fp8 import remembered
+from penteract.ops.declarations.fp8 import fp8_state_bytes
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.readings.layers.expert_load import Balanced, Load
@@ -38,7 +38,7 @@ class Holding:
     """
 
     inputs: Mapping[str, Spec]
-    remembered: Bytes
+    fp8_state_bytes: Bytes
     buffers: Mapping[Span, Bytes]
     borders: tuple[Life | None, Life | None, Life | None, Life | None]
     stream: Bytes
@@ -92,7 +92,7 @@ class Holder:
             buffers[alive[r].span] -= sizes.get(r, 0)
         return Holding(
             inputs=piece.inputs,
-            remembered=sum(map(remembered, piece.shapes.sites)),
+            fp8_state_bytes=sum(map(fp8_state_bytes, piece.shapes.sites)),
             buffers={span: n for span, n in buffers.items() if n},
             borders=tuple(None if r is None else alive[r] for r in ends),  # type: ignore[arg-type]
             stream=next((sizes[r] for r in ends if r is not None), 0),

@@ -25,7 +25,7 @@ from penteract.model.modules import first_like
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import OPS, declaration_of
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.fp8 import is_coded
+from penteract.ops.declarations.fp8 import reads_quantised_weight
 from penteract.ops.do import Do
 from penteract.ops.offload import LAYER_INPUTS, OFFLOAD_OPS
 from penteract.ops.params import Param
@@ -104,7 +104,7 @@ class Uses:
 
     params: tuple[Param, ...]
     delayed: frozenset[str]
-    coded: frozenset[str]
+    quantised_weights: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,13 +145,13 @@ class Recorder:
     )
     used: dict[tuple[object, ...], Uses] = field(default_factory=dict[tuple[object, ...], "Uses"])
     widths: Widths = field(init=False)
-    linears: LinearLayers = field(init=False)
+    linear_layers: LinearLayers = field(init=False)
     names: Sequence[str] = field(init=False)  # of the kind of each layer
 
     def __post_init__(self) -> None:
         """Ask the policy once for widths, FP8 linears and the kind of each layer."""
         self.widths = self.precision.widths
-        self.linears = self.precision.linears(self.model.layers, self.model.mtp_layers)
+        self.linear_layers = self.precision.linear_layers(self.model.layers, self.model.mtp_layers)
         self.names = [f"as layer {first}" for first in first_like(self.model, self.precision)]
 
     def kinds(self, layers: range, layout: Layout) -> tuple[tuple[LayerType, int], ...]:
@@ -192,7 +192,7 @@ class Recorder:
         """What a piece has of parameters. That is the same for any number of tokens, so it is looked at with few."""
         few = changed(layout, micro_batch_size=1, loss_chunk=self.sequence_length)
         found = self._tape_of(few, kind.name).uses
-        return self.used.setdefault((found.params, found.delayed, found.coded), found)
+        return self.used.setdefault((found.params, found.delayed, found.quantised_weights), found)
 
     @tracked
     def growth(self, layout: Layout, kind: LayerType) -> Growth:
@@ -254,7 +254,7 @@ class Recorder:
         return self._say(changed(layout, cp=1, micro_batch_size=1), HEAD.name, tokens)
 
     def _say(self, layout: Layout, name: str, length: int) -> Do:
-        do = Do(Mesh(layout), self.linears, trains=True)
+        do = Do(Mesh(layout), self.linear_layers, trains=True)
         first, last = name == EMBEDDING.name, name == HEAD.name
         part(do, self.model, () if first or last else (self.names.index(name),), length, first=first, last=last)
         return do
@@ -289,8 +289,10 @@ def _recording(do: Do) -> _Recorded:
     waiting = frozenset(
         n for site in sites if site.params and OPS[site.op_name].declaration.deferrable for n in site.params
     )
-    coded = frozenset(site.params[0] for site in sites if is_coded(site))
-    return _Recorded(do.tape, Uses(tuple(do.params.values()), waiting, coded), saying(do.tape), op_names, sites)
+    quantised_weights = frozenset(site.params[0] for site in sites if reads_quantised_weight(site))
+    return _Recorded(
+        do.tape, Uses(tuple(do.params.values()), waiting, quantised_weights), saying(do.tape), op_names, sites
+    )
 
 
 def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:

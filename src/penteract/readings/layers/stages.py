@@ -28,7 +28,7 @@ class StageSum:
     """What one pass of a micro-batch through a stage holds on a rank. As `Holding`, with the stage's borders inside."""
 
     inputs: Mapping[str, Spec]
-    remembered: Bytes
+    fp8_state_bytes: Bytes
     buffers: Mapping[Span, Bytes]
     temporary: Bytes  # of the action that takes most
     workspace: Bytes
@@ -76,7 +76,7 @@ def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
         temporary[name] += min(2, count) * most
     return StageSum(
         inputs={name: spec for piece, _ in chain for name, spec in piece.inputs.items()},
-        remembered=sum([n * piece.remembered for piece, n in chain]),
+        fp8_state_bytes=sum([n * piece.fp8_state_bytes for piece, n in chain]),
         buffers=buffers,
         temporary=max(temporary.values()),
         workspace=max(piece.workspace for piece, _ in chain), routed=routed,

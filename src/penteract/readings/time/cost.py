@@ -27,7 +27,7 @@ from penteract.readings.layers.expert_load import Load
 from penteract.readings.layers.layer_program import LayerProgram, bytes_of, shapes
 from penteract.readings.layers.reads import Memo
 from penteract.step import muon
-from penteract.step.update import touched
+from penteract.step.update import bytes_moved
 from penteract.units import Bytes, Seconds
 
 Part = str  # compute, attention, pointwise, launch, or the dimension whose traffic is waited for
@@ -164,7 +164,7 @@ class BucketCosts:
         """Of moving a bucket's parameters, or `elements` of this rank's; but for what its matrices take."""
         p, n = self.policy, elements or b.shard_size
         read = n * p.widths["gradient"]  # for the norm, which is not the update's
-        every = muon.touched(b, p) if b.optimizer_kind.by_matrix else touched(n, p.keeping(b.moments))
+        every = muon.bytes_moved(b, p) if b.optimizer_kind.by_matrix else bytes_moved(n, p.keeping(b.moments))
         return self.rates.update(every - read)
 
     def matrices(self, b: Bucket, rank: int) -> tuple[Sequence[Wire], Seconds]:

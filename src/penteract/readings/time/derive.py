@@ -16,7 +16,7 @@ from penteract.readings.time.rank_clock import MESSAGE, Run, Runs, Step
 from penteract.readings.time.stage import NEVER, At, Beside, Stage, Walk
 from penteract.schedule.actions import Compute
 from penteract.step import names
-from penteract.step.fsdp import Due, Event, Left, upcoming
+from penteract.step.fsdp import Due, Event, FsdpState, upcoming
 from penteract.step.walk import closing, opening
 
 PIPELINE = PART["pipeline"]
@@ -53,13 +53,13 @@ class Shared:
         default_factory=dict[Circumstances, tuple[int, int, tuple[Event, ...]]]
     )
     made: dict[tuple[str, int, int, int], int] = field(default_factory=dict[tuple[str, int, int, int], int])
-    lefts: list[Left] = field(default_factory=list[Left])
-    numbers: dict[Left, int] = field(default_factory=dict[Left, int])
+    lefts: list[FsdpState] = field(default_factory=list[FsdpState])
+    numbers: dict[FsdpState, int] = field(default_factory=dict[FsdpState, int])
     outside: dict[Any, tuple[int, int, Sequence[Step]]] = field(
         default_factory=dict[Any, "tuple[int, int, Sequence[Step]]"]
     )
 
-    def number(self, left: Left) -> int:
+    def number(self, left: FsdpState) -> int:
         """The same for the same."""
         if (known := self.numbers.get(left)) is not None:
             return known

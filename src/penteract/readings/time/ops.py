@@ -17,7 +17,7 @@ from penteract.readings.time.clock import BESIDE, FIRST, IN, LOOK, OUT, PART, RU
 from penteract.readings.time.cost import DIMENSION, BucketCosts, DeviceCosts
 from penteract.step import names
 from penteract.step.agreements import Agreement
-from penteract.step.update import Through, kept_apart, through
+from penteract.step.update import StagingBuffers, kept_apart, staging_buffers
 
 Positions = tuple[tuple[Op, ...], ...]  # ops of each instruction of an action
 DATA, UPDATE, HOST = PART["data"], PART["update"], PART["host"]
@@ -242,7 +242,7 @@ class StreamedUpdate:
     moved, into the place of the one that left longest ago (`engine/optim/streamed.py`)."""
 
     ops: BucketOps
-    staging: Through = field(init=False)
+    staging: StagingBuffers = field(init=False)
     ahead: Iterator[tuple[int, int]] = field(init=False)  # bucket, elements
     coming: deque[list[Key]] = field(default_factory=deque[list[Key]])
     leaving: deque[list[Key]] = field(default_factory=deque[list[Key]])
@@ -251,7 +251,7 @@ class StreamedUpdate:
     def __post_init__(self) -> None:
         """Size the staging buffers, and list the slices in the order of the update, the last bucket first."""
         buckets, policy = self.ops.buckets, self.ops.costs.policy
-        self.staging = through(((b, 1) for b in buckets), policy)
+        self.staging = staging_buffers(((b, 1) for b in buckets), policy)
         self.ahead = iter([(i, n) for i in reversed(range(len(buckets))) for n in self._slices(buckets[i])])
 
     def update(self, bucket: int) -> Iterator[Op]:

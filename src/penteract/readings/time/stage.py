@@ -16,7 +16,7 @@ from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerPro
 from penteract.readings.time.clock import WAIT, Op
 from penteract.readings.time.ops import ActionOps, BucketOps
 from penteract.readings.time.rank_clock import Clock
-from penteract.step.agreements import Outside
+from penteract.step.agreements import OutsideTape
 from penteract.step.fsdp import FsdpRule, UnitTurns
 
 Walk = tuple[str, int]  # kind of an action, chunk
@@ -87,7 +87,7 @@ class Stage:
     buckets: Sequence[Bucket]
     owned: Sequence[Sequence[Param]]
     depth: int
-    outside: Outside
+    outside: OutsideTape
     offloads: bool
     rule: FsdpRule = field(init=False)
     of: dict[tuple[int, str], int] = field(init=False)  # (unit, parameter) -> bucket

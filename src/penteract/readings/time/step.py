@@ -13,7 +13,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.errors import Bug
-from penteract.ops.declarations.fp8 import is_coded, remembered
+from penteract.ops.declarations.fp8 import fp8_state_bytes, reads_quantised_weight
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, bucket_of
@@ -52,7 +52,7 @@ class Ends(NamedTuple):
     rank: int
     widths: Widths
     buckets: Sequence[Bucket]
-    coded: Sequence[Site]
+    quantised_weights: Sequence[Site]
     delayed: Sequence[Site]
     balanced: Sequence[str]
 
@@ -264,11 +264,14 @@ class StepClock:
         """What decides a rank's work outside of the tape."""
         asked = self.composer.policy.fp8 is not None or self.composer.model.moe is not None
         sites = [site for kind in row for site in pieces[kind][0].sites] if asked else []
-        kept = [site for site in sites if remembered(site)]
-        coded, delayed = [s for s in kept if is_coded(s)], [s for s in kept if not is_coded(s)]
+        kept = [site for site in sites if fp8_state_bytes(site)]
+        quantised_weights, delayed = (
+            [s for s in kept if reads_quantised_weight(s)],
+            [s for s in kept if not reads_quantised_weight(s)],
+        )
         balanced = [str(s.attrs["name"]) for s in sites if s.op_name == "tokens_per_expert"]
         model, widths = self.composer.model, self.composer.widths
-        return Ends(model, rank, widths, buckets, coded, delayed, balanced)
+        return Ends(model, rank, widths, buckets, quantised_weights, delayed, balanced)
 
 
 def apart(ranks: Ranks) -> int:
