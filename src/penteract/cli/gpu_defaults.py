@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penteract.config.hardware import Cluster, reference
-from penteract.config.kernel_limits import ATTENTION, fastest_attention, fastest_elementwise
+from penteract.config.kernel_limits import fastest_attention, fastest_elementwise, installed_packages
 from penteract.config.layout import Layout
 from penteract.config.rules.resolve import Resolved
 from penteract.config.run import RunSpec
@@ -45,51 +45,41 @@ def card_here(device: str) -> Card | None:
     if not known:
         return None
     least = min(known, key=lambda gpu: gpu.free)
-    return Card(name=least.name, free=least.free, capability=tuple(least.capability), packages=_packages())
-
-
-def _packages() -> frozenset[str]:
-    modules = {"triton": "triton"} | {can.package[0]: can.module for can in ATTENTION.values() if can.package}
-    return frozenset(name for name, module in modules.items() if find_spec(module.partition(".")[0]) is not None)
+    triton = {"triton"} if find_spec("triton") is not None else set[str]()
+    return Card(
+        name=least.name, free=least.free, capability=tuple(least.capability), packages=installed_packages() | triton
+    )  # fmt: skip
 
 
 def settle_defaults(resolved: Resolved, card: Card | None, again: Again) -> tuple[Resolved, str]:
     """The run with what nobody decided chosen for a card, and a line that says so; "" where nothing was open."""
     if card is None:
         return resolved, ""
-    words = [f"precision.dtype={word}" for word in ("bf16",) if _open(resolved, "precision.dtype", card)]
-    first = again(words) if words else resolved
-    words += [f"{key}={value}" for key, value in _kernels(first, card) if _open(resolved, key, card)]
-    if not words and not _micro_batch_open(resolved):
-        return resolved, ""
+    words, made = list[str](), resolved
+    if _open(resolved, "precision.dtype") and card.capability >= BF16:
+        words.append("precision.dtype=bf16")
+        made = again(words)
+    words += [f"{key}={value}" for key, value in _kernels(made, card) if _open(resolved, key)]
     made = again(words) if words else resolved
-    if _micro_batch_open(resolved):
-        made, more = _largest(made, card, lambda more: again([*words, *more]))
-        words += more
+    if resolved.origins["batch.micro_batch_size"].startswith("derived"):
+        made, size = _largest(made, card, lambda more: again([*words, *more]))
+        words += size
     if not words:
         return resolved, ""
     origins = dict(made.origins) | dict.fromkeys((w.partition("=")[0] for w in words), f"chosen for {card.name}")
-    made = Resolved(run=made.run, origins=origins, budget=made.budget)
-    said = ", ".join(word.partition(".")[2].replace("=", " ") for word in words)
-    return made, f"Chosen for {card.name}, {show_bytes(card.free)} free: {said}"
+    chosen = ", ".join(word.partition(".")[2].replace("=", " ") for word in words)
+    line = f"Chosen for {card.name} with {show_bytes(card.free)} free: {chosen}"
+    return Resolved(run=made.run, origins=origins, budget=made.budget), line
 
 
-def _open(resolved: Resolved, key: str, card: Card) -> bool:
-    if key == "precision.dtype" and (card.capability < BF16 or resolved.origins.get("precision.compute") != "default"):
-        return resolved.origins.get(key) == "default" and card.capability >= BF16
+def _open(resolved: Resolved, key: str) -> bool:
     return resolved.origins.get(key, "default") == "default"
-
-
-def _micro_batch_open(resolved: Resolved) -> bool:
-    return resolved.origins["batch.micro_batch_size"].startswith("derived")
 
 
 def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
     """The fastest kernels that the card, the precision and the data allow."""
     run, policy = resolved.run, resolved.run.precision.policy
-    if "triton" not in card.packages:
-        return
-    if fastest_elementwise(policy) == "triton":
+    if "triton" in card.packages and fastest_elementwise(policy) == "triton":
         yield "kernels.elementwise", "triton"
         yield "kernels.fuse", "all"
     attention = fastest_attention(
