@@ -36,18 +36,22 @@ class Card:
     packages: frozenset[str]
 
 
-def card_here(device: str) -> Card | None:
-    """The GPU with the least free memory, if ranks will use GPUs; None where none answers."""
+def card_here(device: str, *, launched: bool = False) -> Card | None:
+    """The GPU with the least free memory, if ranks will use GPUs; None where none answers.
+
+    `launched`: other hosts decide for themselves, and must come to the same: by the memory that a GPU has, not by what
+    happens to be free.
+    """
     if device == "cpu" or not DRIVER.exists() or find_spec("torch") is None:
         return None
     found = import_module("penteract.engine.doctor.probe.gpus").gpus(None).devices
     known = [gpu for gpu in found if gpu.free and gpu.capability]
     if not known:
         return None
-    least = min(known, key=lambda gpu: gpu.free)
+    least = min(known, key=lambda gpu: gpu.memory if launched else gpu.free)
     triton = {"triton"} if find_spec("triton") is not None else set[str]()
     return Card(
-        name=least.name, free=least.free, capability=tuple(least.capability), packages=installed_packages() | triton
+        name=least.name, free=least.memory if launched else least.free, capability=tuple(least.capability), packages=installed_packages() | triton
     )  # fmt: skip
 
 

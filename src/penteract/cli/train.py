@@ -85,7 +85,8 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     resolved = again([])
     check_op_names(resolved.run.layout)
     if not resumed:
-        resolved, line = settle_defaults(resolved, card_here(resolved.run.precision.device), again)
+        card = card_here(resolved.run.precision.device, launched=place is not None)
+        resolved, line = settle_defaults(resolved, card, again)
         if line and not json and (place is None or place.rank == 0):
             print(line)
     resolved, chosen = settle_budget(resolved)
