@@ -14,7 +14,8 @@ from penteract.config.layout import Layout
 from penteract.config.optimizers import OptimizerName
 from penteract.config.precision.policy import BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
-from penteract.engine.executor.state import Flat, TrainingState, allocate, initialise
+from penteract.engine.executor.initial_weights import initialise
+from penteract.engine.executor.state import Flat, TrainingState, allocate
 from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels import registry
 from penteract.engine.kernels.kernel import TorchKernel

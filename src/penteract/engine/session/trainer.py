@@ -16,7 +16,8 @@ from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.device import device_of
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feeder import Feeder, places
-from penteract.engine.executor.state import TrainingState, allocate, initialise
+from penteract.engine.executor.initial_weights import initialise
+from penteract.engine.executor.state import TrainingState, allocate
 from penteract.engine.kernels.checks import check_kernels
 from penteract.engine.kernels.registry import kernels
 from penteract.engine.optim.muon import Muon
