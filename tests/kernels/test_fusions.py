@@ -20,7 +20,13 @@ from penteract.ops.tape import Site
 KERNELS = fusions(Aten())
 ROPE = {"head_size": 16, "plain_size": 0, "theta": 1e4, "scaling": None, "turned": 64}
 WIDE = (
-    Case("loss_and_gradient", "wide rows", (x(3, 2, 9000), draw(9000, 3, 2, low=-1), stat()), (), {"axis": "tp", "z": 1e-2}),
+    Case(
+        "loss_and_gradient",
+        "wide rows",
+        (x(3, 2, 9000), draw(9000, 3, 2, low=-1), stat()),
+        (),
+        {"axis": "tp", "z": 1e-2},
+    ),
     Case("fork_norm", "a wide row", (x(3, 1, 1100),), ((1100,),), {"epsilon": 1e-5}),
     Case("fork_norm", "more rows than parts", (x(700, 1, 5),), ((5,),), {"epsilon": 1e-5}),
     Case("packed_swiglu", "several tiles", (x(5, 3, 2600),)),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from op_kernels.cases import CASES, Case, draw, given, stat, x
+from op_kernels.cases import CASES, Case, draw, given, order, stat, x
 from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
@@ -51,6 +51,10 @@ def _wide() -> Iterator[Case]:
     many = given(torch.rand(2, 700, 7) + 0.5, "stat")
     tokens = (many, stat(700, 7), draw(9, 700, 7, low=-1))
     yield Case("negative_log_likelihood", "many tokens", tokens, (), {"z": 1e-2})
+    some = torch.randint(0, 150, (97, 1, 3), generator=torch.Generator().manual_seed(1))
+    yield Case("expert_permutation", "several blocks", (given(some),), (), {"experts": 150})
+    yield Case("permute", "several pieces", (x(5, 1, 2100), order(15)), (), {"top_k": 3})
+    yield Case("unpermute", "several pieces", (x(15, 2100), x(5, 1, 3), order(15)), (), {"top_k": 3})
     yield Case("embedding", "long runs", (draw(3, 20, 2),), ((5, 600),), {"axis": ""})
     yield Case("embedding", "long runs of two shards", (draw(8, 30, 1),), ((4, 20),), {"axis": "tp"}, tp=2, rank=1)
 

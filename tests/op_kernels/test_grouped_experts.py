@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def _count(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.T
     """FLOPs, seen without memory."""
     with _disable_current_modes():
         ends = offsets.tolist()
-    for e, (begin, end) in enumerate(zip(ends, ends[1:], strict=False)):
+    for e, (begin, end) in enumerate(pairwise(ends)):
         if begin < end and b.dim() == 3:
             torch.mm(a[begin:end], b[e], out=out[begin:end])
         elif begin < end:

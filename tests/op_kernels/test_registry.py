@@ -162,7 +162,10 @@ CHOSEN = [
     ("linear", {}, Layout(elementwise="triton"), "wide_product"),
     ("logits", {}, Layout(elementwise="triton"), "wide_product"),
     *[(op_name, {}, Layout(elementwise="triton"), "triton") for op_name in ONE_PASS],
-    *[(name, {}, Layout(elementwise="triton"), "triton") for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")],
+    *[
+        (name, {}, Layout(elementwise="triton"), "triton")
+        for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
+    ],
     *[("attention", {}, Layout(attention=name), name) for name in ("fa4", "fa4_documents")],
     *[("packed_attention", {}, Layout(attention=name), name) for name in ("fa4", "fa4_documents", "cudnn", "flash")],
     ("linear", {"fp8": FP8}, Layout(), "fp8"),

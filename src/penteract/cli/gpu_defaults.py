@@ -50,8 +50,9 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
         return None
     least = min(known, key=lambda gpu: gpu.memory if launched else gpu.free)
     triton = {"triton"} if find_spec("triton") is not None else set[str]()
+    room = least.memory if launched else least.free
     return Card(
-        name=least.name, free=least.memory if launched else least.free, capability=tuple(least.capability), packages=installed_packages() | triton
+        name=least.name, free=room, capability=tuple(least.capability), packages=installed_packages() | triton
     )  # fmt: skip
 
 

@@ -49,7 +49,10 @@ def expert_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str
     own = model.moe.ffn_size // layout.expert_tp
     for name, size in (("hidden_size", model.hidden_size), ("an expert's ffn_size on a rank", own)):
         if size % MULTIPLE:
-            yield "experts", f"the kernel '{layout.experts}' takes rows of a multiple of {MULTIPLE}, and {name} is {size}"
+            yield (
+                "experts",
+                f"the kernel '{layout.experts}' takes rows of a multiple of {MULTIPLE}, and {name} is {size}",
+            )
 
 
 def fastest_experts(

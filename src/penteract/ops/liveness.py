@@ -84,9 +84,7 @@ def groups(tapes: Sequence[LivenessAnalysis], always: Iterable[str] = ()) -> Ite
         needed = lives.kept | {r for op in lives.again for r in (*op.outs, *op.extras)}
         for op in {*tape.producer.values()}:
             read = {tape.root.get(v, v) for v in op.ins} & tape.producer.keys() - needed
-            together = {
-                o if o.name in first else o.name for o in (op, *(tape.producer[r] for r in read))
-            }
+            together = {o if o.name in first else o.name for o in (op, *(tape.producer[r] for r in read))}
             for other in [group_of[op_name] for op_name in together if op_name in group_of]:
                 together |= other
             group_of |= dict.fromkeys(together, together)
@@ -105,9 +103,7 @@ def _sets(
         op_names = waiting.pop()
         lives_of = tuple(_within(tape, tape(always | op_names), group) for tape in tapes)
         yield op_names, lives_of
-        for more in {
-            tape.producer[r].name for tape, lives in zip(tapes, lives_of, strict=True) for r in lives.kept
-        }:
+        for more in {tape.producer[r].name for tape, lives in zip(tapes, lives_of, strict=True) for r in lives.kept}:
             if (larger := op_names | {more}) not in seen:
                 seen.add(larger)
                 waiting.append(larger)

@@ -129,7 +129,11 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "kernels.loss": ("chunked: the logits of some tokens at a time, never of all", 0, 0),
     "kernels.loss_chunk": ("those tokens; 0: as many as 2^28 logits of a rank allow, with GPU kernels 8,192", 0, _HUGE),
     "kernels.elementwise": ("triton: one kernel of a GPU for each norm, activation, loss, update, code of FP8", 0, 0),
-    "kernels.experts": ("all experts' products at once: grouped by torch, or quack by its package; or one by one", 0, 0),
+    "kernels.experts": (
+        "all experts' products at once: grouped by torch, or quack by its package; or one by one",
+        0,
+        0,
+    ),
     "kernels.fuse": ('"none", "all", or which ops become one: norm, mlp, qkv', 0, 0),
     "optimizer.kind": ("of matrices between hidden states; all else is moved by AdamW", 0, 0),
     "optimizer.learning_rate": ("the peak", 0, 1e3),

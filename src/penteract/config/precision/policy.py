@@ -28,7 +28,9 @@ Role = Literal[
 Widths = Mapping[Role, int]  # bytes of one element of each role
 
 BLOCK = 256  # elements that share a scale, of moments in int8
-BYTES: Mapping[str, int] = MappingProxyType({"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int32": 4, "int64": 8})
+BYTES: Mapping[str, int] = MappingProxyType(
+    {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int32": 4, "int64": 8}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +217,17 @@ def _keeping(p: Policy, moments: str) -> Policy:
 
 @cache
 def _widths(p: Policy) -> Widths:
-    roles: tuple[Role, ...] = ("compute", "stat", "index", "offset", "parameter", "gradient", "reduce", "moment", "code")
+    roles: tuple[Role, ...] = (
+        "compute",
+        "stat",
+        "index",
+        "offset",
+        "parameter",
+        "gradient",
+        "reduce",
+        "moment",
+        "code",
+    )
     widths: dict[Role, int] = {role: BYTES[p.dtype(role)] for role in roles}
     widths["host"], widths["master"] = 0, BYTES[p.master] if p.master else 0
     return MappingProxyType(widths)

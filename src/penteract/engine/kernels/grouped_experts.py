@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +65,7 @@ class MadeBeside:
     product: Product
 
     def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+        """Copied to `out`."""
         out.copy_(self.product(a, b, offsets))
 
     def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
@@ -81,7 +83,7 @@ def by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.T
 def emulated(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """The same one by one, in any dtype: a CPU may look at the offsets."""
     ends = offsets.tolist()
-    groups = [slice(begin, end) for begin, end in zip(ends, ends[1:], strict=False)]
+    groups = [slice(begin, end) for begin, end in pairwise(ends)]
     if b.dim() == 3:
         made = a.new_empty(len(a), b.shape[2])
         for rows, matrix in zip(groups, b, strict=True):
@@ -115,8 +117,7 @@ def config(tile: Tile) -> Any:
 
 
 def tile_of(columns: int) -> Tile:
-    """For results of so many columns: the package's own choice on Hopper, or where this has a rest and another has none,
-    that."""
+    """For results of so many columns: the package's own choice on Hopper; another, where only that leaves no rest."""
     return (128, 256, False) if columns % 192 and columns % 256 == 0 else (128, 192, True)
 
 
@@ -129,10 +130,12 @@ class Quack:
     tile: Callable[[int], Tile] = tile_of
 
     def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+        """Written into `out`."""
         how = self.configure(self.tile(out.shape[1]))
         self.load().gemm_tuned.fn(a, b, out, config=how, cu_seqlens_m=offsets)
 
     def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
+        """Written `into` the bucket, or added by its stores."""
         how = self.configure(self.tile(into.shape[2]))
         self.load().gemm_tuned.fn(a, b, into, config=how, cu_seqlens_k=offsets, add_to_output=add)
 

@@ -304,7 +304,9 @@ def rotation_workspace(ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> in
     turned, stat = (*ins[0][:-1], attrs["turned"]), widths["stat"]
     half = (attrs["head_size"] - attrs["plain_size"]) // 2
     elements = prod(turned) // attrs["head_size"] * half
-    return max(_ROPE.workspace("forward", [turned, ins[1]], (), attrs, widths), 2 * (prod(ins[1]) * half + elements) * stat)
+    return max(
+        _ROPE.workspace("forward", [turned, ins[1]], (), attrs, widths), 2 * (prod(ins[1]) * half + elements) * stat
+    )
 
 
 def rotation_cost(rates: WorkRates, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Seconds:

@@ -10,6 +10,7 @@ from penteract.ops.declarations.declaration import FLOAT, Attrs, OpDeclaration, 
 from penteract.ops.declarations.dense import Embedding, RmsNorm, Rope, Swiglu
 from penteract.ops.declarations.fusions import PARTS
 from penteract.ops.declarations.loss import CrossEntropyGradient, ExpSum, LogitsGradient, NegativeLogLikelihood, RowMax
+from penteract.ops.declarations.one_pass_experts import ONE_PASS_EXPERTS
 from penteract.ops.declarations.traffic import Eager, Kernels
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
@@ -183,4 +184,5 @@ ONE_PASS: dict[str, OpDeclaration] = {
     "negative_log_likelihood": OnePassLikelihood(),
     "cross_entropy_gradient": OnePassCrossEntropyGradient(),
     "logits_gradient": OnePassLogitsGradient(),
+    **ONE_PASS_EXPERTS,
 }

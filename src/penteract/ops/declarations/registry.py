@@ -15,6 +15,7 @@ from typing import NamedTuple
 from penteract.config.layout import AttentionKernel, Layout
 from penteract.errors import Bug
 from penteract.ops.declarations.attention import ATTENTION
+from penteract.ops.declarations.balance import BALANCE
 from penteract.ops.declarations.cudnn import CudnnAttention
 from penteract.ops.declarations.declaration import OpDeclaration, Serves
 from penteract.ops.declarations.dense import DENSE
@@ -24,8 +25,8 @@ from penteract.ops.declarations.flash import FlashAttention
 from penteract.ops.declarations.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.fp8_experts import scaled_experts
 from penteract.ops.declarations.fused import FusedAttention, when_chosen
-from penteract.ops.declarations.grouped_experts import by_groups
 from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
+from penteract.ops.declarations.grouped_experts import by_groups
 from penteract.ops.declarations.loss import LOSS
 from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
 from penteract.ops.declarations.wide_product import WIDE_PRODUCT, without_recipe
@@ -146,5 +147,6 @@ OPS: dict[str, Op] = (
     | _ops(ATTENTION, "attention:ATTENTION")
     | _ops(LOSS, "loss:LOSS")
     | _ops(EXPERTS, "experts:EXPERTS")
+    | _ops(BALANCE, "balance:BALANCE")
     | _ops(FUSIONS, "fusions:FUSIONS")
 )
