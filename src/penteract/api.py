@@ -22,7 +22,7 @@ from penteract.planner.search.progress import Watch
 __all__ = ["plan", "trace", "train"]
 
 
-def plan(  # noqa: PLR0913 (what is asked has many sides)
+def plan(  # noqa: PLR0913 (a question has many parameters)
     model: str | Path | ModelSpec,
     gpus: str | Cluster,
     *,
@@ -40,18 +40,18 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
     number: int = 1,
     watch: Watch | None = None,
 ) -> Plan:
-    """The best layouts of one training step of `model` on `gpus`, among all that fit: as `penteract plan`, no torch.
+    """The best layouts of one training step of `model` on `gpus`, as `penteract plan` finds them. Needs no torch.
 
     `model`: a published model's name, a config.json or its folder, or a spec. `gpus`: "8xH200", "64x8xH100".
     `batch`: tokens of a step ("1Mi"), or sequences ("128seqs"). `layout`: price this one alone ("tp=2,pp=2").
     `fix`: hold these axes ("tp=2/4,recompute=none"). `headroom`: share of a GPU's memory kept free of tensors.
     `precision`: a recipe, or several to choose among ("bf16,fp8_tensorwise").
-    `parts`: what a run file's `[precision]` may say beside it ({"moments": "int8", "fp8_gather": True}).
-    `modules`: what parameters have otherwise, by name ("*:moments=int8,embedding*:moments=fp32").
-    `number`: refuse as soon as it is known that fewer layouts fit.
-    `watch` is called every tenth of a second with how far the search is: seconds, layouts priced and left, the best.
-    Raises BadInput, naming what is allowed and the fix; and Stopped in place of KeyboardInterrupt, which it is too: its
-    `plan` is what was found so far, `complete` False.
+    `parts`: other keys of a run file's `[precision]` ({"moments": "int8", "fp8_gather": True}).
+    `modules`: precision of single parameters, by name ("*:moments=int8,embedding*:moments=fp32").
+    `number`: raise BadInput as soon as the search knows that fewer than `number` layouts fit.
+    `watch` is called every tenth of a second with the progress: seconds, layouts priced and left, the best so far.
+    Raises BadInput, naming what is allowed and the fix. Ctrl-C raises Stopped, a subclass of KeyboardInterrupt: its
+    `plan` has what was found so far, with `complete` False.
     """
     pins = parse_axes(fix, flag="--fix", several=True) if fix else {}
     ask = question(
@@ -65,10 +65,10 @@ def plan(  # noqa: PLR0913 (what is asked has many sides)
 
 
 def train(run: str | Path | None = None, *, preset: str | None = None, **settings: Any) -> dict[str, Any]:
-    """Train as `penteract train --json` does, in processes of its own; returns its closing line.
+    """Run `penteract train --json` in a subprocess; returns the JSON object that it prints last.
 
     `settings` are dotted keys with `__` for the dot: `parallel__tp=2`, `training__steps=50`.
-    Raises PenteractError with the run's own error.
+    Raises PenteractError with the error of the run.
     """
     import subprocess  # here: only training starts processes
 
@@ -80,10 +80,10 @@ def train(run: str | Path | None = None, *, preset: str | None = None, **setting
     )
     last: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else {}
     if done.returncode:
-        told: dict[str, str] = last.get("error", {})
+        row: dict[str, str] = last.get("error", {})
         error = PenteractError(
-            told.get("code", "TRAIN"), told.get("what", done.stderr.strip()[-500:]), where=told.get("where", ""),
-            found=told.get("found", ""), allowed=told.get("allowed", ""), fix=told.get("fix", ""),
+            row.get("code", "TRAIN"), row.get("what", done.stderr.strip()[-500:]), where=row.get("where", ""),
+            found=row.get("found", ""), allowed=row.get("allowed", ""), fix=row.get("fix", ""),
         )  # fmt: skip
         error.exit_code = done.returncode
         raise error

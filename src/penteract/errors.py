@@ -1,4 +1,5 @@
-"""Errors as features: every one names what, where, found, allowed and the fix, and carries its exit code."""
+"""Error classes: each message names what is wrong, where, what was found, what is allowed and the fix. Each class has
+its exit code."""
 
 from __future__ import annotations
 
@@ -41,9 +42,9 @@ class PenteractError(Exception):
         return f"error[{self.code}]: " + " · ".join(" ".join(p.split()) for p in parts)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As ranks tell each other of it."""
-        said = {"where": self.where, "found": self.found, "allowed": self.allowed, "fix": self.fix}
-        return partial(type(self), self.code, self.what, **said), ()
+        """For pickling: ranks send errors to each other."""
+        details = {"where": self.where, "found": self.found, "allowed": self.allowed, "fix": self.fix}
+        return partial(type(self), self.code, self.what, **details), ()
 
     def as_dict(self) -> dict[str, object]:
         """The error as JSON: a row of `errors.jsonl`, and what `--json` prints."""
@@ -52,19 +53,19 @@ class PenteractError(Exception):
 
 
 class BadInput(PenteractError):
-    """The command, file, model or layout cannot be: nothing was started."""
+    """The command, file, model or layout is invalid; nothing was started."""
 
     exit_code = 2
 
 
 class CorruptData(PenteractError):
-    """Data is damaged, truncated, not what its manifest says, or not what the run's kernels take."""
+    """Data is damaged, truncated, different from its manifest, or not supported by the run's kernels."""
 
     exit_code = 65
 
 
 class Bug(PenteractError):
-    """A promise of our own is broken."""
+    """A bug in penteract: an internal invariant is broken."""
 
     exit_code = 70
 
@@ -94,6 +95,6 @@ class DiskFailure(PenteractError):
 
 
 class Preempted(PenteractError):
-    """Stopped from outside after a checkpoint; `--resume` goes on."""
+    """Stopped from outside after a checkpoint; `--resume` continues the run."""
 
     exit_code = 75

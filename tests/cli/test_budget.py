@@ -84,14 +84,18 @@ def test_the_command_line_has_the_last_word(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--memory.budget", "0.5"], "error[BUDGET]: a budget that nothing asks for"),
-        (["--memory.recompute", "full", "--memory.budget", "0.5"], "error[BUDGET]: a budget that nothing asks for"),
+        (["--memory.budget", "0.5"], 'error[BUDGET]: a budget without memory.recompute "budget"'),
+        (
+            ["--memory.recompute", "full", "--memory.budget", "0.5"],
+            'error[BUDGET]: a budget without memory.recompute "budget"',
+        ),
         (["--memory.recompute", "budget"], "error[BUDGET]: a budget without a bound"),
         ([*BUDGET, "--memory.budget", "0.5"], "error[BUDGET]: a budget is given twice"),
         (
             ["--memory.chosen", "swiglu"],
-            "error[BUDGET]: a choice that no budget made · memory.chosen (--memory.chosen) · found swiglu"
-            ' / allowed of memory.recompute "budget" alone · fix: --memory.recompute swiglu',
+            "error[BUDGET]: ops chosen by a budget, but there is no budget"
+            " · memory.chosen (--memory.chosen) · found swiglu"
+            ' / allowed only with memory.recompute "budget" · fix: --memory.recompute swiglu',
         ),
     ],
 )

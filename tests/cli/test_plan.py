@@ -180,10 +180,10 @@ def test_a_trace_of_the_layout_that_why_names(tell: Tell, tmp_path: Path) -> Non
          "0 to 1 · fix: --trace-stage 1"),
         (["--trace", "x.json", "--trace-stage", "-1"], "[VALUE]: stages count from 0 · --trace-stage · found -1 · fix: "
          "--trace-stage 0"),
-        (["--trace-stage", "0"], "[USAGE]: a stage of no trace · --trace-stage · found no --trace · fix: --trace "
+        (["--trace-stage", "0"], "[USAGE]: a stage without a trace · --trace-stage · found no --trace · fix: --trace "
          "step.json"),
-        (["--trace", "x.json", "--out", "x.json"], "[USAGE]: two files of one name · --trace · found x.json · fix: "
-         "another name"),
+        (["--trace", "x.json", "--out", "x.json"], "[USAGE]: two files with the same name · --trace · found x.json · "
+         "fix: another name"),
     ],
 )  # fmt: skip
 def test_a_trace_that_cannot_be_leaves_no_file(tell: Tell, tmp_path: Path, words: list[str], line: str) -> None:

@@ -70,7 +70,7 @@ def test_gathering_codes_is_answered_among_zero_3(tell: Tell) -> None:
     assert told.code == 0, told.err
     found = json.loads(told.out)
     assert found["layouts"] and {row["layout"]["zero"] for row in found["layouts"]} == {3}
-    why = "weights are gathered as codes where ZeRO 3 cuts them, and there alone"
+    why = "weights are gathered in FP8 only where ZeRO 3 shards them"
     assert found["counts"]["refused"][why] > 0
     assert found["counts"]["enumerated"] == found["counts"]["fit"] + sum(found["counts"]["refused"].values())
     none = tell("plan", *TINY_STEP, "--fix", "zero=0/1,pp=1,cp=1", *FP8, "--precision.fp8_gather", "true")
@@ -92,7 +92,7 @@ def test_modules_by_either_name(tell: Tell, tmp_path: Path) -> None:
     [
         (
             ["--precision.fp8_gather", "true"],
-            "error[PRECISION]: recipes of FP8 have this, and they alone · precision.fp8_gather"
+            "error[PRECISION]: only FP8 recipes have this · precision.fp8_gather"
             " · found true in bf16 / allowed none · fix: --precision.fp8_gather auto",
         ),
         (
@@ -108,12 +108,12 @@ def test_modules_by_either_name(tell: Tell, tmp_path: Path) -> None:
         ),
         (
             [*FP8, "--modules", "*:linears=bf16"],
-            "error[PRECISION]: leaves no linear in FP8 · --modules · found *:linears=bf16"
-            " / allowed one linear in FP8 or more · fix: --precision bf16",
+            "error[PRECISION]: leaves no linear layer in FP8 · --modules · found *:linears=bf16"
+            " / allowed one linear layer in FP8 or more · fix: --precision bf16",
         ),
         (
             [*FP8, "--precision.fp8_gather", "true", "--layout", "zero=1"],
-            "error[FP8]: weights are gathered as codes where ZeRO 3 cuts them, and there alone"
+            "error[FP8]: weights are gathered in FP8 only where ZeRO 3 shards them"
             " · precision.fp8_gather · found zero = 1 / allowed zero = 3"
             " · fix: --layout zero=3, or --precision.fp8_gather false",
         ),

@@ -129,8 +129,8 @@ def test_fewer_rows_where_a_table_was_padded(tell: Tell, llama: Path, tmp_path: 
     [
         (["llama", "llama"], "FILE]: it exists already"),
         (["none", "to"], "RUN]: no such folder · convert"),
-        (["llama", "to", "--shard-gib", "0"], "VALUE]: no size of a file"),
-        (["llama", "to", "--vocab-size", "-1"], "VALUE]: no number of rows"),
+        (["llama", "to", "--shard-gib", "0"], "VALUE]: not a file size"),
+        (["llama", "to", "--vocab-size", "-1"], "VALUE]: not a number of rows"),
         (["llama", "to", "--dtype", "int3"], "USAGE]"),
         (["llama"], "USAGE]"),
         (["llama", "to", "--model.layers", "3"], "USAGE]: takes no values of a run"),

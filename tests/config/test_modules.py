@@ -67,7 +67,7 @@ def test_patterns_are_about_experts_where_these_are_in_fp8() -> None:
     assert first_like(EXPERTS, but) == (0, 0, 2, 3)
     alone = replace(by_rows, modules=(Pattern.of("*:linears=bf16"), Pattern.of("*.experts.up:linears=fp8")))
     assert found(alone) == {n for n in experts if n.endswith("up")}
-    with pytest.raises(BadInput, match="no linear of a layer has such a name"):
+    with pytest.raises(BadInput, match="no linear layer has such a name"):
         check_modules(EXPERTS, by_name("fp8_rowwise", "*.experts.down:linears=bf16"))
 
 
@@ -110,7 +110,7 @@ def test_patterns_are_resolved_written_and_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["modules=embedding"], "not a pattern of names with what they have · precision.modules · found embedding"),
+        (["modules=embedding"], "not a pattern with a part and a dtype · precision.modules · found embedding"),
         (["modules=a:moment=fp32"], "found a:moment=fp32 / allowed NAMES:moments=DTYPE, NAMES:linears=DTYPE"),
         (["modules=:moments=fp32"], "found :moments=fp32"),
         (["dtype=bf16", "modules=*:moments=fp64"], "found *:moments=fp64 / allowed moments=fp32 or moments=bf16 or"),
@@ -131,9 +131,9 @@ def test_words_that_say_nothing_or_what_no_role_may_be_are_refused(words: list[s
         ("bf16", ["embeding*:moments=int8"], "found embeding*:moments=int8 / allowed embedding.weight"),
         ("bf16", ["layers.7.*:moments=int8"], "fix: --precision.modules 'layers."),
         ("fp8_rowwise", ["*.attention.out.*:linears=bf16"], "allowed layers.*.attention.o.weight"),
-        ("fp8_rowwise", ["head*:linears=bf16"], "no linear of a layer has such a name"),
-        ("fp8_rowwise", ["*norm*:linears=bf16"], "no linear of a layer has such a name"),
-        ("fp8_rowwise", ["layers*:linears=bf16"], "leaves no linear in FP8"),
+        ("fp8_rowwise", ["head*:linears=bf16"], "no linear layer has such a name"),
+        ("fp8_rowwise", ["*norm*:linears=bf16"], "no linear layer has such a name"),
+        ("fp8_rowwise", ["layers*:linears=bf16"], "leaves no linear layer in FP8"),
     ],
     ids=str,
 )

@@ -61,9 +61,9 @@ def test_weights_are_gathered_as_codes_where_asked() -> None:
     words = ["--precision.dtype=fp8_tensorwise", "--precision.fp8_gather=true", "--precision.fp8_bf16_layers=[1, 0]"]
     got = resolve(overrides=words).run.precision.policy
     assert got == replace(RECIPES["bf16"], fp8=Fp8(kind="tensorwise", first=1, gather=True)) == Precision.of(got).policy
-    assert str(got.fp8) == "tensorwise, first 1 and last 0 layers in bf16, gathered as codes"
+    assert str(got.fp8) == "tensorwise, first 1 and last 0 layers in bf16, gathered in FP8"
     assert not any(p.fp8.gather for p in RECIPES.values() if p.fp8)
-    assert got.name == "fp8_tensorwise, first 1 and last 0 layers in bf16, gathered as codes"
+    assert got.name == "fp8_tensorwise, first 1 and last 0 layers in bf16, gathered in FP8"
 
 
 def test_experts_in_fp8_are_asked_for() -> None:
@@ -111,10 +111,10 @@ def test_codes_are_gathered_where_weights_are_cut(layout: Layout, said: str) -> 
 
 
 def test_layers_in_fp8_are_those_between_the_ends() -> None:
-    assert Fp8(kind="rowwise", first=1, last=2).beside(6, ahead=1) == (0, 4, 5, 6)
-    assert Fp8(kind="rowwise", first=1).beside(3, ahead=2) == (0,)
+    assert Fp8(kind="rowwise", first=1, last=2).bf16_layers(6, ahead=1) == (0, 4, 5, 6)
+    assert Fp8(kind="rowwise", first=1).bf16_layers(3, ahead=2) == (0,)
     with pytest.raises(BadInput, match="fewer than the 3 layers"):
-        Fp8(kind="rowwise", first=1, last=2).beside(3)
+        Fp8(kind="rowwise", first=1, last=2).bf16_layers(3)
 
 
 def test_sizes_that_are_no_whole_units_are_refused_by_name() -> None:
@@ -148,7 +148,10 @@ def test_sizes_that_are_no_whole_units_are_refused_by_name() -> None:
         (["dtype=fp8_rowwise", "fp8_gradient=e3m4"], "precision.fp8_gradient"),
         (["dtype=fp8_rowwise", "fp8_gather=true"], "precision.fp8_gather · found true in fp8_rowwise / allowed true"),
         (["dtype=bf16", "fp8_gather=true"], "precision.fp8_gather · found true in bf16 / allowed none"),
-        (["dtype=fp8_tensorwise", "fp8_experts=true"], "found true in fp8_tensorwise, whose scales are of all tokens"),
+        (
+            ["dtype=fp8_tensorwise", "fp8_experts=true"],
+            "found true in fp8_tensorwise, whose scales depend on all tokens",
+        ),
         (
             ["dtype=fp8_delayed", "fp8_experts=true"],
             "allowed true in fp8_rowwise and fp8_blockwise · fix: --",

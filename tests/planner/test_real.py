@@ -269,7 +269,7 @@ def test_what_the_engine_would_not_gather_as_codes_is_refused_and_counted() -> N
     for t in found.layouts:
         compile_step(ask.model, t.layout, ask.sequence_length, precision=fp8)
     counts = found.counts
-    why = "weights are gathered as codes where ZeRO 3 cuts them, and there alone"
+    why = "weights are gathered in FP8 only where ZeRO 3 shards them"
     assert counts.refused[why] > 0
     assert counts.enumerated == counts.fit + sum(counts.refused.values())
     with pytest.raises(BadInput, match="found zero = 1 / allowed zero = 3"):

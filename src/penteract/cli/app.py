@@ -30,8 +30,8 @@ _EXAMPLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
-    """How errors are told: read from the raw words, as the command line itself may be what is wrong."""
+class _ErrorOutput:
+    """How errors are printed. Read from the raw words, because the command line itself may be wrong."""
 
     debug: bool
     json: bool
@@ -40,20 +40,20 @@ class _How:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code. Errors go to stderr, at most three lines, each `error[CODE]: …`."""
     words = list(sys.argv[1:] if argv is None else argv)
-    how = _How(debug="--debug" in words, json="--json" in words)
+    output = _ErrorOutput(debug="--debug" in words, json="--json" in words)
     try:
         return _run(words)
     except PenteractError as error:
-        return _report(error, how)
+        return _report(error, output)
     except CycloptsError as error:
-        return _report(_usage(error), how)
+        return _report(_usage(error), output)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         return 141
     except Exception as error:
-        fix = "see the traceback above" if how.debug else "run again with --debug for the traceback, and report it"
-        return _report(Bug("BUG", f"{type(error).__name__}: {error}", fix=fix), how)
+        fix = "see the traceback above" if output.debug else "run again with --debug for the traceback, and report it"
+        return _report(Bug("BUG", f"{type(error).__name__}: {error}", fix=fix), output)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -72,28 +72,28 @@ def _exit_code(command: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     return result if isinstance(result, int) else 0
 
 
-def _app(asked: str) -> App:
-    """All verbs. Where one is `asked`, the others are not imported."""
+def _app(chosen: str) -> App:
+    """All verbs. Only the `chosen` one is imported; with "", all are."""
     app = App(
-        name="penteract", help=_HELP, help_epilogue=_shown(_EXAMPLES), help_format="markdown", version=__version__,
+        name="penteract", help=_HELP, help_epilogue=_examples(_EXAMPLES), help_format="markdown", version=__version__,
         result_action="return_value",
     )  # fmt: skip
     for verb in VERBS:
-        if asked in ("", verb):
+        if chosen in ("", verb):
             module = import_module(f"penteract.cli.{verb}")
-            app.command(getattr(module, verb), help_epilogue=_shown(module.EXAMPLES))
+            app.command(getattr(module, verb), help_epilogue=_examples(module.EXAMPLES))
         else:
             app.command(f"penteract.cli.{verb}:{verb}", name=verb)
     return app
 
 
-def _shown(examples: Sequence[str]) -> str:
-    """Examples below a verb's options, one a line, as they are typed."""
+def _examples(examples: Sequence[str]) -> str:
+    """The examples below a verb's options, one a line."""
     return "Examples:\n\n" + "\n".join(f"- {line}" for line in examples)
 
 
 def _usage(error: CycloptsError) -> BadInput:
-    """A parse error of the command line as one line; a run's key without its section finds it."""
+    """A parse error of the command line as one line. The fix for a run's key without its section names the section."""
     token = getattr(error, "token", None)
     word = str(getattr(token, "keyword", None) or getattr(token, "value", "")).removeprefix("--")
     near = nearest_key(word) if isinstance(error, UnknownOptionError) and word else ""
@@ -103,11 +103,11 @@ def _usage(error: CycloptsError) -> BadInput:
     return BadInput("USAGE", what[:300], fix="penteract --help")
 
 
-def _report(error: PenteractError, how: _How) -> int:
-    """The error on stderr, and as an object on stdout for who asked for JSON."""
-    if how.debug:
+def _report(error: PenteractError, output: _ErrorOutput) -> int:
+    """Print the error on stderr and, with --json, as an object on stdout; returns its exit code."""
+    if output.debug:
         traceback.print_exc()
     print(error, file=sys.stderr)
-    if how.json:
+    if output.json:
         print(json.dumps({"error": error.as_dict()}))
     return error.exit_code

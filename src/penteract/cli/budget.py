@@ -1,6 +1,6 @@
-"""`memory.recompute = "budget"`: solved with prices before the engine, which knows none, sees the run.
+"""`memory.recompute = "budget"`: solved from cost estimates before the run reaches the engine, which has none.
 
-The run's file keeps both the budget and what was chosen, so it is solved anew whenever a run starts or goes on.
+The run file keeps both the budget and the choice, so the budget is solved again whenever a run starts or resumes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from penteract.readings.recomputation.cheapest import Chosen, within
 
 
 def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:
-    """The run with its recomputation chosen, and the choice; as it is where it asks for no budget.
+    """The run with its recomputation chosen, and the choice. Without a budget: the run unchanged, and None.
 
-    Which GPUs will run it is not known here: work and bytes moved weigh as on the reference node.
+    The GPUs of the run are not known here, so FLOPs and traffic are priced as on the reference node.
     """
     run, budget = resolved.run, resolved.budget
     if budget is None:
         return resolved, None
-    known = reference()
-    node = Cluster(name="reference", gpus=run.layout.world, gpu=known.gpu, inside=known.inside, curves=known)
+    curves = reference()
+    node = Cluster(name="reference", gpus=run.layout.world, gpu=curves.gpu, inside=curves.inside, curves=curves)
     chosen = within(
         Estimator(
             run.model, node, run.sequence_length, run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
@@ -30,7 +30,7 @@ def settle_budget(resolved: Resolved) -> tuple[Resolved, Chosen | None]:
         run.layout,
         budget,
     )
-    said = f"budget {budget.fraction:g}" if budget.fraction else f"budget {budget.allocated / 2**30:g} GiB"
+    text = f"budget {budget.fraction:g}" if budget.fraction else f"budget {budget.allocated / 2**30:g} GiB"
     names = ("chosen", "recompute_every", "recompute_first", "recompute_else")
-    origins = dict(resolved.origins) | {f"memory.{name}": f"derived: {said}" for name in names}
+    origins = dict(resolved.origins) | {f"memory.{name}": f"derived: {text}" for name in names}
     return Resolved(run=replace(run, layout=chosen.layout), origins=origins, budget=budget), chosen

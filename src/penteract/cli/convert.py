@@ -1,4 +1,4 @@
-"""`penteract convert`: weights in Hugging Face's form, in and out."""
+"""`penteract convert`: weights to and from Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -33,32 +33,37 @@ def convert(
     /,
     *,
     dtype: Annotated[
-        Literal["bf16", "fp32", "fp64"] | None, Parameter(help="Of the numbers: bf16 for Hugging Face, fp32 for us.")
+        Literal["bf16", "fp32", "fp64"] | None,
+        Parameter(help="Of the written tensors; by default bf16 for Hugging Face, fp32 for penteract."),
     ] = None,
-    shard_gib: Annotated[float, Parameter(help="The most that one file holds, and twice what memory does.")] = 5.0,
-    vocab_size: Annotated[int, Parameter(help="Rows to write of a table that was padded; 0: as they were.")] = 0,
+    shard_gib: Annotated[
+        float, Parameter(help="The largest size of one file; converting takes up to twice as much memory.")
+    ] = 5.0,
+    vocab_size: Annotated[
+        int, Parameter(help="Rows of the embedding to write, without padding; 0: as in the original weights.")
+    ] = 0,
     json: Annotated[bool, Parameter(negative="", help="Print one closing JSON object.")] = False,
     debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
 ) -> int:
     """Write weights as a folder that transformers and vLLM load, or read such a folder.
 
     A step becomes config.json, safetensors files and the run's tokenizer; a Hugging Face folder becomes a folder that
-    `penteract train --init` reads. A tensor is in memory at a time.
+    `penteract train --init` reads. One tensor is in memory at a time.
     """
     source = find_weights(weights, keys()["output.folder"].default, flag="convert")
     _check(to, shard_gib, vocab_size)
     if source.theirs and vocab_size:
         fix = "give it when you convert back"
-        raise BadInput("VALUE", "rows are dropped on the way to Hugging Face alone", where="--vocab-size",
+        raise BadInput("VALUE", "padding is only dropped when a Hugging Face folder is written", where="--vocab-size",
                        found=vocab_size, allowed="0", fix=fix)  # fmt: skip
     resolved = _run_of(source, to) if source.theirs else None
     engine, writing = _engine("convert"), _engine("writing")
-    how = writing.How(
+    how = writing.WriteOptions(
         dtype=dtype or ("fp32" if source.theirs else "bf16"),
         shard_bytes=int(shard_gib * 2**30),
         vocabulary=vocab_size,
         tokenizer=Path(tokenizer_of(source)) if source.theirs and tokenizer_of(source) else None,
-        told=_told if sys.stderr.isatty() else _untold,
+        on_progress=_print_progress if sys.stderr.isatty() else _no_progress,
     )
     made = engine.from_hf(source.path, to, resolved, how) if resolved else engine.to_hf(source.path, to, how)
     _finish(made, to, json)
@@ -69,14 +74,14 @@ def _check(to: Path, shard_gib: float, vocab_size: int) -> None:
     if to.exists() or to.is_symlink():
         raise BadInput("FILE", "it exists already", where="convert", found=to, fix="choose another name, or remove it")
     if not 2**-20 <= shard_gib <= 2**20:
-        raise BadInput("VALUE", "no size of a file", where="--shard-gib", found=shard_gib, allowed="about 1 to 100")
+        raise BadInput("VALUE", "not a file size", where="--shard-gib", found=shard_gib, allowed="about 1 to 100")
     if vocab_size < 0:
-        raise BadInput("VALUE", "no number of rows", where="--vocab-size", found=vocab_size, allowed="0 or more")
+        raise BadInput("VALUE", "not a number of rows", where="--vocab-size", found=vocab_size, allowed="0 or more")
 
 
 def _run_of(source: Source, to: Path) -> Resolved:
-    """A run of the model of a Hugging Face folder, by defaults: what `run.toml` in the new folder says."""
-    model = open_folder(source.path).model  # all that can be wrong with it is found before torch is loaded
+    """A run of a Hugging Face folder's model with default settings, for `run.toml` in the new folder."""
+    model = open_folder(source.path).model  # checks the folder before torch is loaded
     length = keys()["batch.sequence_length"].default
     words = model_words(source)
     if model.positions == "learned" and model.max_positions < length:
@@ -92,15 +97,15 @@ def _engine(name: str) -> ModuleType:
     return import_module(f"penteract.engine.hf.{name}")
 
 
-def _told(done: int, total: int) -> None:
-    """One line that stays where it is."""
+def _print_progress(done: int, total: int) -> None:
+    """Bytes done, in one line that is overwritten."""
     print(
         f"\r{show_bytes(done)} of {show_bytes(total)} ", end="\n" if done >= total else "", file=sys.stderr, flush=True
     )
 
 
-def _untold(done: int, total: int) -> None:
-    """Nobody looks."""
+def _no_progress(done: int, total: int) -> None:
+    """Standard error is not a terminal: print nothing."""
 
 
 def _finish(made: Any, to: Path, json: bool) -> None:

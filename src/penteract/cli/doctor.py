@@ -23,7 +23,7 @@ _COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "bad": "bold red"}
 
 
 def doctor(
-    folder: Annotated[Path | None, Parameter(help="Where runs will be written; its disk is asked.")] = None,
+    folder: Annotated[Path | None, Parameter(help="Where runs will be written; its disk is checked.")] = None,
     /,
     *,
     json: Annotated[
@@ -31,7 +31,7 @@ def doctor(
         Parameter(negative="", help="Print one JSON object: can_train, findings (area, what, state, fix), machine."),
     ] = False,
 ) -> int:
-    """Say what this machine has, what is wrong with it for training, and what a run would use.
+    """Show what this machine has, what is wrong with it for training, and what a run would use.
 
     Exit code 0 when a run can start, also with warnings; 2 when something is bad: no torch, a disk that cannot be
     written, GPUs that are broken or that this torch cannot use.
@@ -48,7 +48,7 @@ def doctor(
 
 
 def _ranks() -> tuple[int, tuple[Finding, ...]]:
-    """How many ranks a run starts on this host when nothing more is said, or a launcher has started; what is wrong."""
+    """Ranks on this host: those a launcher started, or those a run starts by default. And findings about them."""
     try:
         place = launched(os.environ)
     except BadInput as error:
@@ -60,14 +60,14 @@ def _ranks() -> tuple[int, tuple[Finding, ...]]:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    """A block an area, states in front and fixes below what they mend; then how many there are of each."""
+    """One block for each area: each finding with its state in front and its fix below. Last, the counts by state."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=10_000)  # never folded: other programs read it
+        console = Console(highlight=False, width=10_000)  # never wrapped: other programs read it
     for area, group in groupby(findings, key=lambda f: f.area):
         console.print(Text(area, style="bold"))
         table = Table.grid(padding=(0, 1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penteract.errors import BadInput
 
-_MARK = "run.toml"  # what makes a folder a run
+_MARK = "run.toml"  # a folder with this file is a run
 
 
 def find_run(name: str, out: str, *, flag: str, needs: str) -> Path:
@@ -28,7 +28,7 @@ def find_run(name: str, out: str, *, flag: str, needs: str) -> Path:
 
 
 def _latest(out: Path, flag: str, needs: str) -> Path:
-    """`out`/latest where it got as far as `needs`, else the newest that did: a failed start hides no run before it."""
+    """`out`/latest if it holds `needs`, else the newest run that does: a failed start does not hide earlier runs."""
     link = out / "latest"
     if (link / _MARK).is_file() and (link / needs).exists():
         return link.resolve()

@@ -12,7 +12,7 @@ from penteract.errors import BadInput, DiskFailure
 
 EXAMPLES = ("penteract init", "penteract init wide.toml")
 
-_Where = Annotated[Path, Parameter(help="Where to write it; an existing file is left alone.")]
+_Where = Annotated[Path, Parameter(help="Where to write it; an existing file is never overwritten.")]
 
 
 def init(path: _Where = Path("run.toml"), /) -> int:

@@ -1,4 +1,4 @@
-"""A run's values (`--parallel.tp 2`, `parallel.tp=2`) beside the options of a verb, and what `plan` takes of them."""
+"""A run's values (`--parallel.tp 2`, `parallel.tp=2`), separated from a verb's options; those that `plan` takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penteract.errors import BadInput
 from penteract.planner.ask import AXES, as_word
 
 _FLAG = re.compile(r"--[A-Za-z_][\w-]*\.[^=]*(=.*)?", re.DOTALL)
-_ASKED = {  # options of `plan` for what a run file says
+_PLAN_OPTIONS = {  # the option of `plan` that does what a key of a run file does
     "precision.dtype": "--precision {}", "batch.sequence_length": "--seq {}",
     "batch.global_batch_size": "--batch {}seqs", "batch.global_batch_tokens": "--batch {}",
     "optimizer.kind": "--optimizer {}",
@@ -45,21 +45,21 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def parts_of_precision(words: Sequence[str]) -> dict[str, Any]:
     """The values of a run that change a recipe (`--precision.moments int8`), by their names in its section.
 
-    Raises BadInput for other values, with the option of `plan` that says the same where there is one.
+    Raises BadInput for other values; its fix is the option of `plan` for the same thing, where there is one.
     """
     found = dict[str, Any]()
     for key, setting in read_overrides(words).items():
         section, _, name = key.rpartition(".")
         if section != "precision" or name not in PARTS:
-            said = _shown(setting.value)
-            fix = _ASKED.get(key, "--fix {0}={1}" if name in AXES else "leave it out")
+            value = _shown(setting.value)
+            fix = _PLAN_OPTIONS.get(key, "--fix {0}={1}" if name in AXES else "leave it out")
             raise BadInput("USAGE", "of a run's values a plan takes those that change a recipe", where=setting.origin,
-                           found=said, allowed=", ".join(f"precision.{part}" for part in PARTS),
-                           fix=fix.format(said) if key in _ASKED else fix.format(name, said))  # fmt: skip
+                           found=value, allowed=", ".join(f"precision.{part}" for part in PARTS),
+                           fix=fix.format(value) if key in _PLAN_OPTIONS else fix.format(name, value))  # fmt: skip
         found[name] = setting.value
     return found
 
 
 def _shown(value: Any) -> str:
-    """A value, or a list of them, as options take it."""
+    """A value, or a list of values, as it is typed after an option."""
     return "+".join(map(as_word, value)) if isinstance(value, tuple) else as_word(value)

@@ -1,4 +1,4 @@
-"""`penteract plan`: every layout of a model on a cluster, the best with reasons. Prices alone: no torch."""
+"""`penteract plan`: the best layouts of a model on a cluster, with reasons. Needs no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from penteract.api import plan as ask_plan
-from penteract.cli.files import check_files, not_written, told_if_stopped, write_all
+from penteract.cli.files import check_files, not_written, report_if_stopped, write_all
 from penteract.cli.overrides import parts_of_precision
 from penteract.cli.progress import ProgressLine, on_a_terminal
 from penteract.config.mesh import Mesh
@@ -56,7 +56,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         str, Parameter(help="Such as 8xH200, 64x8xH100 (nodes x GPUs), or a file of measured curves.")
     ] = "",
     models: Annotated[bool, Parameter(negative="", help="List the published models, and stop.")] = False,
-    seq: Annotated[int | None, Parameter(help="Tokens of a sequence; by default 8192, or what the model can.")] = None,
+    seq: Annotated[
+        int | None, Parameter(help="Tokens of a sequence; by default 8192, or the model's limit if that is less.")
+    ] = None,
     batch: Annotated[str, Parameter(help="Tokens of a step (1Mi), or sequences (128seqs).")] = "1Mi",
     top: Annotated[int, Parameter(help="How many of the best to show.")] = 10,
     why: Annotated[int | None, Parameter(help="Explain the layout of this number, and what would change it.")] = None,
@@ -65,7 +67,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         str | None,
         Parameter(
             help="Search with axes held, a slash between choices: tp=2/4,recompute=none. "
-            "Axes are those of the table, and those that run files have under parallel and memory."
+            "Axes are those of the table, and the keys of run files under parallel and memory."
         ),
     ] = None,
     tp_across_nodes: Annotated[bool, Parameter(negative="", help="Let tensor groups span nodes.")] = False,
@@ -86,7 +88,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         Parameter(help="Short for --precision.modules, by parameter name: `*:moments=int8,embedding*:moments=fp32`."),
     ] = "",
     optimizer: Annotated[str, Parameter(help="adamw, or muon for matrices between hidden states.")] = "adamw",
-    headroom: Annotated[float, Parameter(help="Share of a GPU's memory that tensors are kept out of.")] = HEADROOM,
+    headroom: Annotated[float, Parameter(help="Share of a GPU's memory that is kept free of tensors.")] = HEADROOM,
     out: Annotated[Path | None, Parameter(help="Write a run file of the best, or of --why.")] = None,
     trace: Annotated[
         Path | None, Parameter(help="Write the step of the best, or of --why, for ui.perfetto.dev.")
@@ -98,11 +100,11 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
 ) -> int:
     """Rank the layouts of a training step that fit a cluster, by simulated time.
 
-    Layouts that recompute or shard more than they need to fit are left out: --layout or --fix asks for them.
+    Layouts that recompute or shard more than they need to fit are left out; --layout and --fix can still name them.
 
-    A search over two seconds shows how far it is. Ctrl-C stops it, and prints the best so far.
+    A search over two seconds shows its progress. Ctrl-C stops it, and prints the best so far.
 
-    Exit code 0 is a layout that fits; 2 that none does, or a question that cannot be asked; 130 a search stopped.
+    Exit codes: 0 a layout fits; 2 none fits, or the input is invalid; 130 the search was stopped.
     """
     started = perf_counter()
     if models:
@@ -110,10 +112,10 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         return 0
     _check_asked(model, gpus)
     _check_numbers(top=top, why=why)
-    whole = _count(tokens) if tokens is not None else None
+    training_tokens = _count(tokens) if tokens is not None else None
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
     check_files(out, trace, trace_stage)
-    with ProgressLine(shown=on_a_terminal() and not json) as line, told_if_stopped(out, trace):
+    with ProgressLine(shown=on_a_terminal() and not json) as line, report_if_stopped(out, trace):
         found = _unless_stopped(
             model, gpus, sequence_length=seq, batch=batch, top=max(top, why or 1), layout=layout, fix=fix,
             tp_across_nodes=tp_across_nodes, precision=precision, parts=parts_of_precision(overrides), modules=modules,
@@ -125,23 +127,24 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         not_written(out, trace)
         return 130
     chosen = found.number(why or 1) if found.layouts or why or out or trace else None
-    money = budget(found, chosen, whole, usd_per_gpu_hour) if chosen and whole else None
-    kept = write_all(found, chosen, why or 1, out, trace, trace_stage) if chosen else []
+    cost = budget(found, chosen, training_tokens, usd_per_gpu_hour) if chosen and training_tokens else None
+    written = write_all(found, chosen, why or 1, out, trace, trace_stage) if chosen else []
     reasons = _reasons(found, chosen, why) if chosen and found.counts.fit and (why or not json) else []
     if json:
-        told = as_dict(found) | ({"budget": asdict(money)} if money else {})
-        print(to_json.dumps(told | {"notes": [*told["notes"], *kept]} | ({"explanation": reasons} if reasons else {})))
-        return _verdict(found)
+        report = as_dict(found) | ({"budget": asdict(cost)} if cost else {})
+        notes = {"notes": [*report["notes"], *written]}
+        print(to_json.dumps(report | notes | ({"explanation": reasons} if reasons else {})))
+        return _exit_code(found)
     print(as_text_whole(found, chosen, searched, reasons))
-    if money:
-        print("\n" + spent(money, found.ask.cluster.gpus))
+    if cost:
+        print("\n" + spent(cost, found.ask.cluster.gpus))
     if chosen:
-        _show(found, chosen, [*kept, _next(why, out, fits=bool(found.counts.fit))], why=why is not None, draw=draw)
-    return _verdict(found)
+        _show(found, chosen, [*written, _next(why, out, fits=bool(found.counts.fit))], why=why is not None, draw=draw)
+    return _exit_code(found)
 
 
-def _verdict(found: Plan) -> int:
-    """The exit code of an answer; that nothing fits is an error's line, too."""
+def _exit_code(found: Plan) -> int:
+    """The exit code of a plan. If no layout fits, the error is printed too."""
     if (refusal := found.refusal) is None:
         return 0
     print(refusal, file=sys.stderr)
@@ -156,10 +159,10 @@ def _show(found: Plan, chosen: Timed, last: Sequence[str], *, why: bool, draw: b
     print("\n" + "\n".join(last))
 
 
-def _unless_stopped(*asked: Any, **said: Any) -> Plan:
-    """The answer, or what there was of it when it was stopped."""
+def _unless_stopped(*args: Any, **kwargs: Any) -> Plan:
+    """The plan, or what had been found when the user stopped the search."""
     try:
-        return ask_plan(*asked, **said)
+        return ask_plan(*args, **kwargs)
     except Stopped as stop:
         return stop.plan
 
@@ -180,17 +183,17 @@ def _check_numbers(**given: int | None) -> None:
 
 
 def _check_words(*, layout: str | None, fix: str | None, tokens: str | None, usd: float | None, draw: bool) -> None:
-    """Options that say nothing together, and a price that is none."""
+    """Raise BadInput for options that contradict each other, and for an invalid price."""
     if layout is not None and fix is not None:
         raise BadInput(
             "USAGE", "one layout has nothing to search", where="--fix", found=fix, fix="drop --layout or --fix"
         )
     if draw:
-        raise BadInput("USAGE", "a drawing is no JSON", where="--draw", found="--json", fix="drop --draw or --json")
+        raise BadInput("USAGE", "a drawing is not JSON", where="--draw", found="--json", fix="drop --draw or --json")
     if usd is not None and not (isfinite(usd) and usd >= 0):
-        raise BadInput("VALUE", "no price", where="--usd-per-gpu-hour", found=usd, allowed="0 or more", fix="2.5")
+        raise BadInput("VALUE", "not a price", where="--usd-per-gpu-hour", found=usd, allowed="0 or more", fix="2.5")
     if usd is not None and tokens is None:
-        raise BadInput("USAGE", "a cost is of a whole training", where="--usd-per-gpu-hour", found="no --tokens",
+        raise BadInput("USAGE", "a cost needs a number of tokens", where="--usd-per-gpu-hour", found="no --tokens",
                        fix="--tokens 1T")  # fmt: skip
 
 
@@ -203,24 +206,27 @@ def _what_if(found: Plan, chosen: Timed) -> str:
     two = contest(found, chosen)
     if two is None:
         return "There is no layout of another mesh."
-    told = "; ".join(change.text() for change in what_if(found, *two, estimator))
-    return f"What would let {named(found, two[1])} win: {told}."
+    changes = "; ".join(change.text() for change in what_if(found, *two, estimator))
+    return f"What would let {named(found, two[1])} win: {changes}."
 
 
 def _by_line(found: Plan, chosen: Timed) -> str:
-    """The memory of the fullest rank, by the lines that cause it."""
-    from penteract.readings.explain.why import why as why_text  # here: most plans are told without it
+    """The memory of the fullest rank, by the source lines that allocate it."""
+    from penteract.readings.explain.why import why as why_text  # imported here: most plans do without it
 
     stage = max(range(len(chosen.estimate.by_stage)), key=lambda i: chosen.estimate.by_stage[i])
     rank = Mesh(chosen.layout).group("pp", 0)[stage]
     ask = found.ask
-    memory, how = chosen.estimate.memory, chosen.estimate.precision
-    told = why_text(ask.model, chosen.layout, ask.sequence_length, how, rank, optimizer_kinds=ask.optimizer_kinds)
-    return told.whole(memory["activations"], memory["other"]).text()
+    memory = chosen.estimate.memory
+    report = why_text(
+        ask.model, chosen.layout, ask.sequence_length, chosen.estimate.precision, rank,
+        optimizer_kinds=ask.optimizer_kinds,
+    )  # fmt: skip
+    return report.whole(memory["activations"], memory["other"]).text()
 
 
 def _drawing(chosen: Timed) -> str:
-    from penteract.schedule.draw import draw as draw_schedule  # here: most plans are told without it
+    from penteract.schedule.draw import draw as draw_schedule  # imported here: most plans do without it
     from penteract.schedule.registry import generate
 
     lay = chosen.layout

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-AFTER = 2.0  # seconds that a search may take without a word
+AFTER = 2.0  # seconds before a search shows its progress
 
 
 class ProgressLine(AbstractContextManager["ProgressLine"]):
-    """Shows what it is told, from `AFTER` seconds on, and leaves nothing behind. Silent where nobody sees it."""
+    """Shows the progress from `AFTER` seconds on, and clears its line at the end. Does nothing unless `shown`."""
 
     def __init__(
         self, *, shown: bool, console: Console | None = None, clock: Callable[[], float] = perf_counter
@@ -29,7 +29,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         self._began, self._live = clock(), None
 
     def __call__(self, progress: Progress) -> None:
-        """Show how far a search is."""
+        """Show the progress of a search."""
         if self._shown and self._clock() - self._began >= AFTER:
             from rich.text import Text
 
@@ -37,7 +37,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             live.update(Text(sentence(progress), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def _start(self) -> Live:
-        from rich.console import Console  # here: most plans are told at once, without it
+        from rich.console import Console  # imported here: most plans are ready sooner
         from rich.live import Live
 
         live = Live(console=self._console or Console(stderr=True), transient=True, auto_refresh=False)
@@ -53,16 +53,16 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
 
 
 def sentence(progress: Progress) -> str:
-    """How far a search is, in a line."""
+    """The progress of a search, in one line."""
     priced, left = (f"{n:,}".replace(",", " ") for n in (progress.priced, progress.left))
-    told = f"{progress.seconds:.0f} s · {priced} layouts priced, {left} left"
+    counts = f"{progress.seconds:.0f} s · {priced} layouts priced, {left} left"
     if progress.best is None:
-        return f"{told} · Ctrl-C stops"
+        return f"{counts} · Ctrl-C stops"
     layout = progress.best.layout
     best = f"best so far {progress.best.time.seconds:.3g} s a step: {as_text(layout, layout.elementwise)}"
-    return f"{told} · {best} · Ctrl-C stops and prints it"
+    return f"{counts} · {best} · Ctrl-C stops and prints it"
 
 
 def on_a_terminal() -> bool:
-    """Whether somebody sees both what is answered and what is said meanwhile."""
+    """Whether both standard output and standard error are terminals."""
     return sys.stdout.isatty() and sys.stderr.isatty()

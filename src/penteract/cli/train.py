@@ -1,4 +1,4 @@
-"""`penteract train`: resolve, refuse what cannot be, and hand over to the engine."""
+"""`penteract train`: resolve the run, refuse what is invalid, and hand over to the engine."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         str | None, Parameter(help=f"Start from {', '.join(PRESETS)}, or a published model: llama-3.1-8b.")
     ] = None,
     steps: Annotated[int | None, Parameter(help="Short for --training.steps.")] = None,
-    compare: Annotated[str | None, Parameter(help="A run folder, or latest: hold each step's loss against it.")] = None,
-    resume: Annotated[str | None, Parameter(help="A run folder, or latest: go on from its last checkpoint.")] = None,
+    compare: Annotated[str | None, Parameter(help="A run folder, or latest: compare each step's loss with it.")] = None,
+    resume: Annotated[str | None, Parameter(help="A run folder, or latest: continue from its last checkpoint.")] = None,
     init: Annotated[
         str | None, Parameter(help="Weights to start from: a Hugging Face folder, a run folder, or latest.")
     ] = None,
@@ -64,7 +64,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
 
     Any value of a run file can be set here: `--section.key VALUE` or `section.key=VALUE`.
     """
-    place = launched(os.environ)
+    launch = launched(os.environ)
     words = [*overrides, *_short_forms(steps, log_level)]
     resumed = find_run(resume, _out_folder(words), flag="--resume", needs="checkpoints/latest") if resume else None
     if resumed:
@@ -77,7 +77,7 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     if weights:
         words = [*words_of(weights, run, preset, words), *words]
         preset = "" if run is None and preset is None else preset
-    world, file, named = place.world if place else None, run, preset
+    world, file, named = launch.world if launch else None, run, preset
 
     def again(more: list[str]) -> Resolved:
         return resolve(file, named, [*more, *words], world)
@@ -85,14 +85,14 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     resolved = again([])
     check_op_names(resolved.run.layout)
     if not resumed:
-        card = card_here(resolved.run.precision.device, launched=place is not None)
+        card = card_here(resolved.run.precision.device, launched=launch is not None)
         resolved, line = settle_defaults(resolved, card, again)
-        if line and not json and (place is None or place.rank == 0):
+        if line and not json and (launch is None or launch.rank == 0):
             print(line)
     resolved, chosen = settle_budget(resolved)
-    if chosen and not json and (place is None or place.rank == 0):
+    if chosen and not json and (launch is None or launch.rank == 0):
         print(f"Recomputation {chosen.text()}")
-    beside = find_run(compare, resolved.run.out, flag="--compare", needs="metrics.jsonl") if compare else None
+    compared = find_run(compare, resolved.run.out, flag="--compare", needs="metrics.jsonl") if compare else None
     _check_paths(resolved)
     if weights:
         check_weights(weights, resolved)
@@ -100,13 +100,13 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
         print(_drawing(resolved.run))
         return 0
     return _engine().train(
-        resolved, launched=place is not None, predicted=lambda: _predicted(resolved.run),
-        compare=beside, resume=resumed, init=weights.path if weights else None, json=json, debug=debug,
+        resolved, launched=launch is not None, predicted=lambda: _predicted(resolved.run),
+        compare=compared, resume=resumed, init=weights.path if weights else None, json=json, debug=debug,
     )  # fmt: skip
 
 
 def _engine() -> ModuleType:
-    """`penteract.engine.runtime.start`, once it is known that torch is there."""
+    """`penteract.engine.runtime.start`. Raises BadInput where torch is not installed."""
     if find_spec("torch") is None:
         raise BadInput("TORCH", "training needs torch", found="none", fix="pip install 'penteract[train]'")
     return import_module("penteract.engine.runtime.start")
@@ -118,13 +118,13 @@ def _short_forms(steps: int | None, log_level: str | None) -> list[str]:
 
 
 def _out_folder(overrides: Sequence[str]) -> str:
-    """The folder of runs, needed before the run file is known: `--resume latest` finds the file there."""
+    """The folder of runs. It is needed before the run file is read, because `--resume latest` finds the file there."""
     given = (word.removeprefix("--").partition("=") for word in reversed(overrides))
     return next((value for key, _, value in given if key == "output.folder"), keys()["output.folder"].default)
 
 
 def _check_paths(resolved: Resolved) -> None:
-    """Files that the run reads exist, before anything starts."""
+    """Check before anything starts that the files of the run exist. Raises BadInput."""
     run = resolved.run
     sources = (run.data.source,) if isinstance(run.data.source, str) else run.data.source
     files = [("data.source", s) for s in sources if s != "builtin" and not s.startswith("hf:")]
@@ -132,18 +132,21 @@ def _check_paths(resolved: Resolved) -> None:
         files.append(("tokenizer.source", run.tokenizer))
     for key, name in files:
         try:
-            there = Path(name).exists()
+            exists = Path(name).exists()
         except (OSError, ValueError):
-            there = False
-        if not there:
+            exists = False
+        if not exists:
             where = f"{key} ({resolved.origins[key]})"
             raise BadInput("FILE", "no such file or folder", where=where, found=name[:120], fix="check the path")
 
 
 def _predicted(run: RunSpec) -> int:
-    """Bytes that rank 0 will allocate: both readings meet here alone."""
-    said = {"precision": run.precision.policy, "optimizer_kinds": run.optimizer.optimizer_kinds}
-    return price(compile_step(run.model, run.layout, run.sequence_length, **said)).allocated
+    """Bytes that rank 0 will allocate. The command line alone may use both the predictions and the engine."""
+    program = compile_step(
+        run.model, run.layout, run.sequence_length, precision=run.precision.policy,
+        optimizer_kinds=run.optimizer.optimizer_kinds,
+    )  # fmt: skip
+    return price(program).allocated
 
 
 def _drawing(run: RunSpec) -> str:

@@ -17,15 +17,15 @@ _RUN, _MANIFEST = "run.toml", "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`path`: where the weights are; `model`: where their model is said, empty for a step that lies alone."""
+    """`path`: the weights; `model`: the folder that describes their model, None for a step outside a run's folder."""
 
     path: Path
     model: Path | None
-    theirs: bool  # Hugging Face's
+    theirs: bool  # a Hugging Face folder
 
 
 def find_weights(name: str, out: str, *, flag: str) -> Source:
-    """The weights called `name`: a path, or "latest" for the newest run in `out`. Raises BadInput for nothing."""
+    """The weights called `name`: a path, or "latest" for the newest run in `out`. Raises BadInput if there are none."""
     path = Path(name)
     try:
         if (path / CONFIG).is_file():
@@ -37,15 +37,15 @@ def find_weights(name: str, out: str, *, flag: str) -> Source:
             raise BadInput("WEIGHTS", "no weights here", where=flag, found=name[:120],
                            allowed=f"a folder with {CONFIG}, or with {_RUN}", fix="check the path")  # fmt: skip
     except (OSError, ValueError):
-        pass  # no path at all: find_run says so
+        pass  # not a valid path: find_run raises
     run = find_run(name, out, flag=flag, needs="checkpoints/latest")
     return Source(run, run, theirs=False)
 
 
 def words_of(source: Source, run: Path | None, preset: str | None, words: Sequence[str]) -> list[str]:
-    """What the weights decide of a run, where neither its file nor the command line does: model and tokenizer."""
+    """The model and tokenizer of the weights as overrides, where neither run file nor command line sets them."""
     given = set(read_overrides(words)) | (set(read_toml(run)) if run is not None else set())
-    # The size of a table, or a window, does not describe a model: it changes the one that is there.
+    # Other model keys, such as vocab_size or a window, do not describe a model: they change that of the weights.
     described = preset is not None or given & {"preset", "model.config", "model.layers", "model.hidden_size"}
     found = model_words(source) if not described else []
     if "tokenizer.source" not in given and (tokenizer := tokenizer_of(source)):
@@ -54,27 +54,28 @@ def words_of(source: Source, run: Path | None, preset: str | None, words: Sequen
 
 
 def model_words(source: Source) -> list[str]:
-    """The model that the weights are of, as overrides; of a step that lies alone, nobody knows."""
+    """The model of the weights, as overrides; none for a step outside a run's folder, whose model is not known."""
     if source.model is None:
         return []
     found = [f"model.config={source.model}"]
     if source.theirs and model_at(source.path).mtp_layers and not open_folder(source.path).model.mtp_layers:
-        found.append("model.mtp_layers=0")  # the config speaks of layers that are not there
+        found.append("model.mtp_layers=0")  # the config has layers that the files lack
     return found
 
 
 def tokenizer_of(source: Source) -> str:
-    """The tokenizer.json that goes with the weights; empty when there is none, or it is made of bytes."""
+    """The tokenizer.json of the weights; empty when there is none, or tokens are bytes."""
     if source.theirs:
         file = source.path / TOKENIZER
         return str(file) if file.is_file() else ""
     settings = read_toml(source.model / _RUN) if source.model else {}
-    said = settings.get("tokenizer.source")
-    return str(said.value) if said is not None and said.value != "bytes" else ""
+    setting = settings.get("tokenizer.source")
+    return str(setting.value) if setting is not None and setting.value != "bytes" else ""
 
 
 def check_weights(source: Source, resolved: Resolved) -> None:
-    """They are there, whole by their headers, and of the run's model. Raises BadInput or CorruptData."""
+    """Check that the weights exist, are complete by their headers, and fit the run's model. Raises BadInput or
+    CorruptData."""
     if source.theirs:
         open_folder(source.path, resolved.run.model)
     elif source.model is not None:
@@ -82,7 +83,7 @@ def check_weights(source: Source, resolved: Resolved) -> None:
 
 
 def check_resumable(run: Path) -> None:
-    """A run's folder holds more than weights. Raises BadInput."""
+    """Raise BadInput if a run's folder holds weights alone."""
     if weights_alone(run):
-        raise BadInput("RESUME", "it holds weights alone: no run was there that could go on", where="--resume",
+        raise BadInput("RESUME", "the folder holds weights alone: there is no run to resume", where="--resume",
                        found=run, fix=f"penteract train --init {run}")  # fmt: skip

@@ -18,7 +18,7 @@ class Launch:
 
 
 def launched(environment: Mapping[str, str]) -> Launch | None:
-    """The launcher's RANK, WORLD_SIZE and LOCAL_RANK; None when no launcher set them all, and where to meet."""
+    """The launcher's RANK, WORLD_SIZE and LOCAL_RANK; None unless it set them all, and MASTER_ADDR and MASTER_PORT."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if any(name not in environment for name in names):
         return None

@@ -1,4 +1,4 @@
-"""What legality looks at, as one value whose axes can be read and replaced by name."""
+"""The input of the legality rules, as one value whose axes can be read and replaced by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OF_A_PART = {axis: key.split(".")[1] for axis, key in AXES.items() if key.count(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A model, a layout and a batch. `global_batch_size` (sequences) and `world` are None where nothing fixes them."""
+    """A model, a layout and a batch. `global_batch_size` (sequences) and `world` are None if nothing fixes them."""
 
     model: ModelSpec
     layout: Layout
@@ -45,7 +45,8 @@ class Case:
     world: int | None = None
 
     def get(self, axis: str) -> Any:
-        """The value of an axis of `AXES`: a field of the layout, of the model or of a part of it, or one of its own."""
+        """The value of an axis of `AXES`: a field of the layout, of the model or a part of it, or of the case
+        itself."""
         if axis in _OF_LAYOUT:
             return getattr(self.layout, axis)
         if axis in _OF_MODEL:
@@ -53,12 +54,12 @@ class Case:
         return getattr(self.part(axis) if axis in OF_A_PART else self, axis)
 
     def part(self, axis: str) -> Any:
-        """The part of the model that has `axis`, as `model.moe` has `top_k`: None where the model has none."""
+        """The part of the model that has `axis`, as `model.moe` has `top_k`; None if the model lacks this part."""
         return getattr(self.model, OF_A_PART[axis])
 
     def put(self, axis: str, value: Any) -> Case:
-        """A copy with another value of `axis`; a change of the layout or the batch counts the accumulation steps
-        anew."""
+        """A copy with another value of `axis`. A change of the layout or the batch also updates the accumulation
+        steps."""
         if axis in _OF_LAYOUT:
             return replace(self, layout=replace(self.layout, **{axis: value})).counted()
         if axis in _OF_MODEL:
@@ -69,9 +70,9 @@ class Case:
         return replace(self, **{axis: value}).counted()
 
     def counted(self) -> Case:
-        """The same with the accumulation steps that the global batch leaves (rounded down where it does not divide)."""
-        at_once = self.layout.dp * self.layout.micro_batch_size
-        if self.global_batch_size is None or at_once < 1:
+        """The same with the accumulation steps that follow from the global batch (rounded down)."""
+        per_step = self.layout.dp * self.layout.micro_batch_size
+        if self.global_batch_size is None or per_step < 1:
             return self
-        steps = max(1, self.global_batch_size // at_once)
+        steps = max(1, self.global_batch_size // per_step)
         return replace(self, layout=replace(self.layout, gradient_accumulation_steps=steps))

@@ -1,4 +1,4 @@
-"""WHERE it runs: devices, what joins them, and what was measured on them. Frozen values, read from the catalogue."""
+"""WHERE it runs: devices, the fabrics between them, and measurements of both. Frozen values, from the catalogue."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from penteract.errors import BadInput
 Points = tuple[tuple[float, float], ...]  # (size, time or rate), sizes ascending
 Shape = tuple[int, int, int, int, float]  # times, m, n, k, TFLOP/s
 DTYPES = ("bf16", "tf32", "fp32", "fp8", "fp64")
-REFERENCE = "8xh200"  # the node whose curves are known; devices without curves of their own borrow its efficiency
+REFERENCE = "8xh200"  # the measured node; devices without measured curves borrow its efficiency
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """A device as its data sheet has it.
+    """A device, from its data sheet.
 
-    memory_gib          what the driver offers, GiB
-    bf16 … fp64         peak dense TFLOP/s of matrix products; 0: it has none. fp32 is full single precision
+    memory_gib          memory that the driver reports, GiB
+    bf16 … fp64         peak dense TFLOP/s of matrix products; 0: not supported. fp32 is full single precision
     hbm                 GB/s of device memory
     host_link           GB/s of the link to the host, one way
     multiprocessors     streaming multiprocessors or compute units
@@ -44,7 +44,7 @@ class Gpu:
     source: str = ""
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s. BadInput when the device has no such products."""
+        """Peak FLOP/s of a dtype. Raises BadInput if the device does not support it."""
         rate: float = getattr(self, dtype) if dtype in DTYPES else 0.0
         if not rate:
             allowed = ", ".join(d for d in DTYPES if getattr(self, d))
@@ -54,11 +54,11 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fabric:
-    """What joins devices inside a node (`domain` of them at most) or nodes (`domain` 0).
+    """The network between devices of a node (at most `domain` of them), or between nodes (`domain` 0).
 
     gb_per_second   GB/s of one device in one direction
-    latency_us      what one more round between nodes adds
-    efficiency      share of gb_per_second that large messages reach between nodes
+    latency_us      µs of each further round between nodes
+    efficiency      fraction of gb_per_second that large messages reach between nodes
     bus             collective -> (nodes, GB/s): measured bus bandwidth of whole nodes of `devices`, `message` bytes
     """
 
@@ -75,21 +75,21 @@ class Fabric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curves:
-    """What was measured on a node: medians, times in microseconds, sizes in bytes, rates in GB/s and TFLOP/s.
+    """Measurements of a node: medians, times in microseconds, sizes in bytes, rates in GB/s and TFLOP/s.
 
-    Compute is as a hot device keeps it up, not of bursts.
+    Compute rates are sustained rates of a hot device, not of bursts.
 
     gemm         dtype -> (times, m, n, k, TFLOP/s)
     attention    (FLOPs of the forward, causal half, head size, TFLOP/s forward, TFLOP/s backward), by cuDNN
-    flash        share of these that the flash kernel reaches, forward and backward
+    flash        fraction of these rates that the flash kernel reaches, forward and backward
     memory       copy, add, adamw: device; h2d_…, d2h_…: pinned host memory, all devices at once or one
-    devices      of the node that was measured: "all"
+    devices      the number of devices of the measured node
     moved        one pointwise kernel: (bytes read and written, µs)
-    walked       one pointwise kernel whose tensors do not lie alike: (elements, µs)
+    walked       one pointwise kernel whose tensors differ in layout or dtype: (elements, µs)
     collectives  (kind, ranks, points), points as (bytes of the whole tensor, µs)
-    p2p          one way, and with as much coming back: (bytes, µs)
-    beside       how much longer a matrix product takes while a collective runs, by kind
-    launch_us    of the host for a call in an eager step; `launch_of`: for those that were measured, by name
+    p2p          in one direction, and in both at once: (bytes, µs)
+    contention   how much longer a matrix product takes while a collective runs, by kind
+    launch_us    host time of a call in an eager step; `launch_of`: of calls that were measured, by name
     """
 
     gpu: Gpu
@@ -104,32 +104,32 @@ class Curves:
     walked: Points
     collectives: tuple[tuple[str, int, Points], ...]
     p2p: tuple[Points, Points]
-    beside: tuple[tuple[str, float], ...]
+    contention: tuple[tuple[str, float], ...]
     launch_us: float
     launch_of: tuple[tuple[str, float], ...]
     launch_basis: str
 
     @property
     def about(self) -> str:
-        """Device, versions, date: one phrase."""
-        told = dict(self.provenance)
+        """Device, versions and date in one phrase."""
+        found = dict(self.provenance)
         keys = ("torch", "cuda", "nccl", "cudnn")
-        versions = ", ".join(f"{key} {told[key]}" for key in keys if key in told)
-        return f"{told.get('device', self.gpu.name)}, {told.get('date', 'no date')}, {versions}"
+        versions = ", ".join(f"{key} {found[key]}" for key in keys if key in found)
+        return f"{found.get('device', self.gpu.name)}, {found.get('date', 'no date')}, {versions}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
     """`gpus` equal devices, `gpus_per_node` of them behind one fast fabric.
 
-    `memory_gib` is what one device offers to tensors. A cluster without `gpu` answers what fits, not how long it takes.
-    `curves` are those measured on its own kind of device and node, if they are known.
+    `memory_gib`: memory of one device for tensors. Without `gpu`, plans can say what fits, but not how long it takes.
+    `curves`: measured on this kind of device and node; None if there are none.
     """
 
     name: str = "this machine"
     gpus: int = 1
     gpus_per_node: int = 8
-    memory_gib: float = 0.0  # 0: not known, so nothing is said about fitting
+    memory_gib: float = 0.0  # 0: unknown, so plans do not say what fits
     gpu: Gpu | None = None
     inside: Fabric | None = None
     between: Fabric | None = None
@@ -140,14 +140,14 @@ class Cluster:
 
 
 def gpu(name: str) -> Gpu:
-    """The device called `name`, in any case; BadInput with the nearest names when there is none."""
+    """The device called `name`, in upper or lower case. Raises BadInput with the nearest name if there is none."""
     table = tables("gpus")
     key = _named(table, name, "GPU")
     return Gpu(name=key, **{k: v for k, v in table[key].items() if k != "aliases"})
 
 
 def fabric(name: str) -> Fabric:
-    """The fabric called `name`, in any case."""
+    """The fabric called `name`, in upper or lower case."""
     table = tables("fabrics")
     key = _named(table, name, "fabric")
     row = {k: v for k, v in table[key].items() if k not in ("aliases", "bus")}
@@ -156,7 +156,7 @@ def fabric(name: str) -> Fabric:
 
 @cache
 def reference() -> Curves:
-    """The curves of the node that devices without curves of their own are scaled from."""
+    """The curves of the reference node; devices without measured curves are scaled from them."""
     return _curves(tables(REFERENCE))
 
 
@@ -164,10 +164,10 @@ _FORM = "[nodes x] devices x name [@ fabric]"
 
 
 def cluster(text: str, *, fabric: str = "") -> Cluster:
-    """What `text` names: `8xH200`, `64x8xH100` (nodes, devices of each), `16xA100-40GB`, `64x8xH100@efa`, or the path
-    of a TOML file of measured curves. `fabric` is what joins nodes, by default what such nodes usually have.
+    """The cluster `text`: `8xH200`, `64x8xH100` (nodes, devices of each), `16xA100-40GB`, `64x8xH100@efa`, or the path
+    of a TOML file of measured curves. `fabric`: between nodes; by default the usual one for such nodes.
 
-    Raises BadInput, naming the nearest that exists.
+    Raises BadInput with the nearest name that exists.
     """
     if text.lower().endswith(".toml"):
         return _measured(Path(text), fabric)
@@ -186,7 +186,7 @@ def cluster(text: str, *, fabric: str = "") -> Cluster:
 
 
 def _nodes(gpus: int, usual: int) -> tuple[int, int]:
-    """Nodes and devices of each: a node is filled before the next is begun, so a part of one stands alone."""
+    """-> nodes, and devices of each. Only a single node may be partly filled."""
     if gpus <= usual:
         return 1, gpus
     if gpus % usual:
@@ -256,7 +256,7 @@ def _curves(tree: Tables) -> Curves:
         walked=_points(tree["walked"]["points"]),
         collectives=tuple(sorted(collectives)),
         p2p=(_points(tree["p2p"]["one_way"]), _points(tree["p2p"]["both_ways"])),
-        beside=_rates(tree["beside"]),
+        contention=_rates(tree["beside"]),
         launch_us=float(launch["microseconds"]),
         launch_of=_rates(launch.get("of", {})),
         launch_basis=str(launch["basis"]),

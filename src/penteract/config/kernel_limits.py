@@ -1,4 +1,4 @@
-"""Which kernels a layout may have: what the kernels of GPUs can do, by arithmetic."""
+"""Limits of GPU kernels: which of them a layout may choose."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from penteract.errors import BadInput
 
 
 def most_documents(tokens: int) -> int:
-    """Documents that may meet in so many query tokens: the flash kernel is started, and keeps sums, for that many."""
+    """The most documents that may share so many query tokens: the flash kernel is launched for this many."""
     return min(tokens, max(16, tokens // 64))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelLimits:
-    """What a fused attention kernel can do. Heads are in multiples of 8.
+    """Limits of a fused attention kernel. Head sizes must be multiples of 8.
 
-    context    by which keys and values may be shared over cp
-    widest     head
-    window     whether it has sliding windows
-    documents  how many may meet in so many query tokens; None: it takes whole sequences alone
-    package    what it needs beside torch, and the version, whose private functions it calls; `module`: where they are
-    capability of the GPUs that it has been written for; None: any
+    context    the `cp_method`s that it supports
+    widest     the largest head size
+    window     whether it supports sliding windows
+    documents  query tokens -> how many documents may share them; None: only one document per sequence
+    package    what it needs beside torch: its name, and the version whose private functions are called
+    capability the compute capability of the GPUs that it is written for; None: any
     """
 
     context: tuple[CpMethod, ...]
@@ -56,7 +56,7 @@ ATTENTION: Mapping[AttentionKernel, KernelLimits] = {
 
 
 def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str]]:
-    """(axis, what is wrong), as in `spec.rules`."""
+    """(axis, what is wrong), as in `config/rules/breaches.py`."""
     kernel, size = layout.attention, model.head_size
     if (can := ATTENTION.get(kernel)) is None:
         return
@@ -74,19 +74,19 @@ def kernel_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str
 
 
 def takes_documents(kernel: AttentionKernel) -> bool:
-    """Whether documents may share a sequence."""
+    """Whether several documents may share a sequence."""
     return kernel not in ATTENTION or ATTENTION[kernel].documents is not None
 
 
 def check_elementwise(elementwise: Elementwise, p: Policy, *, where: str, fix: str) -> None:
-    """Refuse kernels that do not compute as a policy does."""
+    """Refuse Triton kernels under a policy whose updates are not in fp32."""
     if elementwise == "triton" and p.stat != "fp32":
         raise BadInput("KERNEL", "the kernels of what is done element by element compute in fp32", where=where,
                        found=f"updates in {p.stat}", allowed="fp32", fix=fix)  # fmt: skip
 
 
 def fastest_elementwise(p: Policy) -> Elementwise:
-    """On a GPU."""
+    """The fastest elementwise kernels on a GPU that this policy allows."""
     return "triton" if p.stat == "fp32" else "reference"
 
 

@@ -1,4 +1,4 @@
-"""HOW it is laid out: five degrees and what goes with them, as a frozen value."""
+"""HOW it is laid out: the five degrees of parallelism and related choices, as a frozen value."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CP_METHODS: tuple[CpMethod, ...] = ("all_gather", "ring", "ulysses")
 
 
 class Edit(NamedTuple):
-    """What becomes of a layer's results from its forward to its backward: the ops whose are made again, and those
-    whose are kept on the host."""
+    """The ops of a layer whose results are recomputed in backward, and those whose results are offloaded to the
+    host."""
 
     recompute: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
@@ -40,19 +40,19 @@ PLAIN = Edit()
 class Layout:
     """One way to split a training step over `world` ranks.
 
-    dp·tp·pp·cp = world; `ep` folds over dp·cp. `vpp` is the number of chunks a pipeline rank holds.
-    `recompute` names the ops whose results are dropped after forward and computed again in backward: in every
-    `recompute_every`-th layer of a stage, the first of them always, or in the first `recompute_first` layers (0: in
-    all); `recompute_else` are those of the other layers.
-    `offload` names what is kept on the host instead, in every `offload_every`-th layer of a stage: "layer_inputs" are
-    the layers' inputs, all that full recomputation keeps; "*" is all that is kept.
-    `offload_optimizer` keeps what the optimizer keeps of this rank's shards there too.
+    dp·tp·pp·cp = world; `ep` divides dp·cp. `vpp` is the number of model chunks of a pipeline rank.
+    `recompute` names the ops whose results are dropped after forward and recomputed in backward: in every
+    `recompute_every`-th layer of a stage, from its first on, or only in its first `recompute_first` layers (0: no
+    limit). Other layers recompute the ops of `recompute_else`.
+    `offload` names what is kept on the host, in every `offload_every`-th layer of a stage: "layer_inputs" are the
+    inputs of layers, which full recomputation keeps; "*" is all that is kept.
+    With `offload_optimizer` the optimizer states of this rank's shards are on the host too.
 
-    zero                 what is cut over the ranks that hold the same parameters: 1 what the optimizer keeps, 2
-                         gradients too, 3 parameters too, which are then gathered where they are used
-    shard_group          places of dp·cp, neighbours, that share one copy of what is cut (HSDP); 0: all of them
-    reduce_scatter_once  of ZeRO 3: gradients of micro-batches add up in whole buffers, summed over ranks once a step
-    reshard_after_step   of ZeRO 3: parameters stay gathered from their first use to the end of the step
+    zero                 what is sharded over the ranks that hold the same parameters: 1 optimizer states, 2 gradients
+                         too, 3 parameters too, which are then gathered for each use
+    shard_group          the number of neighbouring ranks of dp·cp that share one copy (HSDP); 0: all of them
+    reduce_scatter_once  with ZeRO 3: gradients of micro-batches accumulate unsharded, and are reduced once a step
+    reshard_after_step   with ZeRO 3: parameters stay gathered from their first use to the end of the step
     """
 
     dp: int = 1
@@ -61,7 +61,7 @@ class Layout:
     cp: int = 1
     ep: int = 1
     vpp: int = 1
-    expert_tp: int = 1  # 1: each tensor rank routes its own tokens to whole experts; tp: experts are split too
+    expert_tp: int = 1  # 1: each tensor rank routes its own tokens to whole experts; tp: experts are sharded over tp
     schedule: ScheduleName = "1f1b"
     cp_method: CpMethod = "all_gather"
     micro_batch_size: int = 1
@@ -77,12 +77,12 @@ class Layout:
     offload: tuple[str, ...] = ()
     offload_every: int = 1
     offload_optimizer: bool = False
-    attention: AttentionKernel = "reference"  # which kernel of the op: plain torch, or a fused kernel of a GPU
+    attention: AttentionKernel = "reference"  # plain torch, or a fused GPU kernel
     loss: LossKernel = "reference"  # chunked: logits of some tokens at a time, all of it in backward
-    loss_chunk: int = 0  # those tokens; 0: as many as a moderate block of logits has
-    elementwise: Elementwise = "reference"  # norms, activations, loss, update, FP8 codes: plain torch, or GPU kernels
-    experts: ExpertKernel = "reference"  # one product an expert, or one for all: of torch, or of package quack
-    fuse: tuple[Fusion, ...] = ()  # ops that become one: `ops/fuse.py` says which
+    loss_chunk: int = 0  # tokens of a chunk; 0: as many as make a moderate block of logits
+    elementwise: Elementwise = "reference"  # norms, activations, loss, update, quantisation: plain torch, or Triton
+    experts: ExpertKernel = "reference"  # a product for each expert, or one for all, of torch or of the package quack
+    fuse: tuple[Fusion, ...] = ()  # ops that become one, see `ops/fuse.py`
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 
     @property
@@ -92,7 +92,7 @@ class Layout:
 
     @property
     def rows(self) -> int:
-        """Places in (dp, cp) read as one number: those that share parameters."""
+        """dp·cp: the ranks that share parameters."""
         return self.dp * self.cp
 
     @property
@@ -107,26 +107,26 @@ class Layout:
 
     @property
     def cuts_units(self) -> bool:
-        """Whether more than what the optimizer keeps is cut, unit by unit."""
+        """Whether gradients (or parameters too) are sharded, by FSDP unit: ZeRO 2 and 3."""
         return self.zero >= 2
 
     @property
     def split_backward(self) -> bool:
-        """Whether gradients of inputs and of weights are made in actions of their own."""
+        """Whether input and weight gradients are separate actions."""
         return schedule_of(self.schedule).split_backward
 
     @property
     def placement(self) -> Placement:
-        """Which stages the model chunks of each pipeline rank are."""
+        """The stages of each pipeline rank's model chunks."""
         return schedule_of(self.schedule).placement(self.pp, self.vpp)
 
     @property
     def uniform(self) -> bool:
-        """Whether one edit is that of all layers."""
+        """Whether all layers have the same edit."""
         return self.recompute_every == 1 and not self.recompute_first and not (self.offload and self.offload_every > 1)
 
     def edit(self, place: int) -> Edit:
-        """Of the layer at `place` in its stage, from 0; of what is no layer, at -1."""
+        """The edit of the layer at `place` in its stage, from 0; at -1, of everything outside the layers."""
         if place < 0:
             return Edit(self.recompute)
         if self.uniform:

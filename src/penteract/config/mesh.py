@@ -1,4 +1,4 @@
-"""Ranks and coordinates: who sits where, and which ranks form a group. Pure arithmetic."""
+"""Ranks, their coordinates and their groups. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from penteract.config.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Groups of one name: `size` ranks each, every `step`-th of neighbours.
+    """Groups of one name: `size` ranks each, `step` ranks apart.
 
-    dimension  under which the time of what the network says over it is told; none: it says nothing there
-    crosses    whether every network is cut along it, so that it is a line of every run that has it
+    dimension  the name under which the time of its redistributions is reported; empty: the network has none over it
+    crosses    whether every network has redistributions over it, so that every run needs its process groups
     """
 
     size: Callable[[Layout], int]
@@ -26,8 +26,8 @@ class Axis:
 AXES: dict[str, Axis] = {
     "tp": Axis(lambda lay: lay.tp, lambda lay: 1, "tensor", crosses=True),
     "cp": Axis(lambda lay: lay.cp, lambda lay: lay.tp, "context", crosses=True),
-    "ep": Axis(lambda lay: lay.ep, lambda lay: lay.tp, "expert", crosses=True),  # folds over (dp, cp): neighbours there
-    "sequence": Axis(lambda lay: lay.cp * lay.tp, lambda lay: 1, "expert"),  # who share one sequence's tokens
+    "ep": Axis(lambda lay: lay.ep, lambda lay: lay.tp, "expert", crosses=True),  # neighbours in (dp, cp)
+    "sequence": Axis(lambda lay: lay.cp * lay.tp, lambda lay: 1, "expert"),  # the ranks that share one sequence
     "dp": Axis(lambda lay: lay.dp, lambda lay: lay.cp * lay.tp),
     "pp": Axis(lambda lay: lay.pp, lambda lay: lay.rows * lay.tp),
     "stage": Axis(lambda lay: lay.rows * lay.tp, lambda lay: 1),
@@ -37,8 +37,8 @@ AXES: dict[str, Axis] = {
 
 @dataclass(frozen=True)
 class Mesh:
-    """The grid of one layout: pp, dp, cp, tp, the outermost first, so tensor ranks are neighbours. Group members are
-    listed in rank order, which is their order on the wire."""
+    """The grid of one layout: pp, dp, cp, tp, outermost first, so tensor ranks are neighbours. Group members are listed
+    in rank order, which is their order in collectives."""
 
     layout: Layout
     _groups: dict[tuple[str, int], tuple[int, ...]] = field(
@@ -46,24 +46,24 @@ class Mesh:
     )
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """rank -> {pp, dp, cp, tp, ep, edp}; (dp, cp) read as one number splits into (edp, ep)."""
+        """rank -> {pp, dp, cp, tp, ep, edp}; the index dp·size(cp) + cp splits into (edp, ep)."""
         lay, (pp, row, tp) = self.layout, self.place(rank)
         dp, cp = divmod(row, lay.cp)
         edp, ep = divmod(row, lay.ep)
         return {"pp": pp, "dp": dp, "cp": cp, "tp": tp, "ep": ep, "edp": edp}
 
     def place(self, rank: int) -> tuple[int, int, int]:
-        """rank -> pp, its place in (dp, cp) read as one number, tp"""
+        """rank -> pp, its index in (dp, cp), tp"""
         rest, tp = divmod(rank, self.layout.tp)
         return *divmod(rest, self.layout.rows), tp
 
     def index(self, axis: str, rank: int) -> int:
-        """rank -> its place in its group of an axis"""
+        """rank -> its index in its group of an axis"""
         found = AXES[axis]
         return rank // found.step(self.layout) % found.size(self.layout)
 
     def ranks(self, pp: Iterable[int], rows: Iterable[int], tp: Iterable[int]) -> tuple[int, ...]:
-        """The ranks at these coordinates, ascending; `rows` are places in (dp, cp) read as one number."""
+        """The ranks at these coordinates, ascending; `rows` are indices in (dp, cp)."""
         each, columns = self.layout.rows, list(tp)
         places = [p * each + row for p, row in product(pp, list(rows))]
         return tuple(place * self.layout.tp + t for place in places for t in columns)
@@ -80,12 +80,12 @@ class Mesh:
         return tuple(range(begin + rank % step, begin + block, step))
 
     def block(self, name: str) -> tuple[int, int]:
-        """How groups of this name lie: each among so many neighbours, every so manieth of them."""
+        """-> (block, step): a group of this name is every `step`-th rank of a block of consecutive ranks."""
         step = AXES[name].step(self.layout)
         return AXES[name].size(self.layout) * step, step
 
     def size(self, name: str) -> int:
-        """How many ranks a group `name` has (the same for every rank)."""
+        """The number of ranks of a group `name` (the same for every rank)."""
         return AXES[name].size(self.layout)
 
     def neighbour(self, rank: int, stage: int) -> int:

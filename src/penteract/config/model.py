@@ -8,12 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoESpec:
-    """The mixture-of-experts half of a block.
+    """The mixture of experts of a block.
 
-    `ffn_size` is one expert's F; shared experts are one MLP of `shared_ffn_size`, seen by every token.
+    `ffn_size` is one expert's F; shared experts are one MLP of `shared_ffn_size`, used by every token.
     `balance`: "loss" adds the per-sequence balance loss with `balance_coefficient`
-    (DeepSeek-V3 2412.19437 eq. 17-20); "bias" steers the choice without a loss by moving a bias of
-    `bias_rate` a step (2408.15664); "none" does neither.
+    (DeepSeek-V3 2412.19437 eq. 17-20); "bias" balances without a loss: it updates a bias of the
+    choice by `bias_rate` a step (2408.15664); "none" does neither.
     """
 
     experts: int
@@ -32,15 +32,15 @@ class MoESpec:
         1  # experts form groups, and a token chooses among those of its best `top_groups` (DeepSeek-V2 §2.1.2)
     )
     top_groups: int = 1
-    group_score: Literal["max", "top2"] = "max"  # a group is as good as its best expert, or as its best two together
+    group_score: Literal["max", "top2"] = "max"  # a group's score: that of its best expert, or the sum of its best two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentSpec:
-    """Multi-head latent attention (DeepSeek-V2 2405.04434 §2.1): keys and values unfold from one small latent.
+    """Multi-head latent attention (DeepSeek-V2 2405.04434 §2.1): keys and values are computed from one small latent.
 
-    `head_size` of the model is `plain_size + rope_size`: a head's part without positions, and the rotated part, whose
-    key is one for all heads. `value_size` is a head's value. `query_rank` 0: queries are projected in one step.
+    `head_size` of the model is `plain_size + rope_size`: the part of a head without positions, and the rotated part,
+    whose key all heads share. `value_size`: of a head. `query_rank` 0: queries are projected without a latent.
     """
 
     kv_rank: int
@@ -54,10 +54,10 @@ class LatentSpec:
 class RopeScaling:
     """How rotary wavelengths are stretched.
 
-    "llama3" (Llama 3.1): long ones divided by `factor`, a smooth band between.
+    "llama3" (Llama 3.1): long ones are divided by `factor`, short ones stay, with a smooth band between.
     "yarn" (2309.00071): the band is given in rotations over `original_positions`, `fast_rotations` to `slow_rotations`;
     `attention_factor` multiplies cosines and sines, and `softmax_factor` the scale of attention's scores.
-    "linear": all divided by `factor`.
+    "linear": all are divided by `factor`.
     """
 
     factor: float
@@ -92,7 +92,7 @@ class ModelSpec:
     positions: Literal["rope", "learned"] = "rope"
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
-    max_positions: int = 8192  # rows of the learned table; a promise otherwise
+    max_positions: int = 8192  # rows of a learned table; with rope, only informative
     sliding_window: int = 0  # 0: the whole document
     qkv_bias: bool = False
     output_bias: bool = False  # of attention's output projection
@@ -104,11 +104,13 @@ class ModelSpec:
     latent: LatentSpec | None = None  # instead of projected keys and values
     mtp_layers: int = 0  # depths of multi-token prediction (DeepSeek-V3 §2.2): each a block that sees one token further
     mtp_loss_coefficient: float = 0.3  # of the mean of their losses
-    z_loss_coefficient: float = 0.0  # of each token's squared log-sum-exp of logits, beside its cross entropy; 0: none
+    z_loss_coefficient: float = 0.0  # of each token's squared log-sum-exp of logits, added to the loss; 0: none
 
     @property
     def residual_std(self) -> float:
-        """Projections into the residual stream start smaller, so that its variance does not grow with depth (GPT-2)."""
+        """Initial deviation of projections into the residual stream, whose variance then does not grow with depth
+        (GPT-2).
+        """
         return self.initial_std / (2 * self.layers) ** 0.5
 
     def has_experts(self, layer: int) -> bool:

@@ -1,4 +1,4 @@
-"""What updates parameters, by their role: which moments it keeps of each, and what it asks of their matrices."""
+"""Which optimizer updates which parameters, the moments that it keeps, and whether it needs whole matrices."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOMENTS: Mapping[OptimizerName, tuple[Moment, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class OptimizerKind:
-    """What moves the parameters of a bucket.
+    """The optimizer of a bucket.
 
-    adamw   each element by itself
-    muon    each matrix as one: its momentum, made orthogonal by `steps` of Newton-Schulz
+    adamw   updates each element by itself
+    muon    updates whole matrices: by their momentum, made orthogonal in `steps` of Newton-Schulz
     """
 
     name: OptimizerName = "adamw"
@@ -29,7 +29,7 @@ class OptimizerKind:
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """Kept between steps, an element each for every element of a parameter."""
+        """The moments kept between steps, each of the parameter's size."""
         return _MOMENTS[self.name]
 
     @property
@@ -43,13 +43,15 @@ ADAMW = OptimizerKind()
 
 @dataclass(frozen=True, slots=True)
 class OptimizerKinds:
-    """Of a run: one for matrices between hidden states, one for all else (tables, the head, norms, biases, routers)."""
+    """The optimizers of a run: for matrices between hidden states, and for the rest (tables, head, norms, biases,
+    routers).
+    """
 
     matrices: OptimizerKind = ADAMW
     rest: OptimizerKind = ADAMW
 
     def of(self, *, matrix: bool) -> OptimizerKind:
-        """What moves a parameter. `matrix`: it is a matrix between hidden states."""
+        """The optimizer of a parameter. `matrix`: it is a matrix between hidden states."""
         return self.matrices if matrix else self.rest
 
 

@@ -35,7 +35,7 @@ _LEARNER: Mapping[str, object] = {
     "batch.sequence_length": 256,
     "batch.global_batch_size": 16,
     "batch.micro_batch_size": 4,
-    "optimizer.learning_rate": 1e-3,  # small enough that rounding stays rounding: layouts agree over the whole run
+    "optimizer.learning_rate": 1e-3,  # small: rounding errors stay small, and layouts agree over the whole run
     "learning_rate.warmup_steps": 10,
     "training.steps": 40,
     "training.validation_every": 40,
@@ -44,7 +44,7 @@ _LEARNER: Mapping[str, object] = {
 
 
 def _published(entry: catalog.CatalogEntry) -> Mapping[str, object]:
-    """Settings for a model of the catalogue. Where its peak rate was not published, small ones learn faster."""
+    """Settings for a model of the catalogue. If its peak rate was not published, small models get a higher one."""
     learning_rate = entry.learning_rate or (4e-4 if entry.parameters < 2e9 else 3e-4)
     return {
         "batch.sequence_length": min(entry.model.max_positions, 8192),
@@ -64,7 +64,7 @@ class Preset:
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
-# Those made for learning and tests. `preset` knows every published model besides.
+# Presets for learning and tests. `preset` also takes every published model.
 PRESETS: Mapping[str, Preset] = {
     p.model.name: p
     for p in (
@@ -76,7 +76,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def preset(name: str, *, where: str = "--preset") -> Preset:
-    """The preset called `name`, or the catalogue's model; BadInput with the nearest names when there is neither."""
+    """The preset called `name`, or the catalogue's model; raises BadInput with the nearest name if there is neither."""
     if name in PRESETS:
         return PRESETS[name]
     try:

@@ -1,4 +1,4 @@
-"""One training run as a frozen value: what is trained, how it is laid out, on what, for how long."""
+"""One training run as a frozen value: model, layout, data, optimizer, precision, duration."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from penteract.errors import BadInput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimizer:
-    """AdamW (1711.05101), or Muon for matrices between hidden states and AdamW for all else (2502.16982), which then
-    share rate and decay. The gradient's global norm is clipped before the update."""
+    """AdamW (1711.05101), or Muon for matrices between hidden states and AdamW for the rest (2502.16982), with the same
+    rate and decay. The gradient's global norm is clipped before the update."""
 
     kind: OptimizerName = "adamw"
     learning_rate: float = 1e-3  # the peak
     betas: tuple[float, float] = (0.9, 0.95)
     epsilon: float = 1e-8
-    weight_decay: float = 0.1  # of matrices; norms and biases are left alone
+    weight_decay: float = 0.1  # of matrices, not of norms and biases
     clip_norm: float = 1.0  # 0: never clipped
     muon_momentum: float = 0.95
     muon_nesterov: bool = True
-    newton_schulz_steps: int = 5  # singular values come near one by them
+    newton_schulz_steps: int = 5  # enough to bring singular values near one
 
     @property
     def optimizer_kinds(self) -> OptimizerKinds:
-        """What moves which parameters."""
+        """Which optimizer updates which parameters."""
         return (
             OptimizerKinds(matrices=OptimizerKind("muon", self.newton_schulz_steps)) if self.kind == "muon" else PLAIN
         )
@@ -66,7 +66,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """How long, and what is looked at on the way."""
+    """Duration, validation and logging."""
 
     steps: int = 1000
     seed: int = 0
@@ -78,7 +78,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """When the state is saved, and how many stay on disk."""
+    """When checkpoints are saved, and how many are kept."""
 
     every: int = 0  # steps; 0: only at the end
     keep: int = 2  # the newest; 0: all
@@ -89,7 +89,7 @@ _FP8 = ("fp8_bf16_layers", "fp8_gradient", "fp8_round_scales", "fp8_history", "f
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """A recipe by name, and where it is changed; "auto" is what the recipe has."""
+    """A recipe by name, and changes to it; "auto": as in the recipe."""
 
     dtype: Literal[
         "fp32", "bf16", "bf16_pure", "fp16", "fp64", "fp8_tensorwise", "fp8_delayed", "fp8_rowwise", "fp8_blockwise"
@@ -112,39 +112,39 @@ class Precision:
 
     @staticmethod
     def of(policy: Policy) -> Precision:
-        """The section that means `policy`, nothing left open. KeyError where no recipe is near it."""
+        """The section that gives `policy`, without any "auto". Raises KeyError if no recipe is near it."""
         dtype = "bf16_pure" if policy.compute == "bf16" and not policy.master else policy.compute
         if (fp8 := policy.fp8) is not None:
             dtype = {"bf16": f"fp8_{fp8.kind}"}[dtype]
-        said: Any = {
+        values: Any = {
             "dtype": dtype, "gradient": policy.gradient, "reduce": policy.reduce, "master": policy.master or "none",
             "moments": policy.moments, "loss_scale": policy.loss_scale, "loss_scale_growth_every": policy.growth_every,
         }  # fmt: skip
-        said |= dict.fromkeys(_FP8, "none") | {"modules": tuple(map(str, policy.modules)) or "none"}
+        values |= dict.fromkeys(_FP8, "none") | {"modules": tuple(map(str, policy.modules)) or "none"}
         if fp8 is not None:
-            said |= {
+            values |= {
                 "fp8_bf16_layers": (fp8.first, fp8.last), "fp8_gradient": fp8.gradient, "fp8_round_scales": fp8.powers,
                 "fp8_history": fp8.history, "fp8_block": fp8.block, "fp8_gather": fp8.gather,
                 "fp8_experts": fp8.experts,
             }  # fmt: skip
-        return Precision(**said)
+        return Precision(**values)
 
     @property
-    def asked(self) -> Precision:
-        """The same with "auto" for what the recipe decides, so that another recipe decides it anew."""
+    def changes(self) -> Precision:
+        """The same with "auto" for all that equals the recipe, so that another recipe can decide it."""
         usual = Precision.of(RECIPES[self.dtype])
         own: Any = {name: "auto" for name in PARTS if getattr(self, name) == getattr(usual, name)}
         return replace(self, **own)
 
     @property
     def policy(self) -> Policy:
-        """Raises BadInput where its parts do not go together."""
+        """The policy of this section. Raises BadInput if its parts do not go together."""
         recipe = RECIPES[self.dtype]
-        said = {
+        values = {
             "gradient": self.gradient, "reduce": self.reduce, "master": self.master, "moments": self.moments,
             "loss_scale": self.loss_scale, "growth_every": self.loss_scale_growth_every,
         }  # fmt: skip
-        changes: dict[str, Any] = {k: "" if v == "none" else v for k, v in said.items() if v != "auto"}
+        changes: dict[str, Any] = {k: "" if v == "none" else v for k, v in values.items() if v != "auto"}
         if self.gradient != "auto" and self.reduce == "auto":
             changes["reduce"] = self.gradient
         bare = not changes.get("master", recipe.master)
@@ -153,21 +153,21 @@ class Precision:
         return replace(recipe, **changes, stochastic=stochastic, fp8=self._fp8(recipe.fp8), modules=modules)
 
     def _fp8(self, recipe: Fp8 | None) -> Fp8 | None:
-        said = {
+        values = {
             "layers": self.fp8_bf16_layers, "gradient": self.fp8_gradient, "powers": self.fp8_round_scales,
             "history": self.fp8_history, "block": self.fp8_block, "gather": self.fp8_gather,
             "experts": self.fp8_experts,
         }  # fmt: skip
-        left = "auto" if recipe else "none"
+        allowed = "auto" if recipe else "none"
         for name in _FP8:
             found = getattr(self, name)
             if found != "auto" and (found == "none") == (recipe is not None):
-                raise BadInput("PRECISION", "recipes of FP8 have this, and they alone", where=f"precision.{name}",
-                               found=f"{str(found).lower()} in {self.dtype}", allowed=left,
+                raise BadInput("PRECISION", "only FP8 recipes have this", where=f"precision.{name}",
+                               found=f"{str(found).lower()} in {self.dtype}", allowed=allowed,
                                fix=f"--precision.{name} auto")  # fmt: skip
         if recipe is None:
             return None
-        changes: dict[str, Any] = {k: v for k, v in said.items() if v != "auto"}
+        changes: dict[str, Any] = {k: v for k, v in values.items() if v != "auto"}
         if (layers := changes.pop("layers", None)) is not None:
             changes["first"], changes["last"] = layers
         return replace(recipe, **changes)
@@ -178,7 +178,7 @@ PARTS = tuple(f.name for f in fields(Precision) if f.name not in ("dtype", "devi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """All that decides a run's numbers. Two equal values train the same model on the same batches."""
+    """Everything that decides a run's results. Two equal values train the same model on the same batches."""
 
     model: ModelSpec
     layout: Layout

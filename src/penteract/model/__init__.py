@@ -1,1 +1,1 @@
-"""The network, written once over `do`: it knows where redistributions are, not what they do."""
+"""The network, written once over the recorder `do`. It places redistributions, but does not depend on what they do."""

@@ -9,7 +9,8 @@ from penteract.parallel import context, tensor
 
 
 def attention(do: Do, m: ModelSpec, name: str, x: Value, sequence_length: int) -> Value:
-    """x [S@cp·tp, B, D] -> same.   Heads are cut over tp; where tp exceeds the KV heads, neighbours share one."""
+    """x [S@cp·tp, B, D] -> same.   Heads are sharded over tp; if tp exceeds the KV heads, neighbouring ranks share
+    one."""
     h = do.redistribute(tensor.enter, x)  # [S@cp, B, D]
     hq, hk, hv = do.fork(h, 3)
     q = do.linear(hq, *_projection(m, name, "q", m.heads))  # [S@cp, B, H@tp·C]
@@ -32,7 +33,7 @@ def attention(do: Do, m: ModelSpec, name: str, x: Value, sequence_length: int) -
 
 
 def score_scale(m: ModelSpec) -> float:
-    """What scores are multiplied with: C^(-1/2), and YaRN's factor where it has one."""
+    """The scale of scores: C^(-1/2), times YaRN's factor if there is one."""
     return m.head_size**-0.5 * (m.rope_scaling.softmax_factor if m.rope_scaling else 1.0)
 
 

@@ -1,4 +1,4 @@
-"""One layer. Knows where redistributions are, not what they do."""
+"""One transformer layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penteract.ops.do import Do, Value
 
 
 def block(do: Do, m: ModelSpec, layer: int, x: Value, sequence_length: int) -> Value:
-    """One pre-norm layer; one beyond the last is as the last.   x [S@cp·tp, B, D] -> same"""
+    """One pre-norm layer; MTP layers, after the last, are built like the last.   x [S@cp·tp, B, D] -> same"""
     name = f"layers.{layer}"
     x, h = do.fork(x)
     x = do.add(x, _attention(do, m, f"{name}.attention", norm(do, m, f"{name}.norm1", h), sequence_length))

@@ -1,4 +1,4 @@
-"""How many parameters a model has: read off the recorded program, so that there is no second list of its matrices."""
+"""Parameter counts, derived from the recorded program, so that no second list of matrices is needed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from penteract.ops.tape import Site
 class ParameterCounts:
     """Elements of a model's parameters.
 
-    `total`      each once, a tied table too
-    `active`     those that one token visits: all but the experts that it is not sent to
-    `embedding`  in tables that are looked up
-    `matmul`     in matrix products with one token, which takes 2·matmul FLOPs forward. A tied table is in as the head,
-                 a matrix that serves twice counts twice, an expert that is not visited not at all
+    `total`      each once, also a tied table
+    `active`     those that one token uses: all but the experts that it is not routed to
+    `embedding`  in lookup tables
+    `matmul`     in matrix products with one token, which take 2·matmul FLOPs forward. A tied table counts as the head,
+                 a matrix that is used twice counts twice, an expert that is not visited does not count
     """
 
     total: int
@@ -34,7 +34,7 @@ class ParameterCounts:
 
 
 def parameters(m: ModelSpec) -> ParameterCounts:
-    """Count by recording one layer of each kind, whatever the depth, and multiplying."""
+    """Count by recording one layer of each kind and multiplying, whatever the depth."""
     alike: Counter[int] = Counter()  # the first layer of each kind -> how many there are
     first: dict[bool, int] = {}
     for layer in range(m.layers):
@@ -45,9 +45,9 @@ def parameters(m: ModelSpec) -> ParameterCounts:
 
 
 def count(do: Do, m: ModelSpec, alike: Counter[int]) -> ParameterCounts:
-    """Count what `do` recorded for one token and one rank. Layer i stands for `alike[i]` layers; others for themselves.
+    """Count what `do` recorded for one token and one rank. Layer i stands for `alike[i]` layers, other layers for one.
 
-    An op's first parameter is its matrix, where it has one.
+    An op's first parameter is its matrix, if it has one.
     """
     times: dict[str, int] = {}
     products: Counter[str] = Counter()  # parameter -> multiply-adds of one token with it
@@ -68,7 +68,7 @@ def count(do: Do, m: ModelSpec, alike: Counter[int]) -> ParameterCounts:
 
 
 def _multiply_adds(site: Site, m: ModelSpec) -> int:
-    """Of one token in an op's forward; among the experts it is as many copies as it visits experts."""
+    """Multiply-adds of one token in an op's forward. In expert ops a token is as many copies as it visits experts."""
     copies = m.moe.top_k if m.moe else 1
     ins = [tuple(size(dim, lambda _: copies) for dim in spec.shape) for spec in site.ins]
     return OPS[site.op_name].declaration.flops("forward", ins, site.weights, site.attrs) // 2

@@ -19,13 +19,13 @@ from penteract.parallel.pipeline import stage_layers
 
 
 def stage(do: Do, m: ModelSpec, number: int, sequence_length: int) -> None:
-    """Say stage `number` of the network.   Between stages: [S@cp·tp, B, D]"""
+    """Record stage `number` of the network.   Between stages: [S@cp·tp, B, D]"""
     layers = stage_layers(m.layers, do.layout.stages)[number]
     part(do, m, layers, sequence_length, first=number == 0, last=number == do.layout.stages - 1)
 
 
 def part(do: Do, m: ModelSpec, layers: Sequence[int], sequence_length: int, *, first: bool, last: bool) -> None:
-    """Say the layers `layers`, with the embedding if they come first and the head if they come last."""
+    """Record the layers `layers`, with the embedding if `first` and the head if `last`."""
     x = _embed(do, m, sequence_length) if first else do.receive(_stream(do, m, sequence_length))
     x = do.layers(layers, lambda i, x: block(do, m, i, x, sequence_length), x)
     if last:
@@ -47,9 +47,9 @@ def _head(do: Do, m: ModelSpec, x: Value, sequence_length: int) -> None:
     if not m.mtp_layers:
         score(do, m, h, "targets", "cross_entropy")
         return
-    h, further = do.fork(h)
+    h, to_mtp = do.fork(h)
     score(do, m, h, "targets", "cross_entropy")
-    mtp_layers(do, m, further, sequence_length)
+    mtp_layers(do, m, to_mtp, sequence_length)
 
 
 def _embed(do: Do, m: ModelSpec, sequence_length: int) -> Value:
@@ -72,7 +72,7 @@ def record(
 
 
 def owning_stages(m: ModelSpec, layout: Layout, names: dict[str, int]) -> OwningStages:
-    """parameter name -> pipeline ranks that hold it. `names`: the pipeline rank whose tape says it."""
+    """parameter name -> pipeline ranks that hold it. `names`: parameter -> the pipeline rank that recorded it."""
     both = shared(m)
     if both.isdisjoint(names):
         return {name: (p,) for name, p in names.items()}

@@ -1,4 +1,4 @@
-"""Both ends of the residual stream: token ids in, a term of the loss out."""
+"""Embedding and head: from token ids to the residual stream, and from there to a loss term."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from penteract.parallel import tensor
 
 
 def embed(do: Do, m: ModelSpec, ids: str, sequence_length: int) -> Value:
-    """Token ids [S@cp, B], the data called `ids` -> [S@cp·tp, B, D]"""
+    """Token ids [S@cp, B], the input named `ids` -> [S@cp·tp, B, D]"""
     own = (sequence_length // do.layout.cp, do.layout.micro_batch_size)
     return do.redistribute(tensor.leave, do.embedding(do.input(ids, own), _table(m, "embedding")))
 
 
 def score(do: Do, m: ModelSpec, h: Value, targets: str, term: str) -> None:
-    """h [S@cp·tp, B, D], normed -> the loss's term `term`, against the data called `targets`, [S@cp, B]."""
+    """h [S@cp·tp, B, D], normalised -> the loss term `term`, with the input named `targets`, [S@cp, B]."""
     s, b, _ = h.shape
     assert isinstance(s, int) and isinstance(b, int)
     own = do.input(targets, (s * do.layout.tp, b))

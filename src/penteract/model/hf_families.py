@@ -1,6 +1,6 @@
-"""How each Hugging Face family names what a decoder consists of, and which of its tensors nobody needs.
+"""The tensor names of each Hugging Face family, and which of its tensors are not needed.
 
-Names are those of the files that are shared, where every expert has its own; `{i}` is a layer and `{x}` an expert.
+Names are those of published files, where every expert has its own tensors; `{i}` is a layer and `{x}` an expert.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from penteract.config.model import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rows that rotary positions turn, as their files order them.
+    """The row order of rotated dims in Hugging Face files.
 
-    Rows come in groups of `group`. Of each, the first `plain` are as ours; the rest are pairs that turn together, side
-    by side in theirs, and half a head apart in ours.
+    Rows come in groups of `group`. The first `plain` of a group are ordered as ours. The rest are rotated in pairs: the
+    two rows of a pair are adjacent in their files, and half a head apart in ours.
     """
 
     group: int
     plain: int
 
     def order(self, rows: int) -> list[int]:
-        """Row r of ours is row order[r] of theirs, for any whole number of groups."""
+        """Our row r is their row order[r], for any whole number of groups."""
         pairs = (self.group - self.plain) // 2
         one = [*range(self.plain), *(self.plain + 2 * i + half for half in (0, 1) for i in range(pairs))]
         return [at + r for at in range(0, rows, self.group) for r in one]
@@ -32,7 +32,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class HfLocation:
-    """Where one of ours lies: in tensor `name`, from row `first` of `rows` (0: it is all of them)."""
+    """Where one of our tensors is stored: in tensor `name`, from row `first` of `rows` (0: it is the whole tensor)."""
 
     name: str
     transposed: bool = False
@@ -41,14 +41,14 @@ class HfLocation:
     rotary: Rotary | None = None
 
 
-Places = Mapping[str, HfLocation]  # by the name of ours, without its layer
+Places = Mapping[str, HfLocation]  # by our name, without its layer
 
 
 @dataclass(frozen=True, slots=True)
 class HfFamily:
-    """`prefix` begins names that stand for the network without its head; files of the bare network lack it.
+    """`prefix` begins the names of all tensors but the head; files of the network without its head lack it.
 
-    `unused`: names of tensors that some files hold and no decoder needs. `copies`: where a table is held once more.
+    `unused`: names of tensors that some files hold but a decoder does not need. `copies`: further copies of a table.
     """
 
     places: Callable[[ModelSpec], Places]
@@ -83,7 +83,7 @@ def _llama(m: ModelSpec) -> Places:
 
 
 def _experts(part: str, gate: str, up: str, down: str) -> Places:
-    """Experts in `part` of a layer, by what their three matrices are called."""
+    """The experts in `part` of a layer, given the names of their three matrices."""
     each = {"gate": gate, "up": up, "down": down}
     return {
         "moe.router.weight": HfLocation(f"model.layers.{{i}}.{part}.gate.weight"),
@@ -103,7 +103,7 @@ def _qwen3_moe(m: ModelSpec) -> Places:
 
 
 def _deepseek(m: ModelSpec) -> Places:
-    """Its rotated rows are in pairs: of every head's queries, and of the one key that all heads share."""
+    """Rotated rows are interleaved pairs: in every head's queries, and in the one key that all heads share."""
     named = {"q": "q_proj", "q_down": "q_a_proj", "q_norm": "q_a_layernorm", "q_up": "q_b_proj",
              "kv_down": "kv_a_proj_with_mqa", "kv_norm": "kv_a_layernorm", "kv_up": "kv_b_proj"}  # fmt: skip
     turned: dict[str, Rotary] = {}
@@ -128,7 +128,7 @@ def _deepseek(m: ModelSpec) -> Places:
 
 
 def _deepseek_v3(m: ModelSpec) -> Places:
-    """Depths that predict further are layers behind the last."""
+    """MTP depths are layers after the last."""
     ahead = {
         "embedding_norm": "enorm",
         "hidden_norm": "hnorm",
@@ -140,7 +140,7 @@ def _deepseek_v3(m: ModelSpec) -> Places:
 
 
 def _deepseek_v3_copies(m: ModelSpec) -> Mapping[str, tuple[str, ...]]:
-    """Each of those depths has the model's embedding and head with it."""
+    """Each MTP depth holds a copy of the model's embedding and head."""
     behind = range(m.layers, m.layers + m.mtp_layers)
     heads = tuple(f"model.layers.{i}.shared_head.head.weight" for i in behind)
     tables = tuple(f"model.layers.{i}.embed_tokens.weight" for i in behind)
@@ -148,7 +148,7 @@ def _deepseek_v3_copies(m: ModelSpec) -> Mapping[str, tuple[str, ...]]:
 
 
 def _gpt2(m: ModelSpec) -> Places:
-    """Its linear layers are transposed, and queries, keys and values are one of them."""
+    """Linear layers are transposed; queries, keys and values are one layer."""
     tops = {"embedding": "wte", "positions": "wpe", "norm": "ln_f"}
     inner = {"norm1": "ln_1", "norm2": "ln_2", "attention.o": "attn.c_proj", "mlp.up": "mlp.c_fc",
              "mlp.down": "mlp.c_proj"}  # fmt: skip

@@ -1,7 +1,7 @@
-"""Hugging Face's names for our tensors: which of theirs each of ours consists of, and as what view.
+"""The mapping between our tensors and those of Hugging Face files: names, slices and layout.
 
-A mapping is data. Every `HfPart` is a box of one of our tensors and where it lies in one of theirs, so that any
-rectangle of ours can be filled from slices of theirs, and each of theirs written from boxes of ours.
+A mapping is data. Every `HfPart` is a box of one of our tensors and its place in one of theirs. So any rectangle of
+ours can be read from slices of theirs, and each of theirs written from boxes of ours.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Dims = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class HfPart:
-    """The box `start`, `size` of one of ours, in tensor `theirs` of shape `shape`.
+    """The box `start`, `size` of one of our tensors, stored in tensor `theirs` of shape `shape`.
 
-    `stacked`: ours has a first dim, one expert here, that theirs has not. Of what is left, rows are dim 0: they are
-    rows `first` … of theirs, which is turned first where `transposed`, in the order that `rotary` says.
+    `stacked`: ours has an additional first dim (the box has one expert). After that dim, rows are dim 0: they are rows
+    `first` … of theirs, which is transposed first if `transposed`, in the row order of `rotary`.
     """
 
     theirs: str
@@ -40,10 +40,10 @@ class HfPart:
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """One of our tensors. Rows of a table that no part covers are padding: theirs has none of them.
+    """One of our tensors. Rows of a table that no part covers are padding, which theirs does not have.
 
-    `copies`: tensors of theirs that hold all of it once more; they are written, and need not be there.
-    `exact`: a router's bias, which is no weight: it keeps single precision when weights are written in less.
+    `copies`: tensors of theirs that are copies of it; they are written, but not required when reading.
+    `exact`: it is a router's bias, which stays in fp32 when weights are written in a narrower dtype.
     """
 
     name: str
@@ -54,28 +54,28 @@ class Ours:
 
     @property
     def padded(self) -> bool:
-        """Whether it has elements that no part of theirs covers: the padding rows of a table."""
+        """Whether it has elements that no part covers: the padding rows of a table."""
         return sum(prod(part.size) for part in self.parts) < prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """One of their tensors: its shape, and the parts of ours that make it."""
+    """One of their tensors: its shape, and the parts of ours that it consists of."""
 
     shape: Dims
     parts: list[tuple[Ours, HfPart]] = field(default_factory=list[tuple[Ours, HfPart]])
 
 
 def hf_names(m: ModelSpec, family: str, vocabulary: int | None = None) -> Mapping[str, Ours]:
-    """Every tensor of a checkpoint of ours, in the order of the network, as `family` names and stores it.
+    """Every tensor of our checkpoints, in network order, as `family` names and stores it.
 
     `vocabulary`: rows of their tables; ours may have more. Raises Bug for a parameter that the family has no name for.
     """
-    said, found = record(m, Mesh(Layout()), 0, 8), dict[str, Ours]()
-    for q in said.params.values():
+    recorded, found = record(m, Mesh(Layout()), 0, 8), dict[str, Ours]()
+    for q in recorded.params.values():
         parts = _parts(m, family, q.name, q.shape, vocabulary)
         found[q.name] = Ours(q.name, q.shape, parts, FAMILIES[family].copies(m).get(q.name, ()))
-    for op in said.tape.ops:
+    for op in recorded.tape.ops:
         if op.site.op_name == "tokens_per_expert" and m.moe is not None:
             name, shape = f"{op.site.attrs['name']}/bias", (m.moe.experts,)
             found[name] = Ours(name, shape, _parts(m, family, name, shape, None), exact=True)
@@ -83,7 +83,7 @@ def hf_names(m: ModelSpec, family: str, vocabulary: int | None = None) -> Mappin
 
 
 def by_theirs(ours: Mapping[str, Ours], *, copies: bool = False) -> Mapping[str, Theirs]:
-    """The mapping turned round, without or with their copies."""
+    """The inverse mapping: their tensors by name, with or without copies."""
     found: dict[str, Theirs] = {}
     for tensor in ours.values():
         again = [replace(tensor.parts[0], theirs=name) for name in tensor.copies if copies]
@@ -93,7 +93,7 @@ def by_theirs(ours: Mapping[str, Ours], *, copies: bool = False) -> Mapping[str,
 
 
 def _parts(m: ModelSpec, family: str, name: str, shape: Dims, vocabulary: int | None) -> tuple[HfPart, ...]:
-    """A parameter's parts: one; of experts, one for each."""
+    """A parameter's parts: one, or one for each expert."""
     parts = name.split(".")
     layer = int(parts[1]) if parts[0] == "layers" else -1
     stem = ".".join(parts[2:] if layer >= 0 else parts)
@@ -111,7 +111,7 @@ def _parts(m: ModelSpec, family: str, name: str, shape: Dims, vocabulary: int | 
 
 
 def _part(place: HfLocation, theirs: str, start: Dims, size: Dims, stored: Dims) -> HfPart:
-    """`stored`: the part as their rows and columns."""
+    """`stored`: the shape of the part as stored, before transposition."""
     shape: Sequence[int] = (place.rows or stored[0], *stored[1:])
     turned = place.transposed and len(stored) == 2
     return HfPart(

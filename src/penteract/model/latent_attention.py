@@ -1,7 +1,7 @@
-"""Multi-head latent attention: keys and values unfold from one small latent a token.
+"""Multi-head latent attention: keys and values are computed from one small latent per token.
 
-DeepSeek-V2 2024 (2405.04434) §2.1, eq. 9-19. Latents are made, normed and rotated where tokens are cut over tp, so that
-each token is projected down once, and what tp gathers is a latent.
+DeepSeek-V2 2024 (2405.04434) §2.1, eq. 9-19. Latents are projected, normalised and rotated while tokens are sharded
+over tp: each token is projected down once, and tp gathers only latents.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penteract.parallel import context, tensor
 
 
 def latent_attention(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Value, sequence_length: int) -> Value:
-    """x [S@cp·tp, B, D] -> same.   Heads are cut over tp; latents and the rotated key are one for all heads."""
+    """x [S@cp·tp, B, D] -> same.   Heads are sharded over tp; all heads share the latents and the rotated key."""
     to_queries, to_latent = do.fork(x)
     q = _queries(do, m, latent, name, to_queries)  # [S@cp, B, H@tp·C]
     own = (sequence_length // do.layout.cp, do.layout.micro_batch_size)
@@ -42,7 +42,7 @@ def latent_attention(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Val
 
 
 def _queries(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Value) -> Value:
-    """[S@cp·tp, B, D] -> [S@cp, B, H@tp·C], through a latent of their own if they have one."""
+    """[S@cp·tp, B, D] -> [S@cp, B, H@tp·C], through the queries' own latent if there is one."""
     if not latent.query_rank:
         return do.linear(do.redistribute(tensor.enter, x), _up(m, f"{name}.q", m.head_size, m.hidden_size))
     c = do.linear(x, *_down(m, f"{name}.q_down", latent.query_rank))
@@ -51,7 +51,7 @@ def _queries(do: Do, m: ModelSpec, latent: LatentSpec, name: str, x: Value) -> V
 
 
 def _down(m: ModelSpec, name: str, rank: int) -> tuple[Param, ...]:
-    """To a latent: whole on every tensor rank."""
+    """Projection to a latent, replicated on all tensor ranks."""
     w = Param(f"{name}.weight", (rank, m.hidden_size), scale=m.initial_std, matrix=True)
     return (w, Param(f"{name}.bias", (rank,), decay=False)) if m.qkv_bias else (w,)
 
@@ -61,6 +61,6 @@ def _norm(name: str, rank: int) -> Param:
 
 
 def _up(m: ModelSpec, name: str, size: int, rank: int) -> Param:
-    """From `rank` features to `size` for each head."""
+    """Projection from `rank` features to `size` features of each head."""
     shard = (Shard(0, "tp", m.heads),)
     return Param(f"{name}.weight", (m.heads * size, rank), shard, scale=m.initial_std, matrix=True)

@@ -1,4 +1,4 @@
-"""The dense feed-forward half: SwiGLU (gate, up, down) or GELU (up, down)."""
+"""The dense feed-forward part of a layer: SwiGLU (gate, up, down) or GELU (up, down)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penteract.parallel import tensor
 
 
 def mlp(do: Do, m: ModelSpec, name: str, x: Value, ffn_size: int) -> Value:
-    """x [S@cp·tp, B, D] -> same.   Columns F are cut over tp."""
+    """x [S@cp·tp, B, D] -> same.   Columns F are sharded over tp."""
     h = do.redistribute(tensor.enter, x)  # [S@cp, B, D]
     if m.activation == "swiglu":
         hg, hu = do.fork(h)

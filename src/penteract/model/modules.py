@@ -1,4 +1,4 @@
-"""Patterns over names, held against the names that a model has."""
+"""Precision patterns over parameter names, checked against the names of a model."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ _SHOWN = 3  # names in a message
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Of parameters: those of each layer, and all others. `op_names`: which one multiplies by those of layers that may
-    be in FP8."""
+    """Parameter names: those of each layer, and all others. `op_names`: for each weight of a layer that may be in FP8,
+    the op that multiplies by it."""
 
     layers: tuple[tuple[str, ...], ...]
     others: tuple[str, ...]
     op_names: Mapping[str, str]
 
     def of(self, what: Part, policy: Policy) -> Iterator[str]:
-        """Those that have such a part."""
+        """The names to which patterns of the part `what` apply."""
         every = (name for some in (*self.layers, self.others) for name in some)
-        return every if what == "moments" else filter(self.in_codes(policy).__contains__, every)
+        return every if what == "moments" else filter(self.fp8_by_default(policy).__contains__, every)
 
-    def in_codes(self, policy: Policy) -> frozenset[str]:
-        """Those that are in FP8 where nothing is said of them."""
+    def fp8_by_default(self, policy: Policy) -> frozenset[str]:
+        """The weights that are in FP8 if no pattern matches them."""
         experts = policy.fp8 is not None and policy.fp8.experts
         return frozenset(name for name, op_name in self.op_names.items() if op_name == "linear" or experts)
 
 
 @cache
 def _names(m: ModelSpec) -> _Names:
-    """Read off the recorded program: one layer of each kind tells those of all."""
+    """The names in the recorded program: one layer of each kind gives those of all."""
     first = {m.has_experts(layer): layer for layer in reversed(range(m.layers))}
     do = Do(Mesh(Layout()))
     part(do, m, sorted(first.values()), 1, first=True, last=True)
     sites = [op.site for op in do.tape.ops if op.site.op_name in ("linear", "expert_linear") and op.site.layer >= 0]
-    said = {site.params[0]: site.op_name for site in sites}
+    op_of = {site.params[0]: site.op_name for site in sites}
     own = {layer: [n for n in do.params if n.startswith(f"layers.{layer}.")] for layer in first.values()}
     layers = list[tuple[str, ...]]()
-    op_names = {n: op_name for n, op_name in said.items() if not any(n in some for some in own.values())}
+    op_names = {n: op_name for n, op_name in op_of.items() if not any(n in some for some in own.values())}
     for layer in range(m.layers):
         recorded = first[m.has_experts(layer)]
         named = {n: n.replace(f"layers.{recorded}.", f"layers.{layer}.", 1) for n in own[recorded]}
         layers.append(tuple(named.values()))
-        op_names |= {here: said[there] for there, here in named.items() if there in said}
+        op_names |= {here: op_of[there] for there, here in named.items() if there in op_of}
     others = tuple(n for n in do.params if not any(n in some for some in own.values()))
     return _Names(tuple(layers), others, op_names)
 
 
 @cache
 def check_modules(m: ModelSpec, policy: Policy) -> None:
-    """Refuse a pattern that no parameter of the model matches, patterns that leave no linear in FP8, and experts in FP8
-    where there are none."""
+    """Refuse a pattern that matches no parameter of the model, patterns that leave no linear layer in FP8, and FP8
+    experts in a model without experts."""
     if policy.fp8 is not None and policy.fp8.experts and m.moe is None:
         raise BadInput("PRECISION", "the model has no experts", where="precision.fp8_experts", found="true",
                        allowed="false", fix="--precision.fp8_experts false")  # fmt: skip
@@ -72,40 +72,40 @@ def check_modules(m: ModelSpec, policy: Policy) -> None:
             raise _unmatched(pattern, found)
     if policy.modules and policy.fp8 is not None:
         linear_layers = policy.linear_layers(m.layers, m.mtp_layers)
-        if not any(map(linear_layers.of, _names(m).in_codes(policy))):
-            raise BadInput("PRECISION", "leaves no linear in FP8", where="precision.modules",
-                           found=", ".join(map(str, policy.modules))[:80], allowed="one linear in FP8 or more",
+        if not any(map(linear_layers.of, _names(m).fp8_by_default(policy))):
+            raise BadInput("PRECISION", "leaves no linear layer in FP8", where="precision.modules",
+                           found=", ".join(map(str, policy.modules))[:80], allowed="one linear layer in FP8 or more",
                            fix="--precision.dtype bf16")  # fmt: skip
 
 
 def _unmatched(pattern: Pattern, found: list[str]) -> BadInput:
-    """With the nearest patterns that match: a parameter of any layer, or all of one layer."""
+    """The error, with the nearest patterns that match: one parameter in all layers, or all of one layer."""
     layers = dict.fromkeys(".".join([*n.split(".")[:2], "*"]) for n in found if n.startswith("layers."))
     every = dict.fromkeys(anonymous(n) for n in found)
     near = get_close_matches(pattern.names, [*every, *layers], _SHOWN, cutoff=0)
-    what = "no linear of a layer has such a name" if pattern.part == "linears" else "no parameter has such a name"
+    what = "no linear layer has such a name" if pattern.part == "linears" else "no parameter has such a name"
     return BadInput("PATTERN", what, where="precision.modules", found=str(pattern)[:80], allowed=", ".join(near),
                     fix=f"--precision.modules '{near[0]}:{pattern.part}={pattern.value}'")  # fmt: skip
 
 
 def anonymous(name: str) -> str:
-    """`layers.*.norm1.weight` for that of any layer."""
+    """The name without its layer: `layers.*.norm1.weight`."""
     parts = name.split(".")
     return ".".join([parts[0], "*", *parts[2:]]) if parts[0] == "layers" else name
 
 
 @cache
 def first_like(m: ModelSpec, policy: Policy) -> tuple[int, ...]:
-    """Of each layer the first that is like it: with experts or without, and in the same precision, name by name.
+    """For each layer, the first equal one: with or without experts, and each parameter in the same precision.
 
-    BadInput where `check_modules` has it.
+    Raises BadInput as `check_modules` does.
     """
     check_modules(m, policy)
-    plain = not policy.modules and (policy.fp8 is None or not policy.fp8.beside(m.layers, m.mtp_layers))
+    plain = not policy.modules and (policy.fp8 is None or not policy.fp8.bf16_layers(m.layers, m.mtp_layers))
     linear_layers, first = policy.linear_layers(m.layers, m.mtp_layers), dict[object, int]()
 
-    def told(layer: int) -> object:
+    def signature(layer: int) -> object:
         names = () if plain else _names(m).layers[layer]
         return m.has_experts(layer), *((policy.moments_of(n), linear_layers.of(n)) for n in names)
 
-    return tuple(first.setdefault(told(layer), layer) for layer in range(m.layers))
+    return tuple(first.setdefault(signature(layer), layer) for layer in range(m.layers))

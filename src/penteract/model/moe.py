@@ -1,4 +1,4 @@
-"""The mixture of experts: route, send every token to its experts, weigh what comes back. Nothing is dropped."""
+"""The mixture of experts: route tokens, send them to their experts, combine the results. No token is dropped."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from penteract.ops.do import Do, Value, single_collective
 from penteract.ops.params import Param, Shard
 from penteract.parallel import expert, tensor
 
-# Who chose what, over all ranks that share a sequence: no gradient flows through a count.
+# Choices summed over all ranks that share a sequence; no gradient flows through a count.
 _over_sequence = single_collective("choices", "sequence", "all_reduce")
 
-# Routing travels with tokens where experts are cut over tp; it has enter's name, so that recomputing treats them alike.
+# If experts are sharded over tp, expert indices are gathered with the tokens. Named as `enter`, to be recomputed with
+# it.
 _indices = single_collective("enter", "tp", "all_gather")
 
 
 def moe(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_length: int) -> Value:
-    """x [S@cp·tp, B, D] -> same.   Experts are cut over ep, and their columns over expert_tp."""
+    """x [S@cp·tp, B, D] -> same.   Experts are sharded over ep, their columns over expert_tp."""
     if not spec.shared_ffn_size:
         return _routed(do, m, spec, name, x, sequence_length)
     routed, shared = do.fork(x)

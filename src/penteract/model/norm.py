@@ -1,4 +1,4 @@
-"""The two norms, chosen by the model."""
+"""RMSNorm or LayerNorm, as the model says."""
 
 from __future__ import annotations
 

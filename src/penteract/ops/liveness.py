@@ -2,9 +2,9 @@
 have different results.
 
 A value that backward reads is kept, or recomputed if its op is in the set. A recomputed op's own inputs are then kept
-or recomputed in the same way. An op whose results nobody needs changes nothing. So the sets that
-differ are those in which every op is really recomputed. All of them are found by starting from the empty set and adding
-ops whose results are still kept.
+or recomputed in the same way. An op whose results nobody needs changes nothing. So the sets that differ are those in
+which every op is really recomputed. All of them are found by starting from the empty set and adding ops whose results
+are still kept.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from penteract.config.layout import (
 from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds, OptimizerName
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.config.recompute import WHOLE, MemoryBudget, name_of, words_of
+from penteract.config.recompute import WHOLE, MemoryBudget, name_of, ops_of
 from penteract.config.run import Optimizer
 from penteract.errors import BadInput
 from penteract.schedule.registry import SCHEDULES
@@ -134,7 +134,7 @@ def edits_of(axes: Mapping[str, Any]) -> dict[str, Any]:
 def _words(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    return () if value == "nothing" else words_of(value if value in WHOLE else value.split("+"))
+    return () if value == "nothing" else ops_of(value if value in WHOLE else value.split("+"))
 
 
 def budget_of(recompute: str) -> MemoryBudget | None:

@@ -1,1 +1,1 @@
-"""Pipeline schedules as values: generators, the transfers between stages, and the proof that no rank deadlocks."""
+"""Pipeline schedules as values: generators, transfers between stages, and the proof that no rank deadlocks."""

@@ -1,4 +1,4 @@
-"""What a pipeline rank can be told to do: compute a chunk, exchange with its neighbours. Schedules are lists of it."""
+"""The actions of a pipeline rank: compute a chunk, exchange with neighbours. Schedules are lists of actions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Compute(NamedTuple):
     chunk: int = 0
 
     def __str__(self) -> str:
-        """Kind, micro-batch and chunk: `F3`, or `F3.1` where the chunk is not the first."""
+        """Kind, micro-batch and chunk: `F3`, or `F3.1` if the chunk is not the first."""
         return f"{self.kind[0]}{_name(self.micro, self.chunk)}"
 
 
@@ -36,11 +36,11 @@ class Overlapped(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """This rank's half of one message between neighbouring stages.
+    """This rank's side of one message between neighbouring stages.
 
-    `chunk` is the chunk of this rank that produces (Send) or consumes (Recv) the message; `peer` is the pipeline
-    coordinate of the other rank, or this one where both stages are on it: a copy, in one exchange. A value goes to the
-    next stage, a gradient to the previous one.
+    `chunk` is the chunk of this rank that produces (Send) or consumes (Recv) the message. `peer` is the pipeline
+    coordinate of the other rank; if both stages are on this rank, it is this rank, and the message is a copy within one
+    exchange. A value goes to the next stage, a gradient to the previous one.
     """
 
     kind: Literal["Send", "Recv"]
@@ -56,8 +56,8 @@ class Transfer(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Transfers posted without a walk between them, in this order. In the proof the rank goes on when all of them are
-    done; a run waits for what it received when it reads it, and for what it sent before the next exchange."""
+    """Transfers posted together, in this order. In the proof the rank continues when all of them are done. A run waits
+    for a received value when it reads it, and for its sends before the next exchange."""
 
     transfers: tuple[Transfer, ...]
 

@@ -1,6 +1,6 @@
-"""Proof that a schedule is whole, in order and free of deadlock; and what it costs in time and memory.
+"""Proof that a schedule is complete, in order and free of deadlock; and its cost in time and memory.
 
-Written apart from `transfers`, which it checks: it reads nothing but the finished lists.
+It is independent of `transfers`, whose results it checks: it reads only the finished lists.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from penteract.schedule.schedule_state import Message, ScheduleState, message_of
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a sound schedule takes. Tuples are by pipeline rank.
+    """The cost of a correct schedule. Tuples are by pipeline rank.
 
     in_flight_peak  activations of (chunk, micro) alive at once, from Fwd until Bwd or Wgt
     received_peak   received values and gradients that wait for their consumer at once
     makespan        from the first start to the last end, in the unit of the given cost
-    bubble          the part of pp·makespan in which ranks do not compute
+    bubble          the fraction of pp·makespan in which ranks do not compute
     spans           when every action ran
     """
 
@@ -38,17 +38,17 @@ class Report:
 def check(
     action_lists: Sequence[ActionList], placement: Placement, micros: int, *, cost: Cost = unit_cost, wire: float = 0.0
 ) -> Report:
-    """Walk the lists with sends that have no buffer: a message moves once both its ranks have posted it.
+    """Walk the lists with unbuffered sends: a message moves when both its ranks have posted it.
 
-    What holds for transfers that are posted together must hold one by one too, in the order in which they are listed:
-    on a GPU each is a kernel on a line of its two ranks, and kernels of a line, or of lines that share a queue of the
-    device, run in the order in which they were posted.
+    Transfers that are posted together must also work one by one, in the order in which they are listed: on a GPU each
+    is a kernel on a connection of its two ranks, and kernels of one connection, or of connections that share a device
+    queue, run in the order in which they were posted.
 
     `cost(rank, compute)` is the time of one walk, `wire` that of one message. By default Fwd, Inp and Wgt take 1,
     Bwd takes 2, and a message nothing.
 
-    Raises Bug("SCHEDULE") with the first fault: an action missing, done twice, or before what it needs; two ranks that
-    take their messages in different orders; a cycle of ranks that wait for each other.
+    Raises Bug("SCHEDULE") with the first fault: an action that is missing, repeated, or before what it needs; two ranks
+    that list their messages in different orders; a cycle of ranks that wait for each other.
     """
     pp = placement.pp
     if len(action_lists) != pp:
@@ -73,13 +73,14 @@ def check(
 
 
 def _one_by_one(actions: ActionList) -> ActionList:
-    """Every transfer waited for before the next is posted: no wait of a run is longer than that."""
+    """Each transfer in an exchange of its own, so that it must finish before the next is posted: the strictest
+    waits."""
     return [one for a in actions for one in ([Exchange((t,)) for t in a.transfers] if isinstance(a, Exchange) else [a])]
 
 
 def _same_order(lists: Sequence[ActionList], placement: Placement) -> None:
-    """Two ranks must list the messages between them in one order, as they are matched by order alone. Values and
-    gradients go over lines of their own, and one order of all is one of each."""
+    """Two ranks must list the messages between them in the same order, as messages are matched only by order. Values
+    and gradients have separate connections; a common order of all messages is a common order of each kind."""
     between: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
     for rank, actions in enumerate(lists):
         for action in actions:

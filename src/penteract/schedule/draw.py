@@ -1,4 +1,4 @@
-"""A schedule as a picture in text: one row a rank, time from left to right."""
+"""A schedule as a text picture: one row per rank, time from left to right."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from penteract.schedule.transfers import with_transfers
 def draw(lists: Sequence[ComputeList], placement: Placement, micros: int, *, width: int = 120) -> str:
     """The schedule in unit time, at most `width` columns wide, with its bubble and its peaks below.
 
-    A cell is F, B, I or W and the micro-batch, then the chunk after a point when it is not 0; dashes continue a walk,
-    dots are the bubble. The picture is of the checked action lists, so what it shows can run.
+    A cell is F, B, I or W and the micro-batch, then the chunk after a point if it is not 0; dashes continue an action,
+    dots are the bubble. The picture shows the checked action lists, so what it shows can run.
 
-    Raises Bug("SCHEDULE") where `check` does.
+    Raises Bug("SCHEDULE") as `check` does.
     """
     report, pp = check(with_transfers(lists, placement), placement, micros), placement.pp
     labels = {str(part) for actions in lists for action in actions for part in computes(action)}
     head = len(f"rank {pp - 1}  ")
     steps, widest = int(report.makespan), max(map(len, labels))
-    # Tight cells, without a space between, only where they make the whole picture fit.
+    # No spaces between cells only if the whole picture fits in that way.
     cell = widest if head + steps * widest <= width < head + steps * (widest + 1) - 1 else widest + 1
     shown = min(steps, max(1, (width - head + 1) // cell))
     rows = [

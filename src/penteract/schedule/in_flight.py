@@ -1,4 +1,4 @@
-"""How many micro-batches are between two moments of their way at once: what decides how many buffers a rank needs."""
+"""How many micro-batches are between two points of their pass at once; this decides how many buffers a rank needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penteract.schedule.actions import ActionList, ComputeList, Exchange, comput
 from penteract.schedule.registry import ScheduleName, generate, schedule_of
 from penteract.schedule.transfers import with_transfers
 
-Span = tuple[str, str]  # from a moment to a moment: an action, or the "Recv value" or "Send gradient" of a border
+Span = tuple[str, str]  # from one moment to another: an action, or a transfer such as "Recv value"
 _MOMENTS = {(way, what): f"{way} {what}" for way in ("Send", "Recv") for what in ("value", "gradient")}
-_Times = Mapping[tuple[str, int], list[int]]  # (moment, chunk) -> when, for one micro-batch after the other
+_Times = Mapping[tuple[str, int], list[int]]  # (moment, chunk) -> its times, one for each micro-batch
 
 
 @cache
 def action_lists(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Sequence[ActionList]:
-    """What each pipeline rank does in a step."""
+    """The actions of each pipeline rank in a step."""
     return with_transfers(compute_lists(schedule, pp, vpp, micros), schedule_of(schedule).placement(pp, vpp))
 
 
@@ -32,11 +32,11 @@ def compute_lists(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> Seq
 def most_in_flight(
     schedule: ScheduleName, pp: int, vpp: int, micros: int, members: tuple[tuple[int, Span], ...]
 ) -> tuple[int, ...]:
-    """The most micro-batches at once, on each pipeline rank, inside of any of `members`, (chunk, span), that share one
-    pool of buffers; zero where a rank has no such moment.
+    """For each pipeline rank, the most micro-batches at once within `members`, the (chunk, span) pairs that share one
+    pool of buffers; 0 if a rank has no such moment.
 
-    A long schedule repeats itself: beyond `steady_after` micro-batches it holds no more, or, where nothing goes back
-    before all have gone forward, one more for each.
+    A long schedule repeats itself: beyond `steady_after` micro-batches it holds no more. If all forwards come first, it
+    holds one more for each further micro-batch.
     """
     enough = schedule_of(schedule).steady_after(pp, vpp)
     if micros <= enough:
@@ -58,7 +58,7 @@ def _most(
 def _most_of(times: _Times, members: tuple[tuple[int, Span], ...]) -> int:
     begins, ends = list[int](), list[int]()
     for chunk, (begin, end) in members:
-        late = not end.startswith("Send")  # what is sent is let go of before anything else happens
+        late = not end.startswith("Send")  # what is sent is freed before anything else happens
         begins += times.get((begin, chunk), ())
         ends += [t + late for t in times.get((end, chunk), ())]
     if len(begins) != len(ends):
@@ -75,9 +75,9 @@ def _most_of(times: _Times, members: tuple[tuple[int, Span], ...]) -> int:
 
 @cache
 def _times(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> _Times:
-    """When each moment of each pass is, on one rank.
+    """The times of all moments of all passes, on one rank.
 
-    An action takes three ticks: what was sent before is let go of, something is born, something dies.
+    An action takes three ticks: earlier sends are freed, new registers are born, others die.
     """
     when = defaultdict[tuple[str, int], list[int]](list)
     sent: list[tuple[str, int]] = []

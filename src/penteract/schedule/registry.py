@@ -1,4 +1,4 @@
-"""The schedules there are, by name. A new one is a file with its value, and an entry here."""
+"""All schedules, by name. A new one is a file with its `Schedule`, and an entry here."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from penteract.schedule.generators.zero_bubble import ZB_H1
 from penteract.schedule.schedule import Schedule
 
 _ALL = (ALL_FORWARD, ONE_F_ONE_B, INTERLEAVED, ZB_H1, OVERLAPPED)
-SCHEDULES = {s.name: s for s in _ALL if not s.overlapped}  # that a layout may name
+SCHEDULES = {s.name: s for s in _ALL if not s.overlapped}  # those that a layout may use
 _OVERLAPPED = {s.name: s for s in _ALL if s.overlapped}
 
 if TYPE_CHECKING:
     ScheduleName = str
 else:
-    ScheduleName = Literal[*SCHEDULES]  # a run file's key shows and checks these
+    ScheduleName = Literal[*SCHEDULES]  # run files show and check these values
 
 
 def schedule_of(name: ScheduleName) -> Schedule:
-    """The schedule of this name. Raises KeyError where there is none."""
+    """The schedule of this name. Raises KeyError if there is none."""
     return SCHEDULES.get(name) or _OVERLAPPED[name]
 
 
 def breach(name: ScheduleName, pp: int, vpp: int, micros: int) -> tuple[str, str] | None:
-    """(the axis to blame, what is wrong), or None when the schedule exists for `micros` micro-batches."""
+    """(the axis at fault, what is wrong), or None if the schedule exists for these sizes and `micros` micro-batches."""
     for axis, size in (("pp", pp), ("vpp", vpp), ("gradient_accumulation_steps", micros)):
         if size < 1:
             return axis, f"{axis} is less than 1"
@@ -54,19 +54,19 @@ def breach(name: ScheduleName, pp: int, vpp: int, micros: int) -> tuple[str, str
 
 
 def _mended(name: ScheduleName, pp: int, vpp: int, micros: int) -> str:
-    """The nearest sizes for which the schedule exists: those that must change."""
+    """The nearest sizes for which the schedule exists; only those that must change."""
     s = schedule_of(name)
     stages = int(min(max(pp, s.least_pp), s.most_pp))
     chunks = int(min(max(vpp, s.least_vpp), s.most_vpp)) if stages > 1 else 1
     whole = max(1, -(-micros // s.round(stages))) * s.round(stages)
-    asked = (("pp", pp, stages), ("vpp", vpp, chunks), ("gradient_accumulation_steps", micros, whole))
-    return ", ".join(f"{axis} = {near}" for axis, size, near in asked if near != size)
+    sizes = (("pp", pp, stages), ("vpp", vpp, chunks), ("gradient_accumulation_steps", micros, whole))
+    return ", ".join(f"{axis} = {near}" for axis, size, near in sizes if near != size)
 
 
 def generate(name: ScheduleName, pp: int, vpp: int, micros: int) -> list[ComputeList]:
     """What each pipeline rank computes, in order; index = pipeline coordinate.
 
-    Raises BadInput("SCHEDULE") where there is no such schedule, and for sizes that `breach` names.
+    Raises BadInput("SCHEDULE") for an unknown name, and for sizes that `breach` reports.
     """
     if name not in SCHEDULES and name not in _OVERLAPPED:
         near = get_close_matches(name, SCHEDULES, 1) or [*SCHEDULES]

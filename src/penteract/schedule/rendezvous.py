@@ -1,4 +1,4 @@
-"""Run action lists in a world where a message has nowhere to wait: it moves when both ranks stand at it."""
+"""Run action lists with unbuffered messages: a message moves when both its ranks have come to it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def unit_cost(rank: int, compute: Compute) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TotalOrder:
-    """The actions of all ranks in one line, each after all that it waits for: what no cost can change.
+    """The actions of all ranks in one order, each after all that it waits for. No cost can change it.
 
     Moments are numbered: the start of rank r is r, the end of the i-th step is ranks + i.
 
     steps   (rank, action)
     after   the moment at which the rank is ready for the step: it then starts, or posts its exchange
-    meets   the moments at which an exchange is posted by its peers; nothing else has such
+    meets   the moments at which its peers post an exchange; empty for other actions
     """
 
     ranks: int
@@ -45,7 +45,7 @@ class TotalOrder:
     meets: tuple[tuple[int, ...], ...]
 
     def ends(self, took: Iterable[float], wire: float) -> list[float]:
-        """When each moment is. `took`: seconds of each step, of an exchange without meaning."""
+        """The time of each moment. `took`: seconds of each step; ignored for an exchange."""
         at = [0.0] * self.ranks
         for after, meets, seconds in zip(self.after, self.meets, took, strict=True):
             at.append(max(at[after], *[at[i] for i in meets]) + wire if meets else at[after] + seconds)
@@ -60,13 +60,13 @@ class TotalOrder:
 
 
 def order(lists: Sequence[ActionList], placement: Placement) -> TotalOrder:
-    """Ranks never choose, so there is one outcome, whatever order we look at them in.
+    """Ranks make no choices, so the outcome does not depend on the order in which they are visited here.
 
-    Raises Bug("SCHEDULE") with the cycle of ranks when they wait for each other.
+    Raises Bug("SCHEDULE") with the cycle of ranks if they wait for each other.
     """
     pp = len(lists)
     steps, after, meets = list[tuple[int, Compute | Overlapped | Exchange]](), list[int](), list[tuple[int, ...]]()
-    at, now = [0] * pp, list(range(pp))  # by rank: its next action, the moment that it has come to
+    at, now = [0] * pp, list(range(pp))  # by rank: its next action, and its current moment
     posted: dict[tuple[Message, int], int] = {}  # (message, rank) -> the moment at which that rank came to it
     awake = list(range(pp))
     while awake:
@@ -106,7 +106,7 @@ def rendezvous(lists: Sequence[ActionList], placement: Placement, cost: Cost, wi
 def _deadlock(
     lists: Sequence[ActionList], placement: Placement, at: list[int], posted: dict[tuple[Message, int], int]
 ) -> NoReturn:
-    """Follow who waits for whom until a rank comes twice, and name that cycle."""
+    """Follow the waits from rank to rank until one repeats, and report that cycle."""
     rank = next(r for r, actions in enumerate(lists) if at[r] < len(actions))
     path: list[tuple[int, Transfer]] = []
     while rank not in [r for r, _ in path]:

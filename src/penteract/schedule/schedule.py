@@ -1,4 +1,4 @@
-"""A pipeline schedule as a value: who computes what in which order, and what others must know of it unplayed."""
+"""A pipeline schedule as a value: what each rank computes in which order, and properties that others rely on."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penteract.schedule.actions import ComputeList
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Which global stage each model chunk of each pipeline rank is. Compared by identity: make one for each (pp, vpp).
+    """The global stage of each model chunk of each pipeline rank. Compared by identity: make one for each (pp, vpp).
 
     stages         by rank and chunk; ascending on a rank, as a forward pass takes its chunks in this order
     owning_stages  (rank, chunk) of each stage: the inverse
-    reached ranks in the order in which the first micro-batch comes to them
+    reached        ranks in the order in which the first micro-batch reaches them
 
-    Raises Bug("SCHEDULE") unless every stage from 0 on has one home, and all ranks have as many.
+    Raises Bug("SCHEDULE") unless every stage from 0 on is on exactly one rank, and all ranks have equally many.
     """
 
     stages: tuple[tuple[int, ...], ...]
@@ -27,7 +27,7 @@ class Placement:
     reached: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Check the stages, and derive who owns each and in which order ranks are reached. Raises Bug, SCHEDULE."""
+        """Check the stages, and derive the owner of each and the order in which ranks are reached. Raises Bug."""
         found = {s: (rank, chunk) for rank, own in enumerate(self.stages) for chunk, s in enumerate(own)}
         ascending = all(tuple(sorted(own)) == own and len(own) == self.vpp for own in self.stages)
         if not ascending or sorted(found) != list(range(self.pp * self.vpp)):
@@ -48,36 +48,37 @@ class Placement:
 
 @cache
 def round_robin(pp: int, vpp: int) -> Placement:
-    """Stage s is chunk s // pp of rank s % pp: a value that leaves the last rank goes on at the first."""
+    """Stage s is chunk s // pp of rank s % pp: a value goes from the last rank back to the first."""
     return Placement(tuple(tuple(range(rank, pp * vpp, pp)) for rank in range(pp)))
 
 
 def _steady_after(pp: int, vpp: int) -> int:
-    """A warm-up fills the ranks; of several chunks, twice, as a round of pp passes through one after the other."""
+    """A warm-up fills all ranks; twice with several chunks, as rounds of pp micro-batches go through one after
+    another."""
     return pp if vpp == 1 else 2 * pp
 
 
 def _turn(pp: int, vpp: int) -> int:
-    """Several chunks take turns, a round of pp micro-batches each."""
+    """With several chunks, each takes a round of pp micro-batches in turn."""
     return pp if vpp > 1 else 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Schedule:
-    """All that is known of a schedule by name. Sizes: pp pipeline ranks, vpp model chunks a rank, micro-batches.
+    """A pipeline schedule. Sizes: pp pipeline ranks, vpp model chunks per rank, micro-batches.
 
-    name            as run files and command lines have it
+    name            in run files and on command lines
     compute         (pp, vpp, micro-batches) -> what each rank computes, in order
-    placement       (pp, vpp) -> which stages each rank has; the same object for the same sizes
-    least_pp …      sizes that it exists for, ends included
+    placement       (pp, vpp) -> the stages of each rank; the same object for the same sizes
+    least_pp …      sizes for which it exists, ends included
     rounds          whether micro-batches come in whole rounds of pp
     split_backward  whether input and weight gradients are actions of their own (`Inp`, `Wgt`), not one (`Bwd`)
-    overlapped      whether passes are walked in turns (`Overlapped`); the clock plays none, so no layout names
-                    such
-    alternates      whether backwards begin as soon as they can, so that no more micro-batches are in flight from
-                    `steady_after` on; else all forwards come first, and each micro-batch keeps as much as the last
-    steady_after    (pp, vpp) -> micro-batches after which one turn more changes no list but by one more of the same
-    turn            (pp, vpp) -> micro-batches after which a list repeats itself
+    overlapped      whether passes alternate instruction by instruction (`Overlapped`); the clock does not simulate
+                    such schedules, so layouts cannot use them
+    alternates      whether backwards begin as soon as possible, so that from `steady_after` on no more micro-batches
+                    are in flight; else all forwards come first, and each further micro-batch keeps as much as the last
+    steady_after    (pp, vpp) -> micro-batches after which one turn more only repeats a turn in each list
+    turn            (pp, vpp) -> the period of a list, in micro-batches
     """
 
     name: str
@@ -95,5 +96,5 @@ class Schedule:
     turn: Callable[[int, int], int] = _turn
 
     def round(self, pp: int) -> int:
-        """The number that micro-batches are a multiple of."""
+        """The number of micro-batches must be a multiple of this."""
         return pp if self.rounds else 1

@@ -1,4 +1,4 @@
-"""One rank's list read by itself: is every step there once, and after what it needs?"""
+"""Checks one rank's list by itself: every action is there once, and after what it needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Fact = tuple[str, int, int]  # (what happened, micro, chunk)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as both of its ranks name it; stages are global."""
+    """A message, described in the same way on both of its ranks; stages are global."""
 
     what: Payload
     micro: int
@@ -28,7 +28,7 @@ class Message:
 
 
 def message_of(transfer: Transfer, rank: int, placement: Placement) -> Message:
-    """What `transfer` on `rank` carries, from which stage to which."""
+    """The message of `transfer` on `rank`: its payload, and from which stage to which."""
     sends = transfer.kind == "Send"
     here = placement.stages[rank][transfer.chunk]
     there = here + (1 if sends == (transfer.what == "value") else -1)
@@ -37,7 +37,7 @@ def message_of(transfer: Transfer, rank: int, placement: Placement) -> Message:
 
 @dataclass(slots=True)
 class ScheduleState:
-    """What one rank has done so far, and the peaks of what it holds."""
+    """What one rank has done so far, and the peaks of what it keeps."""
 
     rank: int
     placement: Placement
@@ -49,7 +49,7 @@ class ScheduleState:
     received_peak: int = 0
 
     def step(self, action: Compute | Overlapped | Exchange) -> None:
-        """Do one action. Its parts run together: each finds only what was there before all of them."""
+        """Do one action. Its parts run together: each sees only the state before all of them."""
         parts = action.transfers if isinstance(action, Exchange) else computes(action)
         for part in parts:
             self._require(part)
@@ -62,7 +62,7 @@ class ScheduleState:
             self._release(part)
 
     def finish(self) -> None:
-        """Raise Bug when a step that the sizes ask for did not come."""
+        """Raise Bug if a required action is missing."""
         for chunk in range(self.placement.vpp):
             for micro in range(self.micros):
                 backward = ["Inp", "Wgt"] if ("Inp", micro, chunk) in self.facts else ["Bwd"]
@@ -101,11 +101,11 @@ class ScheduleState:
             self._fault(f"{transfer} names the wrong rank, stage {other} is on rank {owning_stages[other][0]}")
 
     def _require_copies(self, own: list[Transfer]) -> None:
-        """Both halves of a message to this rank itself, one after the other."""
+        """Check that the send and the receive of a message within this rank are adjacent."""
         for send, receive in zip_longest(own[::2], own[1::2]):
             both = [message_of(t, self.rank, self.placement) for t in (send, receive or send)]
             if both[0] != both[1] or receive is None or (send.kind, receive.kind) != ("Send", "Recv"):
-                self._fault(f"{send} stands apart from its other half")
+                self._fault(f"{send} is not next to its receive")
 
     def _needs(self, part: Compute | Transfer) -> list[str]:
         names = self._messages(part.chunk)

@@ -1,4 +1,4 @@
-"""From what each rank computes to what each rank does: the messages between stages put in their places."""
+"""From compute lists to action lists: inserts the messages between stages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Line = list[Compute | Overlapped | Transfer]  # one rank's events
 
 
 class _Step(NamedTuple):
-    """An action, how long it takes, and the messages that it waits for and gives."""
+    """An action, its duration, and the messages that it waits for and produces."""
 
     action: Compute | Overlapped
     units: int
@@ -36,14 +36,14 @@ class _Step(NamedTuple):
 
 
 def with_transfers(lists: Sequence[ComputeList], placement: Placement) -> list[ActionList]:
-    """Compute lists -> action lists with every message between stages, free of deadlock without any buffer.
+    """Compute lists -> action lists with all messages between stages, free of deadlock without any buffer.
 
-    Why: the lists are played in unit time, and each message is one event of both its ranks, at the first moment at
-    which its producer has ended and both ranks are between walks. So all events stand in one line, and each rank takes
-    its own in that order: the first event of the line that is not done can always be done, even if a send has to wait
-    for its receive; and two ranks list the messages between them alike.
+    Why: the lists are simulated in unit time. Each message is one event on both its ranks, at the first moment when its
+    producer has ended and both ranks are between actions. So all events are totally ordered, and each rank takes its
+    own in that order. The first event that is not done can always be done, even if a send has to wait for its receive;
+    and two ranks list the messages between them in the same order.
 
-    Raises Bug("SCHEDULE") when the lists wait for each other.
+    Raises Bug("SCHEDULE") if the lists wait for each other.
     """
     steps = [[_step(action, rank, placement) for action in actions] for rank, actions in enumerate(lists)]
     play = _Play(steps, placement.owning_stages)
@@ -59,7 +59,7 @@ def with_transfers(lists: Sequence[ComputeList], placement: Placement) -> list[A
 
 
 def _step(action: Compute | Overlapped, rank: int, placement: Placement) -> _Step:
-    """A weight gradient has no message, nor have the ends of the pipeline beyond themselves."""
+    """The action with its messages. A weight gradient has none; the first and last stage have none outwards."""
     units, needs, gives, stages = 0, list[_Message](), list[_Message](), len(placement.owning_stages)
     for kind, micro, chunk in computes(action):
         stage, units = placement.stages[rank][chunk], units + UNITS[kind]
@@ -75,14 +75,14 @@ def _step(action: Compute | Overlapped, rank: int, placement: Placement) -> _Ste
 
 @dataclass(slots=True)
 class _Play:
-    """The state of all ranks at one moment, and the line of events so far as each rank sees it."""
+    """The state of all ranks at one moment, and each rank's events so far."""
 
     steps: Sequence[Sequence[_Step]]
     home: Sequence[tuple[int, int]]  # of each stage: rank, chunk
     at: list[int] = field(init=False)  # how many actions each rank has started
-    free_at: list[int] = field(init=False)  # when each rank's walk ends
+    free_at: list[int] = field(init=False)  # when each rank's action ends
     lines: list[_Line] = field(init=False)
-    pending: list[_Message] = field(default_factory=list[_Message])  # produced, or being so
+    pending: list[_Message] = field(default_factory=list[_Message])  # produced, or being produced
     arrived: set[_Message] = field(default_factory=set[_Message])
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class _Play:
         self.lines = [[] for _ in self.steps]
 
     def deliver(self, now: int) -> None:
-        """Move every message whose two ranks are between walks, in one order for all."""
+        """Move every message whose two ranks are between actions, in one global order."""
         later: list[_Message] = []
         for message in sorted(self.pending):
             what, micro, source, target = message
@@ -118,10 +118,10 @@ class _Play:
 
 
 def _grouped(line: _Line) -> ActionList:
-    """Transfers with no walk between them in one exchange, at most one to and one from each peer.
+    """Groups adjacent transfers into exchanges, each with at most one message to and one from each peer.
 
-    They stay in the order of the line, in which each could be done before the next is posted: no member needs another.
-    Messages of the same direction stay apart: then an exchange is matched by the order of messages alone.
+    They keep their order, in which each could be done before the next is posted: none depends on another in its group.
+    Messages of the same direction and peer stay in separate exchanges, so messages are matched only by their order.
     """
     result: ActionList = []
     together: dict[tuple[str, int], Transfer] = {}  # by direction and peer

@@ -53,8 +53,7 @@ class FsdpState(NamedTuple):
     gathering    units whose all-gather is in flight
     turn         the unit that was read last
     leaving      for each entry of the gradient ring buffer: the buckets whose reduce-scatter is in flight, and whether
-    it
-                 is their last of the step
+                 it is their last of the step
     replicating  the bucket whose all-reduce over replicas starts before the next reduction, or NONE
     """
 
@@ -66,9 +65,8 @@ class FsdpState(NamedTuple):
 
 
 class Due(NamedTuple):
-    """Of one action. `needs`: buckets gathered after the update whose first read in the step is here, with its
-    position.
-    `sums`: buckets reduced once per step whose last write is here, with its position."""
+    """`needs`: buckets gathered after the update whose first read of the step is in this action, with its position.
+    `sums`: buckets reduced once per step whose last write is in this action, with its position."""
 
     needs: Sequence[tuple[At, int]] = ()
     sums: Sequence[tuple[At, int]] = ()

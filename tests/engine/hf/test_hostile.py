@@ -94,8 +94,8 @@ ONE: list[tuple[str, Harm, int, str]] = [
      "UNSAID.*quantised"),
 ]  # fmt: skip
 SEVERAL: list[tuple[str, Harm, int, str]] = [
-    ("outside", pointing("../../secret.safetensors"), 65, "not the name of a file beside it"),
-    ("absolute", pointing("/etc/passwd"), 65, "not the name of a file beside it"),
+    ("outside", pointing("../../secret.safetensors"), 65, "not the name of a file in the same folder"),
+    ("absolute", pointing("/etc/passwd"), 65, "not the name of a file in the same folder"),
     ("number", edited(lambda i: i["weight_map"].update({"model.norm.weight": 3})), 65, "not the name of a file"),
     ("absent", without("model-00002-of-00003.safetensors"), 65, "cannot be read.*00002"),
     ("elsewhere", pointing("model-00001-of-00003.safetensors"), 65, "no model.norm.weight, which"),

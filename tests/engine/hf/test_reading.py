@@ -23,7 +23,7 @@ from penteract.engine.executor.storages import Storages
 from penteract.engine.hf import convert
 from penteract.engine.hf.folder import open_folder
 from penteract.engine.hf.reading import HfWeights
-from penteract.engine.hf.writing import How
+from penteract.engine.hf.writing import WriteOptions
 from penteract.engine.session.weights import open_weights, start_from
 from penteract.step.program import compile_step
 
@@ -117,7 +117,7 @@ def test_memory_stays_below_two_shards(family: str, tmp_path: Path) -> None:
     resolved = resolve(None, "", [f"model.config={at}"])
     p = compile_step(folders.MODELS[family], Layout(tp=2), 8)
     state = allocate(p, CPU)
-    how = How(dtype="fp32", shard_bytes=largest)
+    options = WriteOptions(dtype="fp32", shard_bytes=largest)
 
     def peak(act: Callable[[], Any]) -> int:
         with Storages() as seen:
@@ -125,8 +125,8 @@ def test_memory_stays_below_two_shards(family: str, tmp_path: Path) -> None:
         return seen.peak
 
     assert peak(lambda: start_from(open_weights(at, p), p, state)) < 2 * largest
-    assert 0 < peak(lambda: convert.from_hf(at, tmp_path / "ours", resolved, how)) < 2 * largest
-    assert 0 < peak(lambda: convert.to_hf(tmp_path / "ours", tmp_path / "back", how)) < 2 * largest
+    assert 0 < peak(lambda: convert.from_hf(at, tmp_path / "ours", resolved, options)) < 2 * largest
+    assert 0 < peak(lambda: convert.to_hf(tmp_path / "ours", tmp_path / "back", options)) < 2 * largest
 
 
 def test_a_tensor_of_a_type_that_is_no_weight(tmp_path: Path) -> None:
@@ -149,10 +149,10 @@ def test_layers_that_predict_further_may_be_left(tmp_path: Path) -> None:
     assert not any("layers.2" in name for name in (*shorter.ours, *shorter.held))
     bare = {n: t for n, t in theirs.items() if "layers.2" not in n}
     assert open_folder(folders.write(tmp_path / "bare", "deepseek_v3", bare)).model.mtp_layers == 0
-    how = How(dtype="fp32")
+    options = WriteOptions(dtype="fp32")
     resolved = resolve(None, "", [f"model.config={full}"])
-    convert.from_hf(full, tmp_path / "ours", resolved, how)
-    convert.to_hf(tmp_path / "ours", tmp_path / "back", how)
+    convert.from_hf(full, tmp_path / "ours", resolved, options)
+    convert.to_hf(tmp_path / "ours", tmp_path / "back", options)
     back = load_file(tmp_path / "back" / "model.safetensors")
     assert back.keys() == (theirs | copies).keys()
     assert all(torch.equal(back[n], t) for n, t in (theirs | copies).items())

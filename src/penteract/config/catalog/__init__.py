@@ -70,7 +70,7 @@ def names() -> tuple[str, ...]:
 
 
 def nearest(name: str, *, most: int = 3) -> tuple[str, ...]:
-    """Names that `name` was probably meant to be, closest first: the nearest series, in it the nearest size."""
+    """Names that `name` probably means, closest first: the nearest series, and in it the nearest size."""
     meant = name[-_LONGEST:]
     folded = {_folded(n): n for n in names()}
     near = [folded[n] for n in get_close_matches(_folded(meant), folded, n=len(folded), cutoff=0.5)]
@@ -98,7 +98,7 @@ def _folded(name: str) -> str:
 
 @cache
 def _files(folder: Path) -> tuple[Path, ...]:
-    """One a family, by name."""
+    """One file per family, by name."""
     return tuple(sorted(folder.glob("*.toml")))
 
 
@@ -120,7 +120,7 @@ def _entry(name: str, given: dict[str, Any], origin: str) -> CatalogEntry:
 
 
 def _section(section: str, given: dict[str, Any], origin: str) -> Any:
-    """A table of the file as the frozen value behind that section of a run file."""
+    """A table of the file as the dataclass of that section of run files."""
     parts: dict[str, Any] = {}
     for leaf, value in given.items():
         name = f"{section}.{leaf}"

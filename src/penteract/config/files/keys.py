@@ -15,7 +15,7 @@ from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.run import Checkpoint, Data, LearningRate, Optimizer, Precision, Training
 from penteract.errors import BadInput
 
-# Section names differ from the verbs of the command line (train, plan, …): one word, one meaning.
+# Section names differ from the commands (train, plan, …), so that each name has one meaning.
 SECTIONS: Mapping[str, type] = {
     "model": ModelSpec,
     "model.moe": MoESpec,
@@ -40,7 +40,7 @@ _ROWS = 2**24
 
 # key -> (what it means, least, most)
 _ABOUT: Mapping[str, tuple[str, float, float]] = {
-    "model.name": ("what the run's folder is called after", 0, 0),
+    "model.name": ("names the run's folder", 0, 0),
     "model.layers": ("blocks", 1, 10_000),
     "model.hidden_size": ("D: the width of the residual stream", 1, _ROWS),
     "model.heads": ("H: query heads", 1, _ROWS),
@@ -53,7 +53,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "model.norm_epsilon": ("added to the variance", 0, 1),
     "model.positions": ("rotary, or a learned table", 0, 0),
     "model.rope_theta": ("base of the rotary wavelengths", 1, 1e15),
-    "model.max_positions": ("rows of a learned table; a promise otherwise", 1, _HUGE),
+    "model.max_positions": ("rows of a learned table; with rope, only informative", 1, _HUGE),
     "model.sliding_window": ("tokens each token sees; 0: the whole document", 0, _HUGE),
     "model.qkv_bias": ("biases of the query, key and value projections", 0, 0),
     "model.output_bias": ("bias of attention's output projection", 0, 0),
@@ -79,14 +79,14 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "model.moe.groups": ("groups that experts form", 1, _ROWS),
     "model.moe.top_groups": ("groups among which a token chooses", 1, _ROWS),
     "model.moe.group_score": ("what makes a group good: its best expert, or its best two together", 0, 0),
-    "model.latent.kv_rank": ("width of the latent that keys and values unfold from", 1, _ROWS),
+    "model.latent.kv_rank": ("width of the latent of keys and values", 1, _ROWS),
     "model.latent.plain_size": ("of a query and key head, without positions", 1, _ROWS),
-    "model.latent.rope_size": ("of a query head, rotated; its key is one for all heads", 1, _ROWS),
+    "model.latent.rope_size": ("of a query head, rotated; all heads share its key", 1, _ROWS),
     "model.latent.value_size": ("of a value head", 1, _ROWS),
     "model.latent.query_rank": ("width of the queries' latent; 0: none", 0, _ROWS),
     "model.rope_scaling.kind": ("which wavelengths are stretched", 0, 0),
-    "model.rope_scaling.fast_rotations": ("of yarn: wavelengths that turn more often stay", 1e-6, 1e6),
-    "model.rope_scaling.slow_rotations": ("of yarn: those that turn less often are divided in full", 1e-6, 1e6),
+    "model.rope_scaling.fast_rotations": ("of yarn: faster dims keep their wavelength", 1e-6, 1e6),
+    "model.rope_scaling.slow_rotations": ("of yarn: wavelengths of slower dims are divided by factor", 1e-6, 1e6),
     "model.rope_scaling.attention_factor": ("of cosines and sines", 1e-6, 1e6),
     "model.rope_scaling.softmax_factor": ("of the scale of attention's scores", 1e-6, 1e6),
     "model.rope_scaling.factor": ("long wavelengths are divided by this", 1, 1e6),
@@ -97,60 +97,56 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "parallel.tp": ("tensor: ranks that share every matrix", 1, _HUGE),
     "parallel.pp": ("pipeline: ranks that share the layers", 1, _HUGE),
     "parallel.cp": ("context: ranks that share every sequence", 1, _HUGE),
-    "parallel.ep": ("expert: ranks that share the experts; folds over dp·cp", 1, _HUGE),
-    "parallel.vpp": ("chunks of layers a pipeline rank holds", 1, _HUGE),
+    "parallel.ep": ("expert: ranks that share the experts; divides dp·cp", 1, _HUGE),
+    "parallel.vpp": ("model chunks of a pipeline rank", 1, _HUGE),
     "parallel.expert_tp": ("1: experts stay whole; tp: each is split over tp", 1, _HUGE),
     "parallel.schedule": ("order of the pipeline's forwards and backwards", 0, 0),
-    "parallel.cp_method": ("how attention sees other ranks' tokens", 0, 0),
-    "parallel.zero": ("cut over ranks with the same parameters: 1 optimizer state, 2 gradients, 3 parameters", 0, 3),
-    "parallel.shard_group": ("places of dp·cp that share one copy of what ZeRO cuts (HSDP); 0: all", 0, _HUGE),
-    "parallel.reduce_scatter_once": ("ZeRO 3: micro-batches add up in whole buffers, summed over ranks once", 0, 0),
+    "parallel.cp_method": ("how attention gets other ranks' keys and values", 0, 0),
+    "parallel.zero": ("sharded over data ranks: 1 optimizer states, 2 gradients too, 3 parameters too", 0, 3),
+    "parallel.shard_group": ("ranks of dp·cp that share one copy of what ZeRO shards (HSDP); 0: all", 0, _HUGE),
+    "parallel.reduce_scatter_once": ("ZeRO 3: gradients accumulate unsharded, and are reduced once a step", 0, 0),
     "parallel.reshard_after_step": ("ZeRO 3: parameters stay gathered until the step ends", 0, 0),
     "batch.sequence_length": ("tokens", 1, _HUGE),
     "batch.micro_batch_size": ("sequences a replica takes at a time; auto: as many as fit evenly", 1, _HUGE),
     "batch.global_batch_size": ("sequences a step", 1, _HUGE),
     "batch.global_batch_tokens": ('tokens a step, instead: 65536, "1M" (10^6), "1Mi" (2^20)', 1, _HUGE),
     "memory.recompute": ('"none", "full", "budget", or the ops recomputed in backward: ["enter", "swiglu"]', 0, 0),
-    "memory.budget": ('of "budget": share of the activations of "none" that may be kept; 0: see budget_gib', 0, 1),
+    "memory.budget": ('of "budget": fraction of the activations of "none" that may be kept; 0: see budget_gib', 0, 1),
     "memory.budget_gib": ('of "budget", instead: GiB that all tensors of a rank may take', 0, 1e6),
-    "memory.chosen": ('of "budget": the ops that it chose, written by a run, and chosen anew at each start', 0, 0),
+    "memory.chosen": ('of "budget": the ops that it chose; written by a run, and chosen again at each start', 0, 0),
     "memory.recompute_every": ("1: in every layer; n: in every n-th of a stage, from its first on", 1, 10_000),
     "memory.recompute_first": ("in that many layers of a stage, its first; 0: in all", 0, 10_000),
-    "memory.recompute_else": ("of the layers that recompute_every and recompute_first leave out", 0, 0),
+    "memory.recompute_else": ("as recompute, for the layers that recompute_every and recompute_first leave out", 0, 0),
     "memory.offload": ('"none", or what is kept on the host: ["layer_inputs"] (the inputs of layers), ops, "*"', 0, 0),
     "memory.offload_every": ("1: of every layer; n: of every n-th of a stage, from its first on", 1, 10_000),
-    "memory.offload_optimizer": ("what the optimizer keeps lies on the host, and passes through the device", 0, 0),
+    "memory.offload_optimizer": ("optimizer states are on the host, and copied to the device for the update", 0, 0),
     "memory.bucket_bytes": ("bytes of one flat gradient bucket; 0: one for each parameter", 0, 2**40),
     "kernels.attention": (
         "of a GPU in bf16, flash (packed documents) or cudnn (whole sequences); or plain torch",
         0,
         0,
     ),
-    "kernels.loss": ("chunked: the logits of some tokens at a time, never of all", 0, 0),
-    "kernels.loss_chunk": ("those tokens; 0: as many as 2^28 logits of a rank allow, with GPU kernels 8,192", 0, _HUGE),
-    "kernels.elementwise": ("triton: one kernel of a GPU for each norm, activation, loss, update, code of FP8", 0, 0),
-    "kernels.experts": (
-        "all experts' products at once: grouped by torch, or quack by its package; or one by one",
-        0,
-        0,
-    ),
-    "kernels.fuse": ('"none", "all", or which ops become one: norm, mlp, qkv', 0, 0),
-    "optimizer.kind": ("of matrices between hidden states; all else is moved by AdamW", 0, 0),
+    "kernels.loss": ("chunked: computes the logits of some tokens at a time", 0, 0),
+    "kernels.loss_chunk": ("tokens of a chunk; 0: as many as make 2^28 logits on a rank, 8,192 with triton", 0, _HUGE),
+    "kernels.elementwise": ("triton: one GPU kernel for each norm, activation, loss, update, quantisation", 0, 0),
+    "kernels.experts": ("all experts' products at once: grouped (torch) or quack; or one after the other", 0, 0),
+    "kernels.fuse": ('"none", "all", or which ops become one: norm, mlp, qkv, loss', 0, 0),
+    "optimizer.kind": ("of matrices between hidden states; AdamW updates the rest", 0, 0),
     "optimizer.learning_rate": ("the peak", 0, 1e3),
     "optimizer.betas": ("decay of AdamW's two moments", 0, 1),
-    "optimizer.epsilon": ("added to the root of the second average", 0, 1),
+    "optimizer.epsilon": ("added to the root of the second moment", 0, 1),
     "optimizer.weight_decay": ("of matrices, not of norms and biases", 0, 1e3),
     "optimizer.clip_norm": ("largest norm of the gradient; 0: never clipped", 0, 1e9),
-    "optimizer.muon_momentum": ("decay of Muon's average", 0, 1),
-    "optimizer.muon_nesterov": ("Muon looks ahead: its average and the gradient once more", 0, 0),
-    "optimizer.newton_schulz_steps": ("of Muon, to make a matrix orthogonal", 1, 100),
+    "optimizer.muon_momentum": ("decay of Muon's momentum", 0, 1),
+    "optimizer.muon_nesterov": ("Nesterov momentum in Muon", 0, 0),
+    "optimizer.newton_schulz_steps": ("iterations of Muon to make a matrix orthogonal", 1, 100),
     "learning_rate.kind": ("its curve after the warmup", 0, 0),
     "learning_rate.warmup_steps": ("steps from zero to the peak", 0, _HUGE),
     "learning_rate.final_fraction": ("of the peak, at the last step", 0, 1),
     "learning_rate.decay_fraction": ("of the steps, for wsd", 0, 1),
     "data.source": ('"builtin", a file, a folder, a list of them, or "hf:NAME"', 0, 0),
     "data.validation_fraction": ("of the documents, never trained on", 0, 0.9),
-    "data.pack_documents": ("several documents share a sequence, unseen by each other", 0, 0),
+    "data.pack_documents": ("several documents share a sequence; attention stays inside each", 0, 0),
     "tokenizer.source": ('"bytes", or the path of a tokenizer.json', 0, 0),
     "training.steps": ("optimizer steps", 1, _HUGE),
     "training.seed": ("decides weights and the order of data", 0, _HUGE),
@@ -160,26 +156,26 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "training.sample_tokens": ("written by the model at the end; 0: none", 0, _HUGE),
     "checkpoint.every": ("steps; 0: only at the end", 0, _HUGE),
     "checkpoint.keep": ("the newest that stay; 0: all", 0, _HUGE),
-    "precision.dtype": ("a recipe: what is computed, and what adds up, in which dtype", 0, 0),
+    "precision.dtype": ("a recipe: the dtypes of compute, gradients and optimizer", 0, 0),
     "precision.device": ("auto: CUDA when there is one", 0, 0),
-    "precision.gradient": ("in which gradients accumulate; auto: as the recipe has it", 0, 0),
-    "precision.reduce": ("in which they are summed on the wire; auto: as they accumulate", 0, 0),
-    "precision.master": ("of what the optimizer moves; none: the parameters themselves", 0, 0),
-    "precision.moments": ("of the optimizer's moments; int8: codes with a scale for 256 of them", 0, 0),
+    "precision.gradient": ("in which gradients accumulate; auto: as in the recipe", 0, 0),
+    "precision.reduce": ("in which gradients are reduced over ranks; auto: as they accumulate", 0, 0),
+    "precision.master": ("of master weights; none: parameters are updated directly", 0, 0),
+    "precision.moments": ("of the optimizer's moments; int8: quantised, with a scale for each 256", 0, 0),
     "precision.loss_scale": ("of the first step, in fp16; it adapts", 0, 2.0**60),
     "precision.loss_scale_growth_every": ("steps without overflow after which it doubles", 0, _HUGE),
-    "precision.fp8_bf16_layers": ("layers at both ends whose linears are not in FP8; the head never is", 0, 10_000),
+    "precision.fp8_bf16_layers": ("first and last layers that are not in FP8; the head never is", 0, 10_000),
     "precision.fp8_gradient": ("format of gradients in FP8", 0, 0),
     "precision.fp8_round_scales": ("scales are powers of two", 0, 0),
-    "precision.fp8_history": ("steps whose largest values make scales, in fp8_delayed", 1, 10_000),
-    "precision.fp8_block": ("elements that share a scale, in fp8_blockwise; kernels take 128", 16, 2**16),
-    "precision.fp8_gather": ("under ZeRO 3 weights travel as codes, half the bytes, in fp8_tensorwise", 0, 0),
+    "precision.fp8_history": ("steps whose largest values decide scales, in fp8_delayed", 1, 10_000),
+    "precision.fp8_block": ("elements that share a scale, in fp8_blockwise; GPU kernels need 128", 16, 2**16),
+    "precision.fp8_gather": ("under ZeRO 3 weights are gathered in FP8, half the bytes, in fp8_tensorwise", 0, 0),
     "precision.fp8_experts": ("experts' matrices too, in fp8_rowwise and fp8_blockwise", 0, 0),
-    "precision.modules": ('of parameters by name, the last that matches: ["embedding*:moments=fp32"]', 0, 0),
-    "output.folder": ("holds one folder a run", 0, 0),
+    "precision.modules": ('exceptions by parameter name, the last match decides: ["embedding*:moments=fp32"]', 0, 0),
+    "output.folder": ("the folder for run folders", 0, 0),
 }
 
-# What other trainers call it, so that an unknown key finds its name here.
+# Names in other trainers -> our keys, to suggest the right key for an unknown one.
 _ELSEWHERE: Mapping[str, str] = {
     "data_parallel_size": "parallel.dp", "dp_size": "parallel.dp", "data_parallel_replicate_degree": "parallel.dp",
     "tensor_model_parallel_size": "parallel.tp", "tensor_parallel_degree": "parallel.tp", "tp_size": "parallel.tp",
@@ -208,7 +204,7 @@ _ELSEWHERE: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Key:
-    """One key. `required` means that the dataclass behind its section has no default for it."""
+    """One key. `required`: the dataclass of its section has no default for it."""
 
     name: str
     hint: Any  # the annotation, resolved
@@ -220,18 +216,18 @@ class Key:
 
     @property
     def forms(self) -> frozenset[type]:
-        """Which of `str` (free text) and `tuple` (a list) its values may be."""
+        """Which of `str` (free text) and `tuple` (a list) its values can be."""
         parts = get_args(self.hint) if get_origin(self.hint) in (Union, UnionType) else (self.hint,)
         return frozenset(kind for kind in (str, tuple) if kind in (*parts, *map(get_origin, parts)))
 
     def check(self, value: object, origin: str) -> Any:
-        """`value` as this key's type, or BadInput naming found, allowed and where it was set."""
+        """`value` as this key's type. Raises BadInput with the value found, those allowed, and its origin."""
         return convert(value, self.hint, f"{self.name} ({origin})", bounds=(self.least, self.most))
 
 
 @cache
 def keys() -> Mapping[str, Key]:
-    """Every key by its dotted name, in the order of a written run file."""
+    """Every key by its dotted name, in run file order."""
     found: dict[str, Key] = {}
     for section, kind in SECTIONS.items():
         hints = get_type_hints(kind)
@@ -248,7 +244,7 @@ def keys() -> Mapping[str, Key]:
 
 
 def nearest_key(name: str) -> str:
-    """The key that `name` was probably meant to be, or an empty string."""
+    """The key that `name` probably means, or an empty string."""
     leaf = name.rsplit(".", 1)[-1]
     if leaf in _ELSEWHERE:
         return _ELSEWHERE[leaf]
@@ -264,7 +260,7 @@ def nearest_key(name: str) -> str:
 
 
 def find_key(name: str, origin: str) -> Key:
-    """The key called `name`; BadInput with the nearest one when there is none."""
+    """The key called `name`. Raises BadInput with the nearest one if there is none."""
     key = keys().get(name)
     if key is None:
         near = nearest_key(name)
@@ -275,6 +271,6 @@ def find_key(name: str, origin: str) -> Key:
 
 
 def show_key(name: str) -> str:
-    """A key for a message: printable and not endless."""
+    """A key for a message: printable, and at most 80 characters."""
     safe = "".join(c if c.isprintable() else "?" for c in name)
     return safe if len(safe) <= 80 else safe[:77] + "..."

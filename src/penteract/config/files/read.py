@@ -1,4 +1,4 @@
-"""Run files and command lines, read into flat keys, each with the place that set it."""
+"""Run files and command lines, read into flat keys, each with its origin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penteract.errors import BadInput
 
 _LARGEST_FILE = 2**20  # bytes of a run file; a real one has a few thousand
 _SPECIAL = ("preset", "model.config")  # where a model comes from, not a value of the run
-_WORDS = (  # lists, of which one word is one too
+_LISTS = (  # lists of names; a single name is a list too
     "memory.recompute", "memory.recompute_else", "memory.chosen", "memory.offload", "precision.modules",
 )  # fmt: skip
 
@@ -23,7 +23,7 @@ _PAIR = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+=.*", re.DOTALL)  # a.b=
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value as it was written, and where."""
+    """One value, and where it was set."""
 
     value: Any
     origin: str
@@ -33,7 +33,7 @@ Settings = dict[str, Setting]
 
 
 def read_text(path: Path, *, largest: int = _LARGEST_FILE) -> str:
-    """A text file's content; BadInput when it is missing, a folder, too large or no UTF-8."""
+    """A text file's content; raises BadInput if it is missing, a folder, too large or not UTF-8."""
     try:
         if path.stat().st_size > largest:
             raise BadInput("FILE", "too large to be a configuration", where=str(path), allowed=f"{largest} bytes")
@@ -86,7 +86,7 @@ def read_overrides(words: Sequence[str]) -> Settings:
 
 
 def is_setting(word: str) -> bool:
-    """Whether a word of a command line sets something itself, and so is no value of the flag before it."""
+    """Whether a command-line argument is itself a setting, not the value of the flag before it."""
     return word.startswith("--") or _PAIR.fullmatch(word) is not None
 
 
@@ -99,7 +99,7 @@ def _setting(name: str, value: object, origin: str) -> Setting:
 
 
 def _parse(name: str, text: str, origin: str) -> object:
-    """A command line's text as TOML would read it; a bare word, or a list `a,b`, where the key takes text."""
+    """A command-line value, read as TOML; also a bare word, or a list `a,b`, if the key takes text."""
     if name in _SPECIAL:
         return text
     forms = find_key(name, origin).forms
@@ -112,7 +112,7 @@ def _parse(name: str, text: str, origin: str) -> object:
     if tuple not in forms:
         return value
     if "," not in value:
-        return [value] if name in _WORDS and value not in ("auto", "none", "full", "budget") else value
+        return [value] if name in _LISTS and value not in ("auto", "none", "full", "budget") else value
     return [_number(part.strip()) for part in value.split(",")]
 
 
@@ -139,7 +139,7 @@ _ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Dotted key or section -> the line that first names it. A help for messages: tomllib keeps no positions."""
+    """Dotted key or section -> its first line, for messages (tomllib keeps no positions)."""
     found: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,4 +1,5 @@
-"""The sections of a run file that become a `Layout`, a path or a folder: as people write them, not as they are used."""
+"""The sections of a run file that are not values of a `RunSpec` themselves: they become a `Layout`, a path or a
+folder."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ Count = NewType("Count", int)  # read from 4096, "1M" (10^6) or "1Mi" (2^20)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parallel:
-    """dp·tp·pp·cp = world; "auto" dp is what the ranks leave over, or the least that `ep` needs."""
+    """dp·tp·pp·cp = world; "auto" dp follows from the number of ranks, or is the smallest that `ep` allows."""
 
     dp: int | Literal["auto"] = "auto"
     tp: int = 1
@@ -42,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemorySection:
-    """What is recomputed in backward, and how gradients are gathered into buckets."""
+    """Recomputation, offload, and the size of gradient buckets."""
 
     recompute: Literal["none", "full", "budget"] | tuple[str, ...] = "none"
     budget: float = 0.0
@@ -59,7 +60,7 @@ class MemorySection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernels:
-    """Which kernel of an op computes it."""
+    """The kernels of attention, loss and elementwise work."""
 
     attention: AttentionKernel = "reference"
     loss: LossKernel = "chunked"

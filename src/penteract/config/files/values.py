@@ -1,4 +1,4 @@
-"""Values from files and command lines, held against an annotation: the type is checked, never guessed."""
+"""Values from files and command lines, checked against a type annotation; types are never guessed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Bounds = tuple[float, float]
 
 
 class Mismatch(Exception):
-    """The value is not what the annotation says; the text says what would be."""
+    """The value does not match the annotation; the text says what would."""
 
 
 def show(value: object) -> str:
-    """A value for a message: as TOML would say it, printable and not endless."""
+    """A value for a message: as in TOML, printable, and at most 60 characters."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and abs(value) >= 10**40:
@@ -29,9 +29,9 @@ def show(value: object) -> str:
 
 
 def convert(value: object, hint: Any, where: str, *, bounds: Bounds) -> Any:
-    """`value` as `hint` says; BadInput("VALUE", …) at `where` otherwise.
+    """`value` as the type `hint`; raises BadInput("VALUE", …) with `where` if it does not match.
 
-    Numbers lie within `bounds`, ends included; NaN and infinities never do.
+    Numbers must be within `bounds`, ends included; NaN and infinities never are.
     """
     try:
         return _convert(value, hint, bounds)

@@ -1,4 +1,4 @@
-"""Run files as text: a resolved run with the origin of every value, and a template to start from."""
+"""Writes run files: a resolved run with the origin of every value, and a template to start from."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _template_row(key: Key) -> str:
 
 
 def _sections(run: RunSpec, budget: MemoryBudget | None) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """(section, its keys and values) in the order of `SECTIONS`; absent parts of the model are left out."""
+    """(section, its keys and values) in the order of `SECTIONS`, without absent parts of the model."""
     lay = run.layout
     recomputed: dict[str, Any] = {"recompute": name_of(lay.recompute)}
     if budget:
@@ -105,7 +105,7 @@ def _sections(run: RunSpec, budget: MemoryBudget | None) -> Iterator[tuple[str, 
         "tokenizer": {"source": run.tokenizer},
         "training": run.train,
         "checkpoint": run.checkpoint,
-        "precision": run.precision.asked,
+        "precision": run.precision.changes,
         "output": {"folder": run.out},
     }
     for section in SECTIONS:

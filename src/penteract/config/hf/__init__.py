@@ -1,4 +1,4 @@
-"""Hugging Face's config.json as a `ModelSpec`. Own reader: every field is checked, and what we cannot say is named."""
+"""Hugging Face's config.json as a `ModelSpec`. Every field is checked, and what is not supported is reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READERS: Mapping[str, Callable[[Fields], ModelSpec]] = {
 def model_from_hf(config: Mapping[str, Any] | str | Path) -> ModelSpec:
     """The model that a config.json (its content, its path, or its folder's) describes.
 
-    Raises BadInput: CONFIG for a field that is missing or wrong, UNSAID for one that has no word here, FILE for a file
+    Raises BadInput: CONFIG for a field that is missing or wrong, UNSAID for one that is not supported, FILE for a file
     that cannot be read.
     """
     where = "config.json"
@@ -41,7 +41,7 @@ def model_from_hf(config: Mapping[str, Any] | str | Path) -> ModelSpec:
         config = _load(path / "config.json" if path.is_dir() else path)
     f = Fields(config, where)
     if "text_config" in f:
-        raise f.unsaid("text_config", "more than text", "the config.json of the text model alone")
+        raise f.unsupported("text_config", "more than text", "the config.json of the text model alone")
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in READERS:
         allowed = ", ".join(READERS)

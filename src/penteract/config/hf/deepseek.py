@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and -V3: latent attention, grouped routing, shared experts, blocks that predict further."""
+"""DeepSeek-V2 and -V3: latent attention, grouped routing, shared experts, multi-token prediction."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ _ROWS = 2**24  # most of any width
 
 
 def deepseek_v2(f: Fields) -> ModelSpec:
-    """Latent attention (2405.04434 §2.1); experts are scored by softmax and chosen greedily where the file is
-    silent."""
+    """Latent attention (2405.04434 §2.1); by default experts are scored by softmax and chosen greedily."""
     return ModelSpec(**_sizes(f), mlp_bias=f.flag("mlp_bias"), moe=_moe(f, method="greedy", score="softmax"))
 
 
 def deepseek_v3(f: Fields) -> ModelSpec:
     """Latent attention, sigmoid scores with a balance bias (2412.19437 §2.1.2), and multi-token prediction (§2.2)."""
-    # In its files a rotated pair's halves are neighbours.
+    # In its files the two rows of a rotated pair are adjacent.
     f.choice("rope_interleave", "rotated rows in another order", (True,), True)
     ahead = f.get("num_nextn_predict_layers", "model.mtp_layers", 0)
     moe = _moe(f, method="noaux_tc", score="sigmoid", normalize=True)
@@ -59,9 +58,9 @@ def _latent(f: Fields) -> LatentSpec:
 
 
 def _moe(f: Fields, *, method: str, score: str, normalize: bool = False) -> MoESpec | None:
-    """The experts; None where there are none. `method`, `score`, `normalize`: where the file is silent.
+    """The experts; None if there are none. `method`, `score`, `normalize`: defaults for absent fields.
 
-    "noaux_tc" balances by a bias. The small loss that V3 has besides is not said.
+    "noaux_tc" balances by a bias. The small additional balance loss of V3 is not supported.
     """
     if "n_routed_experts" not in f:
         return None
@@ -88,7 +87,7 @@ def _moe(f: Fields, *, method: str, score: str, normalize: bool = False) -> MoES
 
 
 def _groups(f: Fields, method: str) -> dict[str, Any]:
-    """The groups that limit a token's choice; V2 takes a group for its best expert, V3 for its best two."""
+    """The groups that limit a token's choice; V2 scores a group by its best expert, V3 by its best two."""
     experts, chosen = f.get("n_routed_experts", "model.moe.experts"), top_k(f, "n_routed_experts")
     groups = 1 if method == "greedy" else f.get("n_group", "model.moe.groups", 1)
     if groups == 1:

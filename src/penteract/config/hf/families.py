@@ -1,4 +1,4 @@
-"""Llama and its likes: RMSNorm, rotary positions, SwiGLU; dense, or with experts."""
+"""Llama and similar families: RMSNorm, rotary positions, SwiGLU; dense, or with experts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from penteract.errors import BadInput
 
 
 def sizes(f: Fields, *, head_size: int | None = None, theta: float = 10_000.0) -> dict[str, Any]:
-    """The fields that all of these families have. `head_size`: where the file is silent; None: the width over heads."""
+    """The fields that all of these families have. `head_size`: the default; None: the hidden size over heads."""
     return {**kernel(f), **heads(f, head_size), **rope(f, theta=theta)}
 
 
 def kernel(f: Fields) -> dict[str, Any]:
-    """All but the heads and their positions."""
+    """All fields but those of heads and positions."""
     f.choice("hidden_act", "another activation", ("silu", "swish"), "silu")
     return {
         "name": name(f),
@@ -32,15 +32,15 @@ def kernel(f: Fields) -> dict[str, Any]:
 
 
 def name(f: Fields) -> str:
-    """What the file calls the model, without its owner; else its family."""
+    """The model's name in the file, without its owner; else its family."""
     given = f.config.get("_name_or_path")
     short = given[-200:].rstrip("/").rsplit("/", 1)[-1][:80] if isinstance(given, str) else ""
     return short if short.isprintable() and any(c.isalnum() for c in short) else str(f.config["model_type"])
 
 
 def heads(f: Fields, head_size: int | None) -> dict[str, Any]:
-    """The counts of heads and of KV heads, and the head size. Raises BadInput, CONFIG, where they do not divide, or
-    where the head size is odd."""
+    """The counts of heads and of KV heads, and the head size. Raises BadInput, CONFIG, if they do not divide, or if
+    the head size is odd."""
     count, hidden = f.get("num_attention_heads", "model.heads"), f.get("hidden_size", "model.hidden_size")
     if head_size is None and "head_dim" not in f and hidden % count:
         raise BadInput(
@@ -62,7 +62,9 @@ def _window(f: Fields) -> int:
 
 
 def _switched_window(f: Fields, layers: int) -> int:
-    """Qwen's window has a switch, and holds from layer `max_window_layers` on: all, none, or a mix we cannot say."""
+    """Qwen's window has a switch, and applies from layer `max_window_layers` on: to all or none; a mix is not
+    supported.
+    """
     kinds = f.config.get("layer_types")
     if kinds is not None:
         return _listed_window(f, kinds)
@@ -72,7 +74,7 @@ def _switched_window(f: Fields, layers: int) -> int:
     if first >= layers:
         return 0
     if first:
-        raise f.unsaid("max_window_layers", "a window on some layers only", f"0, or {layers} and more")
+        raise f.unsupported("max_window_layers", "a window on some layers only", f"0, or {layers} and more")
     return _window(f)
 
 
@@ -83,37 +85,37 @@ def _listed_window(f: Fields, kinds: object) -> int:
         return 0
     if all(kind == "sliding_attention" for kind in found):
         return _window(f) if f.flag("use_sliding_window") else 0
-    raise f.unsaid(
+    raise f.unsupported(
         "layer_types", "layers that attend in different ways", "all full_attention, or all sliding_attention"
     )
 
 
 def llama(f: Fields) -> ModelSpec:
-    """Llama: biases of the attention projections and of the MLP only where the file asks for them."""
+    """Llama: biases of the attention projections and of the MLP only if the file has them."""
     bias = f.flag("attention_bias")
     return ModelSpec(**sizes(f), qkv_bias=bias, output_bias=bias, mlp_bias=f.flag("mlp_bias"))
 
 
 def mistral(f: Fields) -> ModelSpec:
-    """Mistral: no biases; a sliding window where the file has one."""
+    """Mistral: no biases; a sliding window if the file has one."""
     return ModelSpec(**sizes(f), sliding_window=_window(f))
 
 
 def qwen2(f: Fields) -> ModelSpec:
-    """Qwen2: biases on queries, keys and values; a sliding window where its switch is on."""
+    """Qwen2: biases on queries, keys and values; a sliding window if its switch is on."""
     found = sizes(f)
     return ModelSpec(**found, qkv_bias=True, sliding_window=_switched_window(f, found["layers"]))
 
 
 def qwen3(f: Fields, moe: MoESpec | None = None, *, head_size: int | None = 128) -> ModelSpec:
-    """Qwen3: normalised queries and keys. `head_size`: where the file is silent; None: the hidden size over heads."""
+    """Qwen3: normalised queries and keys. `head_size`: the default; None: the hidden size over heads."""
     found, bias = sizes(f, head_size=head_size), f.flag("attention_bias")
     window = _switched_window(f, found["layers"])
     return ModelSpec(**found, qkv_bias=bias, output_bias=bias, qk_norm=True, moe=moe, sliding_window=window)
 
 
 def mixtral(f: Fields) -> ModelSpec:
-    """Mixtral: every MLP is experts of the file's `intermediate_size`; rotary theta is 1e6 where the file is silent."""
+    """Mixtral: every MLP is experts of the file's `intermediate_size`; rotary theta is 1e6 by default."""
     found = sizes(f, theta=1e6)
     moe = MoESpec(
         experts=f.get("num_local_experts", "model.moe.experts"),
@@ -125,7 +127,7 @@ def mixtral(f: Fields) -> ModelSpec:
 
 
 def qwen3_moe(f: Fields) -> ModelSpec:
-    """Qwen3 with experts in every `decoder_sparse_step`-th layer, but for those that `mlp_only_layers` names."""
+    """Qwen3 with experts in every `decoder_sparse_step`-th layer, except those that `mlp_only_layers` names."""
     experts = "num_local_experts" if "num_local_experts" in f else "num_experts"  # the newer name, the older one
     moe = MoESpec(
         experts=f.get(experts, "model.moe.experts"),
@@ -140,7 +142,7 @@ def qwen3_moe(f: Fields) -> ModelSpec:
 
 
 def top_k(f: Fields, experts: str) -> int:
-    """How many of `experts`, a field, a token visits."""
+    """How many experts a token visits. `experts`: the field with their number."""
     chosen, most = f.get("num_experts_per_tok", "model.moe.top_k"), f.get(experts, "model.moe.experts")
     if chosen > most:
         raise f.wrong("num_experts_per_tok", f"1 to {most}")

@@ -1,4 +1,4 @@
-"""A config.json's fields, each held against bounds, with one line that names the field when it is wrong."""
+"""A config.json's fields, each checked against bounds; an error names the field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Fields:
     """A config's fields by name; null counts as absent."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        """`config`: the parsed config.json; `where`: its place, for the messages of errors."""
+        """`config`: the parsed config.json; `where`: its path, for error messages."""
         self.config, self.where = config, where
 
     def __contains__(self, name: str) -> bool:
@@ -26,7 +26,7 @@ class Fields:
         return self.config.get(name) is not None
 
     def get(self, name: str, key: str, default: Any = _REQUIRED) -> Any:
-        """The field as `key` of a run file takes it. Raises BadInput, CONFIG."""
+        """The field, checked as the key `key` of run files. Raises BadInput, CONFIG."""
         value = self.config.get(name)
         if value is None:
             if default is _REQUIRED:
@@ -42,11 +42,11 @@ class Fields:
             raise self.wrong(name, keys()[key].about) from None
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A field that is true or false; `default` where it is absent. Raises BadInput, CONFIG."""
+        """A field that is true or false; `default` if it is absent. Raises BadInput, CONFIG."""
         return self.get(name, "model.tied", default)
 
     def integer(self, name: str, least: int, most: int, default: int) -> int:
-        """A whole number of no key of its own."""
+        """A whole number without a key in run files."""
         value = self.config.get(name)
         if value is None:
             return default
@@ -55,7 +55,7 @@ class Fields:
         raise self.wrong(name, f"a whole number, {least} to {most}")
 
     def real(self, name: str, least: float, most: float) -> float:
-        """A number of no key of its own; 0 where it is absent."""
+        """A number without a key in run files; 0 if it is absent."""
         value = self.config.get(name)
         if value is None:
             return 0.0
@@ -70,10 +70,10 @@ class Fields:
             return default
         if isinstance(value, (str, int, float)) and value in options:
             return value
-        raise self.unsaid(name, word, " or ".join(str(o).lower() for o in options))
+        raise self.unsupported(name, word, " or ".join(str(o).lower() for o in options))
 
-    def unsaid(self, name: str, word: str, allowed: str) -> BadInput:
-        """The model may be real, but a word that it needs does not exist here yet."""
+    def unsupported(self, name: str, word: str, allowed: str) -> BadInput:
+        """The error to raise for a valid model that needs something not supported: BadInput, UNSAID."""
         found = shown(self.config.get(name))
         return BadInput("UNSAID", f"needs {word}", where=f"{self.where}: {name}", found=found, allowed=allowed)
 

@@ -1,4 +1,4 @@
-"""GPT-2: LayerNorm, a learned table of positions, GELU, biases. Dropout is not read: training here has none."""
+"""GPT-2: LayerNorm, a learned table of positions, GELU, biases. Dropout is ignored: training has none."""
 
 from __future__ import annotations
 

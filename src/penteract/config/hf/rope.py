@@ -42,7 +42,7 @@ def _table(f: Fields) -> Fields:
         raise f.wrong(name, "{…}")
     found = cast("dict[str, Any]", table or {})
     if any(isinstance(value, dict) for value in found.values()) and "rope_type" not in found and "type" not in found:
-        raise f.unsaid(name, "rotary positions that differ from layer to layer", "one table")
+        raise f.unsupported(name, "rotary positions that differ from layer to layer", "one table")
     return Fields(found, f"{f.where}: {name}")
 
 
@@ -57,7 +57,7 @@ def _llama3(f: Fields, positions: int) -> RopeScaling:
 
 
 def _yarn(f: Fields, positions: int, scales_scores: bool) -> RopeScaling:
-    """YaRN (2309.00071 §3.4). Cosines and sines grow by `attention_factor`, 0.1·ln(factor) + 1 unless it is said.
+    """YaRN (2309.00071 §3.4). Cosines and sines grow by `attention_factor`, 0.1·ln(factor) + 1 by default.
 
     Files with `mscale` say it in two halves: what cosines and sines get, and what all dims get, of which the former
     are relieved.

@@ -11,7 +11,7 @@ from penteract.config.hf import model_from_hf
 from penteract.config.model import ModelSpec
 from penteract.errors import BadInput
 
-# What training alone asks: the weights mean the same whatever these say.
+# Fields of training only: they do not change what weights mean.
 _AT_TRAINING = frozenset({
     "model.name", "model.initial_std", "model.mtp_loss_coefficient", "model.z_loss_coefficient",
     "model.moe.balance_coefficient", "model.moe.bias_rate",
@@ -19,7 +19,7 @@ _AT_TRAINING = frozenset({
 
 
 def config_of(m: ModelSpec) -> dict[str, Any]:
-    """The config.json that reads back as `m`, of the first family that can say it.
+    """The config.json that reads back as `m`, of the first family that can express it.
 
     Raises BadInput, UNSAID, with the fields that the nearest family cannot say.
     """
@@ -57,12 +57,12 @@ def _same(a: object, b: object) -> bool:
 
 
 def _alike(name: str, a: object, b: object) -> bool:
-    """Whether experts are balanced by a loss or not at all is not seen in weights; a bias is one of them."""
+    """Balancing by a loss, or not at all, leaves no trace in weights; a balance bias is part of them."""
     return name == "model.moe.balance" and "bias" not in (a, b)
 
 
 def _sizes(m: ModelSpec) -> dict[str, Any]:
-    """The fields that all families but the oldest have."""
+    """The fields of all families but GPT-2."""
     return {
         "hidden_act": "silu" if m.activation == "swiglu" else "gelu",
         "num_hidden_layers": m.layers,
@@ -105,7 +105,7 @@ def _scaling(m: ModelSpec) -> dict[str, Any]:
 
 
 def _plain(x: float) -> float:
-    """The short number that rounding hid, where there is one."""
+    """A short decimal number that rounds to the same float, if there is one."""
     return next((short for digits in range(7) if isclose(short := round(x, digits), x, rel_tol=1e-12)), x)
 
 
@@ -175,13 +175,13 @@ def _latent(m: ModelSpec) -> dict[str, Any]:
 
 
 def _deepseek_v2(m: ModelSpec) -> dict[str, Any]:
-    """Its experts have softmax scores, and weights that are not normalised."""
+    """Experts with softmax scores, and weights that are not normalised."""
     sizes = {name: value for name, value in _sizes(m).items() if name != "head_dim"}
     return {**sizes, **_latent(m), "mlp_bias": m.mlp_bias, **_routed(m)}
 
 
 def _deepseek_v3(m: ModelSpec) -> dict[str, Any]:
-    """Its experts have sigmoid scores and are chosen with a bias, and it may predict further ahead."""
+    """Experts with sigmoid scores, chosen with a bias; multi-token prediction is possible."""
     found = _deepseek_v2(m) | {"num_nextn_predict_layers": m.mtp_layers}
     if m.moe is not None:
         found |= {"topk_method": "noaux_tc", "norm_topk_prob": m.moe.normalize_weights}

@@ -1,1 +1,1 @@
-"""Precision as a value: dtypes, FP8 recipes, patterns for single modules."""
+"""Precision as a value: dtypes, FP8 recipes, patterns for individual modules."""

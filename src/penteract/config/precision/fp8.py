@@ -1,4 +1,4 @@
-"""FP8 linears: how their operands are scaled, in which formats, and which linears stay as the rest of the policy is.
+"""FP8 linear layers: scaling and formats of their operands, and which linear layers stay in the policy's compute dtype.
 
 Micikevicius 2022 (2209.05433) for the formats; DeepSeek-V3 2024 (2412.19437) §3.3 for blocks; Peng 2023 (2310.18313).
 """
@@ -18,34 +18,34 @@ Format = Literal["e4m3", "e5m2"]
 
 KINDS: tuple[Fp8Scaling, ...] = ("tensorwise", "delayed", "rowwise", "blockwise")
 LARGEST: Mapping[Format, float] = MappingProxyType({"e4m3": 448.0, "e5m2": 57344.0})
-UNIT = 16  # sizes of a product are multiples of it
-ALONG_FEATURES: tuple[Fp8Scaling, ...] = ("rowwise", "blockwise")  # a token's scales are of its own features alone
+UNIT = 16  # the sizes of a product must be multiples of it
+ALONG_FEATURES: tuple[Fp8Scaling, ...] = ("rowwise", "blockwise")  # a token's scales depend only on its own features
 
-# Whose largest absolute value makes a scale, so that results hang on the micro-batch and not on the layout.
+# The ranks whose largest absolute value decides a scale: results depend on the micro-batch, but not on the layout.
 GROUPS: Mapping[Fp8Scaling, str] = {
     "tensorwise": "the ranks that hold one micro-batch (cp and tp)",
     "delayed": "all ranks of a pipeline stage, over the last steps; in the first step, each rank's own",
-    "rowwise": "a whole row: the ranks that it is cut over",
-    "blockwise": "a block, which lies on one rank",
+    "rowwise": "the ranks that share a row",
+    "blockwise": "one rank, which holds the whole block",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fp8:
-    """A recipe. A linear's three products (y = x·wᵀ, of g the gradients g·w and gᵀ·x) are of codes of 8 bits.
+    """A recipe. A linear layer's three products (y = x·wᵀ, and with the gradient g of y, g·w and gᵀ·x) are in FP8.
 
-    kind               tensorwise  one scale a tensor, of this micro-batch
-                       delayed     one scale a tensor, of the largest in the last `history` steps
-                       rowwise     one scale for each row along which a product sums, so two for each tensor
-                       blockwise   one for `block` such elements; of weights for a square of them
+    kind               tensorwise  one scale per tensor, from this micro-batch
+                       delayed     one scale per tensor, from the largest value of the last `history` steps
+                       rowwise     one scale for each row along which a product sums, so two sets for each tensor
+                       blockwise   one scale for `block` such elements; for weights, for a square block
     operand, gradient  formats of activations and weights, and of their gradients
-    first, last        layers whose linears are not in FP8; the head and routers never are
+    first, last        numbers of first and last layers that are not in FP8; the head and routers never are
     powers             scales are rounded up to powers of two
-    gather             under ZeRO 3 weights travel as codes, each with one scale that is agreed on once a step
-    experts            experts' matrices too, forward and in the gradients of what they are given. Those of their
-                       weights sum over whichever tokens meet on a rank, and are as the rest of the policy is
+    gather             under ZeRO 3 weights are gathered in FP8, each with one scale that ranks agree on once a step
+    experts            experts' matrices too, in forward and input gradients. Their weight gradients sum over whichever
+                       tokens are on a rank, and stay in the policy's compute dtype
 
-    Raises BadInput where they do not go together.
+    Raises BadInput if they do not go together.
     """
 
     kind: Fp8Scaling
@@ -74,20 +74,21 @@ class Fp8:
         if self.gather and self.kind != "tensorwise":
             raise _refusal("gather", f"true in fp8_{self.kind}", "true in fp8_tensorwise",
                            "false, or --precision.dtype fp8_tensorwise")  # fmt: skip
-        if self.experts and self.kind not in ALONG_FEATURES:  # which tokens meet is the layout's
-            raise _refusal("experts", f"true in fp8_{self.kind}, whose scales are of all tokens that meet",
+        if self.experts and self.kind not in ALONG_FEATURES:  # which tokens share a rank depends on the layout
+            raise _refusal("experts", f"true in fp8_{self.kind}, whose scales depend on all tokens of a rank",
                            f"true in {' and '.join(f'fp8_{kind}' for kind in ALONG_FEATURES)}",
                            "false, or --precision.dtype fp8_rowwise")  # fmt: skip
 
     @property
     def unit(self) -> int:
-        """Of what a product's three sizes are multiples."""
+        """A product's three sizes must be multiples of this."""
         return self.block if self.kind == "blockwise" else UNIT
 
-    def beside(self, layers: int, ahead: int = 0) -> tuple[int, ...]:
-        """The layers at both ends, of so many, whose linears are not in FP8; those that predict ahead are as the last.
+    def bf16_layers(self, layers: int, ahead: int = 0) -> tuple[int, ...]:
+        """The first and last layers, of so many, that are not in FP8. `ahead`: MTP layers, which are treated as the
+        last.
 
-        BadInput where no other is left.
+        Raises BadInput if no other layer is left.
         """
         if self.first + self.last >= layers:
             raise _refusal("bf16_layers", (self.first, self.last), f"fewer than the {layers} layers", "[1, 1]")
@@ -95,18 +96,19 @@ class Fp8:
 
     @property
     def unusual(self) -> tuple[str, ...]:
-        """In words, where it differs from the usual of its kind."""
-        known = usual(self.kind)
-        told = {
-            f"{self.operand} and {self.gradient}": (self.operand, self.gradient) != (known.operand, known.gradient),
+        """In words, how it differs from the usual recipe of its kind."""
+        standard = usual(self.kind)
+        descriptions = {
+            f"{self.operand} and {self.gradient}": (self.operand, self.gradient)
+            != (standard.operand, standard.gradient),
             f"first {self.first} and last {self.last} layers in bf16": self.first or self.last,
             "powers of two": self.powers,
-            f"scales of {self.history} steps": self.history != known.history,
-            f"blocks of {self.block}": self.block != known.block,
-            "gathered as codes": self.gather,
+            f"scales of {self.history} steps": self.history != standard.history,
+            f"blocks of {self.block}": self.block != standard.block,
+            "gathered in FP8": self.gather,
             "experts too": self.experts,
         }
-        return tuple(words for words, differs in told.items() if differs)
+        return tuple(words for words, differs in descriptions.items() if differs)
 
     def __str__(self) -> str:
         """The kind, then what differs from the usual recipe of that kind."""
@@ -114,12 +116,12 @@ class Fp8:
 
 
 def usual(kind: Fp8Scaling) -> Fp8:
-    """The recipe of a kind. Blocks are small enough for gradients to do without the wider range (DeepSeek-V3 2024)."""
+    """The usual recipe of a kind. With blocks, gradients do not need the wider range of e5m2 (DeepSeek-V3 2024)."""
     return Fp8(kind=kind, gradient="e4m3" if kind == "blockwise" else "e5m2")
 
 
 def check_gather(fp8: Fp8 | None, layout: Layout) -> None:
-    """Refuse to gather as codes what a layout does not gather."""
+    """Refuse FP8 gathering in a layout that does not gather weights."""
     lay = layout
     if fp8 is None or not fp8.gather or (lay.zero == 3 and (lay.shard_group or lay.dp * lay.cp) > 1):
         return
@@ -129,7 +131,7 @@ def check_gather(fp8: Fp8 | None, layout: Layout) -> None:
         found, allowed, fix = "shard_group = 1", "0, or 2 or more", "shard_group 0"
     else:
         found, allowed, fix = "dp·cp = 1", "2 or more", "dp 2"
-    raise BadInput("FP8", "weights are gathered as codes where ZeRO 3 cuts them, and there alone",
+    raise BadInput("FP8", "weights are gathered in FP8 only where ZeRO 3 shards them",
                    where="precision.fp8_gather", found=found, allowed=allowed,
                    fix=f"--parallel.{fix}, or --precision.fp8_gather false")  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""Precision as a policy: the dtype of every role that numbers play in a step, and the recipes that have a name.
+"""Precision as a policy: the dtype of each role in a step, and the named recipes.
 
-Micikevicius 2018 (1710.03740) for master weights and loss scaling; Dettmers 2022 (2110.02861) for moments of 8 bits.
+Micikevicius 2018 (1710.03740) for master weights and loss scaling; Dettmers 2022 (2110.02861) for 8-bit moments.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from penteract.config.precision.fp8 import KINDS, Fp8, usual
 from penteract.config.precision.module_patterns import FP8, LinearLayers, Pattern, decided
 from penteract.errors import BadInput
 
-# compute: activations; stat: statistics kept beside them (1/rms, log-sum-exp), and what updates are computed in;
-# index: token and expert numbers; offset: where groups of rows begin, as products by groups take it;
+# compute: activations; stat: statistics (1/rms, log-sum-exp), and the dtype in which updates are computed;
+# index: token and expert numbers; offset: where groups of rows begin, as grouped products take it;
 # host: a value in host memory as plain Python (split sizes), no bytes on the device;
-# parameter: what products read; gradient: where gradients accumulate; reduce: their sums on the wire;
-# master: the copy that the optimizer updates (0: parameters are updated themselves); moment: one of its moments;
-# code: of FP8, as which weights may travel.
+# parameter: what products read; gradient: where gradients accumulate; reduce: in which they are reduced over ranks;
+# master: master weights (0 bytes: parameters are updated directly); moment: one of the optimizer's moments;
+# code: FP8 data, in which weights may be gathered.
 Role = Literal[
     "compute", "stat", "index", "offset", "host", "parameter", "gradient", "reduce", "master", "moment", "code"
 ]  # fmt: skip
 Widths = Mapping[Role, int]  # bytes of one element of each role
 
-BLOCK = 256  # elements that share a scale, of moments in int8
+BLOCK = 256  # elements of int8 moments that share a scale
 BYTES: Mapping[str, int] = MappingProxyType(
     {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int32": 4, "int64": 8}
 )
@@ -37,15 +37,15 @@ BYTES: Mapping[str, int] = MappingProxyType(
 class Policy:
     """Names of dtypes by role.
 
-    master       "" where parameters are moved themselves
-    moments      "int8": codes, with one fp32 scale for each block of them
-    stochastic   parameters without master are rounded up or down by chance, so that small updates are not lost
-    loss_scale   of the first step: the loss is multiplied by it, so that small gradients are not rounded to zero; 0: no
-    growth_every steps without an overflow after which the scale doubles
-    fp8          how the products of layers' linears are of codes of 8 bits; None: they are not
-    modules      parameters that have it otherwise, by their names
+    master       "": there are no master weights, parameters are updated directly
+    moments      "int8": quantised, with one fp32 scale for each block
+    stochastic   stochastic rounding of parameters without master weights, so that small updates are not lost
+    loss_scale   of the first step: the loss is multiplied by it, so that small gradients do not underflow; 0: no
+    scaling growth_every steps without an overflow after which the scale doubles
+    fp8          the FP8 recipe of linear layers; None: no FP8
+    modules      exceptions for parameters, by name
 
-    Raises BadInput where roles do not go together.
+    Raises BadInput if roles do not go together.
     """
 
     compute: str
@@ -71,7 +71,7 @@ class Policy:
                     fix=f"--precision.{role} {allowed[0]}",
                 )  # fmt: skip
         if (self.loss_scale > 0) != (self.compute == "fp16") or (self.loss_scale > 0) != (self.growth_every > 0):
-            raise BadInput("PRECISION", "a loss is scaled in fp16, and there alone", where="precision.loss_scale",
+            raise BadInput("PRECISION", "loss scaling is for fp16 only", where="precision.loss_scale",
                            found=f"{self.loss_scale:g} in {self.compute}", allowed="more than 0 in fp16, 0 otherwise",
                            fix="--precision.loss_scale auto")  # fmt: skip
         if self.fp8 and self.compute == "fp16":
@@ -81,7 +81,7 @@ class Policy:
             self._check(one)
 
     def _check(self, one: Pattern) -> None:
-        """What a pattern says is what the role may be."""
+        """Refuse a pattern whose value its role cannot have."""
         linear_layers = (self.compute, FP8) if self.fp8 else (self.compute,)
         fits = [f"{one.part}={f}" for f in (linear_layers if one.part == "linears" else self._fitting()["moments"])]
         if f"{one.part}={one.value}" not in fits:
@@ -91,7 +91,7 @@ class Policy:
             )  # fmt: skip
 
     def _fitting(self) -> Mapping[str, tuple[object, ...]]:
-        """What each role may be, the usual first."""
+        """The allowed dtypes of each role, the usual one first."""
         wide = (self.stat,)
         narrower = tuple(d for d in ("fp64", "fp32", "bf16") if BYTES[d] < BYTES[self.gradient])
         master_weights = {"bf16": ("fp32", ""), "fp16": ("fp32",)}
@@ -107,14 +107,14 @@ class Policy:
 
     @property
     def stat(self) -> str:
-        """Dtype of statistics (norms, log-sum-exps, routing scores): fp32, or fp64 where compute is fp64."""
+        """Dtype of statistics (norms, log-sum-exps, routing scores): fp32, or fp64 if compute is fp64."""
         return "fp64" if self.compute == "fp64" else "fp32"
 
     @property
     def products(self) -> str:
-        """The dtype whose peak rate products have: that of fp16 is that of bf16, on every device.
+        """The dtype whose peak rate applies to products: fp16 has that of bf16, on every device.
 
-        Of FP8 it is that of the rest: attention, the head and routers stay there, and so does what MFU is a share of.
+        With FP8 it is still that of compute, in which attention, the head and routers stay; MFU refers to it too.
         """
         return "bf16" if self.compute == "fp16" else self.compute
 
@@ -123,15 +123,15 @@ class Policy:
         return decided(self.modules, "moments", name, self.moments) if self.modules else self.moments
 
     def keeping(self, moments: str) -> Policy:
-        """The policy of parameters alone whose moments are of one dtype."""
+        """The policy for parameters with moments of this dtype."""
         return self if moments == self.moments else _keeping(self, moments)
 
     def linear_layers(self, layers: int, ahead: int = 0) -> LinearLayers:
-        """Which linears are in FP8, of a model of so many layers. BadInput where `fp8` leaves none."""
+        """Which linear layers of a model with so many layers are in FP8. Raises BadInput if `fp8` leaves none."""
         if self.fp8 is None:
             return LinearLayers()
-        beside = (Pattern(f"layers.{i}.*", "linears", self.compute) for i in self.fp8.beside(layers, ahead))
-        return LinearLayers(self.fp8, (*beside, *self.modules))
+        ends = (Pattern(f"layers.{i}.*", "linears", self.compute) for i in self.fp8.bf16_layers(layers, ahead))
+        return LinearLayers(self.fp8, (*ends, *self.modules))
 
     @property
     def widths(self) -> Widths:
@@ -144,7 +144,7 @@ class Policy:
         return _name(self)
 
     def dtype(self, role: Role) -> str:
-        """The dtype of a role; that of `master` is what the optimizer moves."""
+        """The dtype of a role; that of `master` is what the optimizer updates."""
         match role:
             case "master":
                 return self.master or self.parameter
@@ -160,7 +160,7 @@ class Policy:
                 return str(getattr(self, role))
 
     def __hash__(self) -> int:
-        """Of few fields, as it is asked for often; few policies differ in the others alone."""
+        """Of only a few fields, as it is called often; few policies differ only in the others."""
         return hash((self.compute, self.parameter, self.gradient, self.moments))
 
     def __str__(self) -> str:
@@ -174,7 +174,7 @@ def _plain(dtype: str) -> Policy:
 
 
 def _mastered(dtype: str, loss_scale: float = 0.0, growth_every: int = 0) -> Policy:
-    """Narrow products; whatever adds up is fp32."""
+    """Products in `dtype`; gradients, master weights and moments in fp32."""
     return Policy(
         compute=dtype, parameter=dtype, gradient="fp32", reduce="fp32", master="fp32", moments="fp32",
         loss_scale=loss_scale, growth_every=growth_every,
@@ -194,7 +194,8 @@ RECIPES: Mapping[str, Policy] = MappingProxyType(
 
 
 def policy(precision: str | Policy, *, where: str = "", flag: str = "") -> Policy:
-    """A recipe by name; a policy is itself. BadInput with the known names. `flag`: what a recipe is given by."""
+    """A recipe by name; a policy is returned as it is. Raises BadInput with the names. `flag`: the option for
+    messages."""
     if isinstance(precision, Policy):
         return precision
     if precision not in RECIPES:
@@ -206,7 +207,7 @@ def policy(precision: str | Policy, *, where: str = "", flag: str = "") -> Polic
 
 
 def grain(moments: str) -> int:
-    """Elements that belong together: shards begin and end between them."""
+    """The number of elements that a shard's size must be a multiple of."""
     return BLOCK if moments == "int8" else 1
 
 
@@ -243,6 +244,6 @@ def _name(p: Policy) -> str:
         return [f for f in apart if f != "modules" and not (f == "fp8" and alike(other))]
 
     nearest = min((n for n, r in RECIPES.items() if r.compute == p.compute), key=lambda n: len(unlike(RECIPES[n])))
-    told = [f"{f} {getattr(p, f) or 'none'}" for f in unlike(RECIPES[nearest])]
-    coded = p.fp8.unusual if p.fp8 and alike(RECIPES[nearest]) else ()
-    return ", ".join([nearest, *told, *coded, *map(str, p.modules)])
+    roles = [f"{f} {getattr(p, f) or 'none'}" for f in unlike(RECIPES[nearest])]
+    fp8 = p.fp8.unusual if p.fp8 and alike(RECIPES[nearest]) else ()
+    return ", ".join([nearest, *roles, *fp8, *map(str, p.modules)])

@@ -1,1 +1,1 @@
-"""Which layouts are legal, the nearest legal one, and what a run file leaves open."""
+"""Which layouts are legal, the nearest legal one, and values that a run file leaves open."""

@@ -1,4 +1,4 @@
-"""When a layout is legal: divisibility and the arithmetic of schedules, each rule with the axis it blames."""
+"""The rules of legal layouts: divisibility and the sizes of schedules, each with the axis at fault."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _tensor(case: Case) -> Iterator[Breach]:
 def _context(case: Case) -> Iterator[Breach]:
     model, lay, tokens = case.model, case.layout, case.sequence_length
     cp, tp = lay.cp, lay.tp
-    # Where the degree is a power of two, it is the length that is odd.
+    # If the degree is a power of two, the sequence length is at fault.
     blamed = "sequence_length" if cp & (cp - 1) == 0 else "cp"
     if cp > 1 and tokens % (2 * cp):
         yield blamed, f"sequence_length = {tokens} does not cut into 2·cp = {2 * cp} equal chunks"
@@ -131,9 +131,9 @@ def _context(case: Case) -> Iterator[Breach]:
     if cp > 1 and lay.cp_method == "ulysses" and model.heads % tp == 0:
         heads, kv_heads = model.heads // tp, max(1, model.kv_heads // tp)
         if heads % cp:
-            yield "cp", f"Ulysses deals heads: cp = {cp} does not divide the {heads} heads of a tensor rank"
+            yield "cp", f"Ulysses shards heads: cp = {cp} does not divide the {heads} heads of a tensor rank"
         elif kv_heads % cp and cp % kv_heads:
-            yield "cp", f"Ulysses deals heads: cp = {cp} and the {kv_heads} KV heads of a tensor rank do not divide"
+            yield "cp", f"Ulysses shards heads: cp = {cp} and the {kv_heads} KV heads of a tensor rank do not divide"
 
 
 def _pipeline(case: Case) -> Iterator[Breach]:
@@ -145,7 +145,7 @@ def _pipeline(case: Case) -> Iterator[Breach]:
     wrong = breach(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
     if wrong is not None:
         axis, what = wrong
-        # Accumulation steps are derived where the batch is given: then the batch is what to change.
+        # With a given global batch, accumulation steps are derived: then the batch is what to change.
         derived = axis == "gradient_accumulation_steps" and case.global_batch_size is not None
         yield "global_batch_size" if derived else axis, what
 

@@ -1,6 +1,6 @@
-"""Refusing a layout that cannot be, before anything starts, with the nearest one that can.
+"""Refuses an illegal layout before anything starts, with the nearest legal one.
 
-A refusal is arithmetic only. What the engine cannot run yet is the engine's to say.
+The rules are arithmetic only. The engine itself refuses what it cannot run yet.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Problem:
 
 
 class BadLayout(BadInput):
-    """The layout cannot be. `problems` names every broken rule."""
+    """The layout is illegal. `problems` has every broken rule."""
 
     def __init__(self, problems: list[Problem], origins: Mapping[str, str]) -> None:
         """The first of `problems` heads the message. `origins`: key of a run file -> the place that set it."""
@@ -75,8 +75,8 @@ def problems(
 ) -> list[Problem]:
     """Every broken rule of a layout, the most basic first; an empty list means legal.
 
-    `global_batch_size` (sequences) and `world` (ranks) are held against the layout where given.
-    `settle` derives anew what the user left open, after each change that the search for a fix tries.
+    `global_batch_size` (sequences) and `world` (ranks) are compared with the layout if given.
+    `settle` derives what the user left open again, after each change that the search for a fix tries.
     """
     case = Case(
         model=model, layout=layout, sequence_length=sequence_length, global_batch_size=global_batch_size, world=world

@@ -1,4 +1,4 @@
-"""The nearest legal layout: a search over values near the ones that were asked for."""
+"""The nearest legal layout: a search over values near the given ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from penteract.config.rules.breaches import breaches
 from penteract.config.rules.settle import Settle
 from penteract.schedule.registry import SCHEDULES, schedule_of
 
-# Degrees worth a try. Beyond them a legal degree exists for some models, but never one near a mistake.
+# Degrees to try. Some models have legal degrees beyond these, but never near a mistake.
 _DEGREES = (*range(1, 129), *range(136, 1025, 8))
 _MOST = 2**48  # of any size, as in run files
-_FURTHER = 16  # values tried past the first that would do, to need no second change
+_FURTHER = 16  # values tried after the first suitable one, to avoid a second change
 _ROUNDS = 24
 _PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": Layout().schedule, "cp": 1, "pp": 1, "tp": 1,
           "micro_batch_size": 1, "zero": 0, "shard_group": 0, "reduce_scatter_once": False,
@@ -24,19 +24,19 @@ _PLAIN = {"ep": 1, "expert_tp": 1, "vpp": 1, "schedule": Layout().schedule, "cp"
 
 
 def allowed_values(case: Case, axis: str, settle: Settle) -> tuple[Any, ...]:
-    """Up to three values of `axis`, nearest first, with which no rule blames it."""
+    """Up to three values of `axis`, nearest first, with which no rule finds it at fault."""
     fine = (v for v in _candidates(case, axis, settle) if axis not in _blamed(settle(case.put(axis, v))))
     return tuple(islice(fine, 3))
 
 
 def repair(case: Case, settle: Settle) -> dict[str, Any]:
-    """axis -> value: few changes that make `case` legal, the nearest first; empty when the search finds none."""
+    """axis -> value: few changes that make `case` legal, as near as possible; empty if the search finds none."""
     fixed = _search(case, settle) or _search(_plain(case, settle), settle)
     return _difference(case, fixed, settle.open) if fixed else {}
 
 
 def _search(case: Case, settle: Settle) -> Case | None:
-    """Mend the first broken rule until none is broken; None when a rule has no nearby value that keeps it."""
+    """Repair the first broken rule until none is broken; None if no nearby value satisfies a rule."""
     for _ in range(_ROUNDS):
         found = breaches(case)
         if not found:
@@ -49,7 +49,7 @@ def _search(case: Case, settle: Settle) -> Case | None:
 
 
 def _step(case: Case, axis: str, settle: Settle) -> Case | None:
-    """`case` with the nearest `axis` that no rule blames, or with one a little further if that makes it legal."""
+    """`case` with the nearest value of `axis` that is not at fault, or a slightly further one that makes it legal."""
     trials = (settle(case.put(axis, value)) for value in _candidates(case, axis, settle))
     nearest: Case | None = None
     for trial in trials:
@@ -63,7 +63,7 @@ def _step(case: Case, axis: str, settle: Settle) -> Case | None:
 
 
 def _plain(case: Case, settle: Settle) -> Case:
-    """Data parallelism alone, with a batch that its replicas share: from here every rule has a value that keeps it."""
+    """Data parallelism only, with a batch that its replicas divide: from here every rule can be satisfied."""
     now = case.put("dp", case.world or 1)
     for axis, value in _PLAIN.items():
         now = now.put(axis, value)
@@ -123,7 +123,7 @@ def _candidates(case: Case, axis: str, settle: Settle) -> Iterator[Any]:
 
 
 def _divisors(n: int, near: int) -> list[int]:
-    """Those of n that are worth a try, the nearest first."""
+    """Divisors of n to try, nearest first."""
     return sorted((d for d in _DEGREES if d < n and n % d == 0), key=lambda d: abs(math.log(d / max(1, near))))
 
 

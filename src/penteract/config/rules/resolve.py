@@ -1,4 +1,4 @@
-"""From a run file, a preset and flags to one `RunSpec`, with the place that decided each value."""
+"""From a run file, a preset and flags to one `RunSpec`, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from penteract.config.hf import model_from_hf
 from penteract.config.layout import FUSIONS, Fusion, Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.presets import preset as find_preset
-from penteract.config.recompute import MemoryBudget, words_of
+from penteract.config.recompute import MemoryBudget, ops_of
 from penteract.config.rules.legal import check_legal
 from penteract.config.rules.settle import Settle
 from penteract.config.run import Checkpoint, Data, LearningRate, Optimizer, Precision, RunSpec, Training
 from penteract.errors import BadInput
 
-# The parts of a model that are sections of their own.
+# The parts of a model that have their own sections.
 _PARTS: Mapping[str, type] = {"moe": MoESpec, "latent": LatentSpec, "rope_scaling": RopeScaling}
 _BUDGETS = ("memory.budget", "memory.budget_gib")
 _CHOSEN = tuple(f"memory.{name}" for name in ("chosen", "recompute_every", "recompute_first", "recompute_else"))
-_BYTES = 257  # what the byte tokenizer needs: 256 bytes and the end of a document
+_BYTES = 257  # tokens of the byte tokenizer: 256 bytes and the end of a document
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
-    """A run, and for each key of its file the place that decided it: `run.toml:7`, `--parallel.tp`,
+    """A run, and for each key of its file the origin of its value: `run.toml:7`, `--parallel.tp`,
     `preset tiny`, `default`, or `derived: 16 / (4·1)`."""
 
     run: RunSpec
     origins: Mapping[str, str]
     budget: MemoryBudget | None = (
-        None  # to be solved with prices: until then the layout recomputes what was chosen, or nothing
+        None  # solved later, with prices; until then the layout recomputes the ops of `memory.chosen`, or none
     )
 
 
@@ -47,7 +47,7 @@ def resolve(
 ) -> Resolved:
     """Defaults < preset < file < overrides, checked as a whole.
 
-    `overrides`: `--a.b v`, `--a.b=v` or `a.b=v`. `world`: the ranks there are, None when the layout decides.
+    `overrides`: `--a.b v`, `--a.b=v` or `a.b=v`. `world`: the number of ranks; None: the layout decides.
     A run that names no model trains the preset "tiny". Raises BadInput; `BadLayout` for an illegal layout.
     """
     given = read_toml(Path(toml_path)) if toml_path is not None else {}
@@ -75,7 +75,7 @@ def resolve(
 
 
 def model_at(path: Path) -> ModelSpec:
-    """The model of a config.json, of the folder that holds one, or of a run's folder."""
+    """The model of a config.json, of a folder with one, or of a run's folder."""
     if (path / "run.toml").is_file():
         given = {k: s for k, s in read_toml(path / "run.toml").items() if k.startswith("model.")}
         return _model(_with_model_defaults(given))
@@ -83,7 +83,7 @@ def model_at(path: Path) -> ModelSpec:
 
 
 def _defaults() -> Settings:
-    """Of every section but the model's, which has defaults only once there is a model."""
+    """The defaults of every section except the model's, which depend on the model."""
     return {
         key.name: Setting(key.default, "default") for key in keys().values() if not key.name.startswith("model.")
     }  # fmt: skip
@@ -118,40 +118,41 @@ def _build(settings: Settings, layers: list[Settings], largest: int, world: int 
         precision=Precision(**_section(settings, "precision")),
         out=settings["output.folder"].value,
     )  # fmt: skip
-    _check_words(run, settings)
+    _check_sections(run, settings)
     return Resolved(run=run, origins={k: settings[k].origin for k in settings}, budget=budget)
 
 
 def _last_of_budgets(settings: Settings, flags: Settings) -> None:
-    """A command line that asks for another recomputation, or another budget, leaves none of what its file had."""
-    asked = flags.get("memory.recompute")
-    other = asked is not None and asked.value != "budget"
+    """If the command line sets another recomputation or budget, drop what the run file has of it."""
+    flag = flags.get("memory.recompute")
+    other = flag is not None and flag.value != "budget"
     dropped = _BUDGETS if other or flags.keys() & {*_BUDGETS} else ()
     if other and settings["memory.chosen"].value != "none":
-        dropped = (*dropped, *_CHOSEN)  # what goes with it
+        dropped = (*dropped, *_CHOSEN)  # what the budget chose
     for key in dropped:
         if key not in flags:
             settings[key] = Setting(keys()[key].default, "default")
 
 
 def _budget(settings: Settings) -> MemoryBudget | None:
-    """What `recompute = "budget"` asks for. BadInput where it says nothing, or a budget is given without it."""
-    asked = settings["memory.recompute"]
+    """The bound of `recompute = "budget"`. Raises BadInput if it has none, or if a budget is given without it."""
+    recompute = settings["memory.recompute"]
     given = {k: settings[k] for k in _BUDGETS if settings[k].value}
     chosen = settings["memory.chosen"]
-    if asked.value != "budget" and chosen.value != "none":
+    if recompute.value != "budget" and chosen.value != "none":
         op_names = chosen.value if isinstance(chosen.value, str) else ",".join(chosen.value)
-        raise BadInput("BUDGET", "a choice that no budget made", where=f"memory.chosen ({chosen.origin})",
-        found=op_names,
-                       allowed='of memory.recompute "budget" alone', fix=f"--memory.recompute {op_names}")  # fmt: skip
-    if asked.value == "budget" and len(given) == 1:
+        raise BadInput("BUDGET", "ops chosen by a budget, but there is no budget",
+                       where=f"memory.chosen ({chosen.origin})", found=op_names,
+                       allowed='only with memory.recompute "budget"',
+                       fix=f"--memory.recompute {op_names}")  # fmt: skip
+    if recompute.value == "budget" and len(given) == 1:
         return MemoryBudget(settings["memory.budget"].value, int(settings["memory.budget_gib"].value * 2**30))
-    if asked.value != "budget" and not given:
+    if recompute.value != "budget" and not given:
         return None
     what = "a budget is given twice" if len(given) == 2 else "a budget without a bound"
-    if asked.value != "budget":
-        what = "a budget that nothing asks for"
-    where = ", ".join(f"{k} ({s.origin})" for k, s in given.items()) or f"memory.recompute ({asked.origin})"
+    if recompute.value != "budget":
+        what = 'a budget without memory.recompute "budget"'
+    where = ", ".join(f"{k} ({s.origin})" for k, s in given.items()) or f"memory.recompute ({recompute.origin})"
     raise BadInput("BUDGET", what, where=where, found=", ".join(str(s.value) for s in given.values()) or "none",
                    allowed='memory.recompute "budget" with one of memory.budget and memory.budget_gib',
                    fix="--memory.recompute budget --memory.budget 0.8")  # fmt: skip
@@ -167,7 +168,7 @@ def _section(settings: Settings, section: str) -> dict[str, Any]:
 
 
 def _with_model_defaults(settings: Settings) -> Settings:
-    """The model's keys in full: what it must say is there, and what it may leave out has its default."""
+    """All keys of the model: required ones must be given, the others get their defaults."""
     settings = dict(settings)
     value = {k: s.value for k, s in settings.items()}
     if "model.heads" in value and "model.kv_heads" not in value:
@@ -195,7 +196,7 @@ def _model(settings: Settings) -> ModelSpec:
 
 
 def _batch_size(settings: Settings, layers: list[Settings]) -> None:
-    """Tokens a step as sequences a step; of the two, the one set last decides."""
+    """Convert tokens per step to sequences per step; if both are set, the later one decides."""
     tokens = settings.pop("batch.global_batch_tokens")
     if tokens.value is None:
         return
@@ -225,7 +226,7 @@ def _batch_size(settings: Settings, layers: list[Settings]) -> None:
 
 
 def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | None) -> Layout:
-    """The layout with nothing left open; writes what it derives back into `settings`."""
+    """The complete layout; derived values are written back into `settings`."""
     parallel, batch, memory = (_section(settings, s) for s in ("parallel", "batch", "memory"))
     left = {name: parallel if name == "dp" else batch for name in ("dp", "micro_batch_size")}
     settle = Settle(
@@ -236,10 +237,10 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
     total, length = batch["global_batch_size"], batch["sequence_length"]
     layout = Layout(
         **parallel, micro_batch_size=batch["micro_batch_size"], bucket_bytes=memory["bucket_bytes"],
-        recompute=words_of(memory["chosen" if memory["recompute"] == "budget" else "recompute"]),
+        recompute=ops_of(memory["chosen" if memory["recompute"] == "budget" else "recompute"]),
         recompute_every=memory["recompute_every"], recompute_first=memory["recompute_first"],
-        recompute_else=words_of(memory["recompute_else"]),
-        offload=() if memory["offload"] == "none" else words_of(memory["offload"]),
+        recompute_else=ops_of(memory["recompute_else"]),
+        offload=() if memory["offload"] == "none" else ops_of(memory["offload"]),
         offload_every=memory["offload_every"], offload_optimizer=memory["offload_optimizer"],
         **_kernels(settings),
     )  # fmt: skip
@@ -278,7 +279,7 @@ def _write_derived(settings: Settings, case: Case, settle: Settle) -> None:
 
 
 def _precision(settings: Settings) -> None:
-    """Write the recipe's dtypes where the run leaves them open."""
+    """Replace "auto" by the recipe's values."""
     given = Precision(**_section(settings, "precision"))
     for f in fields(given):
         key, whole = f"precision.{f.name}", Precision.of(given.policy)
@@ -286,12 +287,12 @@ def _precision(settings: Settings) -> None:
             settings[key] = Setting(getattr(whole, f.name), f"derived: {given.dtype}")
 
 
-def _check_words(run: RunSpec, settings: Settings) -> None:
-    """What two sections must agree on."""
+def _check_sections(run: RunSpec, settings: Settings) -> None:
+    """Refuse sections that contradict each other."""
     moe = run.model.moe
     if run.optimizer.kind == "muon" and run.layout.offload_optimizer:
         raise BadInput(
-            "OFFLOAD", "Muon moves whole matrices, where they are; what AdamW keeps passes through by slices",
+            "OFFLOAD", "Muon updates whole matrices on the device; only AdamW's states can be on the host",
             where=f"memory.offload_optimizer ({settings['memory.offload_optimizer'].origin})",
             found="optimizer.kind muon", allowed="adamw",
             fix="--optimizer.kind adamw, or --memory.offload_optimizer false",

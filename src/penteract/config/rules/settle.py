@@ -1,4 +1,4 @@
-"""What a run file leaves open (dp, the micro-batch), derived from the rest."""
+"""Derives what a run file leaves open: dp and the micro-batch size."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penteract.schedule.registry import schedule_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settle:
-    """Fills the axes named in `open` ("dp", "micro_batch_size"); the value without any leaves a case as it is."""
+    """Fills the axes named in `open` ("dp", "micro_batch_size"); without any it returns a case unchanged."""
 
     open: frozenset[str] = frozenset()
     largest_micro_batch: int = 1  # sequences
 
     def __call__(self, case: Case) -> Case:
-        """The case with its open axes filled, dp before the micro-batch, and its accumulation steps counted anew."""
+        """The case with its open axes filled, dp first, and its accumulation steps updated."""
         lay = case.layout
         if min(lay.tp, lay.pp, lay.cp, lay.ep) < 1:
             return case
@@ -28,7 +28,7 @@ class Settle:
         return case.counted()
 
     def _micro_batch(self, case: Case) -> int:
-        """The largest, up to the bound, that cuts a replica's share evenly, and in whole rounds of the schedule."""
+        """The largest size up to the bound that divides a replica's share, if possible into whole schedule rounds."""
         lay, total = case.layout, case.global_batch_size
         if total is None or not 1 <= lay.dp <= total:
             return 1
@@ -42,4 +42,4 @@ def _replicas(case: Case) -> int:
     lay = case.layout
     if case.world is not None:
         return max(1, case.world // (lay.tp * lay.pp * lay.cp))
-    return lay.ep // gcd(lay.ep, lay.cp)  # the least with which ep divides dp·cp
+    return lay.ep // gcd(lay.ep, lay.cp)  # the smallest dp with which ep divides dp·cp

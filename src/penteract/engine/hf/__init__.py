@@ -1,1 +1,1 @@
-"""Weights in Hugging Face's form: a folder with config.json and safetensors files, read and written by slices."""
+"""Hugging Face folders (config.json and safetensors files), read and written by slices."""

@@ -1,6 +1,6 @@
-"""A Hugging Face folder held against a model: all is there, and of its shape, before a tensor is read.
+"""Check a Hugging Face folder against a model: all tensors are there with their shapes, before one is read.
 
-Needs no torch: a command line checks it before any process starts.
+Needs no torch: the command line checks before any process starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penteract.model.hf_families import FAMILIES, HfFamily
 from penteract.model.hf_names import Ours, by_theirs, hf_names
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-WEIGHTS_ALONE = "converted"  # the state of a run's folder that was never trained: there is nothing to go on from
+WEIGHTS_ALONE = "converted"  # the state of a run's folder that `convert` made: there is no training to resume
 _ORIGIN = "init.json"  # in a run's folder: which weights it started from
 _READ = ("F64", "F32", "F16", "BF16")
 _SHOWN = 4  # names in a message
@@ -28,24 +28,25 @@ _SHOWN = 4  # names in a message
 
 @dataclass(frozen=True, slots=True)
 class HfFolder:
-    """Names and shapes are those of the model; `held`: theirs, by the mapping's names.
+    """`ours`: our tensors by our names, and where they are in the folder; `held`: the folder's tensors by HF name.
 
-    `ours` says which rows of a table are padding: the model may have more than the folder.
+    `ours` also marks rows of an embedding that are padding: our model may have more rows than the folder.
     """
 
     path: Path
-    model: ModelSpec  # its own
+    model: ModelSpec  # of config.json
     ours: Mapping[str, Ours]
     held: Mapping[str, TensorHeader]
 
 
 def open_folder(path: Path, model: ModelSpec | None = None) -> HfFolder:
-    """The folder for `model`: by default its own, which may have shorter tables, and may predict further ahead.
+    """The folder, checked for `model`; by default for the folder's own model. The folder may have smaller vocabulary
+    tables and more layers of multi-token prediction (MTP) than `model`.
 
-    Raises BadInput or CorruptData: one line that names the first few of what is wrong.
+    Raises BadInput or CorruptData: one line with the first few names that are wrong.
     """
     there, theirs = held_tensors(path), model_from_hf(path)
-    # Files of transformers never hold the layers that predict further, whatever their config says.
+    # Files that transformers saved lack the MTP layers, even where config.json counts them.
     if not any(n.startswith(f"model.layers.{theirs.layers}.") for n in there):
         theirs = replace(theirs, mtp_layers=0)
     model = model or theirs
@@ -63,7 +64,7 @@ def open_folder(path: Path, model: ModelSpec | None = None) -> HfFolder:
 def refuse_another_model(model: ModelSpec, theirs: ModelSpec, path: Path, *, padding: bool = True) -> None:
     """BadInput for the first field in which the model is not that of the weights.
 
-    It may predict less far ahead, and with `padding` its tables may be longer.
+    It may have fewer MTP layers and, with `padding`, larger vocabulary tables.
     """
     ours = replace(model, vocab_size=theirs.vocab_size) if padding else model
     if ours.positions == "rope":
@@ -87,13 +88,14 @@ def _differs(where: str, found: object, allowed: object, path: Path) -> BadInput
 def _matched(
     path: Path, family: HfFamily, ours: Mapping[str, Ours], there: Mapping[str, TensorHeader], unneeded: range
 ) -> dict[str, TensorHeader]:
-    """The tensors that the mapping needs, under its names; files may leave the network's prefix out."""
+    """The tensors that the mapping needs, by its names. Files may omit the family's prefix. `unneeded`: layers of the
+    folder that the model lacks."""
     wanted, known = by_theirs(ours), by_theirs(ours, copies=True)
     named = {name if name in known or name.startswith(family.prefix) else family.prefix + name: name for name in there}
     _refuse(path, "tensors are missing", [n for n in wanted if n not in named])
-    tied = {f"{family.prefix}lm_head.weight"} if "head.weight" not in ours else set[str]()  # there a second time
-    behind = tuple(f"{family.prefix}layers.{i}." for i in unneeded)
-    extra = [n for full, n in named.items() if full not in known and full not in tied and not full.startswith(behind)]
+    tied = {f"{family.prefix}lm_head.weight"} if "head.weight" not in ours else set[str]()  # a copy of the embedding
+    skipped = tuple(f"{family.prefix}layers.{i}." for i in unneeded)
+    extra = [n for full, n in named.items() if full not in known and full not in tied and not full.startswith(skipped)]
     _refuse(path, "tensors are not of this model", [n for n in extra if not family.unused.fullmatch(n)])
     found = {name: there[named[name]] for name in wanted}
     wrong = [f"{n} {list(h.shape)}" for n, h in found.items() if h.shape != wanted[n].shape]
@@ -109,7 +111,7 @@ def _refuse(path: Path, what: str, names: list[str], allowed: str = "") -> None:
     if names:
         shown = ", ".join(n[:100] for n in names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
         raise BadInput("WEIGHTS", f"{len(names)} {what}", where=str(path), found=shown, allowed=allowed,
-                       fix="let config.json and the weights be of one model")  # fmt: skip
+                       fix="use config.json and weights of the same model")  # fmt: skip
 
 
 def remember(run: Path, weights: Path) -> None:
@@ -121,7 +123,8 @@ def remember(run: Path, weights: Path) -> None:
 
 
 def remembered_vocabulary(run: Path) -> int:
-    """Ids of the weights that a run started from: rows beyond are padding. 0: it did not, or nothing is known."""
+    """Vocabulary size of the weights that a run started from: further rows are padding. 0: there are none, or their
+    size is not known."""
     try:
         return int(json.loads((run / _ORIGIN).read_text())["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError):

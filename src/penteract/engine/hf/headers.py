@@ -1,7 +1,7 @@
-"""What tensors a folder of safetensors files holds, from their headers alone: no tensor is read, torch is not needed.
+"""Which tensors a folder of safetensors files holds, from their headers alone: no tensor is read, torch is not needed.
 
-The format: eight bytes with the header's size, the header as JSON, then the tensors' bytes. All of it is a stranger's:
-nothing is believed before its form has been checked. Files that are pickles are never opened.
+The format: eight bytes with the header's size, the header as JSON, then the tensors' bytes. The input is not trusted:
+every field is checked before it is used. Pickled files are never opened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FILE = re.compile(r"[\w][\w.-]*\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """One tensor as its file's header has it. `dtype` is the format's name."""
+    """One tensor as its file's header describes it. `dtype` is the name in the safetensors format."""
 
     file: Path
     key: str  # its name in the file
@@ -92,7 +92,7 @@ def _held(path: Path, name: str, row: Any, most: int) -> TensorHeader:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """Tensor -> file, each a plain name: nothing may lead out of the folder."""
+    """Tensor name -> file name. Raises CorruptData for a path that leads out of the folder."""
     try:
         if path.stat().st_size > _LARGEST:
             raise ValueError("too large")
@@ -103,12 +103,12 @@ def _weight_map(path: Path) -> dict[str, str]:
         raise _damaged(path, f"{type(e).__name__}: {e}") from e
     for file in cast("dict[str, Any]", table).values():
         if not isinstance(file, str) or not _FILE.fullmatch(file):
-            raise _damaged(path, f"{json.dumps(file)[:80]} is not the name of a file beside it")
+            raise _damaged(path, f"{json.dumps(file)[:80]} is not the name of a file in the same folder")
     return cast("dict[str, str]", table)
 
 
 def _without(folder: Path) -> BadInput:
-    """No safetensors: what is there instead, and what to do."""
+    """The error for a folder without safetensors files: what was found instead, and the fix."""
     pickled = sorted(p.name for p in folder.glob("*.bin")) if folder.is_dir() else []
     if pickled:
         return BadInput(

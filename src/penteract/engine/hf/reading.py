@@ -1,4 +1,4 @@
-"""Rectangles of our tensors from slices of theirs: only what is wanted is read, and nothing is held."""
+"""Read rectangles of our tensors from slices of Hugging Face's: only the needed bytes, and without a cache."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from penteract.engine.hf.folder import HfFolder
 from penteract.errors import CorruptData
 from penteract.model.hf_names import HfPart
 
-_ROWS = 2**24  # elements of a table that are averaged at once
+_AVERAGED = 2**24  # elements of a table that are averaged at once
 
 
 class HfWeights:
-    """The weights of a checked folder. Files are mapped, so what was read can leave memory again."""
+    """The weights of a checked folder. Files are memory-mapped, so the system can drop pages that were read."""
 
     def __init__(self, folder: HfFolder) -> None:
         self.folder = folder
         self.files: dict[str, Any] = {}
 
     def rectangle(self, name: str, box: Box, dtype: torch.dtype) -> torch.Tensor:
-        """The box of one of our tensors, in `dtype`."""
+        """The box (offset, size) of one of our tensors, in `dtype`."""
         tensor = self.folder.ours[name]
         out = torch.empty(box[1], dtype=dtype)
         for part in tensor.parts:
@@ -34,13 +34,13 @@ class HfWeights:
         return out
 
     def _part(self, part: HfPart, box: Box) -> torch.Tensor:
-        """The box of ours inside `part`, in the shape of ours."""
+        """The values of a box of our tensor that lies inside `part`, in the shape of our tensor."""
         start = [at - from_ for at, from_ in zip(box[0], part.start, strict=True)]
         size = list(box[1])
         if part.stacked:
             del start[0], size[0]
         at, rows = start[0], size[0]
-        if part.rotary is not None:  # whole groups, as their rows are in another order
+        if part.rotary is not None:  # whole groups, because their rows are in another order
             group = part.rotary.group
             start[0] = at // group * group
             size[0] = -(-(at + rows) // group) * group - start[0]
@@ -51,7 +51,7 @@ class HfWeights:
         return found.unsqueeze(0) if part.stacked else found
 
     def _slice(self, part: HfPart, start: list[int], size: list[int]) -> torch.Tensor:
-        """Rows and columns of theirs, turned our way."""
+        """Rows and columns of the file's tensor, transposed if ours is."""
         cut = [slice(at, at + n) for at, n in zip(start, size, strict=True)]
         found = self._of_file(part.theirs)[tuple(reversed(cut)) if part.transposed else tuple(cut)]
         return found.T if part.transposed else found
@@ -68,13 +68,13 @@ class HfWeights:
                               fix="download it again") from e  # fmt: skip
 
     def _mean(self, part: HfPart, box: Box) -> torch.Tensor:
-        """What padding is: the mean of all rows, so that its logit is the mean logit.
+        """The value of padding rows: the mean of all rows, so that a padding row's logit is the mean logit.
 
         By Jensen's inequality an id that never occurs then gets at most the mean probability. A row of zeros would get
         a logit of zero, which in models whose logits are all far below zero is the largest of all.
         """
         rows, width = part.shape
-        step = max(1, _ROWS // width)
+        step = max(1, _AVERAGED // width)
         total = torch.zeros(width, dtype=torch.float64)
         for at in range(0, rows, step):
             total += self._slice(part, [at, 0], [min(step, rows - at), width]).double().sum(0)

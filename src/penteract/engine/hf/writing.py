@@ -1,4 +1,4 @@
-"""A Hugging Face folder from weights of ours: config.json and safetensors files, a tensor in memory at a time."""
+"""Write our weights as a Hugging Face folder (config.json and safetensors files), one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ _CONFIG_NAMES = {"bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class How:
-    """`vocabulary`: rows of their tables, 0: as many as ours. `told(done, all)`: bytes, after each tensor."""
+class WriteOptions:
+    """`vocabulary`: rows of the written embedding, 0: all of ours. `on_progress(done, total)`: bytes, after each
+    tensor."""
 
     dtype: str = "bf16"
     shard_bytes: int = 5 * 10**9
     vocabulary: int = 0
-    tokenizer: Path | None = None  # a tokenizer.json to put beside
+    tokenizer: Path | None = None  # a tokenizer.json to copy into the folder
     end_of_document: int | None = None
-    told: Callable[[int, int], None] = lambda done, total: None
+    on_progress: Callable[[int, int], None] = lambda done, total: None
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a folder has got. `kind`: the family, or `penteract`."""
+    """Counts of a written folder. `kind`: the model family, or `penteract`."""
 
     kind: str
     tensors: int
@@ -57,24 +58,24 @@ class _Shard:
     bytes: int
 
 
-def write_folder(source: Weights, m: ModelSpec, to: Path, how: How) -> Written:
+def write_folder(source: Weights, m: ModelSpec, to: Path, options: WriteOptions) -> Written:
     """Write `m`'s weights to the new folder `to`: complete, or not at all.
 
-    Raises BadInput when no family says the model, DiskFailure.
+    Raises BadInput when no Hugging Face family can describe the model, DiskFailure.
     """
-    rows = how.vocabulary or m.vocab_size
+    rows = options.vocabulary or m.vocab_size
     config = config_of(replace(m, vocab_size=rows))
     theirs = by_theirs(hf_names(m, str(config["model_type"]), rows), copies=True)
-    sizes = {name: prod(t.shape) * _dtype(t, how).itemsize for name, t in theirs.items()}
-    shards = _shards(theirs, sizes, how.shard_bytes)
+    sizes = {name: prod(t.shape) * _dtype(t, options).itemsize for name, t in theirs.items()}
+    shards = _shards(theirs, sizes, options.shard_bytes)
     fresh = unfinished(to)
     with disk.failing(to, "write weights"):
         disk.remove(fresh)
         fresh.mkdir(parents=True)
         _check_room(fresh, sum(sizes.values()))
         try:
-            _write_shards(fresh, shards, theirs, source, how)
-            _write_rest(fresh, config, how)
+            _write_shards(fresh, shards, theirs, source, options)
+            _write_rest(fresh, config, options)
             disk.sync(fresh)
             disk.rename(fresh, to)
         except BaseException:
@@ -82,17 +83,17 @@ def write_folder(source: Weights, m: ModelSpec, to: Path, how: How) -> Written:
             raise
     numbers = sum(prod(t.shape) for t in theirs.values())
     return Written(
-        str(config["model_type"]), len(theirs), numbers, sum(sizes.values()), len(shards), how.dtype
+        str(config["model_type"]), len(theirs), numbers, sum(sizes.values()), len(shards), options.dtype
     )  # fmt: skip
 
 
 def unfinished(to: Path) -> Path:
-    """Where a folder is until it is whole."""
+    """The temporary name of a folder until it is complete."""
     return to.with_name(f".{to.name}.unfinished")
 
 
-def _dtype(t: Theirs, how: How) -> torch.dtype:
-    return torch.promote_types(DTYPES[how.dtype], torch.float32) if t.parts[0][0].exact else DTYPES[how.dtype]
+def _dtype(t: Theirs, options: WriteOptions) -> torch.dtype:
+    return torch.promote_types(DTYPES[options.dtype], torch.float32) if t.parts[0][0].exact else DTYPES[options.dtype]
 
 
 def _shards(theirs: Mapping[str, Theirs], sizes: Mapping[str, int], most: int) -> list[_Shard]:
@@ -113,17 +114,19 @@ def _check_room(folder: Path, need: int) -> None:
                           allowed=f"{gib(need):.3f} GiB", fix="free some space")  # fmt: skip
 
 
-def _write_shards(fresh: Path, shards: list[_Shard], theirs: Mapping[str, Theirs], source: Weights, how: How) -> None:
+def _write_shards(
+    fresh: Path, shards: list[_Shard], theirs: Mapping[str, Theirs], source: Weights, options: WriteOptions
+) -> None:
     total, done = sum(s.bytes for s in shards), 0
     where: dict[str, str] = {}
     for i, shard in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
         where |= dict.fromkeys(shard.names, file)
 
-        def told(done_here: int, before: int = done) -> None:
-            how.told(before + done_here, total)
+        def on_progress(done_in_file: int, before: int = done) -> None:
+            options.on_progress(before + done_in_file, total)
 
-        disk.write(fresh / file, _stream({n: theirs[n] for n in shard.names}, source, how, told))
+        disk.write(fresh / file, _stream({n: theirs[n] for n in shard.names}, source, options, on_progress))
         done += shard.bytes
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
@@ -131,25 +134,25 @@ def _write_shards(fresh: Path, shards: list[_Shard], theirs: Mapping[str, Theirs
 
 
 def _stream(
-    tensors: Mapping[str, Theirs], source: Weights, how: How, told: Callable[[int], None]
+    tensors: Mapping[str, Theirs], source: Weights, options: WriteOptions, on_progress: Callable[[int], None]
 ) -> Iterator[bytes | memoryview]:
     """The safetensors format, one tensor at a time."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, t in tensors.items():
-        dtype = _dtype(t, how)
+        dtype = _dtype(t, options)
         begin, end = end, end + prod(t.shape) * dtype.itemsize
         header[name] = {"dtype": NAMES[dtype], "shape": list(t.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for name, t in tensors.items():
-        yield raw(_assembled(t, source, _dtype(t, how)))
-        told(header[name]["data_offsets"][1])
+        yield raw(_assembled(t, source, _dtype(t, options)))
+        on_progress(header[name]["data_offsets"][1])
 
 
 def _assembled(t: Theirs, source: Weights, dtype: torch.dtype) -> torch.Tensor:
-    """One of their tensors, from the parts of ours."""
+    """One Hugging Face tensor, assembled from parts of ours."""
     out = torch.empty(t.shape, dtype=dtype)
     for ours, part in t.parts:
         _place(out, part, source.rectangle(ours.name, (part.start, part.size), dtype))
@@ -157,7 +160,7 @@ def _assembled(t: Theirs, source: Weights, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _place(out: torch.Tensor, part: HfPart, box: torch.Tensor) -> None:
-    """Write a box of ours where it belongs in theirs."""
+    """Write a box of our tensor to its place in the Hugging Face tensor."""
     box = box[0] if part.stacked else box
     rows = (out.T if part.transposed else out).narrow(0, part.first, box.shape[0])
     if part.rotary is None:
@@ -166,10 +169,10 @@ def _place(out: torch.Tensor, part: HfPart, box: torch.Tensor) -> None:
         rows[part.rotary.order(box.shape[0])] = box
 
 
-def _write_rest(fresh: Path, config: dict[str, Any], how: How) -> None:
-    """config.json, and the tokenizer's file."""
-    rest = {"torch_dtype": _CONFIG_NAMES[how.dtype], "bos_token_id": None, "eos_token_id": how.end_of_document}
+def _write_rest(fresh: Path, config: dict[str, Any], options: WriteOptions) -> None:
+    """Write config.json, and the tokenizer's file."""
+    rest = {"torch_dtype": _CONFIG_NAMES[options.dtype], "bos_token_id": None, "eos_token_id": options.end_of_document}
     text = json.dumps({**config, **rest}, indent=2)
     disk.write(fresh / CONFIG, [text.encode() + b"\n"])
-    if how.tokenizer is not None:
-        disk.write(fresh / TOKENIZER, [how.tokenizer.read_bytes()])
+    if options.tokenizer is not None:
+        disk.write(fresh / TOKENIZER, [options.tokenizer.read_bytes()])

@@ -89,7 +89,7 @@ class Rates:
             copying=MappingProxyType(_copying(cluster, known, device)),
             launch=known.launch_us * 1e-6,
             launches=MappingProxyType({name: us * 1e-6 for name, us in known.launch_of}),
-            beside=max(1.0, fsum(factor for _, factor in known.beside) / len(known.beside)),
+            beside=max(1.0, fsum(factor for _, factor in known.contention) / len(known.contention)),
             basis=MappingProxyType(_basis(cluster, known, precision)),
         )
 

@@ -1,4 +1,4 @@
-"""All forward, all backward: the simplest schedule, and the one that keeps the most activations."""
+"""GPipe: all forwards, then all backwards. The simplest schedule; it keeps the most activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: several chunks a rank divide the bubble by their number, for more activations and messages."""
+"""Interleaved 1F1B: several chunks per rank divide the bubble by their number, at the cost of memory and messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penteract.schedule.schedule import Schedule
 
 
 def interleaved(pp: int, vpp: int, micros: int) -> list[ComputeList]:
-    """1F1B over vpp chunks a rank (Narayanan et al. 2021, 2104.04473 §2.2.2); `micros` is a multiple of pp.
+    """1F1B over vpp chunks per rank (Narayanan et al. 2021, 2104.04473 §2.2.2); `micros` is a multiple of pp.
 
     Micro-batches go in groups of pp: a group passes through chunk 0, then chunk 1, and so on, so a value that leaves
     the last rank finds the first rank free for its next chunk. Backward mirrors it.
@@ -23,8 +23,8 @@ def interleaved(pp: int, vpp: int, micros: int) -> list[ComputeList]:
 def warmup_of(rank: int, pp: int, vpp: int) -> int:
     """Forwards before the first forward-backward pair.
 
-    A group through all chunks but the last, then two for every rank after this one: a forward that travels to the last
-    rank and a gradient that travels back.
+    One group through all chunks but the last, then two for every later rank: one for the forward on its way to the last
+    rank, one for the gradient on its way back.
     """
     return (vpp - 1) * pp + 2 * (pp - 1 - rank)
 

@@ -1,4 +1,4 @@
-"""1F1B: start backward as soon as it can be, so that early ranks keep no more than pp activations."""
+"""1F1B: backward starts as soon as possible, so that no rank keeps more than pp activations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from penteract.schedule.schedule import Schedule
 def one_f_one_b(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     """One forward, one backward in turn (PipeDream-Flush, Narayanan et al. 2021, 2104.04473 §2.2.1).
 
-    Rank r first runs the pp-r-1 forwards that fill the ranks after it. The bubble is that of all-forward; what is kept
-    falls from `micros` activations to min(pp-r, micros).
+    Rank r first runs the pp-r-1 forwards that fill the later ranks. The bubble is that of GPipe; rank r keeps
+    min(pp-r, micros) activations instead of `micros`.
     """
     return [_rank(min(pp - rank - 1, micros), micros) for rank in range(pp)]
 

@@ -1,4 +1,4 @@
-"""One stage, two micro-batches at a time: what one communicates, the other computes under."""
+"""One stage, two micro-batches at a time: one computes while the other communicates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penteract.schedule.schedule import Schedule
 
 
 def overlapped(pp: int, vpp: int, micros: int) -> list[ComputeList]:
-    """F0, B0|F1, B1|F2, ..., B_last on a single pipeline rank; two activations are alive at most.
+    """F0, B0|F1, B1|F2, ..., B_last on a single pipeline rank; at most two activations are alive.
 
     The pairing is that of DualPipe (DeepSeek-V3, 2412.19437 §3.2.1) without its pipeline.
     """

@@ -1,4 +1,4 @@
-"""ZB-H1: weight gradients wait, and fill the bubble that input gradients leave."""
+"""ZB-H1: delayed weight gradients fill part of the bubble."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penteract.schedule.schedule import Schedule
 def zero_bubble_h1(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     """1F1B with split backward (ZB-H1, Qi et al. 2024, 2401.10241 §2.2).
 
-    Rank r runs its weight gradients r micro-batches late. Late ranks, which in 1F1B keep little, so keep as much as
+    Rank r delays its weight gradients by r micro-batches. Later ranks, which keep little in 1F1B, so keep as much as
     rank 0, pp activations, and end with r+1 weight gradients while the last input gradient travels to rank 0. With
     forward = input = weight = 1 the bubble falls from 3(pp-1) to pp-1.
     """
