@@ -216,7 +216,7 @@ class Row:
 
     def _quickest(self) -> list[Layout]:
         """One of those with the same passes."""
-        apart = {(m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise): m for m in self.memories}
+        apart = {(m.recompute, m.attention, m.loss, m.loss_chunk, m.elementwise, m.fuse): m for m in self.memories}
         return [self.layout(m) for m in apart.values()]
 
     def price(self, found: Priced) -> Row | None:
