@@ -21,7 +21,8 @@ from beside_sides import CASES, DRAWN, RATE, STEPS, WARM, Case, Clock, batches, 
 from penteract.config.catalog import model as find_model
 from penteract.config.hardware import cluster
 from penteract.config.kernel_limits import fastest_attention, installed_packages
-from penteract.config.layout import Layout
+from penteract.config.expert_kernels import expert_packages, fastest_experts
+from penteract.config.layout import FUSIONS, Layout
 from penteract.config.model import ModelSpec
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec, Training
 from penteract.engine.data.pack import Sample
@@ -60,7 +61,9 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
         "micro_batch_size": case.micro_batch_size, "loss": "chunked", "elementwise": "triton",
         "attention": fastest_attention(model, 1, "all_gather", numbers.policy, installed_packages(),
                                        capability=torch.cuda.get_device_capability()),
-        "fuse": ("norm", "mlp", "qkv"),
+        "experts": fastest_experts(model, Layout(), numbers.policy, expert_packages(),
+                                   capability=torch.cuda.get_device_capability()),
+        "fuse": FUSIONS,
     }  # fmt: skip
     asked = {key: tuple(value) if isinstance(value, list) else value for key, value in layout.items()}
     return RunSpec(

@@ -19,7 +19,7 @@ import torch
 
 DRAWN = 4  # batches
 STEPS, MEASURED = 18, 10  # the last of them are measured
-RATE, WARM = 3e-4, 2  # learning rate, and steps over which it rises
+RATE, WARM = 1e-4, 2  # learning rate, and steps over which it rises
 
 
 @dataclass(frozen=True)

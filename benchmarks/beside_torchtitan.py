@@ -110,11 +110,12 @@ def left(row: dict[str, Any], asked: argparse.Namespace) -> Iterator[list[str]]:
     """What a case still wants: torchtitan in both modes with ours between them; then pairs, turned round in turns."""
     ours = ["beside_ours.py", row["case"], "OUT", asked.layout, asked.precision]
     tried = {mode: [r for r in row["peer_runs"] if r.get("tried") == mode] for mode in MODES}
-    if not tried["stock"]:
+    modes = asked.modes.split(",")
+    if "stock" in modes and not tried["stock"]:
         yield ["beside_peer.py", row["case"], "stock", "OUT"]
     if not row["our_runs"]:
         yield ours
-    if not tried["fsdp"]:
+    if "fsdp" in modes and not tried["fsdp"]:
         yield ["beside_peer.py", row["case"], "fsdp", "OUT"]
     for pair in range(2, asked.pairs + 1):
         summed(row)
@@ -142,6 +143,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", default=",".join(ALL))
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--modes", default=",".join(MODES), help="of torchtitan, that are tried first")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds")
     parser.add_argument("--layout", default="{}", help="of ours, as JSON: what is otherwise than usual")
     parser.add_argument("--precision", default="{}")

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penteract.config.hardware import Cluster, reference
+from penteract.config.expert_kernels import expert_packages, fastest_experts
 from penteract.config.kernel_limits import fastest_attention, fastest_elementwise, installed_packages
 from penteract.config.layout import Layout
 from penteract.config.rules.resolve import Resolved
@@ -52,7 +53,7 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
     triton = {"triton"} if find_spec("triton") is not None else set[str]()
     room = least.memory if launched else least.free
     return Card(
-        name=least.name, free=room, capability=tuple(least.capability), packages=installed_packages() | triton
+        name=least.name, free=room, capability=tuple(least.capability), packages=installed_packages() | expert_packages() | triton
     )  # fmt: skip
 
 
@@ -93,6 +94,9 @@ def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
     )  # fmt: skip
     if attention != "reference":
         yield "kernels.attention", attention
+    experts = fastest_experts(run.model, run.layout, policy, card.packages, capability=card.capability)
+    if experts != "reference":
+        yield "kernels.experts", experts
 
 
 def _largest(resolved: Resolved, card: Card, again: Again) -> tuple[Resolved, list[str]]:
