@@ -24,6 +24,7 @@ import torchtitan.train as titan
 from beside_sides import CASES, RATE, STEPS, WARM, Case, Clock, batches, leave
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.config import ConfigManager
 from torchtitan.distributed import ParallelDims
 from torchtitan.protocols.train_spec import register_train_spec
 
@@ -132,7 +133,8 @@ def main() -> None:
     if mode == "fsdp":
         shard_over_one()
     watch(case, mode, Path(out))
-    sys.argv = [sys.argv[0], *words(case, Path(out).parent / "torchtitan")]
+    # Its parser took the command line as a default when it was imported.
+    ConfigManager.parse_args.__defaults__ = (words(case, Path(out).parent / "torchtitan"),)
     titan.main(titan.Trainer)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.test_one_pass import angles_are_there, let_go  # noqa: F401 (a fixture)
-from op_kernels.cases import CASES, Case, draw, stat, x
+from op_kernels.cases import CASES, Case, In, draw, given, stat, x
 from op_kernels.test_wide_product import Aten
 from op_kernels.trial import check
 from penteract.config.layout import Layout
@@ -19,7 +19,11 @@ from penteract.ops.tape import Site
 
 KERNELS = fusions(Aten())
 ROPE = {"head_size": 16, "plain_size": 0, "theta": 1e4, "scaling": None, "turned": 64}
+LATE = torch.randn(2, 1, 17000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+LATE[..., 16400] = 200.0  # its exponential is beyond fp32, and no first column tells of it
+LATER = In("compute", tuple(LATE.shape), LATE)
 WIDE = (
+    Case("loss_and_gradient", "a late logit", (LATER, given([[3], [16500]]), stat()), (), {"axis": "tp"}),
     Case(
         "loss_and_gradient",
         "wide rows",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from penteract.config.model import RopeScaling
+from penteract.config.precision.fp8 import Fp8
 from penteract.engine.kernels.experts import Splits
 from penteract.ops.spec import Role
 
@@ -71,6 +72,30 @@ def splits(*table: list[int]) -> In:
 
 def positive(*shape: int) -> In:
     return given(torch.rand(shape, generator=torch.Generator().manual_seed(len(shape))) + 0.5, "stat")
+
+
+def codes(*shape: int) -> In:
+    """Codes of e4m3, all of them numbers."""
+    drawn = torch.randint(0, 127, shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return In("code", shape, (drawn + 128 * (drawn % 2)).to(torch.uint8))
+
+
+def of_codes(tokens: tuple[int, ...], width: int) -> tuple[In, ...]:
+    """What `fp8_linear` reads: x, its codes, turned codes, their scale."""
+    return x(*tokens, width), codes(*tokens, width), codes(width, math.prod(tokens)), given([2.0**-7], "stat")
+
+
+def _fp8() -> list[Case]:
+    fp8, other = Fp8(kind="tensorwise"), Fp8(kind="tensorwise", gradient="e4m3", powers=True)
+    rope = {"head_size": 8, "plain_size": 0, "theta": 1e4, "scaling": None, "turned": 16}
+    return [
+        Case("quantise", "rows", (x(5, 3, 7),), (), {"fp8": fp8}),
+        Case("quantise", "powers of two", (x(4, 2, 6),), (), {"fp8": other}),
+        Case("fp8_linear", "one", of_codes((3, 2), 5), ((7, 5),), {"fp8": fp8, "features": 7}),
+        Case("fp8_linear", "two, powers of two", of_codes((5, 2), 6), ((7, 6), (4, 6)), {"fp8": other, "features": 11}),
+        Case("fp8_linear", "heads that turn", (*of_codes((5, 2), 6), draw(90, 5, 2)), ((8, 6), (8, 6), (16, 6)),
+             {"fp8": fp8, "features": 32, **rope}),
+    ]  # fmt: skip
 
 
 def _dense() -> list[Case]:
@@ -303,4 +328,4 @@ def _experts() -> list[Case]:
     ]
 
 
-CASES: list[Case] = [*_dense(), *_attention(), *_loss(), *_experts()]
+CASES: list[Case] = [*_dense(), *_fp8(), *_attention(), *_loss(), *_experts()]

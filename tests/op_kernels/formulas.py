@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from op_kernels.fp8 import coded, decoded
 from penteract.config.model import RopeScaling
 
 Tensors = list[Any]
@@ -134,6 +135,24 @@ def merged_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 def _turn(room: Room, packed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     turned, rest = packed[..., : room.attrs["turned"]], packed[..., room.attrs["turned"] :]
     return torch.cat([rope(room, [turned, positions], []).outs[0], rest], -1)
+
+
+def quantise(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    codes, scale = coded(ins[0], room.attrs["fp8"], room.attrs["fp8"].operand)
+    return Truth([codes, codes.flatten(0, -2).t(), scale])
+
+
+def fp8_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Products of what codes stand for. Both codes of x are given, and need not be of one x."""
+    fp8, (x, codes, turned, scale, *positions) = room.attrs["fp8"], ins
+    w, of_w = coded(torch.cat([w.detach() for w in weights]), fp8, fp8.operand)
+    g, of_g = coded(room.gradients[0], fp8, fp8.gradient)
+    a, b = decoded(codes, scale, fp8.operand), decoded(turned, scale, fp8.operand)
+    whole, gradient = decoded(w, of_w, fp8.operand), decoded(g, of_g, fp8.gradient)
+    y = torch.einsum("...d,fd->...f", a, whole)
+    slopes = torch.einsum("tf,dt->fd", gradient.flatten(0, -2), b)
+    objective = (x * torch.einsum("...f,fd->...d", gradient, whole)).sum() + (torch.cat(weights) * slopes).sum()
+    return Truth([_turn(room, y, positions[0]) if positions else y, of_w], objective)
 
 
 def swiglu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
@@ -398,6 +417,7 @@ FORMULAS: dict[str, Formula] = {
     f.__name__: f
     for f in (
         embedding, linear, add_bias, rms_norm, fork_norm, loss_and_gradient, merged_linear, packed_swiglu,
+        quantise, fp8_linear,
         packed_attention, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
         pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,

@@ -13,7 +13,7 @@ AttentionKernel = Literal["reference", "fa4_documents", "fa4", "flash", "cudnn"]
 LossKernel = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
 ExpertKernel = Literal["reference", "grouped", "quack"]
-Fusion = Literal["norm", "mlp", "qkv", "loss"]
+Fusion = Literal["norm", "mlp", "qkv", "loss", "fp8"]
 
 ZERO_STAGES = (0, 1, 2, 3)
 # Those of a package of its own before those of torch, and in each the fastest last.
@@ -21,7 +21,7 @@ ATTENTION_KERNELS: tuple[AttentionKernel, ...] = ("reference", "fa4_documents", 
 LOSS_KERNELS: tuple[LossKernel, ...] = ("reference", "chunked")
 ELEMENTWISE: tuple[Elementwise, ...] = ("reference", "triton")
 EXPERT_KERNELS: tuple[ExpertKernel, ...] = ("reference", "grouped", "quack")
-FUSIONS: tuple[Fusion, ...] = ("norm", "mlp", "qkv", "loss")
+FUSIONS: tuple[Fusion, ...] = ("norm", "mlp", "qkv", "loss", "fp8")
 CP_METHODS: tuple[CpMethod, ...] = ("all_gather", "ring", "ulysses")
 
 

@@ -6,9 +6,11 @@ mlp     gate and up projections are one product, and SwiGLU reads its result as 
 qkv     query, key and value projections are one product, whose result attention reads as it lies; rotary positions
         are applied to it in place
 loss    of whole rows of logits, the loss and its gradient in one op, which is said where the head is
+fp8     linear layers in FP8 with one scale for each tensor of a micro-batch: what they read is cast once, both ways
+        round, and kept as codes; with it, what the others merge may be in FP8
 
-A fused op computes what its parts did. Where a pattern does not fit (other projections in FP8, ranks that cut
-projections differently, keys that travel), its ops stay apart.
+A fused op computes what its parts did; weights that are merged in FP8 share a scale. Where a pattern does not fit
+(other projections in FP8, ranks that cut projections differently, keys that travel), its ops stay apart.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penteract.config.mesh import Mesh
+from penteract.config.precision.fp8 import Fp8
 from penteract.ops.declarations import OPS
+from penteract.ops.declarations.fp8_linear import is_cast_once
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec
 from penteract.ops.tape import OpCall, Site, Tape
@@ -35,8 +39,10 @@ def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
                 edit.mlps()
             case "qkv":
                 edit.attentions()
-            case "loss":  # parallel/tensor.py says it so
+            case "loss" | "fp8":  # parallel/tensor.py says the first; the second comes last
                 pass
+    if "fp8" in mesh.layout.fuse:  # of linear layers as they are merged
+        _Edit(tape, params, mesh).casts()
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +102,25 @@ class _Edit:
             self._put(merged, (fork, *linears, *turned))
             self._put(OpCall(packed, ins, attention.outs, attention.extras, stands_for="attention"), (attention,))
 
+    def casts(self) -> None:
+        """linear(x)   becomes   quantise(x) -> codes; fp8_linear(x, codes). One cast for all that read x."""
+        root = {v: fork.ins[0] for fork in self.tape.ops if fork.site.op_name == "fork" for v in fork.outs}
+        made = dict[tuple[object, ...], tuple[int, ...]]()
+        edited = list[OpCall]()
+        for op in self.tape.ops:
+            fp8: Fp8 | None = op.site.attrs.get("fp8")
+            one_matrix = op.site.op_name == "merged_linear" or len(op.site.params) == 1
+            linear = op.name == "linear" and one_matrix and self.tape.flows[op.ins[0]]
+            if fp8 is None or not linear or not is_cast_once(fp8):
+                edited.append(op)
+                continue
+            key = (root.get(op.ins[0], op.ins[0]), fp8.operand, fp8.powers)
+            if key not in made:
+                edited.append(self._quantise(op, fp8))
+                made[key] = edited[-1].outs
+            edited.append(self._of_codes(op, made[key]))
+        self.tape.ops = edited
+
     # ---- patterns --------------------------------------------------------------------------------------------
 
     def _readers(self) -> dict[int, OpCall]:
@@ -114,9 +139,13 @@ class _Edit:
     def _linears(self, fork: OpCall, readers: Mapping[int, OpCall]) -> list[OpCall]:
         """The linear layers that read a fork's branches, if one product can take them all."""
         found = [readers[v] for v in fork.outs if v in readers and readers[v].site.op_name == "linear"]
-        plain = all(len(one.site.params) == 1 and not one.site.attrs for one in found)
+        plain = all(len(one.site.params) == 1 and self._merges(one.site.attrs, found[0].site.attrs) for one in found)
         cuts = {self.params[one.site.params[0]].cut(self.mesh) for one in found}
         return found if len(found) == len(fork.outs) and plain and len(cuts) == 1 else []
+
+    def _merges(self, attrs: Mapping[str, Any], like: Mapping[str, Any]) -> bool:
+        """Whether a linear layer is plain, or in FP8 as another is, and cast once."""
+        return attrs == like and (not attrs or ("fp8" in self.mesh.layout.fuse and is_cast_once(attrs["fp8"])))
 
     # ---- edits -----------------------------------------------------------------------------------------------
 
@@ -131,10 +160,28 @@ class _Edit:
         if ropes:
             ins, specs = (*ins, ropes[0].ins[1]), (*specs, ropes[0].site.ins[1])
             attrs = {**ropes[0].site.attrs, "turned": sum(widths[: len(ropes)])}
+        attrs |= linears[0].site.attrs
         weights = tuple(one.site.weights[0] for one in linears)
         outs, _ = OPS["merged_linear"].declaration.results(specs, weights, attrs)
         site = Site("merged_linear", specs, outs, names, weights, attrs, linears[0].site.layer, linears[0].site.line)
         return OpCall(site, ins, (self.tape.new(outs[0], flows=True),), stands_for="linear")
+
+    def _quantise(self, op: OpCall, fp8: Fp8) -> OpCall:
+        """The cast of what a linear layer reads."""
+        x, attrs = op.site.ins[0], {"fp8": fp8}
+        outs, _ = OPS["quantise"].declaration.results((x,), (), attrs)
+        site = Site("quantise", (x,), outs, attrs=attrs, layer=op.site.layer, line=op.site.line)
+        return OpCall(site, op.ins[:1], tuple([self.tape.new(spec, flows=False) for spec in outs]))
+
+    def _of_codes(self, op: OpCall, codes: tuple[int, ...]) -> OpCall:
+        """A linear layer, or several merged ones, of what was cast."""
+        site, (out,) = op.site, op.site.outs
+        specs = (site.ins[0], *(self.tape.specs[v] for v in codes), *site.ins[1:])
+        attrs = {**site.attrs, "features": out.shape[-1]}
+        _, extras = OPS["fp8_linear"].declaration.results(specs, site.weights, attrs)
+        made = replace(site, op_name="fp8_linear", ins=specs, outs=(out, *extras), attrs=attrs)
+        kept = tuple([self.tape.new(spec, flows=False) for spec in extras])
+        return OpCall(made, (op.ins[0], *codes, *op.ins[1:]), op.outs, kept, stands_for="linear")
 
     def _put(self, fused: OpCall, parts: Iterable[OpCall]) -> None:
         """In the place of the last of its parts."""

@@ -130,7 +130,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "kernels.loss_chunk": ("tokens of a chunk; 0: as many as make 2^28 logits on a rank, 8,192 with triton", 0, _HUGE),
     "kernels.elementwise": ("triton: one GPU kernel for each norm, activation, loss, update, quantisation", 0, 0),
     "kernels.experts": ("all experts' products at once: grouped (torch) or quack; or one after the other", 0, 0),
-    "kernels.fuse": ('"none", "all", or which ops become one: norm, mlp, qkv, loss', 0, 0),
+    "kernels.fuse": ('"none", "all", or which ops become one: norm, mlp, qkv, loss, fp8', 0, 0),
     "optimizer.kind": ("of matrices between hidden states; AdamW updates the rest", 0, 0),
     "optimizer.learning_rate": ("the peak", 0, 1e3),
     "optimizer.betas": ("decay of AdamW's two moments", 0, 1),

@@ -24,6 +24,7 @@ from penteract.ops.declarations.fa4 import Fa4Attention, Fa4Documents
 from penteract.ops.declarations.flash import FlashAttention
 from penteract.ops.declarations.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.fp8_experts import scaled_experts
+from penteract.ops.declarations.fp8_linear import FP8_LINEAR, with_kernels
 from penteract.ops.declarations.fused import FusedAttention, when_chosen
 from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.grouped_experts import by_groups
@@ -118,6 +119,19 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     },
     "packed_attention": _attention(packed),
+    **{
+        name: (
+            Implementation(
+                "fp8", with_kernels(name, "reference"),
+                {"cuda": f"{_RUNS}.kernels.fp8_linear:FP8", "cpu": f"{_RUNS}.kernels.fp8_linear:EMULATED"},
+            ),
+            Implementation(
+                "fp8_triton", with_kernels(name, "triton"),
+                {"cuda": f"{_RUNS}.kernels.triton.fp8_linear:FP8_LINEAR"},
+            ),
+        )
+        for name in FP8_LINEAR
+    },
     "linear": (
         Implementation(
             "fp8", with_recipe(scaled_linear, "reference"),
@@ -149,4 +163,5 @@ OPS: dict[str, Op] = (
     | _ops(EXPERTS, "experts:EXPERTS")
     | _ops(BALANCE, "balance:BALANCE")
     | _ops(FUSIONS, "fusions:FUSIONS")
+    | _ops(FP8_LINEAR, "fp8_linear:EMULATED")
 )

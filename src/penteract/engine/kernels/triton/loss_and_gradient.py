@@ -14,9 +14,10 @@ from penteract.engine.kernels.kernel import Env, Tensors
 from penteract.engine.kernels.triton.strides import row_stride
 from penteract.ops.tape import Site
 
-_COLUMNS, _WARPS = 8192, 32  # of a row at a time; few programs of many threads, whose rows the cache holds together
+_COLUMNS, _WARPS = 16384, 32  # of a row at a time; few programs of many threads, whose rows the cache holds together
 _TOKENS = 4096  # that one program sums at a time
 _LEAST = tl.constexpr(float("-inf"))
+_HUGE = tl.constexpr(1e37)
 
 
 def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
@@ -40,13 +41,25 @@ def _rows(logits, targets, g, losses, rows, columns, row_stride, z, Z: tl.conste
     target = tl.load(targets + row)
     counts = target >= 0
     own = tl.load(line + target, counts, other=0.0).to(tl.float32)
-    most = tl.max(tl.full((COLUMNS,), _LEAST, tl.float32), axis=0)
-    total = tl.sum(tl.zeros((COLUMNS,), tl.float32), axis=0)
+    # Shifted by the largest of its first columns, a row can be summed without a look at the others: one exponential an
+    # element. Where that overflows, it is summed again, shifted by the largest of all.
+    most = tl.max(tl.load(line + c, c < columns, other=_LEAST).to(tl.float32), axis=0)
+    sums = tl.zeros((COLUMNS,), tl.float32)
     for first in range(0, columns, COLUMNS):
         some = tl.load(line + first + c, first + c < columns, other=_LEAST).to(tl.float32)
-        larger = tl.maximum(most, tl.max(some, axis=0))
-        total = total * tl.exp(most - larger) + tl.sum(tl.exp(some - larger), axis=0)
-        most = larger
+        sums += tl.exp(some - most)
+    total = tl.sum(sums, axis=0)
+    if total > _HUGE:
+        most_of = tl.full((COLUMNS,), _LEAST, tl.float32)
+        for first in range(0, columns, COLUMNS):
+            some = tl.load(line + first + c, first + c < columns, other=_LEAST).to(tl.float32)
+            most_of = tl.maximum(most_of, some)
+        most = tl.max(most_of, axis=0)
+        sums = tl.zeros((COLUMNS,), tl.float32)
+        for first in range(0, columns, COLUMNS):
+            some = tl.load(line + first + c, first + c < columns, other=_LEAST).to(tl.float32)
+            sums += tl.exp(some - most)
+        total = tl.sum(sums, axis=0)
     log_sum = most + tl.log(total)
     tl.store(losses + row, tl.where(counts, log_sum - own, 0.0))
     factor = tl.where(counts, tl.load(g), 0.0)
