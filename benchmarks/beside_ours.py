@@ -19,9 +19,9 @@ import torch
 from beside_sides import CASES, DRAWN, RATE, STEPS, WARM, Case, Clock, batches, leave
 
 from penteract.config.catalog import model as find_model
+from penteract.config.expert_kernels import expert_packages, fastest_experts
 from penteract.config.hardware import cluster
 from penteract.config.kernel_limits import fastest_attention, installed_packages
-from penteract.config.expert_kernels import expert_packages, fastest_experts
 from penteract.config.layout import FUSIONS, Layout
 from penteract.config.model import ModelSpec
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec, Training

@@ -42,15 +42,15 @@ from penteract.config.catalog import model as find_model
 from penteract.config.layout import Layout
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec
 from penteract.engine.data import Samples, open_samples, open_tokenizer
+from penteract.engine.executor.batch_loader import BatchLoader
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.feeder import Feeder
 from penteract.engine.runtime.rank import Rank, join
 from penteract.engine.session import trainer as engine
 from penteract.units import gib
 
 WARM = 3
 WAITS = ("need", "exchange", "arrive", "settle")
-FEED = Feeder.feed
+LOAD = BatchLoader.load
 
 
 @dataclass
@@ -101,11 +101,11 @@ def watched(marks: Marks) -> Iterator[None]:
         yield
 
 
-def counting(feeder: Feeder, samples: Samples, first: int) -> list[int]:
-    """A batch is fed as ever, and its targets are counted though they are known."""
-    drawn = feeder.drawn
-    counts = FEED(feeder, samples, first)
-    return counts if counts is not None or drawn is None else drawn.counts
+def counting(loader: BatchLoader, samples: Samples, first: int) -> list[int]:
+    """Load a batch as usual, and return this rank's targets even where those of all ranks are known."""
+    prefetched = loader.prefetched
+    counts = LOAD(loader, samples, first)
+    return counts if counts is not None or prefetched is None else prefetched.counts
 
 
 def made(asked: argparse.Namespace, rank: Rank, layout: Layout) -> tuple[engine.Trainer, Samples]:
@@ -129,7 +129,7 @@ def steps(
     for n in range(first, first + WARM + count):
         with ExitStack() as stack:
             if counts_at_begin:
-                stack.enter_context(patch.object(Feeder, "feed", counting))
+                stack.enter_context(patch.object(BatchLoader, "load", counting))
             if n >= first + WARM:
                 stack.enter_context(watched(marks))
                 begins[n - first - WARM].record()

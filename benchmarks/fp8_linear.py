@@ -35,7 +35,7 @@ from penteract.config.precision.policy import RECIPES
 from penteract.engine.kernels import fp8 as kernel
 from penteract.engine.kernels.dense import DENSE
 from penteract.engine.kernels.kernel import Env
-from penteract.engine.kernels.quantise import TORCH, Look, Operand, Quantiser, scale_count
+from penteract.engine.kernels.quantise import TORCH, Operand, OperandView, Quantiser, scale_count
 from penteract.engine.kernels.triton.quantise import TRITON
 from penteract.ops.declarations import declaration_of
 from penteract.ops.spec import Spec
@@ -64,7 +64,7 @@ class Linear:
         specs = (Spec((tokens, 1, width)),), (Spec((tokens, 1, out)),)
         self.site = Site("linear", *specs, ("w",), ((out, width),), attrs)
         self.env = Env(Mesh(Layout()), 0, torch.float32)
-        self.env.past, self.env.seen = ({"w": torch.zeros(3, device=device)} for _ in range(2))
+        self.env.past_amax, self.env.amax = ({"w": torch.zeros(3, device=device)} for _ in range(2))
         self.y, self.dx = torch.empty_like(self.g), torch.empty_like(self.x)
         self.dw = torch.empty(out, width, device=device)
 
@@ -111,15 +111,15 @@ def codes(fp8: Fp8, name: str, linear: Linear) -> list[dict[str, Any]]:
     """Of the weight and of the gradient, as the input gradient wants them."""
     if fp8.kind == "delayed":
         return []
-    looks = {"w": (linear.w.t(), fp8.operand, True), "g": (linear.g.view(-1, linear.g.shape[-1]), fp8.gradient, False)}
+    views = {"w": (linear.w.t(), fp8.operand, True), "g": (linear.g.view(-1, linear.g.shape[-1]), fp8.gradient, False)}
     rows: list[dict[str, Any]] = []
-    for what, (x, form, square) in looks.items():
+    for what, (x, form, square) in views.items():
         made: list[Operand] = []
         for rows_of, how in ((x, TRITON), (x.cpu(), TORCH)):
-            look = Look(1, rows_of, form, square)
-            scale = torch.zeros(scale_count(fp8, look), device=rows_of.device)
-            how.put_largest(fp8, look, scale)
-            made.append(how.quantised(fp8, look, scale))
+            view = OperandView(1, rows_of, form, square)
+            scale = torch.zeros(scale_count(fp8, view), device=rows_of.device)
+            how.put_largest(fp8, view, scale)
+            made.append(how.quantised(fp8, view, scale))
         same = [torch.equal(a.cpu().view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*made, strict=True)]
         rows.append({"linear": name, "phase": f"codes and scales of {what}", "held": all(same)})
     return rows

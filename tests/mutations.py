@@ -286,12 +286,12 @@ def second_rank_raises(s: Subject) -> None:
 
 def documents_run_together_ahead(s: Subject) -> None:
     """What is k further counts, whatever lies between."""
-    real = feed._further
+    real = feed._shifted
 
     def further(sample: Any, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         return real(replace(sample, start=torch.zeros_like(sample.start)), k)
 
-    s.patches.enter_context(patch.object(feed, "_further", further))
+    s.patches.enter_context(patch.object(feed, "_shifted", further))
 
 
 def targets_ahead_not_counted(s: Subject) -> None:

@@ -117,8 +117,8 @@ class _Notes:
             self.buckets[id(flat.bucket)] = i
             if flat.cut_gradient is not None:
                 flat.cut_gradient = flat.cut_gradient.as_subclass(_watched(self))
-        if state.codes is not None:
-            state.codes.quantiser = state.codes.quantiser._replace(put_codes=self._code)
+        if state.quantised_weights is not None:
+            state.quantised_weights.quantiser = state.quantised_weights.quantiser._replace(quantise_into=self._code)
         there = [*state.on_host(), *([] if run.host is None else run.host.resident())]
         self.host = {t.untyped_storage()._cdata for t in there}
 
@@ -158,7 +158,7 @@ class _Notes:
         return self.start("copy", way, bytes=y.nbytes)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def side_stream(self) -> Iterator[None]:
         self.stream = "waits"
         yield
         self.stream = "compute"

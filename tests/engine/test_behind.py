@@ -13,7 +13,7 @@ from penteract.config.rules.resolve import resolve
 from penteract.engine import checkpoint
 from penteract.engine.executor.device import Cpu
 from penteract.engine.runtime.rank import Rank
-from penteract.engine.session.session import Orders, Session
+from penteract.engine.session.session import Session, SessionOptions
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadNumerics, CorruptData, Preempted
 
@@ -48,7 +48,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 def session(folder: Path, *words: str) -> Session:
     run = resolve(None, "tiny", [f"--output.folder={folder}", "--training.sample_tokens=0", *words], world=1).run
-    made = Session(run, Rank(0, 1, torch.device("cpu"), None), Orders(folder))
+    made = Session(run, Rank(0, 1, torch.device("cpu"), None), SessionOptions(folder))
     made.open()
     return made
 

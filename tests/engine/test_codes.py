@@ -42,7 +42,7 @@ def test_shards_are_the_codes_of_whole_weights(chunk: int, powers: bool, monkeyp
         codes.table[:, 0] = largest  # as all of a stage agree on
         codes.scale()
         with Storages() as storages:
-            codes.put(b, shard, whole)
+            codes.quantise_shard(b, shard, whole)
         assert storages.peak == declared.quantise_workspace(b.shard_size)
         assert storages.now == 0
     numbers = whole.view(FORMATS["e4m3"]).double().view(2, ROWS, COLUMNS)

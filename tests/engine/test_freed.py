@@ -39,7 +39,7 @@ def counting() -> Iterator[None]:
 
 
 def tensors(trainer: Trainer) -> Iterator[torch.Tensor]:
-    yield from (t for flat in trainer.state.flats for t in (*flat.buffers, *flat.apart.values()))
+    yield from (t for flat in trainer.state.flats for t in (*flat.buffers, *flat.optimizer_state.values()))
     yield from trainer.run.memory.resident()
     yield from (t for batch in trainer.run.batches for t in batch.values())
     yield trainer.run.summed.vector
@@ -52,7 +52,7 @@ def test_a_deleted_trainer_frees_what_it_has(counting: None, words: tuple[str, .
     samples, validation = open_samples(spec.data, open_tokenizer("bytes"), spec.sequence_length, 0)
     trainer = Trainer.build(spec, Rank(0, 1, torch.device("cpu"), None))
     trainer.step(1, samples, 0)
-    trainer.observed(2, samples, 4)
+    trainer.measured_step(2, samples, 4)
     trainer.validate(validation)
     write(trainer, [1, 2, 3], 1)
     alive = [weakref.ref(t.untyped_storage()) for t in tensors(trainer)]

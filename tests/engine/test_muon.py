@@ -17,7 +17,7 @@ from penteract.config.run import Optimizer
 from penteract.engine import checkpoint
 from penteract.engine.executor.storages import Storages, bytes_of
 from penteract.engine.optim.muon import orthogonal
-from penteract.engine.session.resume import check_going_on, promised
+from penteract.engine.session.resume import check_resume, resume_settings
 from penteract.engine.session.saved import load_state, state_slices
 from penteract.errors import BadInput
 from penteract.readings.price import resident
@@ -140,7 +140,7 @@ def test_it_goes_on_bit_for_bit(tmp_path: Path) -> None:
     _save(tmp_path, run)
     load_state(checkpoint.latest(tmp_path), again.trainer.program, again.state)
     for flat in again.state.flats:
-        flat.follow()
+        flat.copy_from_master()
     assert not differ(kept(run.state), kept(again.state))
     assert run.step(2) == again.step(2)
 
@@ -150,10 +150,10 @@ def test_another_optimizer_does_not_go_on(tmp_path: Path) -> None:
     _save(tmp_path / "checkpoints", small(RECIPES["bf16"]))
     plain = small(RECIPES["bf16"], Optimizer(), layout=Layout(micro_batch_size=4))
     with pytest.raises(BadInput, match=r"RESUME.*adamw.*muon.*--optimizer\.kind \"muon\""):
-        check_going_on(tmp_path, plain.spec)
+        check_resume(tmp_path, plain.spec)
 
 
 def _save(folder: Path, run: Small) -> None:
     slices = state_slices(run.trainer.program, run.state)
-    extra = promised(run.spec) | {"step": 1}
+    extra = resume_settings(run.spec) | {"step": 1}
     checkpoint.save(folder, 1, slices, extra, rank=0, world=1, barrier=lambda: None, keep=1)

@@ -13,7 +13,7 @@ from penteract.config.presets import TINY, TINY_MOE
 from penteract.config.run import Precision, RunSpec, Training
 from penteract.engine import checkpoint
 from penteract.engine.dtypes import dtype_of
-from penteract.engine.session.resume import check_going_on, other_precision, promised
+from penteract.engine.session.resume import check_resume, other_precision, resume_settings
 from penteract.errors import BadInput
 
 SPEC = RunSpec(model=TINY, layout=Layout(), sequence_length=64, train=Training(steps=9))
@@ -21,12 +21,12 @@ SPEC = RunSpec(model=TINY, layout=Layout(), sequence_length=64, train=Training(s
 
 def check(kept: RunSpec, now: RunSpec, folder: Path, *, unsaid: str = "") -> None:
     """Three steps of `kept`, saved without saying `unsaid`; then `now`."""
-    extra = {"step": 3, "samples": 12, "layout": {}, **promised(kept)}
+    extra = {"step": 3, "samples": 12, "layout": {}, **resume_settings(kept)}
     extra.pop(unsaid, None)
     whole = checkpoint.Slice("w", (2,), (0,), torch.zeros(2, dtype=dtype_of("stat", kept.precision.policy)))
     scale = checkpoint.Slice("loss_scale", (2,), (0,), torch.zeros(2, dtype=torch.float64))  # in fp64 in any recipe
     checkpoint.save_alone(folder / "checkpoints", 3, [[whole, scale]], extra)
-    check_going_on(folder, now)
+    check_resume(folder, now)
 
 
 def test_layout_and_batch_may_change(tmp_path: Path):
@@ -62,10 +62,10 @@ FP64 = replace(SPEC, precision=Precision(dtype="fp64"))
 
 def test_another_precision_may_go_on_and_is_told(tmp_path: Path):
     check(SPEC, BF16, tmp_path)
-    line = other_precision(promised(SPEC), BF16)
+    line = other_precision(resume_settings(SPEC), BF16)
     assert line.startswith("trained in fp32 so far, goes on in bf16, moments int8: ") and "\n" not in line
-    assert other_precision(promised(BF16), BF16) == "" == other_precision(promised(SPEC), SPEC)
-    old = {key: value for key, value in promised(SPEC).items() if key != "precision"}
+    assert other_precision(resume_settings(BF16), BF16) == "" == other_precision(resume_settings(SPEC), SPEC)
+    old = {key: value for key, value in resume_settings(SPEC).items() if key != "precision"}
     assert other_precision(old, BF16) == ""  # it is not known
 
 
@@ -78,7 +78,7 @@ def test_another_precision_may_go_on_and_is_told(tmp_path: Path):
 )
 def test_fp64_and_the_others_do_not_read_each_others_state(kept: RunSpec, now: RunSpec, words: str, tmp_path: Path):
     for unsaid in ("", "precision"):  # checkpoints did not always say it
-        with pytest.raises(BadInput, match="kept as numbers of fp") as told:
+        with pytest.raises(BadInput, match="state is saved in fp") as told:
             check(kept, now, tmp_path / unsaid, unsaid=unsaid)
         assert words in str(told.value) and "\n" not in str(told.value)
     check(FP64, FP64, tmp_path / "same")

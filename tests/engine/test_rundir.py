@@ -71,4 +71,4 @@ def test_errors_are_rows_and_torn_ones_are_left_out(tmp_path: Path) -> None:
     assert "ValueError: cause" in rundir.errors(tmp_path)[0]["traceback"]
     (row,) = rundir.errors(tmp_path, start)
     assert (row["rank"], row["exit_code"]) == (2, 73)
-    assert rundir.told(row) == str(error)
+    assert rundir.error_line(row) == str(error)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.engine.comm import wire_dtype as wire
-from penteract.engine.optim.stochastic_rounding import ParameterSlice, chances, round_into
+from penteract.engine.optim.stochastic_rounding import ParameterSlice, random_bits, round_into
 from penteract.ops.params import Param, Shard
 from penteract.step import update
 
@@ -21,7 +21,7 @@ STEP = torch.tensor(7.0, dtype=torch.float64)
 
 def of(q: Param, mesh: Mesh, rank: int, begin: int, count: int, step: torch.Tensor = STEP) -> torch.Tensor:
     place = ParameterSlice.of(q, mesh, rank, at=3, begin=begin, count=count)
-    return chances([place], slice(3, 3 + count), 5, step)
+    return random_bits([place], slice(3, 3 + count), 5, step)
 
 
 def test_rounding_is_right_on_average() -> None:

@@ -3,6 +3,7 @@ declared."""
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -17,13 +18,21 @@ from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.precision.fp8 import Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.fp8_linear import TORCH, Caster, Codes
-from penteract.engine.kernels.triton.fp8_linear import TRITON, fp8_linear
+from penteract.engine.kernels.fp8_linear import TORCH, Caster, Codes, Fp8Kernels
+from penteract.engine.kernels.triton.fp8_linear import TRITON
+from penteract.engine.kernels.triton.fusions import rotate_
 from penteract.ops.declarations import OPS, declaration_of
 from penteract.ops.declarations import fp8_linear as declared
 from penteract.ops.tape import Site
 
-KERNELS = fp8_linear(counted)
+
+def put_codes(*about: Any) -> None:
+    """Without what the interpreter holds in cycles after it."""
+    TRITON.put_codes(*about)
+    gc.collect()
+
+
+KERNELS = Fp8Kernels(TRITON._replace(put_codes=put_codes), counted, rotate_).table()
 FP8 = Fp8(kind="tensorwise")
 ABOUT = {"fp8": FP8, "features": 112}
 TRIED = [case for case in CASES if case.op_name in KERNELS] + [

@@ -22,7 +22,7 @@ from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.fp8 import emulated, scaled
 from penteract.engine.kernels.fp8_experts import scaled_experts
 from penteract.engine.kernels.kernel import Env
-from penteract.engine.kernels.quantise import TORCH, Look, Operand, Quantiser, scale_count
+from penteract.engine.kernels.quantise import TORCH, Operand, OperandView, Quantiser, scale_count
 from penteract.engine.kernels.triton.quantise import TRITON
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
@@ -48,10 +48,10 @@ def drawn(rows: int, k: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tenso
     return x.to(dtype)
 
 
-def made(how: Quantiser, fp8: Fp8, look: Look) -> Operand:
-    scale = torch.zeros(scale_count(fp8, look))
-    how.put_largest(fp8, look, scale)
-    return how.quantised(fp8, look, scale)
+def made(how: Quantiser, fp8: Fp8, view: OperandView) -> Operand:
+    scale = torch.zeros(scale_count(fp8, view))
+    how.put_largest(fp8, view, scale)
+    return how.quantised(fp8, view, scale)
 
 
 def same(a: Operand, b: Operand) -> bool:
@@ -67,8 +67,8 @@ def test_codes_and_scales_are_those_of_torch(name: str, turned: bool) -> None:
     fp8 = RECIPE[name]
     for square, format_ in ((False, fp8.operand), (True, fp8.operand), (False, "e5m2")):
         x = drawn(*SHAPE)
-        look = Look(0, x.t() if turned else x, format_, square)  # type: ignore[arg-type]
-        assert same(made(TRITON, fp8, look), made(TORCH, fp8, look)), (square, format_)
+        view = OperandView(0, x.t() if turned else x, format_, square)  # type: ignore[arg-type]
+        assert same(made(TRITON, fp8, view), made(TORCH, fp8, view)), (square, format_)
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in divide:RuntimeWarning")
@@ -79,8 +79,8 @@ def test_what_is_no_number_is_told_alike(name: str, odd: float) -> None:
     x = drawn(*SHAPE, dtype=torch.float32)
     x[5, 40] = odd
     fp8 = RECIPE[name]
-    look = Look(0, x, fp8.operand)
-    for kernel, torchs in zip(made(TRITON, fp8, look), made(TORCH, fp8, look), strict=True):
+    view = OperandView(0, x, fp8.operand)
+    for kernel, torchs in zip(made(TRITON, fp8, view), made(TORCH, fp8, view), strict=True):
         assert torch.equal(kernel.float().nan_to_num(7.0), torchs.float().nan_to_num(7.0))
 
 
@@ -91,7 +91,9 @@ def test_numbers_that_share_a_scale_are_divided_alike(format_: Any) -> None:
     for i, how in enumerate((TORCH, TRITON)):
         codes[i] = torch.empty(len(x), dtype=FORMATS[format_])
         with Storages() as seen:
-            how.put_codes(format_, x, scale, codes[i], torch.empty(quantise_workspace(1000, how.elementwise) // FLOAT))
+            how.quantise_into(
+                format_, x, scale, codes[i], torch.empty(quantise_workspace(1000, how.elementwise) // FLOAT)
+            )
         assert seen.peak == quantise_workspace(1000, how.elementwise)
     assert torch.equal(*(c.view(torch.uint8) for c in codes))
 
@@ -108,7 +110,7 @@ def _linear(fp8: Fp8, how: Quantiser, kernels: Any) -> list[torch.Tensor]:
     x, w, g = drawn(t, d).view(t, 1, d), drawn(f, d), drawn(t, f).view(t, 1, f)
     site = Site("linear", (Spec((t, 1, d)),), (Spec((t, 1, f)),), ("w",), ((f, d),), {"fp8": fp8, "cut": None})
     env = Env(Mesh(Layout()), 0, torch.float32)
-    env.past, env.seen = ({"w": torch.zeros(3)} for _ in range(2))
+    env.past_amax, env.amax = ({"w": torch.zeros(3)} for _ in range(2))
     kernel, declared = scaled(emulated, how), declaration_of(site, Layout(elementwise=kernels))
     bare = scaled(_no_product, how)
     outs = [torch.empty_like(g), torch.empty_like(x), torch.empty(f, d)]
@@ -140,12 +142,12 @@ def test_experts_are_the_same_and_allocate_what_is_declared(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def _let_go(how: Quantiser) -> Callable[[Fp8, Look, torch.Tensor], Operand]:
+def _let_go(how: Quantiser) -> Callable[[Fp8, OperandView, torch.Tensor], Operand]:
     """`quantised`, after what interpreted kernels hold of the call before is let go."""
 
-    def quantised(fp8: Fp8, look: Look, largest: torch.Tensor) -> Operand:
+    def quantised(fp8: Fp8, view: OperandView, largest: torch.Tensor) -> Operand:
         gc.collect()
-        return how.quantised(fp8, look, largest)
+        return how.quantised(fp8, view, largest)
 
     return quantised
 

@@ -46,7 +46,7 @@ def state(policy: Policy, rank: int = 3) -> TrainingState:
     if made.scaling is not None:
         made.scaling.begin()
     for flat in made.flats:
-        flat.follow()
+        flat.copy_from_master()
     return made
 
 
@@ -195,7 +195,7 @@ def test_slices_are_moved_as_the_whole(name: str) -> None:
         for begin in range(0, n, 3 * BLOCK):
             at = slice(begin, min(begin + 3 * BLOCK, n))
             blocks = slice(at.start // BLOCK, at.stop // BLOCK)
-            here = {kind: x[blocks if kind.endswith("/scales") else at] for kind, x in flat.apart.items()}
+            here = {kind: x[blocks if kind.endswith("/scales") else at] for kind, x in flat.optimizer_state.items()}
             kernel.update(flat.part(at, here), kernel.factors(norm))
         assert not differ(bits(whole), bits(flat))
 

@@ -65,11 +65,11 @@ class Trial:
         specs = (Spec((*T, D)),), (Spec((*T, F)),)
         self.site = Site("linear", *specs, ("w", "b")[: len(shapes)], shapes, {"fp8": fp8, "cut": None})
         self.env = Env(Mesh(Layout()), 0, dtype_of("stat", precision))
-        self.env.past, self.env.seen = ({"w": torch.zeros(3)} for _ in range(2))
+        self.env.past_amax, self.env.amax = ({"w": torch.zeros(3)} for _ in range(2))
         self.read = self.w
         if fp8.gather:  # what products read came as codes
-            look, largest = quantise.Look(1, self.w, "e4m3"), self.w.abs().max().float().view(1)
-            self.read, self.env.scales["w"] = quantise.quantised(fp8, look, largest)
+            view, largest = quantise.OperandView(1, self.w, "e4m3"), self.w.abs().max().float().view(1)
+            self.read, self.env.scales["w"] = quantise.quantised(fp8, view, largest)
         self.kernel, self.precision = engine.scaled(product), precision
         self.y, self.dx = torch.empty(*T, F, dtype=dtype), torch.empty(*T, D, dtype=dtype)
         self.dw = [torch.full(s, 3.0, dtype=dtype_of("gradient", precision)) for s in shapes]
@@ -109,17 +109,17 @@ def test_every_border_between_codes_rounds_as_by_hand(name: str) -> None:
     ties = [(a + b) / 2 for a, b in pairwise(table)]
     numbers = [v * s for v in (*table, *ties) for s in (1, 1 + 2.0**-20, 1 - 2.0**-20)]
     row = torch.tensor([[*numbers, *(-v for v in numbers)]], dtype=torch.float32).clamp(-table[-1], table[-1])
-    look = quantise.Look(0, row, name)  # type: ignore[arg-type]
-    made = quantise.quantised(fp8, look, torch.tensor([table[-1]]))
+    view = quantise.OperandView(0, row, name)  # type: ignore[arg-type]
+    made = quantise.quantised(fp8, view, torch.tensor([table[-1]]))
     assert made.scale.tolist() == [1.0]
-    assert made.codes.double().tolist() == [[nearest(v, name) for v in row[0].tolist()]]
+    assert made.data.double().tolist() == [[nearest(v, name) for v in row[0].tolist()]]
 
 
 def test_what_is_too_large_saturates_and_what_is_no_number_stays_none() -> None:
     row = torch.tensor([[1e9, -1e9, math.nan, 1.0]])
-    made = quantise.quantised(Fp8(kind="tensorwise"), quantise.Look(0, row, "e4m3"), torch.tensor([448.0]))
-    assert made.codes.float().tolist()[0][:2] == [448.0, -448.0]
-    assert made.codes.float().isnan().tolist() == [[False, False, True, False]]
+    made = quantise.quantised(Fp8(kind="tensorwise"), quantise.OperandView(0, row, "e4m3"), torch.tensor([448.0]))
+    assert made.data.float().tolist()[0][:2] == [448.0, -448.0]
+    assert made.data.float().isnan().tolist() == [[False, False, True, False]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,17 +211,17 @@ def test_delayed_scales_are_those_of_the_past() -> None:
     fp8 = RECIPE["delayed"]
     first, current = Trial(fp8).run(), Trial(RECIPE["tensorwise"]).run()
     assert torch.equal(first.y, current.y)  # without a past
-    assert first.env.seen["w"].tolist() == [t.abs().max().item() for t in (first.x, first.w, first.g)]
+    assert first.env.amax["w"].tolist() == [t.abs().max().item() for t in (first.x, first.w, first.g)]
     later = Trial(fp8)
-    later.env.past["w"].copy_(2 * first.env.seen["w"])
+    later.env.past_amax["w"].copy_(2 * first.env.amax["w"])
     later.run()
     other = Trial(RECIPE["tensorwise"])
     for t, u in ((other.x, later.x), (other.w, later.w), (other.g, later.g)):
         assert torch.equal(t, u)
     assert not torch.equal(later.y, first.y)
-    assert torch.equal(later.env.seen["w"], first.env.seen["w"])
+    assert torch.equal(later.env.amax["w"], first.env.amax["w"])
     halved = Trial(fp8)
-    halved.env.past["w"].copy_(first.env.seen["w"] / 2)
+    halved.env.past_amax["w"].copy_(first.env.amax["w"] / 2)
     halved.run()
     assert halved.y.isfinite().all()  # saturated
 

@@ -149,7 +149,7 @@ def test_rows_in_fours_are_the_same(name: str, rows: tuple[int, ...]) -> None:
 
     def product(fp8: Fp8, a: Operand, b: Operand, out: torch.Tensor, forward: bool) -> None:
         seen.append(len(out))
-        assert a.scale.is_contiguous() and len(a.codes) == len(out)
+        assert a.scale.is_contiguous() and len(a.data) == len(out)
         emulated(fp8, a, b, out, forward)
 
     plainly = Trial(RECIPE[name], rows).run()

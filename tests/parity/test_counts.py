@@ -46,7 +46,7 @@ def told(rank: int, groups: ProcessGroups, case: Case, steps: int) -> list[str]:
         if n == 0:
             ahead.counts.copy_(torch.tensor(counts[n]))
         more = n + 1 < steps
-        ahead.summed.ahead = (lambda n=n: counts[n + 1]) if more else None
+        ahead.summed.next_targets = (lambda n=n: counts[n + 1]) if more else None
         wires = Wires(p.rank)
         with wires.watch():
             walk(p, ahead, counted=n > 0)

@@ -113,7 +113,7 @@ def held(rank: int, groups: ProcessGroups, case: Case, past: dict[str, list[floa
             Run.begin = begin  # type: ignore[method-assign]
     wrong = [f"{kind}: {what}" for kind, what in verdict.differences]
     if (history := run.state.history) is not None:
-        kept = bytes_of([history.steps, history.past, history.seen])
+        kept = bytes_of([history.steps, history.past_amax, history.amax])
         there = resident(p)["data"] - resident(replace_recipe(p.rank, case))["data"]
         if kept != there:
             wrong.append(f"history: priced {there}, allocated {kept}")

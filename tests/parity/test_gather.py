@@ -141,8 +141,8 @@ def measured(rank: int, groups: ProcessGroups, cases: tuple[Case, Case]) -> list
     there, before = resident(p), resident(plain)
     if bytes_of(run.state.resident()) != sum(there.values()) - there["data"]:
         wrong.append(f"resident: priced {there}, allocated {bytes_of(run.state.resident())}")
-    assert run.state.codes is not None
-    if bytes_of([run.state.codes.table]) != there["data"] - before["data"]:
+    assert run.state.quantised_weights is not None
+    if bytes_of([run.state.quantised_weights.table]) != there["data"] - before["data"]:
         wrong.append("scales are not as priced")
     if run.totals[1] != one.totals[1]:
         wrong.append(f"loss {run.totals[1]}, without codes on the wire {one.totals[1]}")

@@ -9,8 +9,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from penteract.config.hardware import Cluster, reference
 from penteract.config.expert_kernels import expert_packages, fastest_experts
+from penteract.config.hardware import Cluster, reference
 from penteract.config.kernel_limits import fastest_attention, fastest_elementwise, installed_packages
 from penteract.config.layout import Layout
 from penteract.config.rules.resolve import Resolved

@@ -56,9 +56,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         str, Parameter(help="Such as 8xH200, 64x8xH100 (nodes x GPUs), or a file of measured curves.")
     ] = "",
     models: Annotated[bool, Parameter(negative="", help="List the published models, and stop.")] = False,
-    seq: Annotated[
-        int | None, Parameter(help="Tokens of a sequence; by default 8192, or the model's limit if that is less.")
-    ] = None,
+    seq: Annotated[int | None, Parameter(help="Tokens of a sequence; by default 8192, or the model's limit.")] = None,
     batch: Annotated[str, Parameter(help="Tokens of a step (1Mi), or sequences (128seqs).")] = "1Mi",
     top: Annotated[int, Parameter(help="How many of the best to show.")] = 10,
     why: Annotated[int | None, Parameter(help="Explain the layout of this number, and what would change it.")] = None,
@@ -90,9 +88,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     optimizer: Annotated[str, Parameter(help="adamw, or muon for matrices between hidden states.")] = "adamw",
     headroom: Annotated[float, Parameter(help="Share of a GPU's memory that is kept free of tensors.")] = HEADROOM,
     out: Annotated[Path | None, Parameter(help="Write a run file of the best, or of --why.")] = None,
-    trace: Annotated[
-        Path | None, Parameter(help="Write the step of the best, or of --why, for ui.perfetto.dev.")
-    ] = None,
+    trace: Annotated[Path | None, Parameter(help="Write a step of the best, or of --why, for ui.perfetto.dev.")] = None,
     trace_stage: Annotated[int | None, Parameter(help="With --trace: this pipeline stage alone, from 0.")] = None,
     json: Annotated[bool, Parameter(negative="", help="Print one JSON object, schema 1.")] = False,
     debug: Annotated[bool, Parameter(negative="", help="Show tracebacks.")] = False,
@@ -132,8 +128,8 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     reasons = _reasons(found, chosen, why) if chosen and found.counts.fit and (why or not json) else []
     if json:
         report = as_dict(found) | ({"budget": asdict(cost)} if cost else {})
-        notes = {"notes": [*report["notes"], *written]}
-        print(to_json.dumps(report | notes | ({"explanation": reasons} if reasons else {})))
+        report["notes"] = [*report["notes"], *written]
+        print(to_json.dumps(report | ({"explanation": reasons} if reasons else {})))
         return _exit_code(found)
     print(as_text_whole(found, chosen, searched, reasons))
     if cost:
@@ -236,7 +232,7 @@ def _drawing(chosen: Timed) -> str:
 
 
 def _next(why: int | None, out: Path | None, *, fits: bool) -> str:
-    rest = [] if why else ["--why 1 tells what would change it, and which lines its memory comes from"]
+    rest = [] if why else ["--why 1 shows what would change it, and which lines its memory comes from"]
     if fits:
         rest += [f"penteract train {out}"] if out else ["--out run.toml writes a file for penteract train"]
     return "Next: " + "; ".join(rest) if rest else ""

@@ -1,1 +1,1 @@
-"""Reading two: run it, on torch."""
+"""The reading of a program that runs it, with torch."""

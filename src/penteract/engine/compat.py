@@ -1,4 +1,4 @@
-"""What differs between the torch versions that run (2.11 and 2.13), and nothing else."""
+"""Functions whose names differ between the supported torch versions (2.11 and 2.13), and nothing else."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def all_gather(out: torch.Tensor, x: torch.Tensor, group: Any) -> Any:
 
 
 def reduce_scatter(out: torch.Tensor, x: torch.Tensor, group: Any) -> Any:
-    """Asynchronous sum along dim 0, this rank's share of it into `out`."""
+    """Asynchronous reduce-scatter (sum) along dim 0; this rank's part goes into `out`."""
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
     return getattr(dist, name)(out, x, group=group, async_op=True)

@@ -1,8 +1,8 @@
-"""Checkpoints are logical: global tensors by name, as rectangles that any layout wrote and any other reads.
+"""Checkpoints hold global tensors by name, as rectangles: any layout can read what another layout wrote.
 
-A committed step is a folder `step-00000050` with `rank-00000.safetensors` …, one for each rank that owned
-something, and `manifest.json`: where every tensor's rectangles are, each with a digest of its
-bytes. Nothing is a pickle.
+A committed step is a folder `step-00000050` with `rank-00000.safetensors` …, one file for each rank that owns
+rectangles, and `manifest.json`: where every tensor's rectangles are, each with a digest of its bytes. Nothing is
+pickled.
 """
 
 from penteract.engine.checkpoint.folder import latest

@@ -1,4 +1,4 @@
-"""The few file operations of a commit: each is atomic, or leaves something that readers ignore."""
+"""The file operations of a commit: each is atomic, or leaves files that readers ignore."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penteract.errors import DiskFailure
 
 @contextmanager
 def failing(path: Path, doing: str) -> Iterator[None]:
-    """OSError inside becomes DiskFailure."""
+    """Turn an OSError inside the context into DiskFailure."""
     try:
         yield
     except OSError as e:
@@ -24,7 +24,7 @@ def failing(path: Path, doing: str) -> Iterator[None]:
 
 
 def write(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
-    """A new file with these bytes, on the disk when this returns; returns its size."""
+    """Write a new file and sync it to the disk; returns its size."""
     size = 0
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
@@ -40,7 +40,7 @@ def write(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
 
 
 def replace(path: Path, text: str) -> None:
-    """A small file's whole content at once: readers see the old or the new."""
+    """Replace a small file atomically: readers see the old or the new content."""
     fresh = path.with_name(f"{path.name}.tmp")
     write(fresh, [text.encode()])
     os.replace(fresh, path)
@@ -48,13 +48,13 @@ def replace(path: Path, text: str) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename a folder, durably. `new` must not exist."""
+    """Rename a folder, and sync its parent. `new` must not exist."""
     os.rename(old, new)
     sync(new.parent)
 
 
 def sync(folder: Path) -> None:
-    """The folder's entries are on the disk."""
+    """Sync the folder's entries to the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -63,7 +63,7 @@ def sync(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """A folder and all in it; nothing when there is none."""
+    """Remove a folder with its content, if it exists."""
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
     elif folder.is_symlink() or folder.exists():
@@ -71,5 +71,5 @@ def remove(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What can still be written there."""
+    """Free bytes of the disk that holds the folder."""
     return shutil.disk_usage(folder).free

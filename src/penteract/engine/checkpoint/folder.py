@@ -1,7 +1,7 @@
-"""A folder of checkpoints: names of steps, which are intact, which may go.
+"""A folder of checkpoints: the names of steps, the newest intact one, commits and removal.
 
-`step-N` is committed. `step-N.tmp` is unfinished or being removed: readers pass it by, the next save removes it.
-`step-N.old` is an older save of a step that was being replaced: it counts where `step-N` is not there.
+`step-N` is committed. `step-N.tmp` is unfinished or being removed: readers ignore it, and the next save removes it.
+`step-N.old` is the old checkpoint of a step that was being replaced: readers use it if `step-N` is missing.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _STEP = re.compile(r"step-([0-9]{8,})(\.old)?")
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is, once it is committed."""
+    """The folder of a step's committed checkpoint."""
     return folder / f"step-{step:08d}"
 
 
 def unfinished(at: Path) -> Path:
-    """Where a checkpoint is written until it is committed."""
+    """The folder into which a checkpoint is written before its commit."""
     return at.with_name(f"{at.name}.tmp")
 
 
 def replaced(at: Path) -> Path:
-    """Where a checkpoint waits while its successor is committed in its place."""
+    """The folder to which a checkpoint is moved while a new one of the same step is committed."""
     return at.with_name(f"{at.name}.old")
 
 
 def committed(folder: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of all that were committed, the newest first; `.old` after its successor."""
+    """(step, folder) of all committed checkpoints, the newest first; `.old` after its replacement."""
     found: list[tuple[int, Path]] = []
     for path in folder.iterdir() if folder.is_dir() else ():
         name = _STEP.fullmatch(path.name)
@@ -46,7 +46,8 @@ def committed(folder: Path) -> list[tuple[int, Path]]:
 
 
 def check(at: Path) -> None:
-    """Manifest whole, files there and of their size; bytes are checked when they are read. Raises CorruptData."""
+    """Check the manifest, and that files exist with their sizes; bytes are checked when they are read. Raises
+    CorruptData."""
     for name, size in manifest.read(at).files.items():
         try:
             found = (at / name).stat().st_size
@@ -58,9 +59,9 @@ def check(at: Path) -> None:
 
 
 def latest(folder: Path) -> Path:
-    """The newest intact step of `folder`; says so when a newer one is damaged.
+    """The newest intact step of `folder`; logs a warning when a newer one is damaged.
 
-    The file `latest` is for people: what counts is what is there. Raises BadInput when nothing intact is there.
+    The file `latest` is only for people; it is not read. Raises BadInput when there is no intact checkpoint.
     """
     steps = committed(folder)
     if not steps:
@@ -77,7 +78,7 @@ def latest(folder: Path) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Make room for a save: what an interrupted one left is finished or removed."""
+    """Prepare the folder for a save: finish or remove what an interrupted one left."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.glob("step-*.old")):
         at = path.with_name(path.name.removesuffix(".old"))
@@ -87,7 +88,7 @@ def clear(folder: Path) -> None:
 
 
 def commit(folder: Path, step: int) -> Path:
-    """`step-N.tmp` becomes `step-N`. A crash at any point leaves the old or the new step whole."""
+    """Rename `step-N.tmp` to `step-N`. A crash at any point leaves the old or the new checkpoint complete."""
     at = step_folder(folder, step)
     disk.sync(unfinished(at))
     if at.exists():
@@ -99,9 +100,10 @@ def commit(folder: Path, step: int) -> Path:
 
 
 def prune(folder: Path, step: int, keep: int) -> None:
-    """Keep step `step`, just saved, and the newest intact ones before it, `keep` in all (0: every one).
+    """Remove older checkpoints: keep `step`, which was just saved, and the newest intact ones before it, `keep` in all
+    (0: all of them).
 
-    Damaged ones do not count. Later steps stay: they are of no concern to this save.
+    Damaged ones do not count. Later steps are kept.
     """
     left = keep - 1
     for at in [p for s, p in committed(folder) if s < step] if keep else []:
@@ -112,7 +114,7 @@ def prune(folder: Path, step: int, keep: int) -> None:
 
 
 def _discard(at: Path) -> None:
-    """Out of sight in one operation, then removed."""
+    """Rename a checkpoint so that readers ignore it, then remove it."""
     if at.exists():
         gone = unfinished(at)
         disk.remove(gone)

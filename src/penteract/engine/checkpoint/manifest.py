@@ -1,6 +1,6 @@
 """`manifest.json`: the table of a checkpoint's tensors, with a digest of itself.
 
-It is read as a stranger's file: nothing in it is believed before its form has been checked.
+The file is not trusted: every field is checked before it is used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Manifest:
     tensors: Mapping[str, ManifestEntry]
 
     def text(self) -> str:
-        """manifest.json as it is written: its own digest first, over the canonical rest."""
+        """The content of manifest.json. Its first key is the digest of the others in canonical form."""
         content: dict[str, Any] = {
             "format": FORMAT, "step": self.step, "extra": self.extra, "files": dict(self.files),
             "tensors": {name: entry.as_json() for name, entry in self.tensors.items()},
@@ -66,20 +66,20 @@ class Manifest:
 
 
 def tensors_json(tensors: Mapping[str, ManifestEntry]) -> dict[str, Any]:
-    """One rank's share of the table."""
+    """One rank's part of the table, as JSON."""
     return {name: entry.as_json() for name, entry in tensors.items()}
 
 
 def merge(shares: Sequence[Mapping[str, ManifestEntry]]) -> dict[str, ManifestEntry]:
-    """All ranks' shares as one table. Raises Bug when a tensor's rectangles do not tile it exactly."""
+    """All ranks' tables as one. Raises Bug when a tensor's rectangles do not tile it exactly."""
     table: dict[str, ManifestEntry] = {}
     for share in shares:
         for name, entry in share.items():
-            known = table.get(name, ManifestEntry(entry.shape, entry.dtype, ()))
-            if (known.shape, known.dtype) != (entry.shape, entry.dtype):
+            first = table.get(name, ManifestEntry(entry.shape, entry.dtype, ()))
+            if (first.shape, first.dtype) != (entry.shape, entry.dtype):
                 raise Bug("CHECKPOINT", "ranks disagree about a tensor", where=name,
-                          found=f"{entry.dtype} {entry.shape}", allowed=f"{known.dtype} {known.shape}")  # fmt: skip
-            table[name] = ManifestEntry(known.shape, known.dtype, known.parts + entry.parts)
+                          found=f"{entry.dtype} {entry.shape}", allowed=f"{first.dtype} {first.shape}")  # fmt: skip
+            table[name] = ManifestEntry(first.shape, first.dtype, first.parts + entry.parts)
     for name, entry in table.items():
         if problem := untiled(entry):
             raise Bug("CHECKPOINT", "a tensor's owned pieces do not tile it", where=name, found=problem,
@@ -88,7 +88,7 @@ def merge(shares: Sequence[Mapping[str, ManifestEntry]]) -> dict[str, ManifestEn
 
 
 def untiled(entry: ManifestEntry) -> str:
-    """What is wrong with an entry's rectangles; empty when each element is there exactly once."""
+    """What is wrong with an entry's rectangles; empty if they hold each element exactly once."""
     boxes = [part.box for part in entry.parts]
     if outside := next((b for b in boxes if not inside(b, entry.shape)), None):
         return f"{show(outside)} lies outside"
@@ -104,7 +104,9 @@ def read(folder: Path) -> Manifest:
     try:
         content = json.loads(path.read_bytes())
         claimed = content.pop("digest")
-        if claimed != digest(_canonical(content)):  # first: a flipped bit is no later version
+        if claimed != digest(
+            _canonical(content)
+        ):  # checked first, so that a flipped bit does not look like another version
             raise ValueError("its digest differs")
         if content["format"] != FORMAT:
             raise BadInput(
@@ -126,7 +128,8 @@ def read(folder: Path) -> Manifest:
 
 
 def parse_tensors(table: Mapping[str, Any]) -> dict[str, ManifestEntry]:
-    """A table as `tensors_json` wrote it. Raises ValueError, TypeError, KeyError or AttributeError when it is none."""
+    """Parse the output of `tensors_json`. Raises ValueError, TypeError, KeyError or AttributeError when it is not
+    valid."""
     out: dict[str, ManifestEntry] = {}
     for name, row in table.items():
         if row["dtype"] not in DTYPES:
@@ -155,7 +158,7 @@ def _count(value: Any) -> int:
 
 
 def _file(name: Any) -> str:
-    """Plain names of our own making: nothing may lead out of the folder."""
+    """A file name of our own form. Raises ValueError for others, which might lead out of the folder."""
     if not isinstance(name, str) or not _FILE.fullmatch(name):
         raise ValueError("not the name of one of its files")
     return name

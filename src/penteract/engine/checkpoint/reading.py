@@ -1,4 +1,4 @@
-"""Load: fill any layout's rectangles from whichever were stored, and believe no byte whose digest differs."""
+"""Load a checkpoint: fill the rectangles of any layout from the stored ones, and verify the digest of each."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _SHOWN = 5  # names in a message
 def load(at: Path, wanted: Iterable[Slice]) -> dict[str, Any]:
     """Fill each wanted tensor in place from the checkpoint `at`; returns the `extra` of `save`.
 
-    Only stored rectangles that overlap a wanted one are read. The digest is one a rectangle, so each of them is read
-    whole, checked, and then the overlap copied. Nothing is cast. All names, shapes, dtypes and the cover are checked
-    before the first tensor is touched.
+    Only stored rectangles that overlap a wanted one are read. Each has one digest, so it is read as a whole and
+    verified before the overlap is copied. Nothing is cast. Names, shapes, dtypes and completeness are checked before
+    the first tensor is changed.
     Raises BadInput when the checkpoint is of another model, CorruptData when it is damaged.
     """
     stored, slices = manifest.read(at), list(wanted)
@@ -54,12 +54,12 @@ def load(at: Path, wanted: Iterable[Slice]) -> dict[str, Any]:
 
 
 def extra(at: Path) -> dict[str, Any]:
-    """The `extra` of `save`, of no tensor. Raises CorruptData."""
+    """The `extra` of `save`; reads no tensor. Raises CorruptData."""
     return manifest.read(at).extra
 
 
 def verify(at: Path) -> None:
-    """Read every byte that counts. Raises CorruptData at the first that is not what was written."""
+    """Read and verify all tensors. Raises CorruptData at the first that differs from what was written."""
     stored = manifest.read(at)
     for name, entry in stored.tensors.items():
         if problem := manifest.untiled(entry):
@@ -73,7 +73,7 @@ def verify(at: Path) -> None:
 
 
 def _refuse_another_model(at: Path, stored: Manifest, slices: list[Slice]) -> None:
-    """BadInput that names the first few tensors which are not there, or not of that shape or dtype."""
+    """Raise BadInput with the first few tensors that are missing, or have another shape or dtype."""
     missing = sorted({s.name for s in slices} - set(stored.tensors))
     if missing:
         there = ", ".join(sorted(stored.tensors)[:_SHOWN])
@@ -94,7 +94,8 @@ def _refuse_another_model(at: Path, stored: Manifest, slices: list[Slice]) -> No
 
 
 def pieces(at: Path, name: str, entry: ManifestEntry, wanted: Box) -> list[tuple[StoredBox, Box]]:
-    """The stored rectangles that overlap the wanted one, each with the overlap; together they are all of it."""
+    """The stored rectangles that overlap the wanted one, each with the overlap. Raises CorruptData unless the overlaps
+    tile it."""
     found = [(part, box) for part in entry.parts if (box := meet(part.box, wanted))]
     missing = volume(wanted) - sum(volume(box) for _, box in found)
     if missing or first_overlap(box for _, box in found):
@@ -104,7 +105,7 @@ def pieces(at: Path, name: str, entry: ManifestEntry, wanted: Box) -> list[tuple
 
 @contextmanager
 def opened(path: Path, wanted: str) -> Iterator[Any]:
-    """A safetensors file; `wanted`: what it is opened for, for the message."""
+    """Open a safetensors file; `wanted`: the key to read, for the error message."""
     try:
         with safe_open(path, framework="pt") as handle:
             yield handle
@@ -113,7 +114,7 @@ def opened(path: Path, wanted: str) -> Iterator[Any]:
 
 
 def checked(path: Path, handle: Any, part: StoredBox, dtype: str) -> torch.Tensor:
-    """A stored rectangle whose bytes are the ones that were written."""
+    """A stored rectangle, verified by its digest. Raises CorruptData if it differs."""
     tensor: torch.Tensor = handle.get_tensor(part.key)
     if (tensor.dtype, tuple(tensor.shape)) != (DTYPES[dtype], part.box[1]) or digest(raw(tensor)) != part.digest:
         raise _damaged(path, f"{part.key}: its bytes are not the ones that were written")

@@ -1,4 +1,4 @@
-"""A flat range of a row-major tensor as rectangles: what a shard of a buffer holds, as a checkpoint says it."""
+"""A flat range of a row-major tensor as rectangles: shards are flat ranges, and checkpoints store rectangles."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from penteract.engine.checkpoint.slices import Box, Dims
 
 
 def rectangles(shape: Dims, begin: int, end: int) -> Iterator[Box]:
-    """Elements [begin, end) of a tensor of `shape`, read row by row, as rectangles in that order.
+    """Elements [begin, end) of a tensor of `shape`, in row-major order, as rectangles in the same order.
 
-    Each is a flat range itself, so its bytes are copied from one place, and there are no fewer such. With d dims they
-    are 2·d - 1 at most: what is left of a row where the range begins, whole rows, what it has of the row where it ends.
+    Each rectangle is contiguous itself, and there are as few of them as possible. With d dims there are at most 2·d -
+    1: the rest of the row in which the range begins, whole rows, and the beginning of the row in which it ends.
     """
     if begin >= end:
         return

@@ -1,4 +1,4 @@
-"""Rectangles of global tensors: what a rank holds, where two meet, whether a set of them tiles the whole."""
+"""Rectangles of global tensors: slices that ranks hold, overlaps of boxes, views and digests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Slice:
 
 
 def inside(box: Box, shape: Sequence[int]) -> bool:
-    """Whether the box is one of a tensor of this shape."""
+    """Whether the box lies inside a tensor of this shape."""
     offset, size = box
     return len(offset) == len(size) == len(shape) and all(
         o >= 0 and n >= 0 and o + n <= s for o, n, s in zip(offset, size, shape, strict=True)
@@ -50,7 +50,7 @@ def inside(box: Box, shape: Sequence[int]) -> bool:
 
 
 def meet(a: Box, b: Box) -> Box | None:
-    """Where two boxes of one tensor overlap; None where they do not."""
+    """The overlap of two boxes of one tensor; None if there is none."""
     start = tuple(max(i, j) for i, j in zip(a[0], b[0], strict=True))
     ends = (min(i + n, j + m) for i, n, j, m in zip(*a, *b, strict=True))
     size = tuple(e - s for s, e in zip(start, ends, strict=True))
@@ -85,14 +85,14 @@ def first_overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
 
 
 def view(tensor: torch.Tensor, box: Box, origin: Sequence[int]) -> torch.Tensor:
-    """The part of `tensor` that `box` names, where the tensor itself begins at `origin`."""
+    """The view of `tensor` at `box` of the global tensor, in which `tensor` begins at `origin`."""
     for dim, (start, size) in enumerate(zip(*box, strict=True)):
         tensor = tensor.narrow(dim, start - origin[dim], size)
     return tensor
 
 
 def raw(tensor: torch.Tensor) -> memoryview:
-    """A CPU tensor's bytes in row-major order, without a copy where it is contiguous."""
+    """A CPU tensor's bytes in row-major order, without a copy if it is contiguous."""
     numbers: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(numbers)
 

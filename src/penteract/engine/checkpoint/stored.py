@@ -1,4 +1,5 @@
-"""A checkpoint read a rectangle at a time: what is held is what is asked for, and each part is checked once."""
+"""Read single rectangles of a checkpoint. Only what is needed is in memory, and each stored rectangle is verified
+once."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from penteract.errors import BadInput
 
 
 class Pieces:
-    """The tensors of the checkpoint `at`. Files are mapped, so what was read can leave memory again.
+    """The tensors of the checkpoint `at`. Files are memory-mapped, so the system can drop pages that were read.
 
-    A stored rectangle's digest is checked when it is first touched. Raises CorruptData when it differs.
+    A stored rectangle's digest is checked when it is first read. Raises CorruptData when it differs.
     """
 
     def __init__(self, at: Path) -> None:

@@ -1,4 +1,5 @@
-"""Save: every rank writes what it owns, rank 0 checks the whole and commits it by a rename."""
+"""Save a checkpoint: every rank writes the slices that it owns, rank 0 checks that they are complete and commits them
+by a rename."""
 
 from __future__ import annotations
 
@@ -18,15 +19,16 @@ from penteract.errors import BadInput, Bug, DiskFailure
 from penteract.units import gib
 
 
-def save(  # noqa: PLR0913 -- the last four say who is asking
+def save(  # noqa: PLR0913 -- the last four describe the calling rank
     folder: Path, step: int, slices: Iterable[Slice], extra: dict[str, Any],
     *, rank: int, world: int, barrier: Callable[[], None], keep: int,
 ) -> Path:  # fmt: skip
     """Commit a checkpoint of `step` below `folder`, and remove those beyond the newest `keep` (0: none).
 
-    Called by every rank with its own slices and the same rest; `extra` is JSON that `load` gives back. Two saves never
-    mix: the files go to a folder of their own, which takes its name when all are on the disk. An existing checkpoint of
-    the same step is replaced as a whole. `barrier` waits for all ranks; a rank that fails does not reach it.
+    Called by every rank with its own slices; all other arguments but `rank` are the same. `extra` is JSON that `load`
+    returns. Files are written to a temporary folder, which is renamed when all are on the disk, so two saves never mix.
+    An existing checkpoint of the same step is replaced as a whole. `barrier` waits for all ranks; a rank that fails
+    does not reach it.
     Raises DiskFailure; Bug when the owned rectangles do not tile each tensor.
     """
     at = step_folder(folder, step)
@@ -50,9 +52,9 @@ def save(  # noqa: PLR0913 -- the last four say who is asking
 
 
 def save_alone(folder: Path, step: int, shares: Iterable[Iterable[Slice]], extra: dict[str, Any]) -> Path:
-    """Commit a checkpoint of `step` from one process: what each rank would write, one after another.
+    """Commit a checkpoint of `step` from one process. Each of `shares` becomes the file of one rank, one after another.
 
-    Each share is gone before the next is asked for, so that a model larger than memory can be written.
+    Each share is released before the next is taken, so that a model larger than memory can be written.
     """
     fresh = unfinished(step_folder(folder, step))
     count = 0
@@ -76,7 +78,7 @@ def _share_of(rank: int) -> str:
 
 
 def _write_share(fresh: Path, slices: Iterable[Slice], rank: int) -> None:
-    """This rank's file, where it owns anything, and the table of what is in it."""
+    """Write this rank's file, if it owns any slices, and its part of the manifest."""
     held = list(slices)
     for s in held:
         if s.tensor.dtype not in NAMES or not inside(s.box, s.shape):
@@ -95,18 +97,19 @@ def _write_share(fresh: Path, slices: Iterable[Slice], rank: int) -> None:
         share: dict[str, Any] = {"size": size, "tensors": manifest.tensors_json(_table(held, digests, path.name))}
         disk.write(fresh / _share_of(rank), [json.dumps(share).encode()])
     except OSError:
-        with contextlib.suppress(OSError):  # what is half written only takes space
+        with contextlib.suppress(OSError):  # an incomplete file only takes space
             os.unlink(path)
         raise
 
 
 def _key(s: Slice) -> str:
-    """A whole tensor goes by its name, so that a single rank's file is what others expect of safetensors."""
+    """The slice's key in its file. A whole tensor has its plain name, so that other readers of safetensors find it in a
+    single rank's file."""
     return s.name if s.box[1] == tuple(s.shape) else f"{s.name}@{','.join(map(str, s.offset))}"
 
 
 def _stream(slices: list[Slice], digests: dict[str, str]) -> Iterator[bytes | memoryview]:
-    """The safetensors format, one tensor at a time; fills `digests`, key -> digest, on the way."""
+    """The bytes of a safetensors file, one tensor at a time; fills `digests`, key -> digest."""
     header: dict[str, Any] = {}
     end = 0
     for s in slices:
@@ -126,7 +129,8 @@ def _stream(slices: list[Slice], digests: dict[str, str]) -> Iterator[bytes | me
 
 
 def _table(held: list[Slice], digests: dict[str, str], file: str) -> dict[str, ManifestEntry]:
-    """What this rank holds, with parts for what it owns: a tensor that nobody owns is noticed when all are merged."""
+    """Entries of all tensors that this rank holds, with parts for the slices that it owns. So `merge` notices a tensor
+    that no rank owns."""
     table: dict[str, ManifestEntry] = {}
     for s in held:
         mine = (StoredBox(file, _key(s), s.box, digests[_key(s)]),) if s.owner and volume(s.box) else ()
@@ -136,7 +140,7 @@ def _table(held: list[Slice], digests: dict[str, str], file: str) -> dict[str, M
 
 
 def _finish_manifest(fresh: Path, step: int, extra: dict[str, Any], world: int) -> None:
-    """Merge the ranks' tables, check that they tile, write `manifest.json`."""
+    """Merge the ranks' tables, check that rectangles tile each tensor, and write `manifest.json`."""
     shares: list[dict[str, ManifestEntry]] = []
     files: dict[str, int] = {}
     for rank in range(world):
@@ -144,8 +148,8 @@ def _finish_manifest(fresh: Path, step: int, extra: dict[str, Any], world: int) 
         try:
             share = json.loads(path.read_bytes())
         except (FileNotFoundError, ValueError) as e:
-            raise DiskFailure("DISK", f"what rank {rank} wrote cannot be seen from rank 0", where=str(path),
-                              fix="let --output.folder be one that all hosts share") from e  # fmt: skip
+            raise DiskFailure("DISK", f"rank 0 does not see the files of rank {rank}", where=str(path),
+                              fix="choose an --output.folder that all hosts share") from e  # fmt: skip
         shares.append(manifest.parse_tensors(share["tensors"]))
         if share["size"]:
             files[file_of(rank)] = share["size"]
@@ -153,7 +157,7 @@ def _finish_manifest(fresh: Path, step: int, extra: dict[str, Any], world: int) 
     try:
         text = whole.text()
     except (TypeError, ValueError) as e:
-        raise BadInput("CHECKPOINT", "what goes beside the tensors is not JSON", where="extra", found=str(e)) from e
+        raise BadInput("CHECKPOINT", "the extra values are not JSON", where="extra", found=str(e)) from e
     disk.write(fresh / manifest.MANIFEST, [text.encode()])
     for rank in range(world):
         os.unlink(fresh / _share_of(rank))

@@ -1,1 +1,1 @@
-"""The only place that talks to other ranks."""
+"""Communication with other ranks: the only place that issues collectives and messages."""

@@ -1,4 +1,4 @@
-"""What a rank asks of the others: collectives and messages that are put on the wire and waited for later."""
+"""The communicator of a rank: asynchronous collectives and point-to-point messages."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Ranks = tuple[int, ...]
 
 
 class Waitable(Protocol):
-    """What is under way; as torch.distributed hands it out."""
+    """The handle of an operation under way, as torch.distributed returns it."""
 
     def wait(self) -> Any:
-        """Wait until it is done; on a GPU, let the stream wait."""
+        """Wait until it is done; on a GPU, make the current stream wait."""
         ...
 
 
 @dataclass(slots=True)
 class Work:
-    """A collective, a message or a copy under way. It pins its buffers."""
+    """A collective, a message or a copy under way. It keeps its buffers alive."""
 
-    waits: Sequence[Any]  # `Waitable`s; torch has its handles as optional, for calls that block
+    waits: Sequence[Any]  # `Waitable`s; torch types its handles as optional, for calls that block
     pinned: tuple[torch.Tensor, ...]
 
 
 class Comm(Protocol):
-    """One rank's lines to the others. `ranks` name a group in its order, and this rank is one of them.
+    """One rank's communicator. `ranks`: the ranks of a group in its order, this rank among them.
 
     NCCL and gloo are in `distributed.py`; `fake.py` has one that needs no peers.
     """
@@ -39,13 +39,13 @@ class Comm(Protocol):
     rank: int
 
     def open(self, p: Program) -> None:
-        """Make the groups that a program's ranks talk in, and connect them where the first use would make the host
-        wait. By all ranks of the world, before the first step."""
+        """Make the process groups of a program, and connect them where the first use would block the host. Called by
+        all ranks of the world, before the first step."""
         ...
 
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
-        """Begin a collective of equal shares, one of `ops.collectives.KINDS`, from x into y. ValueError where there is
-        none of this name. `attrs`: "reduce" may be "max"."""
+        """Start a collective of equal shares, one of `ops.collectives.KINDS`, from x into y. Raises ValueError for an
+        unknown kind. `attrs`: "reduce" may be "max"."""
         ...
 
     def start_uneven(self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]) -> Work:
@@ -53,21 +53,21 @@ class Comm(Protocol):
         ...
 
     def sum(self, ranks: Ranks, x: torch.Tensor) -> Work | None:
-        """Sum x over `ranks`, in place; nothing over one."""
+        """All-reduce (sum) x over `ranks`, in place; None with one rank."""
         ...
 
     def largest(self, ranks: Ranks, x: torch.Tensor) -> Work | None:
-        """The largest of each number of x over `ranks`, in place; nothing over one."""
+        """All-reduce (max) x over `ranks`, in place; None with one rank."""
         ...
 
     def finish(self, work: Work | None) -> None:
-        """Wait; on a GPU: let the stream wait."""
+        """Wait; on a GPU, make the current stream wait."""
         ...
 
     def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Payload) -> Work:
-        """Post a message of a pipeline of `ranks`."""
+        """Post a send of a pipeline of `ranks`."""
         ...
 
     def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Payload) -> Work:
-        """Post the other half of a message."""
+        """Post the matching receive."""
         ...

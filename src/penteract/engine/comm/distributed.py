@@ -29,7 +29,7 @@ class Distributed:
         self.groups.make(needed(p))
 
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
-        """Begin `kind` from x into y."""
+        """Start the collective `kind` from x into y."""
         group = self.groups[ranks]
         match kind:
             case "all_gather":
@@ -49,37 +49,37 @@ class Distributed:
 
     def start_uneven(self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]) -> Work:
         """All-to-all of rows: `send[i]` of x to the group's rank i, `receive[i]` from it."""
-        one = dist.all_to_all_single(y, x, receive, send, group=self.groups[ranks], async_op=True)
-        return Work([one], (x, y))
+        handle = dist.all_to_all_single(y, x, receive, send, group=self.groups[ranks], async_op=True)
+        return Work([handle], (x, y))
 
     def sum(self, ranks: Ranks, x: torch.Tensor) -> Work | None:
-        """Sum x over `ranks`, in place."""
+        """All-reduce (sum) x over `ranks`, in place."""
         if len(ranks) == 1:
             return None
         return Work([dist.all_reduce(x, group=self.groups[ranks], async_op=True)], (x,))
 
     def largest(self, ranks: Ranks, x: torch.Tensor) -> Work | None:
-        """The largest of each number of x over `ranks`, in place."""
+        """All-reduce (max) x over `ranks`, in place."""
         if len(ranks) == 1:
             return None
         return Work([dist.all_reduce(x, dist.ReduceOp.MAX, group=self.groups[ranks], async_op=True)], (x,))
 
     def finish(self, work: Work | None) -> None:
-        """Wait; on a GPU: let the stream wait."""
-        for one in work.waits if work is not None else ():
-            one.wait()
+        """Wait; on a GPU, make the current stream wait."""
+        for handle in work.waits if work is not None else ():
+            handle.wait()
 
     def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Channel) -> Work:
-        """Post a message of a pipeline of `ranks`. Each has a handle of its own: NCCL gives one for a whole batch, and
-        to wait for what is received would be to wait for what is sent with it."""
+        """Post a send of a pipeline of `ranks`. Messages are not batched: NCCL returns one handle for a batch, and
+        waiting for its receives would also wait for its sends."""
         return Work([dist.isend(x, to, group=self.groups.of(ranks, what))], (x,))
 
     def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Channel) -> Work:
-        """Post the other half of a message."""
+        """Post the matching receive."""
         return Work([dist.irecv(x, of, group=self.groups.of(ranks, what))], (x,))
 
     def _shift(self, group: Any, ring: Ranks, x: torch.Tensor, y: torch.Tensor) -> Work:
-        """x to the next of the ring, y from the one before."""
+        """Send x to the next rank of the ring, and receive y from the previous one."""
         me = ring.index(self.rank)
         ops = [
             dist.P2POp(dist.isend, x, ring[(me + 1) % len(ring)], group),
@@ -89,14 +89,15 @@ class Distributed:
 
 
 class Gloo(Distributed):
-    """Between hosts' CPUs: a group connects when it is made."""
+    """Collectives on CPUs. A gloo group connects when it is made."""
 
 
 @dataclass(slots=True)
 class Nccl(Distributed):
-    """On GPUs a group's first use, and a first send or receive, make the host wait for the other side's: in the middle
-    of a step that wait, crossed with another rank's, can be for ever. So lines connect when they are opened, all ranks
-    in one order, that none waits in a cycle; schedules are proven for posts that do not wait."""
+    """Collectives on GPUs. The first use of an NCCL group, and the first send or receive of a pair, block the host
+    until the other side arrives. In the middle of a step two such waits can deadlock, because schedules are only proven
+    free of deadlock for sends and receives that do not block. So `open` connects everything, in the same order on all
+    ranks, so that no ranks wait in a cycle."""
 
     groups: ProcessGroups = field(default_factory=lambda: ProcessGroups("nccl"))
 
@@ -109,7 +110,7 @@ class Nccl(Distributed):
         torch.cuda.synchronize()
 
     def _connect_messages(self, p: Program) -> None:
-        """Of this rank's pipeline, for each of what they carry; and of its ring."""
+        """Connect the pairs of this rank's pipeline, for each channel, and its ring of context parallelism."""
         lay = p.layout
         border = (p.sequence_length // lay.cp // lay.tp, lay.micro_batch_size, p.model.hidden_size)
         x = torch.zeros(border, dtype=dtype_of("compute", p.precision), device="cuda")

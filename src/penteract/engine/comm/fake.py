@@ -1,7 +1,7 @@
-"""A rank without peers: all that it puts on a wire is told to a witness, and done at once.
+"""A communicator without peers: collectives and messages are reported to a witness, and complete at once.
 
-What is gathered or received stays as it was, what is exchanged is zeros, and sums are of this rank alone: a step takes
-its course, with numbers that mean nothing.
+Gathered and received buffers keep their content, all-to-alls give zeros, and sums contain this rank alone. So a whole
+step can run, with meaningless numbers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from penteract.step.program import Program
 
 
 class CommWitness(Protocol):
-    """`on_wire`: a collective by its name on `ranks`, its `amount` in bytes as `ops.collectives.counted` has them; a
-    "shift" from the last of two ranks to the first; or "send" or "recv" of `what` with one rank. -> what is waited for.
+    """`on_wire` is called with the kind of a collective, its `ranks`, and its bytes as `ops.collectives.counted` counts
+    them. A "shift" has two ranks: its destination and its source. "send" and "recv" of `what` have one rank, the peer.
+    It returns the handle to wait for.
     """
 
     def on_wire(self, kind: str, ranks: Ranks, amount: int, what: str = "") -> Waitable: ...
@@ -58,8 +59,8 @@ class FakeComm:
     largest = sum
 
     def finish(self, work: Work | None) -> None:
-        for one in work.waits if work is not None else ():
-            one.wait()
+        for handle in work.waits if work is not None else ():
+            handle.wait()
 
     def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Payload) -> Work:
         return Work([self.witness.on_wire("send", (to,), x.nbytes, what)], (x,))

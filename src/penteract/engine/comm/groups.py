@@ -1,4 +1,4 @@
-"""Process groups: one of this rank in each round, made in the same order everywhere."""
+"""Process groups: this rank makes one in each round; all ranks go through the rounds in the same order."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penteract.parallel.matrix import peers
 from penteract.schedule.actions import Payload
 from penteract.step.program import Program
 
-# The pipeline's messages have lines of their own, one for each of what they carry: values go on, gradients back, so one
-# way waits for no message of the other.
+# The pipeline has a process group for each direction: values go to the next stage, gradients to the previous one. So a
+# message never waits for one of the other direction.
 Channel = Payload | Literal[""]
 CHANNELS: tuple[Payload, ...] = ("value", "gradient")
 
 
 class Round(NamedTuple):
-    """Groups that share no rank, which all ranks know: each makes its own."""
+    """Disjoint groups of ranks. All ranks have the same rounds; each rank makes the group that it is in."""
 
     groups: tuple[Ranks, ...]
     channel: Channel = ""
@@ -31,28 +31,29 @@ class Round(NamedTuple):
 
 @dataclass(slots=True)
 class ProcessGroups:
-    """(ranks, channel) -> process group, of those that this rank is in; `known`: those of all ranks.
+    """`made`: (ranks, channel) -> process group, for the groups of this rank; `all_made`: the keys of all ranks'
+    groups.
 
-    Without local synchronisation `new_group` asks every rank of the world for every group, over a thousand of them at
-    4096 ranks. With it, members alone come, and find each other by a name: their ranks, and how many groups a process
-    has. So each rank makes one in each round, alone if it must be, and counts stay equal everywhere. Rounds come in one
-    order and groups of one share no rank, so a rank that waits for members waits for an earlier round or its own: no
-    cycle. `split_group` would need a backend that is bound to a device, and gloo has none.
+    Without local synchronisation every rank of the world must call `new_group` for every group: over a thousand calls
+    at 4096 ranks. With it only members call, and find each other by a name made of their ranks and the number of groups
+    that the process has. So each rank makes one group in each round, if need be of itself alone, and the numbers stay
+    equal on all ranks. Rounds have a fixed order and disjoint groups, so a rank only waits for members in an earlier or
+    the same round: there is no cycle. `split_group` would need a backend bound to a device, which gloo is not.
     """
 
-    backend: str | None = None  # of the groups; the world's where none is said
+    backend: str | None = None  # of the groups; None: the world's
     made: dict[tuple[Ranks, Channel], Any] = field(default_factory=dict[tuple[Ranks, Channel], Any])
-    known: set[tuple[Ranks, Channel]] = field(default_factory=set[tuple[Ranks, Channel]])
+    all_made: set[tuple[Ranks, Channel]] = field(default_factory=set[tuple[Ranks, Channel]])
 
     def make(self, rounds: Iterable[Round]) -> None:
-        """By all ranks of the world, with the same rounds."""
+        """Make the groups of these rounds that are new. Called by all ranks of the world with the same rounds."""
         for groups, channel in rounds:
-            fresh = [g for g in groups if len(g) > 1 and (g, channel) not in self.known]
-            self.known |= {(g, channel) for g in fresh}
-            if not fresh:
+            new = [g for g in groups if len(g) > 1 and (g, channel) not in self.all_made]
+            self.all_made |= {(g, channel) for g in new}
+            if not new:
                 continue
             me = dist.get_rank()
-            own = next((g for g in fresh if me in g), (me,))
+            own = next((g for g in new if me in g), (me,))
             if len(own) == dist.get_world_size() and not channel:
                 self.made[own, channel] = dist.group.WORLD
                 continue
@@ -69,30 +70,33 @@ class ProcessGroups:
 
 
 def needed(p: Program) -> list[Round]:
-    """The groups of all ranks of a layout, the same list on each of them."""
+    """The groups of all ranks of a layout. The list is the same on each rank."""
     mesh, lay = p.mesh, p.layout
     rounds = [Round(_groups(lay.world, lambda r, name=name: mesh.group(name, r))) for name in axes(p)]
     if lay.pp > 1:
-        lines = _groups(lay.world, lambda r: mesh.group("pp", r))
-        rounds += [Round(lines, what) for what in CHANNELS]
-    # A reduce group is decided by what is cut and where it lives: one look at each kind is enough. What lives on
-    # one stage is cut alike on all of them.
+        pipelines = _groups(lay.world, lambda r: mesh.group("pp", r))
+        rounds += [Round(pipelines, what) for what in CHANNELS]
+    # Reduce groups depend only on how a parameter is sharded and on its owning stages, so one parameter of each kind is
+    # enough. Parameters with one owning stage have the same groups on every stage.
     kinds = {
         (q.cut(mesh), q.matrix, p.owning_stages[q.name] if len(p.owning_stages[q.name]) > 1 else ()): q
         for q in p.everything
     }
     for (_, matrix, several), q in kinds.items():
         first = mesh.group("pp", 0)[several[0] if several else 0]
-        for i, some in enumerate(_holding(p, q, several, first)):
-            if len(some) > 1:
-                rounds.append(Round(_groups(lay.world, lambda r, i=i, q=q, s=several: _holding(p, q, s, r)[i])))
+        for i, ranks in enumerate(_parameter_groups(p, q, several, first)):
+            if len(ranks) > 1:
+                rounds.append(
+                    Round(_groups(lay.world, lambda r, i=i, q=q, s=several: _parameter_groups(p, q, s, r)[i]))
+                )
         if matrix:
             rounds.append(Round(_groups(lay.world, lambda r, q=q: peers((q,), mesh, r))))
     return rounds
 
 
-def _holding(p: Program, q: Param, several: tuple[int, ...], rank: int) -> tuple[Ranks, Ranks]:
-    """Who share a parameter of this kind with a rank, and who have the same shard; itself where it has none."""
+def _parameter_groups(p: Program, q: Param, several: tuple[int, ...], rank: int) -> tuple[Ranks, Ranks]:
+    """(shard group, replicate group) of a rank for parameters of this kind; itself alone if it has none. `several`: the
+    owning stages, if there are more than one."""
     here = p.mesh.coordinates(rank)["pp"]
     owning_stages = several or (here,)
     return (
@@ -103,7 +107,7 @@ def _holding(p: Program, q: Param, several: tuple[int, ...], rank: int) -> tuple
 
 
 def axes(p: Program) -> Iterator[str]:
-    """The axes over which some rank of a layout talks."""
+    """The axes over which ranks of a layout communicate."""
     lay, moe, fp8 = p.layout, p.model.moe, p.precision.fp8
     yield "world"
     yield "dp"
@@ -115,10 +119,10 @@ def axes(p: Program) -> Iterator[str]:
 
 
 def _groups(world: int, of: Callable[[int], Ranks]) -> tuple[Ranks, ...]:
-    """Each group once, of those that `of` tells of each rank."""
-    seen, out = set[int](), list[Ranks]()
+    """Each group once; `of(rank)` is the group of a rank."""
+    grouped, out = set[int](), list[Ranks]()
     for r in range(world):
-        if r not in seen:
+        if r not in grouped:
             out.append(of(r))
-            seen.update(out[-1])
+            grouped.update(out[-1])
     return tuple(out)

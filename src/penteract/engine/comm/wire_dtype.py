@@ -1,4 +1,5 @@
-"""Gradients on the wire in another dtype than they accumulate in: the sum takes the beginning of their own buffer."""
+"""Reduce gradients in a narrower dtype than they accumulate in. The narrow values use the beginning of the same
+buffer."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from penteract.step.update import parts
 
 
 def narrowed(whole: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`whole` [n] as `dtype`, no wider, in its own place: what was there is lost.
+    """Cast `whole` [n] to `dtype`, which is not wider, in place; the old values are lost.
 
-    A slice is written where its elements, and those before, have been read.
+    Slices go forwards, so each is written over elements that have been read.
     """
     if whole.dtype == dtype:
         return whole
@@ -21,9 +22,10 @@ def narrowed(whole: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def widened(whole: torch.Tensor, dtype: torch.dtype, part: range) -> None:
-    """Elements `part` of a buffer that was narrowed, back in their places: from the last one down."""
+    """Cast elements `part` of a narrowed buffer back, in place. Slices go backwards, so each is written over elements
+    that have been read."""
     if whole.dtype == dtype:
         return
     wire, whole = whole.view(dtype)[part.start : part.stop], whole[part.start : part.stop]
-    for some in reversed(list(parts(len(part)))):
-        whole[some] = wire[some].to(whole.dtype)
+    for piece in reversed(list(parts(len(part)))):
+        whole[piece] = wire[piece].to(whole.dtype)

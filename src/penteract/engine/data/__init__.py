@@ -1,6 +1,6 @@
 """From a named source of text to samples: tokenise, pack, order, split.
 
-    source -> corpus (documents) -> tokenizer -> tokens (one long stream) -> pack (windows) -> order (which window when)
+    source -> corpus (documents) -> tokenizer -> tokens (one long stream) -> pack (windows) -> order (of the windows)
 
 Everything here is numpy; nothing imports torch.
 """

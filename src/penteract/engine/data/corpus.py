@@ -1,7 +1,8 @@
-"""Sources of documents: Python's own library, local files and folders, the name of a dataset to stream.
+"""Sources of documents: Python's own library, local files and folders, and Hugging Face datasets to stream.
 
-Folders are read in the order of a digest of each file's relative path. It is the same everywhere, and it is fair:
-validation is the tail of a corpus, and the tail of an alphabet (`z*.py`) would not look like the rest.
+The files of a folder are read in the order of a digest of each file's relative path. This order is the same on every
+machine, and unrelated to names: validation is the tail of a corpus, and the tail of an alphabet (`z*.py`) would not be
+like the rest.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from penteract.errors import BadInput, CorruptData
 from penteract.units import MIB
 
 BUILTIN_LIMIT = 4 * MIB
-PIECE = MIB // 2  # characters from which on a document is handed to the tokenizer in parts
+PIECE = MIB // 2  # characters; a longer document is tokenised in parts
 
 _BUILTIN_SKIP = frozenset({
     "__pycache__", "dist-packages", "encodings", "ensurepip", "idle_test", "idlelib", "lib2to3", "lib-dynload",
     "site-packages", "test", "tests",
 })  # fmt: skip
-# Written by whoever built or configured this Python, so not the same on two machines.
+# Written when this Python was built or configured, so they differ between machines.
 _BUILTIN_LOCAL = ("_sysconfigdata", "sitecustomize", "usercustomize")
 
 _SUFFIXES = frozenset({".txt", ".jsonl", ".bin"})
@@ -43,11 +44,11 @@ class TextPart(NamedTuple):
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """Files of text. A `.jsonl` file holds a document a line, any other file is one document."""
+    """Files of text. A `.jsonl` file has one document on each line; any other file is one document."""
 
     name: str
     files: tuple[Path, ...]
-    tag: str = ""  # what else the text depends on
+    tag: str = ""  # anything else on which the text depends
 
     def pieces(self) -> Iterator[TextPart]:
         """Parts of all documents, file after file in order."""
@@ -66,7 +67,7 @@ class TextCorpus:
 
 @dataclass(frozen=True)
 class TokenCorpus:
-    """Files of token ids, `.bin` with a `.bin.json` beside each (see `tokens`)."""
+    """Files of token ids: each `.bin` has a `.bin.json` (see `tokens`)."""
 
     files: tuple[Path, ...]
 
@@ -110,7 +111,7 @@ def _streamed(source: str) -> StreamedCorpus:
 
 
 def _local(source: str) -> list[Path]:
-    """The file, or the data files of the folder in fair order."""
+    """The file, or the data files of the folder in the order of their digests."""
     path = Path(source).expanduser().absolute()
     if not path.exists():
         raise BadInput("SOURCE", "no such data", found=source, allowed=_ALLOWED, fix="builtin needs no file")
@@ -129,7 +130,7 @@ def _in_fair_order(root: Path, files: list[Path]) -> list[Path]:
 
 
 def _builtin() -> list[Path]:
-    """The standard library's own sources, up to BUILTIN_LIMIT bytes: the same for the same Python version."""
+    """The sources of the standard library, up to BUILTIN_LIMIT bytes: the same for the same Python version."""
     root, found = Path(sysconfig.get_path("stdlib")), list[Path]()
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if f not in _BUILTIN_SKIP]
@@ -147,7 +148,7 @@ def _builtin() -> list[Path]:
 
 
 def _read_text(path: Path) -> Iterator[TextPart]:
-    """One document, in pieces when it is longer than PIECE characters, cut after a newline where there is one."""
+    """One document; if it is longer than PIECE characters, in parts, cut after a newline if possible."""
     decoder, rest, at = codecs.getincrementaldecoder("utf-8")(), "", 0
     with path.open("rb") as file:
         while chunk := file.read(PIECE):

@@ -1,4 +1,4 @@
-"""Open what a run names as its data."""
+"""Open the training and validation data of a run."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LARGE = 16 * MIB  # text from this size on is tokenised once, into the cache fol
 
 
 class DataChoice(Protocol):
-    """What a run says of its data (see `spec.run`)."""
+    """The data settings of a run (see `config/run.py`)."""
 
     @property
     def source(self) -> str | tuple[str, ...]:
-        """A built-in text, a file, files, or a data set of the hub."""
+        """The built-in text, a file, several files, or a Hugging Face dataset."""
         ...
 
     @property
@@ -42,8 +42,8 @@ def open_samples(
 ) -> tuple[Samples, Samples]:
     """(train, validation) samples of `sequence_length` tokens; validation is empty when its fraction is 0.
 
-    `cache` is a folder for the ids of large texts; without it they stay in memory.  Processes may race for it safely,
-    but each that finds no file does all the work: let one process of a host open the data first.
+    `cache` is a folder for the token ids of large texts; without it they stay in memory.  Processes may use it at the
+    same time, but each one that finds no file does all the work: let one process of a host open the data first.
 
     Raises BadInput when the source is missing, empty or shorter than a sequence, CorruptData when it is damaged.
     """
@@ -59,7 +59,7 @@ def open_samples(
             raise BadInput("EMPTY", "the data holds no text", found=_names(data), fix="builtin needs no file")
         parts = split(tokens, data.validation_fraction, tokenizer.end_of_document)
         train = WindowSamples(parts[0], packing, seed)
-        # Its order is the same for every seed: evaluating the first few samples measures every run on the same text.
+        # The same order for every seed, so that the first few samples are the same text in every run.
         validation = WindowSamples(parts[1], packing, 0, one_order=True)
         needed = [("train", train)]
     if data.validation_fraction > 0:

@@ -1,8 +1,8 @@
-"""Which window comes when: a permutation that is computed, not stored.
+"""The order of windows: a permutation that is computed, not stored.
 
 A Feistel network permutes the numbers of 2b bits whatever its round function (Luby and Rackoff 1988); walking its
 cycles until the result is below n permutes [0, n) (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
-So the n-th draw of any epoch costs a few microseconds, and resuming needs the seed and one integer.
+So the n-th sample of any epoch is found in a few microseconds, and resuming needs the seed and one integer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _WORD = 2**64 - 1
 
 
 def permute(index: int, n: int, seed: int, epoch: int) -> int:
-    """The place of `index` in a permutation of [0, n) that depends on (n, seed, epoch) alone."""
+    """The image of `index` under a permutation of [0, n) that depends on (n, seed, epoch) alone."""
     if not 0 <= index < n:
         raise IndexError(f"index {index} is not in [0, {n})")
     half = max(1, ((n - 1).bit_length() + 1) // 2)

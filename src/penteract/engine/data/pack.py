@@ -1,4 +1,4 @@
-"""Windows of a stream of tokens, with the borders of documents inside them.
+"""Windows of a stream of tokens, with the boundaries of documents inside them.
 
 Window w of sequence length S covers tokens [w·S, w·S + S]: its last token is the next window's first, so every token
 but the stream's first is a target exactly once.
@@ -19,16 +19,16 @@ from penteract.errors import BadInput
 Array = npt.NDArray[np.int64]
 
 IGNORED = -1
-SEARCH = 2**20  # tokens on each side of a cut in which the end of a document is looked for
+SEARCH = 2**20  # tokens on each side of a cut in which `split` searches for the end of a document
 
 
 @dataclass(frozen=True)
 class Sample:
     """One sequence, all fields int64 [S].
 
-    targets: the next token, or IGNORED where that belongs to another document.
-    start: the place in the window of the first token of the same document; 0 when it began before the window.
-    positions: the token's own place minus `start`.
+    targets: the next token, or IGNORED if that belongs to another document.
+    start: index in the window of the first token of the same document; 0 if it began before the window.
+    positions: the token's index minus `start`.
     """
 
     tokens: Array
@@ -38,7 +38,7 @@ class Sample:
 
 
 class Samples(Protocol):
-    """Samples by global index. An index of `len` or more belongs to a later epoch, in another order."""
+    """Samples by global index. An index of `len` or more belongs to a later epoch, which has another order."""
 
     def __len__(self) -> int:
         """Samples in an epoch; `sys.maxsize` when the source is a stream of unknown length."""
@@ -51,32 +51,32 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class DocumentPacking:
-    """How a window becomes a sample. `end_of_document` None: the window is read as one document."""
+    """Makes samples of windows. `end_of_document` None: a window counts as one document."""
 
     sequence_length: int
     end_of_document: int | None
 
     def windows(self, tokens: int) -> int:
-        """How many windows that many tokens have."""
+        """The number of windows in a stream of so many tokens."""
         return max(0, (tokens - 1) // self.sequence_length)
 
     def sample(self, window: Array) -> Sample:
         """Tokens [S + 1] -> a sample."""
         tokens, targets = window[:-1], window[1:].copy()
-        place = np.arange(self.sequence_length, dtype=np.int64)
-        start = np.zeros_like(place)
+        index = np.arange(self.sequence_length, dtype=np.int64)
+        start = np.zeros_like(index)
         if self.end_of_document is not None:
             ends = tokens == self.end_of_document
             targets[ends] = IGNORED
-            start[1:] = np.maximum.accumulate(np.where(ends, place + 1, 0))[:-1]
-        return Sample(tokens, targets, start, place - start)
+            start[1:] = np.maximum.accumulate(np.where(ends, index + 1, 0))[:-1]
+        return Sample(tokens, targets, start, index - start)
 
 
 class WindowSamples:
-    """Samples of a stream that can be read anywhere.
+    """Samples of a stream with random access.
 
     Epoch e visits every window once, in an order that depends on (seed, e) alone.  With `one_order` every epoch has
-    the same order, as validation wants it.
+    the same order; validation uses this.
     """
 
     def __init__(self, tokens: Tokens, packing: DocumentPacking, seed: int, *, one_order: bool = False) -> None:
@@ -98,9 +98,9 @@ class WindowSamples:
 def split(tokens: Tokens, fraction: float, end_of_document: int) -> tuple[Tokens, Tokens]:
     """(train, validation): validation is the last `fraction` of the stream.
 
-    The cut is moved to the nearest end of a document when one is within half the size of validation (and SEARCH), so
-    that no document is on both sides; a corpus of few long documents is cut inside one.  The cut depends neither on
-    the seed nor on the sequence length: two runs are measured on the same text.
+    The cut moves to the nearest end of a document within half the size of validation, at most SEARCH tokens away, so
+    that no document is on both sides.  If there is none, as in a corpus of few long documents, it is inside a document.
+    The cut depends neither on the seed nor on the sequence length, so all runs are validated on the same text.
     """
     if not 0 <= fraction < 1:
         raise BadInput("VALIDATION", "validation_fraction is a share of the data", found=fraction, allowed="0 <= f < 1",

@@ -16,17 +16,17 @@ from penteract.engine.data.tokenizer import TextTokenizer
 from penteract.engine.data.tokens import Tokens, tokenize
 from penteract.errors import BadInput, CorruptData
 
-BLOCK = 256  # windows in memory at once, and shuffled among themselves
-COUNTED = 10_000  # documents that validation_fraction is a share of: a stream's length is unknown
+BLOCK = 256  # windows that are in memory at once and shuffled together
+COUNTED = 10_000  # documents of which validation takes its fraction, because a stream's length is unknown
 
 Texts = Callable[[], Iterable[str]]
 
 
 class StreamSamples:
-    """Windows of a stream of documents, in blocks of BLOCK, each block in an order of its own.
+    """Windows of a stream of documents, in blocks of BLOCK windows that are shuffled separately.
 
-    An index in the block at hand or a later one reads on; an earlier one starts again.  Resuming is reading on, so it
-    costs the tokenising of everything before.  After its end the stream starts over.
+    For an index in the current block or a later one the stream is read on; for an earlier one it is read again from the
+    beginning.  So resuming tokenises everything before the first sample.  After its end the stream starts again.
     """
 
     def __init__(self, texts: Texts, tokenizer: TextTokenizer, packing: DocumentPacking, seed: int) -> None:
@@ -51,24 +51,24 @@ class StreamSamples:
 
     def _windows(self) -> Iterator[Array]:
         """Every window [S + 1] of the stream repeated without end."""
-        length, waiting, size = self._packing.sequence_length, list[Array](), 0
+        length, pending, size = self._packing.sequence_length, list[Array](), 0
         while True:
             empty = True
             for ids in tokenize(as_pieces(self._texts()), self._tokenizer):
-                waiting.append(ids.astype(np.int64))
+                pending.append(ids.astype(np.int64))
                 size, empty = size + len(ids), False
                 if size > length:
-                    joined = np.concatenate(waiting)
+                    joined = np.concatenate(pending)
                     used = (size - 1) // length * length
                     for first in range(0, used, length):
                         yield joined[first : first + length + 1]
-                    waiting, size = [joined[used:]], size - used
+                    pending, size = [joined[used:]], size - used
             if empty:
                 raise _no_text()
 
 
 def as_pieces(texts: Iterable[str]) -> Iterator[TextPart]:
-    """Whole documents, the empty ones left out."""
+    """Whole documents, without empty ones."""
     return (TextPart(text, ends=True) for text in texts if text)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Ids = npt.NDArray[np.unsignedinteger]
 
-# The special tokens that published base models end a document with; the first one present is taken.
+# The special tokens with which published base models end a document; the first one that a tokenizer has is used.
 END_OF_DOCUMENT = (
     "<|endoftext|>",  # GPT-2, GPT-NeoX, Qwen, SmolLM
     "<|end_of_text|>",  # Llama 3
@@ -42,7 +42,7 @@ class TextTokenizer(Protocol):
 
     @property
     def digest(self) -> str:
-        """Changes whenever the same text could give other ids; part of a cached corpus's name."""
+        """Differs between tokenizers that could give different ids for a text; part of a cached corpus's name."""
         ...
 
     def encode(self, text: str) -> Ids:
@@ -51,7 +51,7 @@ class TextTokenizer(Protocol):
 
     def encode_many(self, texts: Sequence[str]) -> list[Ids]: ...
     def decode(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> str:
-        """The text; special tokens are left out."""
+        """The text, without special tokens."""
         ...
 
 
@@ -61,7 +61,7 @@ def id_type(vocab_size: int) -> np.dtype[np.unsignedinteger]:
 
 
 class ByteTokenizer:
-    """UTF-8 bytes are ids 0..255 and 256 ends a document: nothing to download, every text has a round trip."""
+    """UTF-8 bytes are ids 0..255, and 256 ends a document. It needs no download, and every text has a round trip."""
 
     vocab_size = 257
     end_of_document = 256
@@ -85,7 +85,7 @@ class FileTokenizer:
         self._backend, self.digest = _load(path)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
         special = {t.content: i for i, t in self._backend.get_added_tokens_decoder().items() if t.special}
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1  # ids may have holes, so their count is no bound
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1  # ids may have gaps, so their number is not a bound
         found = [name for name in END_OF_DOCUMENT if name in special]
         if not found:
             raise BadInput(
@@ -137,8 +137,8 @@ def _load(path: Path) -> tuple[Backend, str]:
     except Exception as e:  # the library raises bare Exception
         raise CorruptData("TOKENIZER", "not a tokenizer.json", where=str(path), found=e,
                           fix="download the file again") from e  # fmt: skip
-    # Files carry their last user's settings: a length limit would silently drop text, padding would invent some,
-    # and a document that quotes "<|endoftext|>" must not end there.
+    # Files have the settings of their last user: truncation would silently drop text, and padding would add some.
+    # A document that quotes "<|endoftext|>" must not end there.
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = True

@@ -1,12 +1,12 @@
-"""Token ids on disk and in memory: one long stream in which every document is ended by `end_of_document`.
+"""Token ids on disk and in memory: one long stream in which every document ends with `end_of_document`.
 
 A token file is two files. `NAME.bin` holds nothing but ids, little-endian uint16 or uint32, so that
-`numpy.memmap(NAME.bin, dtype)` reads it too. `NAME.bin.json` beside it says how:
+`numpy.memmap(NAME.bin, dtype)` reads it too. `NAME.bin.json` describes it:
 
     {"dtype": "uint16", "tokens": 1000, "end_of_document": 256, "vocab_size": 257, "largest": 256}
 
-Only `dtype` is required; what else is there is checked. A file should end with `end_of_document`: files are joined
-as they are.
+Only `dtype` is required; other keys are checked if they are there. A file should end with `end_of_document`, because
+files are concatenated unchanged.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Tokens:
         return out
 
     def cut(self, at: int) -> tuple[Tokens, Tokens]:
-        """The ids before `at`, and those from it on; nothing is copied."""
+        """The ids before `at`, and those from `at` on, without a copy."""
         head, tail = list[Ids](), list[Ids]()
         for part in self.parts:
             inside = min(max(at, 0), len(part))
@@ -69,7 +69,7 @@ class Tokens:
 
 
 def tokenize(pieces: Iterable[TextPart], tokenizer: TextTokenizer) -> Iterator[Ids]:
-    """Ids of each piece, in order, `end_of_document` after the last one of a document."""
+    """Ids of each piece, in order, with `end_of_document` after the last piece of a document."""
     end = np.array([tokenizer.end_of_document], id_type(tokenizer.vocab_size))
     for batch in _batches(pieces):
         for piece, ids in zip(batch, tokenizer.encode_many([p.text for p in batch]), strict=True):
@@ -89,10 +89,10 @@ def _batches(pieces: Iterable[TextPart]) -> Iterator[list[TextPart]]:
 
 
 def write_tokens(path: Path, ids: Iterable[Ids], tokenizer: TextTokenizer) -> None:
-    """Write `path` (a `.bin`) and its `.bin.json`, each by atomic rename, the second one last.
+    """Write `path` (a `.bin`), then its `.bin.json`, each by atomic rename.
 
-    Several processes may write the same file at once: each writes its own and the last rename wins.  A reader that
-    finds the `.bin.json` finds a whole `.bin`.  Raises DiskFailure.
+    Several processes may write the same file at once: each writes a temporary file, and the last rename wins.  If the
+    `.bin.json` exists, the `.bin` is complete.  Raises DiskFailure.
     """
     dtype, count, largest = id_type(tokenizer.vocab_size), 0, 0
 
@@ -102,13 +102,13 @@ def write_tokens(path: Path, ids: Iterable[Ids], tokenizer: TextTokenizer) -> No
             file.write(array.astype(dtype, copy=False).tobytes())
             count, largest = count + len(array), max(largest, int(array.max(initial=0)))
 
-    def write_facts(file: BinaryIO) -> None:
-        facts = {"dtype": dtype.name, "tokens": count, "end_of_document": tokenizer.end_of_document,
+    def write_description(file: BinaryIO) -> None:
+        description = {"dtype": dtype.name, "tokens": count, "end_of_document": tokenizer.end_of_document,
                  "vocab_size": tokenizer.vocab_size, "largest": largest}  # fmt: skip
-        file.write(json.dumps(facts).encode() + b"\n")
+        file.write(json.dumps(description).encode() + b"\n")
 
-    _write_whole(path, write_ids)
-    _write_whole(_facts_of(path), write_facts)
+    _write_atomically(path, write_ids)
+    _write_atomically(_description_path(path), write_description)
 
 
 def read_tokens(path: Path, tokenizer: TextTokenizer) -> Ids:
@@ -117,55 +117,56 @@ def read_tokens(path: Path, tokenizer: TextTokenizer) -> Ids:
     Raises BadInput when its `.bin.json` is missing or it was made by another tokenizer, CorruptData when the two
     files do not agree.
     """
-    facts, where = _read_facts(path), str(path)
-    dtype = _DTYPES.get(str(facts.get("dtype")))
+    description, where = _read_description(path), str(path)
+    dtype = _DTYPES.get(str(description.get("dtype")))
     if dtype is None:
-        raise BadInput("TOKENS", "unknown dtype of ids", where=str(_facts_of(path)), found=facts.get("dtype"),
-                       allowed=" ".join(_DTYPES), fix='write "dtype": "uint16"')  # fmt: skip
+        raise BadInput("TOKENS", "unknown dtype of ids", where=str(_description_path(path)),
+                       found=description.get("dtype"), allowed=" ".join(_DTYPES),
+                       fix='write "dtype": "uint16"')  # fmt: skip
     size = path.stat().st_size
-    wanted = facts.get("tokens", size // dtype.itemsize)
+    wanted = description.get("tokens", size // dtype.itemsize)
     if wanted != size / dtype.itemsize:
         raise CorruptData("TOKENS", "the file's size is not what its .bin.json says", where=where,
                           found=f"{size} bytes", allowed=f"{wanted} ids of {dtype.itemsize} bytes",
                           fix="write or download it again")  # fmt: skip
-    end = facts.get("end_of_document", tokenizer.end_of_document)
+    end = description.get("end_of_document", tokenizer.end_of_document)
     if end != tokenizer.end_of_document:
         raise BadInput("TOKENS", "these ids were made by another tokenizer", where=where,
                        found=f"end_of_document {end}", allowed=tokenizer.end_of_document,
                        fix="use the tokenizer that made them")  # fmt: skip
-    largest = facts.get("largest", 0)
+    largest = description.get("largest", 0)
     if isinstance(largest, int) and largest >= tokenizer.vocab_size:
         raise _outside(largest, tokenizer.vocab_size, where)
     return np.memmap(path, dtype, mode="r") if size else np.empty(0, dtype)
 
 
 def have_tokens(path: Path) -> bool:
-    """Whether a token file was written to its end."""
-    return path.is_file() and _facts_of(path).is_file()
+    """Whether a token file exists and is complete."""
+    return path.is_file() and _description_path(path).is_file()
 
 
-def _facts_of(path: Path) -> Path:
+def _description_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def _read_facts(path: Path) -> dict[str, object]:
-    beside = _facts_of(path)
-    if not beside.is_file():
+def _read_description(path: Path) -> dict[str, object]:
+    file = _description_path(path)
+    if not file.is_file():
         raise BadInput("TOKENS", "a .bin file needs a .bin.json that says how to read it", where=str(path),
-                       fix=f"""echo '{{"dtype": "uint16"}}' > {beside.name}""")  # fmt: skip
+                       fix=f"""echo '{{"dtype": "uint16"}}' > {file.name}""")  # fmt: skip
     try:
-        facts: object = json.loads(beside.read_bytes())
+        description: object = json.loads(file.read_bytes())
     except ValueError as e:
-        raise CorruptData("TOKENS", "not JSON", where=str(beside), found=e, allowed='{"dtype": "uint16"}',
+        raise CorruptData("TOKENS", "not JSON", where=str(file), found=e, allowed='{"dtype": "uint16"}',
                           fix="write it again") from e  # fmt: skip
-    if not isinstance(facts, dict):
-        raise CorruptData("TOKENS", "not a JSON object", where=str(beside), allowed='{"dtype": "uint16"}',
+    if not isinstance(description, dict):
+        raise CorruptData("TOKENS", "not a JSON object", where=str(file), allowed='{"dtype": "uint16"}',
                           fix="write it again")  # fmt: skip
-    return cast("dict[str, object]", facts)
+    return cast("dict[str, object]", description)
 
 
-def _write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """`write` into a file of this process's own, then rename it: no one sees half of it."""
+def _write_atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """`write` into a temporary file of this process, then rename it."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

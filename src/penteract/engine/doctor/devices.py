@@ -9,12 +9,12 @@ from penteract.engine.doctor.machine import Gpus, GpuState, HostReport
 from penteract.units import GIB, show_bytes
 
 AREA = "devices"
-HELD = GIB  # memory in use on a GPU with no process of ours: the driver's own is less
-TOLD_BY_DRIVER = ("nvidia-ml-py", "nvidia-smi")
+HELD = GIB  # more memory than this in use on a GPU without visible processes is not the driver's own
+DRIVER_SOURCES = ("nvidia-ml-py", "nvidia-smi")
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
-    """What GPUs there are, and what holds them back."""
+    """The GPUs of the host, and problems of each."""
     gpus = machine.gpus
     if not gpus.devices:
         yield _none(gpus)
@@ -22,8 +22,8 @@ def findings(machine: HostReport) -> Iterator[Finding]:
     yield from _kinds(gpus.devices)
     if gpus.driver:
         cuda = f", which runs CUDA up to {gpus.cuda}" if gpus.cuda else ""
-        yield Finding(AREA, f"driver {gpus.driver}{cuda} (asked through {gpus.source})")
-    if gpus.source not in TOLD_BY_DRIVER:
+        yield Finding(AREA, f"driver {gpus.driver}{cuda} (from {gpus.source})")
+    if gpus.source not in DRIVER_SOURCES:
         what = "not known: driver, power, clocks, ECC errors, who else is on the GPUs"
         yield Finding(AREA, f"{what} ({gpus.why})", "note", "pip install nvidia-ml-py")
     for check in _CHECKS:
@@ -38,14 +38,14 @@ def _none(gpus: Gpus) -> Finding:
 
 
 def _kinds(devices: Sequence[GpuState]) -> Iterator[Finding]:
-    """The same ones in a line; a mixed host is worth a word, as the slowest sets the pace."""
+    """One finding for each kind of GPU; a warning if there are several, because the slowest sets the pace."""
     kinds: dict[tuple[str, object, tuple[int, ...] | None], list[int]] = {}
     for gpu in devices:
         kinds.setdefault((gpu.name, gpu.memory and round(gpu.memory / GIB), gpu.capability), []).append(gpu.index)
     for (name, _, capability), which in kinds.items():
-        one = next(g for g in devices if g.index == which[0])
-        size = f", {show_bytes(one.memory)} each" if one.memory else ""
-        shown = f", compute capability {capability[0]}.{capability[1]}" if one.capability and capability else ""
+        first = next(g for g in devices if g.index == which[0])
+        size = f", {show_bytes(first.memory)} each" if first.memory else ""
+        shown = f", compute capability {capability[0]}.{capability[1]}" if first.capability and capability else ""
         yield Finding(AREA, f"{len(which)} x {name}{size}{shown}: GPU {numbered(which)}")
     if len(kinds) > 1:
         fix = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={_listed(max(kinds.values(), key=len))}"
@@ -53,7 +53,8 @@ def _kinds(devices: Sequence[GpuState]) -> Iterator[Finding]:
 
 
 def _memory_errors(devices: Sequence[GpuState]) -> Iterator[Finding]:
-    """An uncorrected error ends the process that meets it; a GPU whose rows cannot be replaced has more to come."""
+    """ECC errors. An uncorrected error ends the process that reads it; a GPU whose rows cannot be replaced will have
+    more."""
     for gpu in devices:
         rest = [g.index for g in devices if g.index != gpu.index]
         without = f"leave it out: CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={_listed(rest)}"
@@ -70,8 +71,9 @@ def _memory_errors(devices: Sequence[GpuState]) -> Iterator[Finding]:
         if gpu.corrected:
             what = f"GPU {gpu.index}: {count(gpu.corrected, 'corrected ECC error')} since the driver started"
             yield Finding(AREA, what, "note", f"nvidia-smi -q -d ECC -i {gpu.index}, to see whether it grows")
-    known = [g for g in devices if g.uncorrected is not None]
-    if known and not any(g.uncorrected or g.corrected or g.remapping for g in devices) and len(known) == len(devices):
+    counted = [g for g in devices if g.uncorrected is not None]
+    clean = not any(g.uncorrected or g.corrected or g.remapping for g in devices)
+    if counted and clean and len(counted) == len(devices):
         yield Finding(AREA, "no ECC error on any GPU since the driver started")
     if off := [g.index for g in devices if g.ecc is False]:
         yield Finding(
@@ -80,21 +82,21 @@ def _memory_errors(devices: Sequence[GpuState]) -> Iterator[Finding]:
 
 
 def _others(devices: Sequence[GpuState]) -> Iterator[Finding]:
-    """Memory that a run will not get."""
+    """Memory that other processes use."""
     for gpu in devices:
         used = None if gpu.memory is None or gpu.free is None else gpu.memory - gpu.free
         if gpu.processes:
-            whose = ", ".join(str(pid) for pid, _ in gpu.processes[:4])
+            pids = ", ".join(str(pid) for pid, _ in gpu.processes[:4])
             held = f", {show_bytes(used)} in use" if used is not None else ""
-            what = f"GPU {gpu.index}: {count(len(gpu.processes), 'process', 'processes')} already on it ({whose}){held}"
-            yield Finding(AREA, what, "warn", f"ps -p {whose.replace(' ', '')}; end it, or use the other GPUs")
+            what = f"GPU {gpu.index}: {count(len(gpu.processes), 'process', 'processes')} already on it ({pids}){held}"
+            yield Finding(AREA, what, "warn", f"ps -p {pids.replace(' ', '')}; end it, or use the other GPUs")
         elif used is not None and used > HELD:
             what = f"GPU {gpu.index}: {show_bytes(used)} in use by processes that cannot be seen from here"
             yield Finding(AREA, what, "warn", "nvidia-smi on the host, outside of this container")
 
 
 def _pace(devices: Sequence[GpuState]) -> Iterator[Finding]:
-    """What makes one GPU slower than its like: all others wait for it in every collective."""
+    """GPUs that are slower than others of their kind: all others wait for them in every collective."""
     for gpu in devices:
         if gpu.slowed:
             what = f"GPU {gpu.index} is held back now: {', '.join(gpu.slowed)}"

@@ -1,4 +1,4 @@
-"""The disk that will hold runs: room, speed, whether it can be written at all."""
+"""The disk for runs: free space, speed, and whether it can be written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AREA = "disk"
 LEAST_FREE = 10 * GIB
 LEAST_FILES = 1000
 SLOW = 100e6  # bytes a second: a checkpoint of 1B parameters would take two minutes
-STATE_BYTES = 12  # a parameter in a checkpoint: its master and both moments of AdamW in fp32
+STATE_BYTES = 12  # for each parameter in a checkpoint: master weight and both moments of AdamW in fp32
 SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.s3fs", "cifs", "smb3", "9p", "virtiofs")
 ELSEWHERE = "--output.folder=FOLDER on another disk"
 
@@ -28,7 +28,7 @@ def findings(machine: HostReport) -> Iterator[Finding]:
     if disk.speed is not None:
         what = f"written and flushed at {disk.speed / 1e9:.2f} GB/s"
         if disk.speed < SLOW:
-            yield Finding(AREA, f"{what}: checkpoints will be waited for", "warn", ELSEWHERE)
+            yield Finding(AREA, f"{what}: training will wait for checkpoints", "warn", ELSEWHERE)
         else:
             yield Finding(AREA, what)
     if disk.kind in SHARED:

@@ -1,4 +1,4 @@
-"""One thing that is so on a machine, and what to do about it."""
+"""A finding: a fact about a machine, and what to do about it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ State = Literal["ok", "note", "warn", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`what` is so in `area`; `fix` is a command or a change, empty where nothing is to be done.
+    """`what`: the fact, in `area`; `fix`: a command or a change, empty if nothing is to be done.
 
     ok    as it should be
-    note  worth knowing; also what could not be asked, and what would answer it
-    warn  a run starts, and will be slower, poorer or sooner ended than this machine allows
-    bad   a run cannot start, cannot be kept, or not on the devices that are here; or a device is broken
+    note  worth knowing; also what could not be found out, and what would find it out
+    warn  a run starts, but will be slower, limited, or may end early
+    bad   a run cannot start, cannot be saved, or cannot use the devices that are here; or a device is broken
     """
 
     area: str
@@ -26,12 +26,12 @@ class Finding:
 
 
 def count(n: int, noun: str, nouns: str = "") -> str:
-    """3 GPUs, 1 GPU."""
+    """A number with its noun: 3 GPUs, 1 GPU."""
     return f"{n} {noun if n == 1 else nouns or noun + 's'}"
 
 
 def numbered(indices: Iterable[int]) -> str:
-    """Indices for people, runs of them together: 0-2, 5."""
+    """Indices as text, with consecutive ones together: 0-2, 5."""
     runs: list[list[int]] = []
     for i in sorted(indices):
         if runs and i == runs[-1][-1] + 1:

@@ -9,8 +9,8 @@ from penteract.engine.doctor.machine import Host, HostReport
 from penteract.units import GIB, Bytes, show_bytes
 
 AREA = "host"
-LEAST_SHM: Bytes = GIB  # what NCCL's own troubleshooting page asks containers for
-LEAST_MEMORY: Bytes = 2 * GIB  # one rank's torch and a small model
+LEAST_SHM: Bytes = GIB  # NCCL's troubleshooting page recommends this much for containers
+LEAST_MEMORY: Bytes = 2 * GIB  # for one rank's torch and a small model
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
@@ -51,12 +51,12 @@ def _memory(host: Host) -> Finding:
         return Finding(AREA, what)
     what += f", {show_bytes(free)} free"
     if free < LEAST_MEMORY:
-        return Finding(AREA, what, "warn", "end what else runs here: ps aux --sort=-rss | head")
+        return Finding(AREA, what, "warn", "end other processes: ps aux --sort=-rss | head")
     return Finding(AREA, what)
 
 
 def _shm(host: Host, gpus: int) -> Finding | None:
-    """Ranks on GPUs of one host that do not reach each other talk through it."""
+    """Shared memory: ranks on GPUs of one host without peer access communicate through it."""
     if host.shm is None:
         return None
     what = f"/dev/shm holds {show_bytes(host.shm)}"

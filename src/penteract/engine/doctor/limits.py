@@ -1,4 +1,4 @@
-"""Limits of a process that training runs into: open files, locked memory, tasks."""
+"""Limits of a process that matter for training: open files, locked memory, tasks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from penteract.engine.doctor.machine import HostReport, ProcessLimits
 from penteract.units import show_bytes
 
 AREA = "limits"
-LEAST_FILES = 4096  # every rank has sockets to every other of its groups, and files of checkpoints
-LEAST_TASKS = 4096  # threads of torch, NCCL and loaders, for some ranks
+LEAST_FILES = 4096  # every rank has sockets to all others of its groups, and files of checkpoints
+LEAST_TASKS = 4096  # threads of torch, NCCL and data loading, for several ranks
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
-    """Limits of the process that training runs into."""
+    """Limits that are too low for training."""
     limits, many = machine.limits, len(machine.gpus.devices) > 1
     if limits.nofile is not None:
         yield _files(limits.nofile)
@@ -36,7 +36,7 @@ def _files(limit: tuple[int, int]) -> Finding:
 
 
 def _locked(limit: tuple[int, int], fabric: bool) -> Finding:
-    """Adapters of a fabric read and write memory that is locked in place."""
+    """Locked memory. Network adapters (RDMA) read and write memory that is locked."""
     soft = limit[0]
     if soft < 0:
         return Finding(AREA, "locked memory: no limit")
@@ -48,12 +48,12 @@ def _locked(limit: tuple[int, int], fabric: bool) -> Finding:
 
 
 def _tasks(limits: ProcessLimits, many: bool) -> Finding | None:
-    """The fewer of what the user and what the control group may have."""
-    told = [n for n in (limits.nproc[0] if limits.nproc else -1, limits.tasks) if n is not None and n >= 0]
-    if not told or min(told) >= LEAST_TASKS:
+    """The lower of the user's limit and the control group's."""
+    found = [n for n in (limits.nproc[0] if limits.nproc else -1, limits.tasks) if n is not None and n >= 0]
+    if not found or min(found) >= LEAST_TASKS:
         return None
     fix = "ulimit -u unlimited, or start the container with --pids-limit -1"
-    return Finding(AREA, f"processes and threads: {count(min(told), 'task')}", "warn" if many else "note", fix)
+    return Finding(AREA, f"processes and threads: {count(min(found), 'task')}", "warn" if many else "note", fix)
 
 
 def _shown(limit: int) -> str:

@@ -12,12 +12,12 @@ AREA = "links"
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
-    """How the GPUs of the host are joined."""
+    """How the GPUs of the host are connected."""
     gpus = machine.gpus
     if len(gpus.devices) > 1:
         if gpus.matrix is None:
             what = "not known: how the GPUs reach each other"
-            yield Finding(AREA, f"{what} ({gpus.why or 'nobody could tell'})", "note", "pip install nvidia-ml-py")
+            yield Finding(AREA, f"{what} ({gpus.why or 'no source for it'})", "note", "pip install nvidia-ml-py")
         else:
             yield from _between(gpus.matrix)
         yield from _lost(gpus.devices)
@@ -25,7 +25,7 @@ def findings(machine: HostReport) -> Iterator[Finding]:
 
 
 def _between(matrix: Sequence[Sequence[str]]) -> Iterator[Finding]:
-    """One line when all pairs are alike; else one a kind of pair."""
+    """One finding if all pairs of GPUs are alike; else one for each kind of pair."""
     pairs = Counter(matrix[i][j] for i in range(len(matrix)) for j in range(i))
     for way, n in pairs.most_common():
         whose = "every pair of GPUs" if len(pairs) == 1 else f"{n} of {pairs.total()} pairs of GPUs"
@@ -45,7 +45,7 @@ def _between(matrix: Sequence[Sequence[str]]) -> Iterator[Finding]:
 
 
 def _lost(devices: Sequence[GpuState]) -> Iterator[Finding]:
-    """Links that a GPU has and that are down, where its like has them up."""
+    """GPUs with fewer active NVLinks than others, or with inactive ones."""
     most = max((g.links or 0 for g in devices), default=0)
     if fewer := [g.index for g in devices if g.links is not None and g.links < most]:
         what = f"GPU {numbered(fewer)}: fewer NVLinks are up than the {most} of its neighbours"

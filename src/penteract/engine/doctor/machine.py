@@ -1,4 +1,4 @@
-"""A machine as a value: what probes saw and findings are made of. None is what could not be known."""
+"""A machine as a value: probes fill it, and findings are made from it. None stands for what could not be found out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from penteract.units import Bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """`cores` of the machine, `allowed` of them to this process; `quota` is what a control group grants, in cores.
+    """`cores`: of the machine; `allowed`: of this process's affinity mask; `quota`: CPU time that a control group
+    grants, in cores.
 
-    `memory_limit` is a control group's. `loopback`: why two processes here could not talk; empty when they can.
+    `memory_limit`: of a control group. `loopback`: why two processes here cannot connect; empty if they can.
     """
 
     system: str
@@ -35,9 +36,10 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuState:
-    """One GPU as the driver tells. Memory in bytes, power in W, clocks in MHz, ECC errors since the driver started.
+    """One GPU as the driver reports it. Memory in bytes, power in W, clocks in MHz, ECC errors since the driver
+    started.
 
-    `slowed` names what holds clocks down now; `remapping` is "pending" or "failed" where rows of memory were replaced;
+    `slowed`: reasons for reduced clocks now; `remapping`: "pending" or "failed", if rows of memory were replaced;
     `processes` are (process id, bytes) already on it; `links` are its active NVLinks, `links_down` the inactive ones.
     """
 
@@ -65,11 +67,11 @@ class GpuState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpus:
-    """`source` is who told: nvidia-ml-py, nvidia-smi, torch; empty when nobody could, and `why`.
+    """`source` of the data: nvidia-ml-py, nvidia-smi or torch; empty if there was none, and `why` then has the reason.
 
     `loaded`: the NVIDIA driver of the kernel is there. `cuda` is the newest CUDA that the driver can run.
-    `matrix[i][j]` says how i reaches j: NV18 (that many NVLinks), PCIe (peer access over it), P2P (peer access, by a
-    way that is not known), - (through the host's memory), X (itself).
+    `matrix[i][j]`: how GPU i reaches GPU j: NV18 (that many NVLinks), PCIe (peer access over PCIe), P2P (peer access
+    over an unknown link), - (through the host's memory), X (itself).
     """
 
     source: str = ""
@@ -83,7 +85,7 @@ class Gpus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchDevice:
-    """A GPU that torch sees; `works` is empty when a small sum on it was right, otherwise what went wrong."""
+    """A GPU that torch sees; `works`: what went wrong with a small sum on it; empty if the sum was right."""
 
     name: str
     memory: Bytes
@@ -97,7 +99,7 @@ class TorchDevice:
 class Torch:
     """The torch that runs would load; `error` says why it cannot be loaded, `version` is then empty.
 
-    `cuda`, `hip`, `cudnn`, `nccl` are what it was built with. `reason`: what torch said on finding no GPU to use.
+    `cuda`, `hip`, `cudnn`, `nccl`: the versions it was built with. `reason`: torch's warning if it finds no usable GPU.
     `device` is what the engine picks for `precision.device = auto`.
     """
 
@@ -120,7 +122,7 @@ class Torch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Package:
-    """An optional package: the version found, empty when absent; `wanted` is this project's own requirement."""
+    """An optional package. `found`: the installed version, empty if absent; `wanted`: this project's requirement."""
 
     name: str
     found: str = ""
@@ -129,7 +131,8 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disk:
-    """The disk that holds `folder`, asked at `asked`: the nearest folder that exists. `speed` in bytes a second."""
+    """The disk that holds `folder`. `asked`: the nearest existing folder, where it was examined. `speed`: bytes a
+    second; `files`: how many more can be made; `kind`: type of the file system."""
 
     folder: str
     asked: str
@@ -143,7 +146,7 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessLimits:
-    """(soft, hard) limits of this process, -1 for none; `tasks` is how many a control group allows."""
+    """(soft, hard) limits of this process, -1 for no limit; `tasks`: the limit of a control group."""
 
     nofile: tuple[int, int] | None = None
     memlock: tuple[int, int] | None = None
@@ -153,7 +156,7 @@ class ProcessLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Port:
-    """A port of an InfiniBand or RoCE adapter, as /sys tells."""
+    """A port of an InfiniBand or RoCE adapter, from /sys."""
 
     name: str
     state: str
@@ -163,7 +166,7 @@ class Port:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Use:
-    """What `penteract train` would start here without further words, as the engine's own functions answer."""
+    """What `penteract train` would start here without further options."""
 
     ranks: int = 1
     threads: int = 1
@@ -171,7 +174,7 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostReport:
-    """All that was asked. `torch` is None when there is none."""
+    """Everything that was examined. `torch`: None if it is not installed."""
 
     host: Host
     gpus: Gpus

@@ -4,11 +4,11 @@
 
 | key | what |
 |---|---|
-| `schema` | "penteract.doctor/1"; the number changes when a key changes its meaning or goes |
+| `schema` | "penteract.doctor/1"; the number changes when a key is removed or changes its meaning |
 | `version` | of penteract |
 | `can_train` | whether no finding is bad |
 | `findings` | a list of {`area`, `what`, `state`, `fix`}; `state` is ok, note, warn or bad, `fix` may be empty |
-| `machine` | what findings were made from, the fields of `machine.HostReport`; null is what could not be known |
+| `machine` | the data of the findings: the fields of `machine.HostReport`; null: could not be found out |
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AREAS: tuple[Callable[[HostReport], Iterator[Finding]], ...] = (
 
 
 def examine(machine: HostReport) -> tuple[Finding, ...]:
-    """Area by area, each in its own order."""
+    """The findings of all areas."""
     return tuple(finding for area in _AREAS for finding in area(machine))
 
 

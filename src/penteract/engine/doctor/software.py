@@ -1,4 +1,4 @@
-"""torch and what it was built with, against the driver and the GPUs; optional packages."""
+"""torch and the libraries it was built with, checked against the driver and the GPUs; optional packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AREA = "software"
 TRAIN = "pip install 'penteract[train]'"
 HF = "pip install 'penteract[hf]'"
 
-# What is lost without a package, and how it is had.
+# Package -> (what is not possible without it, how to install it).
 OPTIONAL = {
     "numpy": ("no training: data is read with it", TRAIN),
     "safetensors": ("no checkpoints, so no training", TRAIN),
@@ -28,7 +28,7 @@ def findings(machine: HostReport) -> Iterator[Finding]:
     if torch is None:
         yield Finding(AREA, "training needs torch: none is installed (planning and pricing work)", "bad", TRAIN)
     elif torch.error:
-        fix = f"{TRAIN} --force-reinstall, or mend what it names: python -c 'import torch'"
+        fix = f"{TRAIN} --force-reinstall, or fix what it names: python -c 'import torch'"
         yield Finding(AREA, f"torch cannot be loaded: {torch.error}", "bad", fix)
     else:
         yield _build(torch)
@@ -48,7 +48,7 @@ def _build(torch: Torch) -> Finding:
 
 
 def _versions(machine: HostReport) -> Iterator[Finding]:
-    """This project's own requirement, where it is installed with its metadata."""
+    """torch against this project's requirement, if the project is installed with its metadata."""
     wanted = next((p for p in machine.packages if p.name == "torch"), None)
     if wanted and wanted.wanted and older(wanted.found, wanted.wanted):
         what = f"torch {wanted.found} is older than what this version was tested with ({wanted.wanted})"
@@ -56,7 +56,7 @@ def _versions(machine: HostReport) -> Iterator[Finding]:
 
 
 def _reach(torch: Torch, gpus: Gpus) -> Iterator[Finding]:
-    """Whether this torch can use the GPUs that are here, by its last word and by why."""
+    """Whether this torch can use the GPUs of the host, and if not, why."""
     if not torch.cuda and not torch.hip:
         what = f"this torch has no CUDA: a run would use the CPU, and none of {len(gpus.devices)} GPUs"
         yield Finding(AREA, what, "bad", _other_build(gpus))
@@ -95,7 +95,7 @@ def _backends(torch: Torch) -> Iterator[Finding]:
 
 
 def _working(torch: Torch) -> Iterator[Finding]:
-    """A small sum was done on every GPU that torch sees."""
+    """The results of a small sum on every GPU that torch sees."""
     if broken := {i: d.works for i, d in enumerate(torch.devices) if d.works}:
         for i, why in broken.items():
             rest = ",".join(str(j) for j in range(len(torch.devices)) if j not in broken)
@@ -123,7 +123,7 @@ def _other_build(gpus: Gpus) -> str:
 
 
 def _look() -> str:
-    return "python -c 'import torch; torch.cuda.init()' tells more; in a container: docker run --gpus all"
+    return "python -c 'import torch; torch.cuda.init()' shows more; in a container: docker run --gpus all"
 
 
 def _is_old(gpu: GpuState) -> bool:
@@ -151,7 +151,7 @@ def compiled(archs: tuple[str, ...], capability: tuple[int, int]) -> bool:
     """Whether code for `archs` (sm_90, sm_90a, compute_90) runs on a GPU of this capability.
 
     Machine code runs on the same major version from its own minor version on; code named compute_ is translated for
-    any later GPU. A suffix (sm_90a) binds code to that very GPU.
+    any later GPU. Code with a suffix (sm_90a) only runs on exactly that version.
     """
     for arch in archs:
         kind, _, digits = arch.partition("_")

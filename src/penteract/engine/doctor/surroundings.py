@@ -1,4 +1,4 @@
-"""Variables that are set and matter, and who starts ranks here."""
+"""Environment variables that affect training, and the launcher that starts ranks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from penteract.engine.doctor.machine import HostReport
 AREA = "environment"
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
-# Variables that cost speed or reach when set so: name -> that value, and what it does.
+# Variables that make training slower: name -> (the value that does, its effect).
 _COSTLY: Mapping[str, tuple[str, str]] = {
-    "CUDA_LAUNCH_BLOCKING": ("1", "every kernel is waited for: for debugging alone"),
-    "NCCL_P2P_DISABLE": ("1", "GPUs of this host talk through its memory"),
-    "NCCL_SHM_DISABLE": ("1", "GPUs without peer access talk through sockets"),
-    "NCCL_IB_DISABLE": ("1", "hosts talk through sockets, InfiniBand is not used"),
-    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "every collective is checked by another one: for debugging alone"),
+    "CUDA_LAUNCH_BLOCKING": ("1", "the host waits for every kernel: only for debugging"),
+    "NCCL_P2P_DISABLE": ("1", "GPUs of this host communicate through its memory"),
+    "NCCL_SHM_DISABLE": ("1", "GPUs without peer access communicate through sockets"),
+    "NCCL_IB_DISABLE": ("1", "hosts communicate through sockets, InfiniBand is not used"),
+    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "every collective is checked by another one: only for debugging"),
     "TORCH_NCCL_BLOCKING_WAIT": ("1", "the host waits for every collective"),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "every tensor is asked of the driver"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "the driver allocates every tensor"),
 }
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
-    """Variables and schedulers around the process."""
+    """The launcher, visible GPUs, and variables that affect training."""
     env = machine.environment
     yield from _launcher(env)
     yield from _visible(machine)
@@ -39,7 +39,7 @@ def findings(machine: HostReport) -> Iterator[Finding]:
 
 
 def all_hidden(machine: HostReport) -> bool:
-    """Whether whoever set the environment wants no GPU to be used."""
+    """Whether the environment hides all GPUs from this process."""
     return machine.environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
 
 
@@ -54,7 +54,8 @@ def _visible(machine: HostReport) -> Iterator[Finding]:
 
 
 def _launcher(env: Mapping[str, str]) -> Iterator[Finding]:
-    """A launcher sets all five; some of them are left over, or set by one that needs help."""
+    """The launcher. It must set all five variables; if some are set, they are left over, or the launcher is
+    incomplete."""
     here = [name for name in TORCHRUN if name in env]
     if len(here) == len(TORCHRUN):
         what = f"started by a launcher: rank {env['RANK']} of {env['WORLD_SIZE']}, they meet at {env['MASTER_ADDR']}"
@@ -62,19 +63,19 @@ def _launcher(env: Mapping[str, str]) -> Iterator[Finding]:
         return
     if "RANK" in here or "WORLD_SIZE" in here:
         missing = ", ".join(name for name in TORCHRUN if name not in env)
-        what = f"{', '.join(here)} are set without {missing}: a run starts ranks of its own, as if none were"
+        what = f"{', '.join(here)} are set without {missing}: a run ignores them and starts its own ranks"
         yield Finding(AREA, what, "warn", f"unset {' '.join(here)}, or start with torchrun")
     tasks = env.get("SLURM_NTASKS", env.get("SLURM_NPROCS", "1"))
     if "SLURM_JOB_ID" in env:
         nodes = env.get("SLURM_NNODES", env.get("SLURM_JOB_NUM_NODES", "1"))
         what = f"Slurm job {env['SLURM_JOB_ID']}: {nodes} nodes, {tasks} tasks"
-        alone = "SLURM_PROCID" in env and tasks.isdigit() and int(tasks) > 1
+        separate = "SLURM_PROCID" in env and tasks.isdigit() and int(tasks) > 1
         many = nodes.isdigit() and int(nodes) > 1
-        if alone:
+        if separate:
             what += ": each task would be a run of its own"
         fix = "srun --ntasks-per-node=1 torchrun --nnodes=$SLURM_NNODES --nproc-per-node=gpu --rdzv-backend=c10d "
         fix += "--rdzv-endpoint=HOST:29500 -m penteract train"
-        yield Finding(AREA, what, "warn" if alone else "note", fix if alone or many else "")
+        yield Finding(AREA, what, "warn" if separate else "note", fix if separate or many else "")
 
 
 def _interface(name: str, value: str, there: tuple[str, ...]) -> Iterator[Finding]:
@@ -89,11 +90,11 @@ def _interface(name: str, value: str, there: tuple[str, ...]) -> Iterator[Findin
 
 
 def _threads(machine: HostReport) -> Iterator[Finding]:
-    """Ranks share the cores that this process can use, unless they were told otherwise, or are more than those."""
+    """Warn if ranks have more threads together than there are usable cores."""
     use, usable = machine.use, machine.host.usable
-    asked = machine.environment.get("OMP_NUM_THREADS")
+    setting = machine.environment.get("OMP_NUM_THREADS")
     if use.ranks * use.threads > usable:
-        why = f"OMP_NUM_THREADS={asked}" if asked else "each rank has one at least"
+        why = f"OMP_NUM_THREADS={setting}" if setting else "each rank has one at least"
         ranks, threads = count(use.ranks, "rank"), count(use.threads, "thread")
         what = f"{ranks} of {threads} on {count(usable, 'usable core')}: they would take turns ({why})"
         fix = f"OMP_NUM_THREADS={usable // use.ranks}" if usable >= use.ranks else "fewer ranks"

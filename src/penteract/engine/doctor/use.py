@@ -1,4 +1,4 @@
-"""What a run would use here when nothing more is said."""
+"""What a run with default options would use here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from penteract.engine.doctor.finding import Finding, count
 from penteract.engine.doctor.machine import HostReport
 
 AREA = "a run"
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # as `engine.rank` asks torch for them; a test holds this
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # those of `engine/executor/device.py`; a test compares them
 
 
 def findings(machine: HostReport) -> Iterator[Finding]:
-    """Device, backend, ranks, threads; and what it would leave idle."""
+    """Device, backend, ranks and threads of a run; and GPUs that would be idle."""
     torch, use = machine.torch, machine.use
     if torch is None or not torch.version or not torch.device:
         yield Finding(AREA, "cannot start here: see what is bad")

@@ -1,1 +1,1 @@
-"""One rank executes its program: registers, memory, batches, device, and the state that steps change."""
+"""The executor of one rank's program: registers, memory, batches, device, and the state that steps change."""

@@ -1,4 +1,4 @@
-"""Where registers live: an allocator gives each its storage."""
+"""Allocators: storage for the registers of a step."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from penteract.step.arena import ArenaPlan
 
 
 class Allocator(Protocol):
-    """Where the registers of a step come from."""
+    """Allocates the registers of a step."""
 
     device: torch.device
 
     def begin(self) -> None:
-        """A step begins: nothing lives."""
+        """A step begins: no register is alive."""
         ...
 
     def new(self, spec: Spec) -> torch.Tensor:
@@ -27,13 +27,13 @@ class Allocator(Protocol):
         ...
 
     def resident(self) -> list[torch.Tensor]:
-        """What stays between steps."""
+        """Storage that is kept between steps."""
         ...
 
 
 @dataclass(slots=True)
 class Fresh:
-    """Each register has a storage of its own from torch's allocator, given back with the register's last reference."""
+    """Each register has its own storage from torch's allocator; the last reference to the register frees it."""
 
     precision: str | Policy
     device: torch.device
@@ -49,13 +49,13 @@ class Fresh:
 
 @dataclass(slots=True)
 class Arena:
-    """One block, every register at the place that was planned for it; routed sizes alone come from the allocator."""
+    """One block with each register at its planned offset. Registers of routed size come from torch's allocator."""
 
     plan: ArenaPlan
     precision: str | Policy
     device: torch.device
-    shared: torch.Tensor | None = None  # the block of another arena, idle while this one is in use
-    pinned: bool = False  # page-locked, for copies beside compute
+    shared: torch.Tensor | None = None  # the block of another arena that is never in use at the same time
+    pinned: bool = False  # page-locked, for copies that overlap compute
     block: torch.Tensor = field(init=False)
     next: int = 0
 

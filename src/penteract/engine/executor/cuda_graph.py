@@ -12,11 +12,11 @@ from penteract.step.walk import walk
 
 @dataclass(slots=True)
 class CapturedStep:
-    """`replay()` is `walk(run.p, run)` without Python. Feed by copying into `run.batches`, and the targets of all ranks
-    into `run.counts`: a captured step draws no batch ahead, and is told of none.
+    """`replay()` does `walk(run.p, run)` without Python. Before it, copy the batch into `run.batches`, and the target
+    counts of all ranks into `run.counts`: a captured step does not prefetch.
 
-    Capture after an eager step or two, so that libraries have made what they need. Host values are not for graphs:
-    raises Bug for a program whose ops look at the host (routed sizes).
+    Capture after one or two eager steps, in which libraries allocate what they need. A graph cannot use host values:
+    raises Bug for a program with routed sizes, which the host reads.
     """
 
     run: Run
@@ -24,13 +24,14 @@ class CapturedStep:
 
     def capture(self) -> None:
         """Record the walk. Nothing runs."""
-        looks = [op.site for c in self.run.p.chunks for op in c.tape.ops if op.site.op_name == "split_sizes"]
-        if looks:
-            raise Bug("CAPTURE", "a step that looks at routed counts cannot be captured", where=str(looks[0]))
+        synchronising = [op.site for c in self.run.p.chunks for op in c.tape.ops if op.site.op_name == "split_sizes"]
+        if synchronising:
+            where = str(synchronising[0])
+            raise Bug("CAPTURE", "a step whose host reads routed counts cannot be captured", where=where)
         self.run.settle_parameters()
-        self.run.summed.ahead = None
+        self.run.summed.next_targets = None
         self.replay = self.run.device.capture(self._walk)
 
     def _walk(self) -> None:
         walk(self.run.p, self.run)
-        self.run.settle_parameters()  # a graph ends with nothing under way
+        self.run.settle_parameters()  # a graph must not end with a collective under way

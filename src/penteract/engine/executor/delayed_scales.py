@@ -1,6 +1,7 @@
-"""What delayed scales are made of: the largest values of the last steps, of each linear's x, w and gradient.
+"""The state of delayed FP8 scaling: the amax (largest absolute value) of each linear layer's x, w and gradient, over
+the last steps.
 
-Micikevicius 2022 (2209.05433) §4.2. It all stays on the device, at the same addresses.
+Micikevicius 2022 (2209.05433) §4.2. All of it stays on the device, at fixed addresses.
 """
 
 from __future__ import annotations
@@ -12,34 +13,35 @@ import torch
 
 
 @dataclass(slots=True)
-class History:
-    """`steps` [H, n, 3], the newest first; `past` [n, 3], the largest of them; `seen` [n, 3], this step's so far."""
+class AmaxHistory:
+    """`steps` [H, n, 3]: amax of the last H steps, newest first; `past_amax` [n, 3]: the largest of them; `amax` [n,
+    3]: of this step so far."""
 
     names: Sequence[str]
     length: int
     device: torch.device
     steps: torch.Tensor = field(init=False)
-    past: torch.Tensor = field(init=False)
-    seen: torch.Tensor = field(init=False)
+    past_amax: torch.Tensor = field(init=False)
+    amax: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         shape = (len(self.names), 3)
         self.steps = torch.zeros(self.length, *shape, device=self.device)
-        self.past, self.seen = (torch.zeros(shape, device=self.device) for _ in range(2))
+        self.past_amax, self.amax = (torch.zeros(shape, device=self.device) for _ in range(2))
 
     def begin(self) -> None:
-        """Take the largest values of the steps that are remembered, [names, 3], and begin to look anew."""
-        torch.amax(self.steps, 0, out=self.past)
-        self.seen.zero_()
+        """Compute `past_amax` from the history, and reset `amax`."""
+        torch.amax(self.steps, 0, out=self.past_amax)
+        self.amax.zero_()
 
     def end(self, squared_norm: torch.Tensor) -> None:
-        """`seen`, agreed on, is the newest. A step whose norm is not finite leaves no trace: its update is skipped, and
-        what it saw may be as wrong as its gradients."""
+        """Append `amax`, which ranks have agreed on, to the history. A step whose gradient norm is not finite is left
+        out: its update is skipped, and its values may be as wrong as its gradients."""
         good = squared_norm.isfinite()
         for i in range(self.length - 1, 0, -1):
             self.steps[i].copy_(torch.where(good, self.steps[i - 1], self.steps[i]))
-        self.steps[0].copy_(torch.where(good, self.seen.nan_to_num_(0.0, 0.0, 0.0), self.steps[0]))
+        self.steps[0].copy_(torch.where(good, self.amax.nan_to_num_(0.0, 0.0, 0.0), self.steps[0]))
 
     def by_name(self, table: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Rows of `past` or `seen`, [3]."""
+        """Rows [3] of `past_amax` or `amax`."""
         return dict(zip(self.names, table.unbind(), strict=True))

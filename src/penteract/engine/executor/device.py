@@ -1,6 +1,6 @@
-"""What a rank computes on: its streams, copies and graphs, and the memory of the host that it reads.
+"""The device of a rank: its streams, copies and graphs, and pinned host memory.
 
-A `torch.device` says where tensors lie; a `Device` does there what torch does differently on GPUs and on CPUs.
+A `torch.device` names where tensors are; a `Device` has the operations that differ between GPUs and CPUs.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ _T = TypeVar("_T")
 
 
 class Device(Protocol):
-    """`pinned`: host memory is page-locked where it is copied from or to. `backend`: of torch.distributed.
-    `behind`: it computes while the host goes on."""
+    """`pinned`: whether host memory for copies is page-locked. `backend`: of torch.distributed. `behind`: whether it
+    computes while the host goes on."""
 
     pinned: ClassVar[bool]
     behind: ClassVar[bool]
     backend: ClassVar[str]
 
     def share(self, ranks: int) -> None:
-        """Take one rank's part of the host, of so many there."""
+        """Limit this process to one rank's part of the host's cores, where `ranks` share the host."""
         ...
 
     def comm(self, rank: int) -> Comm:
-        """Lines between ranks on such devices."""
+        """The communicator of a rank on this type of device."""
         ...
 
-    def aside(self) -> AbstractContextManager[None]:
-        """Waits that are put on a stream of their own, after all that has been computed so far."""
+    def side_stream(self) -> AbstractContextManager[None]:
+        """Within the context, waits go to a separate stream, ordered after everything computed so far."""
         ...
 
     def copy(self, x: torch.Tensor, y: torch.Tensor) -> Work:
-        """Begin to copy x to y, of the same shape and dtype, between the device and the host; both are pinned until it
-        is waited for. It begins after all that is computed so far, so what it reads is there, and what it writes over
-        has been read."""
+        """Start a copy of x to y, of the same shape and dtype, between device and host. The copy is ordered after
+        everything computed so far: x is complete, and the old content of y has been read. The Work keeps both alive
+        until it is waited for."""
         ...
 
-    def staged(self, x: torch.Tensor) -> torch.Tensor:
-        """x, on the host, as it can be copied to the device without the host waiting."""
+    def pin(self, x: torch.Tensor) -> torch.Tensor:
+        """The host tensor x in page-locked memory, so that a copy to the device does not block the host."""
         ...
 
     def read(self, x: torch.Tensor) -> Callable[[], list[float]]:
@@ -56,21 +56,22 @@ class Device(Protocol):
         ...
 
     def settle(self) -> None:
-        """The host waits for all that has been computed."""
+        """Block the host until everything computed so far is done."""
         ...
 
     def peak(self, work: Callable[[], _T], resident: Callable[[], Iterable[torch.Tensor]]) -> tuple[_T, int]:
-        """What `work` gives, and the most bytes of tensors that lived at once meanwhile, `resident` ones too."""
+        """The result of `work`, and the peak bytes of tensors during it, with the `resident` ones."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record what `work` asks of the device, without running it. -> replays it. Bug where there are no graphs."""
+        """Record the device operations of `work` without running them; returns a function that replays them. Raises Bug
+        on a device without graphs."""
         ...
 
 
 @dataclass(slots=True)
 class Cpu:
-    """The host's cores: what is started is done."""
+    """The host's cores. Copies are synchronous."""
 
     pinned: ClassVar[bool] = False
     behind: ClassVar[bool] = False
@@ -82,14 +83,14 @@ class Cpu:
     def comm(self, rank: int) -> Comm:
         return Gloo(rank)
 
-    def aside(self) -> AbstractContextManager[None]:
+    def side_stream(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def copy(self, x: torch.Tensor, y: torch.Tensor) -> Work:
         y.copy_(x)
         return Work((), (x, y))
 
-    def staged(self, x: torch.Tensor) -> torch.Tensor:
+    def pin(self, x: torch.Tensor) -> torch.Tensor:
         return x
 
     def read(self, x: torch.Tensor) -> Callable[[], list[float]]:
@@ -99,7 +100,7 @@ class Cpu:
     def settle(self) -> None: ...
 
     def peak(self, work: Callable[[], _T], resident: Callable[[], Iterable[torch.Tensor]]) -> tuple[_T, int]:
-        """No allocator counts here: torch's dispatcher does."""
+        """torch's CPU allocator has no counters, so tensors are counted through torch's dispatcher."""
         with Storages() as storages:
             made = work()
         return made, bytes_of(resident()) + storages.peak
@@ -109,8 +110,8 @@ class Cpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
-    """A copy under way. `wait` lets the stream that computes wait; the host does not."""
+class CopyEvent:
+    """A copy under way. `wait` makes the current stream wait, not the host."""
 
     event: torch.cuda.Event
 
@@ -120,7 +121,7 @@ class Landing:
 
 @dataclass(slots=True)
 class Cuda:
-    """A GPU. Copies have a stream a direction, as it has an engine for each."""
+    """A GPU. Each direction of copies has a stream, because GPUs have a copy engine for each."""
 
     at: torch.device
     streams: dict[str, torch.cuda.Stream] = field(default_factory=dict[str, torch.cuda.Stream])
@@ -133,7 +134,7 @@ class Cuda:
     def comm(self, rank: int) -> Comm:
         return Nccl(rank)
 
-    def aside(self) -> AbstractContextManager[None]:
+    def side_stream(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self._after_compute("waits"))
 
     def copy(self, x: torch.Tensor, y: torch.Tensor) -> Work:
@@ -142,7 +143,7 @@ class Cuda:
             y.copy_(x, non_blocking=True)
             event = torch.cuda.Event()
             event.record(stream)
-        return Work((Landing(event),), (x, y))
+        return Work((CopyEvent(event),), (x, y))
 
     def _after_compute(self, name: str) -> torch.cuda.Stream:
         if name not in self.streams:
@@ -150,7 +151,7 @@ class Cuda:
         self.streams[name].wait_stream(torch.cuda.current_stream())
         return self.streams[name]
 
-    def staged(self, x: torch.Tensor) -> torch.Tensor:
+    def pin(self, x: torch.Tensor) -> torch.Tensor:
         return x.pin_memory()
 
     def read(self, x: torch.Tensor) -> Callable[[], list[float]]:
@@ -180,21 +181,22 @@ class Cuda:
 
 
 class DeviceWitness(Protocol):
-    """Of a fake device: `on_copy` is told where a copy goes, and hands out what is waited for; `aside` what waits."""
+    """Observes a fake device: `on_copy` is called with the destination of a copy and returns the handle to wait for;
+    `side_stream` is entered in place of the device's."""
 
     def on_copy(self, y: torch.Tensor) -> Waitable: ...
 
-    def aside(self) -> AbstractContextManager[None]: ...
+    def side_stream(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(slots=True)
 class FakeDevice(Cpu):
-    """The host in place of a GPU: what a GPU would do beside compute is told to a witness."""
+    """The host in place of a GPU: operations that a GPU would overlap with compute are reported to a witness."""
 
     witness: DeviceWitness
 
-    def aside(self) -> AbstractContextManager[None]:
-        return self.witness.aside()
+    def side_stream(self) -> AbstractContextManager[None]:
+        return self.witness.side_stream()
 
     def copy(self, x: torch.Tensor, y: torch.Tensor) -> Work:
         y.copy_(x)
@@ -202,17 +204,17 @@ class FakeDevice(Cpu):
 
 
 def device_of(at: torch.device) -> Device:
-    """That on which such tensors lie. What else hangs on a device's type is which kernels it has: `kernels/registry.py`
-    finds them by it, and `kernels/checks.py` refuses what a layout asks for and it lacks."""
+    """The Device for tensors at `at`. Only the choice of kernels depends on the device type elsewhere:
+    `kernels/registry.py` selects them, and `kernels/checks.py` refuses layouts whose kernels the device lacks."""
     return Cuda(at) if at.type == "cuda" else Cpu()
 
 
 def pick_device(wanted: str, local: int) -> torch.device:
-    """What `precision.device` means for the rank of this number on its host; it becomes the current device."""
+    """The device that `precision.device` selects for local rank `local`; it becomes the current device."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise BadInput("DEVICE", "there is no GPU that torch sees", where="precision.device", found=wanted,
+        raise BadInput("DEVICE", "torch sees no GPU", where="precision.device", found=wanted,
                        allowed="cpu, auto", fix="--precision.device cpu")  # fmt: skip
     if local >= torch.cuda.device_count():
         raise BadInput("DEVICE", "more ranks than GPUs on this host", where="precision.device",

@@ -1,4 +1,5 @@
-"""The reading that runs: registers are tensors, ops are kernels, buckets are summed while backward goes on."""
+"""The reading that runs a program: registers are tensors, ops are kernels, gradient buckets are reduced during
+backward."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from penteract.engine.executor.state import TrainingState
 from penteract.engine.executor.totals import Totals
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.optim.optimizer import AdamW, Factors
-from penteract.engine.optim.streamed import Streamed
+from penteract.engine.optim.streamed import StreamedState
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Received, Spec
 from penteract.ops.tape import Call
@@ -33,7 +34,7 @@ from penteract.step.program import BufferKey, Program
 class Run:
     """One rank's executor. A step is `walk(program, run)` once its batches are in place.
 
-    `received[(layer, micro)]` is the load it saw: the rows that its experts got.
+    `received[(layer, micro)]`: the rows that this rank's experts got.
     """
 
     p: Program
@@ -43,27 +44,27 @@ class Run:
     memory: Allocator
     optimizer: AdamW | None = None
     on_action: Callable[[str], None] | None = None
-    fake: Device | None = None  # in place of the device that its memory is on
+    fake: Device | None = None  # used in place of the memory's device
     device: Device = field(init=False)
     env: Env = field(init=False)
     batches: Sequence[Batch] = field(default_factory=list[Batch])
-    counts: torch.Tensor = field(init=False)  # targets of the step, for each term that is a mean over them
+    counts: torch.Tensor = field(init=False)  # targets of the step, for each loss term that is a mean over them
     registers: dict[tuple[BufferKey, int], Any] = field(default_factory=dict[tuple[BufferKey, int], Any])
     works: dict[tuple[BufferKey, int], Work | None] = field(default_factory=dict[tuple[BufferKey, int], Work | None])
     sends: list[Work] = field(default_factory=list[Work])  # to other stages, not yet waited for
     reducing: dict[int, Work | None] = field(default_factory=dict[int, "Work | None"])
     gathering: dict[int, Work] = field(default_factory=dict[int, Work])
-    added: set[int] = field(default_factory=set[int])  # buckets whose shard has a sum of this step
-    written: set[str] = field(default_factory=set[str])
+    added: set[int] = field(default_factory=set[int])  # buckets whose shard already has gradients of this step
+    written: set[str] = field(default_factory=set[str])  # parameters whose gradient buffer has been written
     received: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     totals: torch.Tensor = field(init=False)  # squared gradient norm, the loss terms, ranks that were asked to stop
-    summed: Totals = field(init=False)  # these, and what is summed with them
-    stop: torch.Tensor = field(init=False)
-    agreed: dict[Name, torch.Tensor] = field(init=False)  # on what ranks agree, in place
-    host: Arena | None = None  # where what is offloaded lies
-    common: Factors | None = None  # to the updates of all buckets, in this step
-    latch: torch.Tensor = field(init=False)  # 0; NaN after a step that was not finite, or with which ranks stop
-    streamed: Streamed | None = None  # through which the optimizer's buffers come, where they are on the host
+    summed: Totals = field(init=False)  # the whole vector that is all-reduced: `totals`, and the next step's targets
+    stop: torch.Tensor = field(init=False)  # nonzero: this rank was asked to stop
+    agreed: dict[Name, torch.Tensor] = field(init=False)  # tensors that ranks all-reduce in place
+    host: Arena | None = None  # for offloaded activations
+    common: Factors | None = None  # of this step's updates, the same for all buckets
+    streamed: StreamedState | None = None  # moves optimizer state to the device and back, where it is on the host
+    latch: torch.Tensor = field(init=False)  # 0; NaN after a step that was not finite or that ends the run
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
@@ -74,9 +75,9 @@ class Run:
         if self.state.scaling is not None:
             self.env.loss_scale = self.state.scaling.used
         if (history := self.state.history) is not None:
-            self.env.past, self.env.seen = history.by_name(history.past), history.by_name(history.seen)
-        if self.state.codes is not None:
-            self.env.scales.update(self.state.codes.scales)
+            self.env.past_amax, self.env.amax = history.by_name(history.past_amax), history.by_name(history.amax)
+        if self.state.quantised_weights is not None:
+            self.env.scales.update(self.state.quantised_weights.scales)
         self.summed = Totals(self.p, device)
         self.totals = self.summed.numbers
         self.stop, self.latch = (torch.zeros((), dtype=stat, device=device) for _ in range(2))
@@ -84,11 +85,11 @@ class Run:
         self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed}
         self.agreed["norm and losses"] = self.summed.vector
         if history is not None:
-            self.agreed["largest values"] = history.seen
-        if self.state.codes is not None:
-            self.agreed["scales of weights"] = self.state.codes.table
+            self.agreed["largest values"] = history.amax
+        if self.state.quantised_weights is not None:
+            self.agreed["scales of weights"] = self.state.quantised_weights.table
         if self.state.staging:
-            self.streamed = Streamed(self.state.flats[::-1], self.state.staging, self.device, self.comm)
+            self.streamed = StreamedState(self.state.flats[::-1], self.state.staging, self.device, self.comm)
         if any(c.copies for c in self.p.chunks):
             plan = plan_arena(self.p, host=True)
             self.host = Arena(plan, self.p.precision, torch.device("cpu"), pinned=self.device.pinned)
@@ -107,8 +108,8 @@ class Run:
             self.state.scaling.begin()
         if self.state.history is not None:
             self.state.history.begin()
-        if self.state.codes is not None:
-            self.state.codes.begin()
+        if self.state.quantised_weights is not None:
+            self.state.quantised_weights.begin()
         self.written.clear()
         self.added.clear()
         self.state.routed.zero_()
@@ -116,14 +117,15 @@ class Run:
     def agree(self, agreement: Agreement) -> None:
         x = self.agreed[agreement.name]
         if agreement.name == "norm and losses":
-            self.summed.look_ahead()
+            self.summed.add_next_targets()
         ranks, largest = self._ranks(agreement.axis), agreement.kind == "max"
         self.comm.finish(self.comm.largest(ranks, x) if largest else self.comm.sum(ranks, x))
 
     def scales(self) -> None:
-        """Loss terms are sums over the step's whole batch, so their scales are known before the first forward."""
-        if self.state.codes is not None:
-            self.state.codes.scale()
+        """Compute FP8 scales of weights, and the scales of loss terms. These divide by the targets of the step's whole
+        batch, which are known before the first forward."""
+        if self.state.quantised_weights is not None:
+            self.state.quantised_weights.scale()
         means = 1 / self.counts.clamp(min=1).to(self.totals.dtype)
         self.env.scale["cross_entropy"].copy_(means[0])
         if "mtp" in self.env.scale:
@@ -181,7 +183,7 @@ class Run:
         self.sends.clear()
 
     def acquire_gradient_buffer(self, bucket: int) -> None:
-        """What lies there is of others: first writers overwrite it, and padding is cleared."""
+        """The buffer holds gradients of another bucket: the next weight gradients overwrite it; padding is cleared."""
         flat = self.state.flats[bucket]
         self.written.difference_update(q.name for q in flat.bucket.params)
         last = flat.bucket.offsets[-1] + flat.bucket.params[-1].numel(self.p.mesh)
@@ -193,7 +195,7 @@ class Run:
         if not flat.bucket.summed:
             return
         wire = narrowed(flat.gradient, self.wire)
-        if flat.bucket.shards > 1:  # in place: the rest of the buffer is of no use then
+        if flat.bucket.shards > 1:  # in place: the rest of the buffer is not used afterwards
             own = wire[flat.shard.start : flat.shard.stop]
             self.reducing[bucket] = self.comm.start("reduce_scatter", flat.bucket.shard_ranks, wire, own, {})
         else:
@@ -202,20 +204,20 @@ class Run:
     def wait_reduce_scatter(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
         self.comm.finish(self.reducing.pop(bucket))
-        landed = flat.landed(self.wire)
+        reduced = flat.reduced_shard(self.wire)
         if bucket in self.added:
-            flat.own_gradient.add_(landed)
+            flat.own_gradient.add_(reduced)
         else:
-            flat.own_gradient.copy_(landed)
+            flat.own_gradient.copy_(reduced)
         self.added.add(bucket)
 
     def replicate(self, bucket: int) -> None:
         flat = self.state.flats[bucket]
-        # it waits for the reduce-scatter over the shard group, and no computation should wait with it
-        with self.device.aside():
+        # The all-reduce waits for the reduce-scatter over the shard group; compute must not wait with it.
+        with self.device.side_stream():
             self.comm.finish(self.reducing.pop(bucket, None))
             cut = flat.bucket.cut_gradients
-            wire = narrowed(flat.own_gradient, self.wire) if cut else flat.landed(self.wire)
+            wire = narrowed(flat.own_gradient, self.wire) if cut else flat.reduced_shard(self.wire)
             self.reducing[bucket] = self.comm.sum(flat.bucket.replicate_ranks, wire)
 
     def after(self, action: Compute | Overlapped | Exchange) -> None:
@@ -234,7 +236,7 @@ class Run:
         self.totals[0].add_(_squares(self.state.flats[bucket].own_gradient, self.totals.dtype))
 
     def factors(self) -> None:
-        self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # what a loss that is not finite taught is skipped as well
+        self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # a loss that is not finite skips the update too
         self.totals[0].add_(self.latch)
         if self.state.scaling is not None:
             self.state.scaling.unscale(self.totals[0])
@@ -243,7 +245,7 @@ class Run:
         if self.optimizer is not None:
             self.common = self.optimizer.factors(self.totals[0])
         self._latch()
-        self.summed.told(self.counts)
+        self.summed.read_next_targets(self.counts)
 
     def _latch(self) -> None:
         """After a step that was not finite, or the last before a stop, no later step changes anything: the host reads a
@@ -255,22 +257,22 @@ class Run:
     def update(self, bucket: int) -> None:
         if self.optimizer is None:
             return
-        assert self.common is not None, "an update before its gradients"
+        assert self.common is not None, "an update before the step's factors"
         flat = self.state.flats[bucket]
         for part in (flat,) if self.streamed is None else self.streamed.slices(flat):
             self.optimizer.update(part, self.common)
 
     def gather(self, bucket: int) -> None:
         flat, own = self.state.flats[bucket], self.state.flats[bucket].own_parameter
-        if flat.bucket.gathered_as == "code" and self.state.codes is not None:
-            own = self.state.codes.put(flat.bucket, flat.shard, flat.parameter)
+        if flat.bucket.gathered_as == "code" and self.state.quantised_weights is not None:
+            own = self.state.quantised_weights.quantise_shard(flat.bucket, flat.shard, flat.parameter)
         self.gathering[bucket] = self.comm.start("all_gather", flat.bucket.shard_ranks, own, flat.parameter, {})
 
     def wait_all_gather(self, bucket: int) -> None:
         self.comm.finish(self.gathering.pop(bucket, None))
 
     def settle_parameters(self) -> None:
-        """Wait for all that was gathered: before anything but a step reads parameters."""
+        """Wait for all parameter all-gathers. Called before anything but a step reads parameters."""
         for work in self.gathering.values():
             self.comm.finish(work)
         self.gathering.clear()
@@ -283,7 +285,7 @@ class Run:
 
     @property
     def wire(self) -> torch.dtype:
-        """Of sums of gradients."""
+        """The dtype in which gradients are reduced."""
         return dtype_of("reduce", self.p.precision)
 
     # ---- registers -------------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ class Run:
 
     def _make(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
         specs = self.p.chunks[buffer[0]].specs
-        return [self._new(self._known(specs[r], buffer)) for r in registers]
+        return [self._new(self._with_routed_sizes(specs[r], buffer)) for r in registers]
 
     def _new(self, spec: Spec) -> torch.Tensor | None:
         if spec.role == "host":
@@ -307,8 +309,8 @@ class Run:
             return self.host.new(spec)
         return self.memory.new(spec)
 
-    def _known(self, spec: Spec, buffer: BufferKey) -> Spec:
-        """Sizes that routing decided, as numbers."""
+    def _with_routed_sizes(self, spec: Spec, buffer: BufferKey) -> Spec:
+        """The spec with numbers for the sizes that routing decided."""
         if all(isinstance(d, int) for d in spec.shape):
             return spec
         return Spec(
@@ -317,14 +319,14 @@ class Run:
 
     def _start(self, buffer: BufferKey, call: Call) -> None:
         site = call.site
-        x, *beside = self._read(buffer, call.ins)
+        x, *others = self._read(buffer, call.ins)
         if site.op_name in OFFLOAD_OPS:
             (y,) = self._make(buffer, call.outs)
             self.registers[buffer, call.outs[0]], self.works[buffer, call.outs[0]] = y, self.device.copy(x, y)
             return
         ranks = self._ranks(str(site.attrs["axis"]))
         if site.op_name == "all_to_all_v":
-            splits = beside[0]
+            splits = others[0]
             send, receive = splits.sent, splits.received
             if site.attrs["direction"] == "back":
                 send, receive = receive, send
@@ -339,7 +341,8 @@ class Run:
 
 
 def _largest(comm: Comm, p: Program, axis: str, x: torch.Tensor) -> None:
-    """Over an axis, asked for by a kernel. No method: what a run holds must not hold the run, or it is freed late."""
+    """The max all-reduce that kernels call. Not a method of Run: Env would then refer to the Run that holds it, and the
+    cycle would be freed late."""
     comm.finish(comm.largest(p.mesh.group(axis, p.rank), x))
 
 

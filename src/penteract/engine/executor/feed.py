@@ -1,4 +1,4 @@
-"""From samples to a rank's micro-batches: which sequences, and which of their tokens."""
+"""The micro-batches of a rank: which samples, and which of their tokens."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class TokenSample(Protocol):
 
     @property
     def start(self) -> object:
-        """Where the document of each token begins in the window."""
+        """The index in the sequence at which the document of each token begins."""
         ...
 
     @property
     def positions(self) -> object:
-        """The place of each token in its document."""
+        """The position of each token in its document."""
         ...
 
 
@@ -60,36 +60,36 @@ def micro_batch(p: Program, samples: Sequence[TokenSample], device: torch.device
         for name in ("tokens", "targets", "start", "positions")
     }
     for k in range(1, p.model.mtp_layers + 1):
-        pairs = zip(*(_further(x, k) for x in samples), strict=True)
+        pairs = zip(*(_shifted(x, k) for x in samples), strict=True)
         whole |= {f"{n}:{k} ahead": torch.stack(xs, 1) for n, xs in zip(("tokens", "targets"), pairs, strict=True)}
     out = {name: x[own] for name, x in whole.items()}
     out["positions:tp"] = out["positions"].chunk(lay.tp)[at["tp"]]
     out["start:all"] = whole["start"][torch.tensor(_gathered(p))]
-    return {name: x.contiguous().to(device) for name, x in out.items() if name in _said(p)}
+    return {name: x.contiguous().to(device) for name, x in out.items() if name in _inputs(p)}
 
 
-def _said(p: Program) -> set[str]:
+def _inputs(p: Program) -> set[str]:
     """Names of the data that this rank's chunks read."""
     return {name for chunk in p.chunks for name in chunk.tape.inputs}
 
 
 def constants(p: Program, device: torch.device) -> dict[str, torch.Tensor]:
-    """Token indices of this rank, of its ring neighbours, and of all, in the order in which they are gathered."""
+    """Token indices of this rank, of the other ranks of its ring, and of all in all-gather order."""
     lay, s = p.layout, p.sequence_length
     me = p.mesh.coordinates(p.rank)["cp"]
     out = {"index": torch.tensor(token_indices(s, lay.cp, me)), "index:all": torch.tensor(_gathered(p))}
     for i in range(1, lay.cp):
         out[f"index:{i} before"] = torch.tensor(token_indices(s, lay.cp, (me - i) % lay.cp))
-    return {name: x.to(device) for name, x in out.items() if name in _said(p)}
+    return {name: x.to(device) for name, x in out.items() if name in _inputs(p)}
 
 
 def _gathered(p: Program) -> list[int]:
     return [i for r in range(p.layout.cp) for i in token_indices(p.sequence_length, p.layout.cp, r)]
 
 
-def _further(sample: TokenSample, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens i + k, and the targets after them, ignored (-1) where they belong to another document or lie beyond the
-    sequence. Its last token stands for those beyond: what they lead to is ignored."""
+def _shifted(sample: TokenSample, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens i + k and their targets. Targets in another document or beyond the sequence are ignored (-1); the last
+    token stands in for tokens beyond the sequence."""
     tokens, targets, start = (
         torch.as_tensor(x, dtype=torch.int64) for x in (sample.tokens, sample.targets, sample.start)
     )
@@ -99,11 +99,12 @@ def _further(sample: TokenSample, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def target_count(samples: Sequence[TokenSample], k: int = 0) -> int:
-    """Targets that count, `k` tokens further."""
-    return sum(int((_further(x, k)[1] >= 0).sum()) for x in samples)
+    """Targets that are not ignored, shifted by `k` tokens."""
+    return sum(int((_shifted(x, k)[1] >= 0).sum()) for x in samples)
 
 
 def target_counts(p: Program, batches: Sequence[Sequence[TokenSample]]) -> list[int]:
-    """Targets that count in these micro-batches, for each term that is a mean over them: of all depths together."""
+    """Targets of these micro-batches that are not ignored, for each loss term that is a mean over them. The MTP term
+    counts those of all depths."""
     depths = {"cross_entropy": range(1), "mtp": range(1, p.model.mtp_layers + 1)}
     return [sum(target_count(samples, k) for samples in batches for k in depths[term]) for term in p.means]

@@ -1,7 +1,7 @@
-"""A run whose every part carries its name, for profilers: those that `penteract plan --trace` gives to the same parts.
+"""A run with named parts for profilers. The names are those of `penteract plan --trace`.
 
-`walk(program, Named(run))` puts what the run does inside `record_function`, so that torch's profiler, and NVTX where it
-is on, show the step in the words of its program.
+`walk(program, Named(run))` wraps the parts of the run in `record_function`, so that torch's profiler, and NVTX where it
+is on, show the step by the names of its program.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penteract.step.program import BufferKey
 
 
 class Named:
-    """The reading that runs, named. Questions without work of their own are passed on as they are."""
+    """A Run with names. Calls that take no time are passed on without one."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

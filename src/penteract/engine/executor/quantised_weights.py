@@ -1,8 +1,8 @@
-"""Weights that travel as codes of FP8: their scales, and a shard's codes when it is gathered.
+"""Weights that are all-gathered in FP8: their scales, and the quantisation of a shard before its all-gather.
 
-A weight has one scale, of its largest absolute value over the ranks of a stage. It changes when the weight does, so
-ranks agree once, when a step begins; linears then read codes and scale, in whichever pass, and quantise the weight no
-more.
+A weight has one scale, from its amax over the ranks of a stage. It changes only when the weight does, so ranks agree on
+it once, at the beginning of a step. Linear layers then read quantised data and scale in all passes, and do not quantise
+the weight again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penteract.parallel.data import Bucket
 
 
 class ShardValues(NamedTuple):
-    """What this rank's shard holds of a weight: elements from `begin` on, [n]."""
+    """The part of a weight in this rank's shard: elements from `begin` on, [n]."""
 
     begin: int
     values: torch.Tensor
@@ -30,10 +30,10 @@ class ShardValues(NamedTuple):
 
 @dataclass(slots=True)
 class QuantisedWeights:
-    """`names`: the weights of all of a stage's ranks, in one order. `parts`: those of which this rank holds something.
+    """`names`: the weights of a stage, in the same order on all its ranks. `parts`: those that this rank's shards hold.
 
-    table   [n, ALIGNED] for a row of each weight, its scale the first
-    scales  views of these, [1]
+    table   [n, ALIGNED]: a row for each weight; the first element is its scale
+    scales  views of these elements, [1]
     """
 
     fp8: Fp8
@@ -49,21 +49,21 @@ class QuantisedWeights:
         self.scales = {name: row[:1] for name, row in zip(self.names, self.table.unbind(), strict=True)}
 
     def begin(self) -> None:
-        """The largest values of what this rank holds of the weights, as they are now."""
+        """Put the amax of this rank's parts of the weights into the table."""
         self.table.zero_()
         for name, part in self.parts.items():
             self.scales[name].copy_(torch.linalg.vector_norm(part.values, ord=torch.inf))
 
     def scale(self) -> None:
-        """Make scales of the largest values, once ranks have agreed on them."""
+        """Turn the amax values into scales, once ranks have agreed on them."""
         make_scales(self.fp8, self.fp8.operand, self.table)
 
-    def put(self, b: Bucket, shard: range, whole: torch.Tensor) -> torch.Tensor:
-        """Make a shard's codes where they lie in the whole bucket [size]; returns them, [shard_size]."""
-        room = torch.empty(quantise_workspace(len(shard), self.quantiser.elementwise) // FLOAT, device=self.device)
+    def quantise_shard(self, b: Bucket, shard: range, whole: torch.Tensor) -> torch.Tensor:
+        """Quantise a shard into its place in the whole bucket [size]; returns that part, [shard_size]."""
+        workspace = torch.empty(quantise_workspace(len(shard), self.quantiser.elementwise) // FLOAT, device=self.device)
         for q, at in zip(b.params, b.offsets, strict=True):
             if (part := self.parts.get(q.name)) is None:
                 continue
-            codes = whole[at + part.begin :][: len(part.values)].view(FORMATS[self.fp8.operand])
-            self.quantiser.put_codes(self.fp8.operand, part.values, self.scales[q.name], codes, room)
+            out = whole[at + part.begin :][: len(part.values)].view(FORMATS[self.fp8.operand])
+            self.quantiser.quantise_into(self.fp8.operand, part.values, self.scales[q.name], out, workspace)
         return whole[shard.start : shard.stop]

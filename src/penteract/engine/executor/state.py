@@ -1,4 +1,4 @@
-"""What a rank keeps between steps: parameters, gradients and optimizer state in flat buckets, and routers' biases."""
+"""The state of a rank between steps: parameters, gradients and optimizer state in flat buckets, and routers' biases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from penteract.config.optimizers import ADAMW, Moment, OptimizerKind
 from penteract.config.precision.policy import BLOCK, Policy
 from penteract.engine.dtypes import FORMATS, dtype_of
-from penteract.engine.executor.delayed_scales import History
+from penteract.engine.executor.delayed_scales import AmaxHistory
 from penteract.engine.executor.device import device_of
 from penteract.engine.executor.quantised_weights import QuantisedWeights, ShardValues
 from penteract.engine.kernels.quantise import quantiser
@@ -24,13 +24,13 @@ from penteract.step.program import Program
 from penteract.step.ring_buffer import RingBuffer, gradient_ring_buffer, parameter_ring_buffer
 from penteract.step.update import is_sliced, staging_buffers
 
-Kept = Literal["master"] | Moment  # what the optimizer keeps
-Buffers = dict[str, torch.Tensor]  # of what it keeps beside parameters: by kind, and "mean/scales"
+StateKind = Literal["master"] | Moment  # the kinds of optimizer state
+Buffers = dict[str, torch.Tensor]  # optimizer state by kind, and scales as "mean/scales"
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterPart:
-    """Elements of one parameter's local rectangle, read row by row: those from `begin` on, [n]."""
+    """Elements of one parameter's local rectangle in row-major order: those from `begin` on, [n]."""
 
     param: Param
     begin: int
@@ -39,44 +39,47 @@ class ParameterPart:
 
 @dataclass(slots=True)
 class Flat:
-    """One bucket's buffers: parameters and gradients of all of it, and of this rank's shard what the optimizer keeps.
+    """The buffers of one bucket: parameters and gradients of the whole bucket, and the optimizer state of this rank's
+    shard.
 
-    Where they are cut, those of all of it lie in a ring buffer that others use too, and the shard has buffers of its
-    own. `master`: the shard as the optimizer moves it; it is the parameters' shard itself where that has no master.
+    If parameters or gradients are sharded (cut), the whole bucket's buffer is part of a ring buffer that buckets share,
+    and the shard has a buffer of its own. `master`: the weights that the optimizer updates; without master weights, the
+    shard of the parameters itself.
     """
 
     bucket: Bucket
     shard: range  # of the bucket's elements
-    parameter: torch.Tensor  # [size]; bytes where it is gathered as codes
-    gradient: torch.Tensor  # [size]; once it is reduced, valid in the shard alone
-    cut_parameter: torch.Tensor | None  # [shard_size]
+    parameter: torch.Tensor  # [size]; bytes if it is gathered in FP8
+    gradient: torch.Tensor  # [size]; after the reduce-scatter only the shard is valid
+    cut_parameter: torch.Tensor | None  # [shard_size]; None: not sharded
     cut_gradient: torch.Tensor | None
     master: torch.Tensor  # [shard_size]
-    moments: dict[Moment, torch.Tensor]  # that its optimizer keeps
-    scales: dict[Moment, torch.Tensor]  # of them, [shard_size / 256], where they are codes
-    sliced: bool  # what is narrower than the update is widened by slices
-    parameter_slices: tuple[ParameterSlice, ...] = ()  # of parameters that are rounded by chance
+    moments: dict[Moment, torch.Tensor]  # those that its optimizer keeps
+    scales: dict[Moment, torch.Tensor]  # of quantised moments, [shard_size / 256]
+    sliced: bool  # state narrower than the update is widened slice by slice
+    parameter_slices: tuple[ParameterSlice, ...] = ()  # with stochastic rounding: the parameters of the shard
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
-        """All that is on the device between steps; some are views of others."""
-        apart = () if self.bucket.offloaded else self.apart.values()
-        return (self.own_parameter, self.own_gradient, *apart, self.parameter, self.gradient)
+        """All buffers that are on the device between steps; some are views of others."""
+        state = () if self.bucket.offloaded else self.optimizer_state.values()
+        return (self.own_parameter, self.own_gradient, *state, self.parameter, self.gradient)
 
     @property
-    def apart(self) -> Buffers:
-        """What the optimizer keeps of the shard beside its parameters: on the host where the bucket says so."""
+    def optimizer_state(self) -> Buffers:
+        """The optimizer state of the shard: master weights, moments and their scales. On the host if the bucket is
+        offloaded."""
         scales = {f"{kind}/scales": x for kind, x in self.scales.items()}
         master = {} if self.master.data_ptr() == self.own_parameter.data_ptr() else {"master": self.master}
         return {**master, **self.moments, **scales}
 
-    def part(self, at: slice, here: Buffers) -> Flat:
-        """Elements of the shard as a flat of their own, with what the optimizer keeps of them `here`."""
+    def part(self, at: slice, buffers: Buffers) -> Flat:
+        """Elements `at` of the shard as a separate Flat; `buffers`: their optimizer state."""
         own, shard = self.own_parameter[at], self.shard[at]
         return replace(
             self, shard=shard, cut_parameter=own, cut_gradient=self.own_gradient[at],
-            master=here.get("master", own), moments={kind: here[kind] for kind in self.moments},
-            scales={kind: here[f"{kind}/scales"] for kind in self.scales},
+            master=buffers.get("master", own), moments={kind: buffers[kind] for kind in self.moments},
+            scales={kind: buffers[f"{kind}/scales"] for kind in self.scales},
             parameter_slices=tuple(replace(q, at=q.at - at.start) for q in self.parameter_slices),
         )  # fmt: skip
 
@@ -90,58 +93,59 @@ class Flat:
         """The shard of the gradients."""
         return self._shard_of(self.gradient) if self.cut_gradient is None else self.cut_gradient
 
-    def landed(self, wire: torch.dtype) -> torch.Tensor:
-        """Where a reduce-scatter in `wire`, no wider, leaves the shard's sum: a view of `gradient`."""
+    def reduced_shard(self, wire: torch.dtype) -> torch.Tensor:
+        """The part of `gradient` where a reduce-scatter in dtype `wire`, which is not wider, leaves the shard's sum."""
         return self._shard_of(self.gradient.view(wire))
 
     def _shard_of(self, whole: torch.Tensor) -> torch.Tensor:
         return whole[self.shard.start : self.shard.stop]
 
-    def kept(self, kind: Kept) -> torch.Tensor | None:
-        """All of what the optimizer keeps of a kind; None where its optimizer keeps no such."""
+    def kept(self, kind: StateKind) -> torch.Tensor | None:
+        """The whole optimizer state of one kind; None if the optimizer has no such state."""
         return self.master if kind == "master" else self.moments.get(kind)
 
-    def read(self, kind: Kept, part: slice, dtype: torch.dtype) -> torch.Tensor:
-        """Elements of what the optimizer keeps as `dtype`: views where they are that already."""
+    def read(self, kind: StateKind, part: slice, dtype: torch.dtype) -> torch.Tensor:
+        """Elements of the optimizer state as `dtype`: views if they already have this dtype."""
         kept, scales = self._part(kind, part)
         return moments.read(kept, scales, dtype, signed=kind != "square")
 
-    def write(self, kind: Kept, part: slice, values: torch.Tensor) -> None:
-        """Put them back, rounded; `values` may be lost."""
+    def write(self, kind: StateKind, part: slice, values: torch.Tensor) -> None:
+        """Write elements of the optimizer state, rounded to its dtype; `values` may be overwritten."""
         kept, scales = self._part(kind, part)
         moments.write(kept, scales, values, signed=kind != "square")
 
-    def _part(self, kind: Kept, part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Elements as they are kept, and the scales of their blocks."""
+    def _part(self, kind: StateKind, part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Elements in the dtype of the state, and the scales of their blocks."""
         if kind == "master":
             return self.master[part], None
         scales = self.scales.get(kind)
         blocks = slice(part.start // BLOCK, part.stop // BLOCK)
         return self.moments[kind][part], None if scales is None else scales[blocks]
 
-    def follow(self) -> None:
-        """The shard's parameters are its master weights, rounded."""
+    def copy_from_master(self) -> None:
+        """Set the shard's parameters to its master weights, rounded."""
         if self.master.dtype != self.own_parameter.dtype:
             self.own_parameter.copy_(self.master)
 
 
 @dataclass(slots=True)
 class TrainingState:
-    """`parameters` and `gradients` are views into the flats: of what is cut, of no use but where it is whole."""
+    """`parameters` and `gradients` are views into the flats. If a bucket is sharded, they are valid only while it is
+    gathered, or its gradient buffer is acquired."""
 
     flats: list[Flat]
     ring_buffers: list[torch.Tensor] = field(
         default_factory=list[torch.Tensor]
-    )  # entries, of what is whole for a while
+    )  # for gathered parameters and unreduced gradients of sharded buckets
     parameters: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     tokens_per_expert: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # rows of `routed`
     routed: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int64))
     scaling: LossScale | None = None
-    history: History | None = None
-    codes: QuantisedWeights | None = None
-    staging: list[Buffers] = field(default_factory=list[Buffers])  # for slices of what lies on the host
+    history: AmaxHistory | None = None
+    quantised_weights: QuantisedWeights | None = None
+    staging: list[Buffers] = field(default_factory=list[Buffers])  # device buffers for slices of offloaded state
 
     def resident(self) -> list[torch.Tensor]:
         """All flat buffers on the device; some are views of others."""
@@ -152,11 +156,11 @@ class TrainingState:
         ]
 
     def on_host(self) -> list[torch.Tensor]:
-        """What the optimizer keeps on the host."""
-        return [t for f in self.flats if f.bucket.offloaded for t in f.apart.values()]
+        """The optimizer state on the host."""
+        return [t for f in self.flats if f.bucket.offloaded for t in f.optimizer_state.values()]
 
-    def pieces(self, kind: Literal["parameter", "gradient"] | Kept) -> Iterator[ParameterPart]:
-        """What this rank's shards hold of every parameter, as views; of some they hold nothing."""
+    def pieces(self, kind: Literal["parameter", "gradient"] | StateKind) -> Iterator[ParameterPart]:
+        """The parts of parameters, gradients or optimizer state in this rank's shards, as views."""
         match kind:
             case "parameter":
                 return self.pieces_of([f.own_parameter for f in self.flats])
@@ -166,7 +170,7 @@ class TrainingState:
                 return self.pieces_of([f.kept(kind) for f in self.flats])
 
     def pieces_of(self, shards: Iterable[torch.Tensor | None]) -> Iterator[ParameterPart]:
-        """The same of `shards`, one tensor a flat, or none."""
+        """The same for `shards`: one tensor for each flat, or None."""
         for flat, own in zip(self.flats, shards, strict=True):
             if own is None:
                 continue
@@ -178,7 +182,7 @@ class TrainingState:
 
 
 def allocate(p: Program, device: torch.device) -> TrainingState:
-    """Buffers for rank p.rank, not yet filled."""
+    """The buffers of rank p.rank, not initialised."""
     dtype = {role: dtype_of(role, p.precision) for role in ("parameter", "gradient", "stat", "code")}
     state = TrainingState([])
     whole = _RingBuffer(parameter_ring_buffer(p.buckets, p.layout, p.widths), dtype["parameter"], device)
@@ -205,18 +209,21 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
             shape = q.local_shape(p.mesh)
             state.parameters[q.name] = _read(p, b, parameter[at : at + q.numel(p.mesh)]).view(shape)
             state.gradients[q.name] = gradient[at : at + q.numel(p.mesh)].view(shape)
-    there = staging_buffers(((b, 1) for b in p.buckets), p.precision)
-    state.staging += [_optimizer(there.elements, there.p, device, scaled=there.scaled) for _ in range(there.count)]
+    staging = staging_buffers(((b, 1) for b in p.buckets), p.precision)
+    for _ in range(staging.count):
+        state.staging.append(_optimizer(staging.elements, staging.p, device, scaled=staging.scaled))
     if p.precision.loss_scale:
         state.scaling = LossScale(p.precision.loss_scale, p.precision.growth_every, device)
     if sites := p.delayed:
-        state.history = History([s.params[0] for s in sites], sites[0].attrs["fp8"].history, device)
+        state.history = AmaxHistory([s.params[0] for s in sites], sites[0].attrs["fp8"].history, device)
     if sites := p.quantised_weights:
         names = [s.params[0] for s in sites]
         parts = {
             x.param.name: ShardValues(x.begin, x.values) for x in state.pieces("parameter") if x.param.name in names
         }
-        state.codes = QuantisedWeights(sites[0].attrs["fp8"], names, parts, device, quantiser(p.layout.elementwise))
+        state.quantised_weights = QuantisedWeights(
+            sites[0].attrs["fp8"], names, parts, device, quantiser(p.layout.elementwise)
+        )
     experts = p.model.moe.experts if p.model.moe else 0
     state.routed = torch.zeros(len(p.balanced), experts, dtype=torch.int64, device=device)
     state.tokens_per_expert = dict(zip(p.balanced, state.routed.unbind(), strict=True))
@@ -225,7 +232,7 @@ def allocate(p: Program, device: torch.device) -> TrainingState:
 
 
 def _read(p: Program, b: Bucket, whole: torch.Tensor) -> torch.Tensor:
-    """A parameter as products read it."""
+    """A parameter in the dtype that matrix products read: FP8 if it is gathered in FP8."""
     fp8 = p.precision.fp8
     return whole.view(FORMATS[fp8.operand]) if fp8 and b.gathered_as == "code" else whole
 
@@ -239,8 +246,8 @@ def _optimizer(
     host: bool = False,
     scaled: bool = False,
 ) -> Buffers:
-    """What the optimizer keeps of n elements: on the device, or on the host, page-locked for copies beside compute.
-    `scaled`: with scales, though moments of this dtype have none."""
+    """Optimizer state for n elements: on the device, or on the host in page-locked memory, so that copies overlap
+    compute. `scaled`: add scales even if moments of this dtype need none."""
     where, pinned = (torch.device("cpu"), device_of(device).pinned) if host else (device, False)
 
     def zeros(count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -253,7 +260,7 @@ def _optimizer(
 
 
 def _parameter_slices(p: Program, b: Bucket) -> Iterator[ParameterSlice]:
-    """Where the parameters of this rank's shard lie in their global tensors."""
+    """The places of this rank's shard in the global tensors of its parameters."""
     shard = b.shard(p.rank)
     for q, at in zip(b.params, b.offsets, strict=True):
         begin, end = max(at, shard.start), min(at + q.numel(p.mesh), shard.stop)
@@ -263,8 +270,8 @@ def _parameter_slices(p: Program, b: Bucket) -> Iterator[ParameterSlice]:
 
 @dataclass(slots=True)
 class _RingBuffer:
-    """A ring buffer's entries, and the buffers of buckets: in the ring buffer where they are cut. `dtype`: of
-    shards."""
+    """A ring buffer's entries. It gives each bucket its buffers: an entry if the bucket is sharded, else one of its
+    own. `dtype`: of shards."""
 
     ring_buffer: RingBuffer
     dtype: torch.dtype
@@ -277,25 +284,25 @@ class _RingBuffer:
     def buffers(
         self, bucket: int, b: Bucket, whole: torch.dtype, *, cut: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """All of a bucket, and its shard where that is a buffer of its own."""
+        """The buffer of a whole bucket, and that of its shard; None if the shard is a view of the whole."""
         if not cut:
             return self._zeros(b.size), None
         entry, at = self.ring_buffer.of(bucket)
-        there = sum(n > 0 for n in self.ring_buffer.sizes[:entry])
-        taken = self.entries[there].view(torch.uint8)[at : at + b.size * whole.itemsize]
-        return taken.view(whole), self._zeros(b.shard_size)
+        index = sum(n > 0 for n in self.ring_buffer.sizes[:entry])
+        buffer = self.entries[index].view(torch.uint8)[at : at + b.size * whole.itemsize]
+        return buffer.view(whole), self._zeros(b.shard_size)
 
     def _zeros(self, n: int) -> torch.Tensor:
         return torch.zeros(n, dtype=self.dtype, device=self.device)
 
 
 def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
-    """Set parameters, and master weights in full precision, from each one's whole local rectangle, one at a time."""
+    """Set parameters and master weights from pairs (parameter, its whole local rectangle), one at a time."""
     kinds = ("master", "parameter")
     master_weights, own = ({piece.param.name: piece for piece in state.pieces(kind)} for kind in kinds)
     cut = {q.name for flat in state.flats if flat.cut_parameter is not None for q in flat.bucket.params}
     for q, value in whole:
         if q.name not in cut:
             state.parameters[q.name].copy_(value)
-        for mine in (some[q.name] for some in (own, master_weights) if q.name in some):
-            mine.values.copy_(value.reshape(-1)[mine.begin : mine.begin + len(mine.values)])
+        for part in (parts[q.name] for parts in (own, master_weights) if q.name in parts):
+            part.values.copy_(value.reshape(-1)[part.begin : part.begin + len(part.values)])

@@ -1,4 +1,5 @@
-"""Observe memory where no allocator counts: every storage that torch's dispatcher hands out, until it dies."""
+"""Measure memory on devices whose allocator has no counters, by tracking every storage that passes torch's
+dispatcher."""
 
 from __future__ import annotations
 
@@ -11,40 +12,40 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Storages(TorchDispatchMode):
-    """Bytes of storages born under this mode and alive, and the most that were alive at once."""
+    """`now`: bytes of living storages that were allocated under this mode; `peak`: the most at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sizes: dict[int, int] = {}
         self.now = self.peak = 0
         self._next = 0
-        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._tracked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        made = [t for t in tensors_of(out) if t.untyped_storage() not in self._known]
+        made = [t for t in tensors_of(out) if t.untyped_storage() not in self._tracked]
         if made:
             given = {t.untyped_storage()._cdata for t in tensors_of((args, kwargs))}
             for t in made:
                 if t.untyped_storage()._cdata not in given:
-                    self._born(t.untyped_storage())
+                    self._track(t.untyped_storage())
         return out
 
-    def _born(self, storage: Any) -> None:
+    def _track(self, storage: Any) -> None:
         self._next += 1
         key, size = self._next, storage.nbytes()
-        self._known[storage] = key
+        self._tracked[storage] = key
         self.sizes[key] = size
         self.now += size
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._died, key)
+        weakref.finalize(storage, self._freed, key)
 
-    def _died(self, key: int) -> None:
+    def _freed(self, key: int) -> None:
         self.now -= self.sizes.pop(key)
 
 
 def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
-    """Those in the nested tuples, lists and dicts that an operator takes and gives."""
+    """The tensors in the nested tuples, lists and dicts of an operator's arguments or results."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, (tuple, list)):
@@ -55,5 +56,5 @@ def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the storages behind tensors, each once."""
+    """Bytes of the storages of tensors; a shared storage counts once."""
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())

@@ -1,4 +1,4 @@
-"""What ranks add up at the end of a step, in one vector: the norm and the losses, and the next step's targets."""
+"""The vector that ranks sum at the end of a step: gradient norm, losses, and the next step's target counts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class Totals:
     """`vector` is summed over the world; the others are views of it.
 
     numbers  squared gradient norm, the loss terms, ranks that were asked to stop
-    digits   of the next step's targets, for each term of the loss that is a mean over them
-    ahead    tells the targets of this rank's next batch, or None where it cannot be drawn: then all ranks are asked to
-             stop; None: there is none, or none is known
+    digits   of the next step's target counts, for each term of the loss that is a mean over targets
+
+    `next_targets` prefetches this rank's next batch and returns its target counts, or None if that fails: then all
+    ranks are asked to stop. `next_targets` is None if no batch is prefetched.
     """
 
     p: Program
@@ -28,32 +29,33 @@ class Totals:
     vector: torch.Tensor = field(init=False)
     numbers: torch.Tensor = field(init=False)
     digits: torch.Tensor = field(init=False)
-    ahead: Callable[[], Sequence[int] | None] | None = None
-    _worth: torch.Tensor = field(init=False)
+    next_targets: Callable[[], Sequence[int] | None] | None = None
+    _place_values: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         size, n = totals(self.p).elements, 2 + len(self.p.losses)
         self.vector = torch.zeros(size, dtype=dtype_of("stat", self.p.precision), device=self.device)
         self.numbers, self.digits = self.vector[:n], self.vector[n:].view(-1, DIGITS)
-        self._worth = torch.tensor([1 << BITS * i for i in range(DIGITS)], device=self.device)
+        self._place_values = torch.tensor([1 << BITS * i for i in range(DIGITS)], device=self.device)
 
     def begin(self, stop: torch.Tensor) -> None:
-        """Zero the totals; `stop`: nonzero where this rank asks for an end."""
+        """Zero the totals; `stop`: nonzero if this rank was asked to stop."""
         self.vector.zero_()
         self.numbers[-1].copy_(stop)
 
-    def look_ahead(self) -> None:
-        """Put the next step's targets among the totals. The host has time for them now: the device is behind."""
-        if self.ahead is None:
+    def add_next_targets(self) -> None:
+        """Put the next step's target counts into the vector. The host prefetches the batch now, while the device
+        works."""
+        if self.next_targets is None:
             return
-        counts = self.ahead()
+        counts = self.next_targets()
         if counts is None:
-            self.numbers[-1].add_(1)  # in the middle of a step no other rank would hear of it
+            self.numbers[-1].add_(1)  # an error raised in the middle of a step would leave the other ranks waiting
         elif reports_targets(self.p.mesh, self.p.rank):
-            told = torch.tensor([digits(n) for n in counts], dtype=self.digits.dtype)
-            self.digits.copy_(device_of(self.device).staged(told), non_blocking=True)
+            rows = torch.tensor([digits(n) for n in counts], dtype=self.digits.dtype)
+            self.digits.copy_(device_of(self.device).pin(rows), non_blocking=True)
 
-    def told(self, counts: torch.Tensor) -> None:
-        """Once all ranks have summed: the next step's targets."""
-        if self.ahead is not None:
-            counts.copy_((self.digits.to(torch.int64) * self._worth).sum(-1))
+    def read_next_targets(self, counts: torch.Tensor) -> None:
+        """After the sum over ranks: copy the next step's target counts into `counts`."""
+        if self.next_targets is not None:
+            counts.copy_((self.digits.to(torch.int64) * self._place_values).sum(-1))

@@ -90,12 +90,12 @@ def _matched(
 ) -> dict[str, TensorHeader]:
     """The tensors that the mapping needs, by its names. Files may omit the family's prefix. `unneeded`: layers of the
     folder that the model lacks."""
-    wanted, known = by_theirs(ours), by_theirs(ours, copies=True)
-    named = {name if name in known or name.startswith(family.prefix) else family.prefix + name: name for name in there}
+    wanted, names = by_theirs(ours), by_theirs(ours, copies=True)
+    named = {name if name in names or name.startswith(family.prefix) else family.prefix + name: name for name in there}
     _refuse(path, "tensors are missing", [n for n in wanted if n not in named])
     tied = {f"{family.prefix}lm_head.weight"} if "head.weight" not in ours else set[str]()  # a copy of the embedding
     skipped = tuple(f"{family.prefix}layers.{i}." for i in unneeded)
-    extra = [n for full, n in named.items() if full not in known and full not in tied and not full.startswith(skipped)]
+    extra = [n for full, n in named.items() if full not in names and full not in tied and not full.startswith(skipped)]
     _refuse(path, "tensors are not of this model", [n for n in extra if not family.unused.fullmatch(n)])
     found = {name: there[named[name]] for name in wanted}
     wrong = [f"{n} {list(h.shape)}" for n, h in found.items() if h.shape != wanted[n].shape]

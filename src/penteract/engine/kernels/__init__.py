@@ -1,1 +1,2 @@
-"""The kernels: what each op does to tensors. `reference` is plain torch, the truth that other kernels are held to."""
+"""The kernels: what each op computes on tensors. Other kernels are tested against the reference ones, in plain
+torch."""

@@ -1,4 +1,5 @@
-"""Reference attention: scores in full, masked; its log-sum-exp lets parts be merged and backward start anew."""
+"""Reference attention: all scores, masked. It keeps the log-sum-exp, to merge partial results and to recompute the
+softmax in backward."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def _scores(env: Env, site: Site, q: torch.Tensor, k: torch.Tensor, ins: Tensors
 
 
 def _softmax_(scores: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
-    """Scores [.., t] become their shares, in place; log_sum [..] is written. A row without keys: zeros and -inf."""
+    """Softmax of scores [.., t] in place; writes log_sum [..]. A row without keys gives zeros and -inf."""
     largest = scores.amax(-1).clamp_(min=torch.finfo(scores.dtype).min)
     torch.sum(scores.sub_(largest[..., None]).exp_(), -1, out=log_sum)
     scores.div_(log_sum.clamp(min=1)[..., None])  # a row with keys sums to at least one
@@ -55,7 +56,7 @@ def attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensor
 
 
 def attention_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """Gradients of q, k and v, from both sides of the product, o, the log-sum-exp and g."""
+    """Gradients of q, k and v, from q, k, v, o, the log-sum-exp and g."""
     q, k, v, index, start, key, o, log_sum, g = ins
     size, value_size = int(site.attrs["head_size"]), int(site.attrs["value_size"])
     kv = k.shape[-1] // size
@@ -75,7 +76,7 @@ def attention_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
 
 
 def merge_attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """Two partial attentions as one, weighted by their log-sum-exp."""
+    """Merge two partial attentions, weighted by their log-sum-exp."""
     a, log_a, b, log_b = ins
     torch.logaddexp(log_a, log_b, out=outs[1])
     wa, wb = ((x - outs[1]).exp_().permute(2, 0, 1)[..., None] for x in (log_a, log_b))  # [s, B, H, 1]
@@ -87,13 +88,13 @@ def merge_attention(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: 
 def _unfolded(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor, site: Site) -> tuple[tuple[torch.Tensor, ...], ...]:
     """Views by head: (plain key, value) of kv; (plain, rotated) of k; v."""
     plain, value_size = int(site.attrs["plain_size"]), int(site.attrs["value_size"])
-    together = kv.unflatten(-1, (-1, plain + value_size)).split((plain, value_size), -1)
-    by_head = k.unflatten(-1, (together[0].shape[-2], -1))
-    return together, (by_head[..., :plain], by_head[..., plain:]), (v.unflatten(-1, (-1, value_size)),)
+    latent = kv.unflatten(-1, (-1, plain + value_size)).split((plain, value_size), -1)
+    by_head = k.unflatten(-1, (latent[0].shape[-2], -1))
+    return latent, (by_head[..., :plain], by_head[..., plain:]), (v.unflatten(-1, (-1, value_size)),)
 
 
 def unfold_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """Keys and values of all heads, of an up-projected latent and one rotated key that heads share."""
+    """Keys and values of all heads, from an up-projected latent and one rotated key that the heads share."""
     (plain, value), (first, last), (v,) = _unfolded(ins[0], outs[0], outs[1], site)
     first.copy_(plain)
     last.copy_(ins[1][..., None, :].expand_as(last))

@@ -1,4 +1,4 @@
-"""What the kernels of a layout cannot do on a device: refused, never replaced."""
+"""Refuse layouts whose kernels cannot run on a device. A kernel is never silently replaced."""
 
 from __future__ import annotations
 
@@ -110,18 +110,18 @@ def _check_elementwise(p: Program, device: torch.device) -> None:
     else:
         check_elementwise(p.layout.elementwise, p.precision, where=key, fix=f"--{key} reference")
         return
-    raise BadInput("KERNEL", "what is done element by element has kernels for GPUs, in Triton", where=key, found=found,
+    raise BadInput("KERNEL", "element-wise kernels are in Triton and need a GPU", where=key, found=found,
                    allowed=allowed, fix=f"--{key} reference")  # fmt: skip
 
 
 def _check_fp8(policy: Policy, device: torch.device, *, first: bool) -> None:
-    """GPUs multiply codes in units of their own; on a CPU they are emulated, and it is said."""
+    """Refuse FP8 recipes that this GPU or torch does not support. On a CPU FP8 is emulated, with a warning."""
     fp8 = policy.fp8
     if fp8 is None:
         return
     if device.type != "cuda":
         if first:
-            log.warning("FP8 is emulated on this device: its codes and scales are those of a GPU, its speed is not")
+            log.warning("FP8 is emulated on this device: its values and scales are those of a GPU, its speed is not")
         return
     least = (9, 0) if fp8.kind in ("rowwise", "blockwise") else (8, 9)
     version = torch.cuda.get_device_capability(device)
@@ -131,20 +131,21 @@ def _check_fp8(policy: Policy, device: torch.device, *, first: bool) -> None:
                        allowed="9.0" if fp8.kind == "blockwise" else f"{least[0]}.{least[1]} or more",
                        fix="--precision.dtype bf16" + (", or fp8_tensorwise" if version >= (8, 9) else ""))  # fmt: skip
     if fp8.kind == "blockwise" and tuple(map(int, (torch.version.cuda or "0.0").split(".")[:2])) < (12, 9):
-        raise BadInput("FP8", "this torch has no products of FP8 blocks", where="precision.dtype",
+        raise BadInput("FP8", "this torch cannot multiply blockwise FP8", where="precision.dtype",
                        found=f"CUDA {torch.version.cuda}", allowed="12.9 or more",
                        fix="--precision.dtype fp8_tensorwise")  # fmt: skip
     if fp8.kind == "blockwise" and (fp8.block != 128 or "e5m2" in (fp8.operand, fp8.gradient)):
-        raise BadInput("FP8", "kernels take blocks of 128 in e4m3", where="precision.fp8_block",
+        raise BadInput("FP8", "kernels support only blocks of 128 in e4m3", where="precision.fp8_block",
                        found=f"{fp8.block}, {fp8.operand} and {fp8.gradient}", allowed="128, e4m3",
                        fix="--precision.fp8_block 128 --precision.fp8_gradient e4m3")  # fmt: skip
     if policy.compute != "bf16":
-        raise BadInput("FP8", "on a GPU, what is not in FP8 is bf16", where="precision.dtype", found=policy.name,
+        raise BadInput("FP8", "on a GPU, the other tensors must be bf16", where="precision.dtype", found=policy.name,
                        allowed="a recipe of FP8", fix=f"--precision.dtype fp8_{fp8.kind}")  # fmt: skip
 
 
 def check_documents(p: Program, samples: Iterable[TokenSample]) -> None:
-    """Refuse a sequence with more documents than the kernel is started for: seen on the host, before it is sent."""
+    """Refuse a sequence with more documents than the kernel supports. Checked on the host, before the copy to the
+    device."""
     lay, s = p.layout, p.sequence_length
     can = ATTENTION.get(lay.attention)
     if can is None or can.documents is None:
@@ -162,7 +163,7 @@ def check_documents(p: Program, samples: Iterable[TokenSample]) -> None:
 
 
 def _most(start: torch.Tensor) -> int:
-    """start [chunks, n] -> documents of the chunk that has the most."""
+    """start [chunks, n] -> the largest number of documents in a chunk."""
     return 1 + int((start[:, 1:] != start[:, :-1]).sum(1).max())
 
 

@@ -1,4 +1,4 @@
-"""Where tokens lie that context ranks hold in zigzag, and their order in the sequence."""
+"""The order of tokens under context parallelism: ranks hold chunks in zigzag order; kernels need sequence order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penteract.parallel.context import token_indices
 
 @dataclass(frozen=True, slots=True)
 class ChunkOrder:
-    """`chunks[i]`: which chunk of the sequence lies at place i. Where there is one chunk, nothing is copied."""
+    """`chunks[i]`: the chunk of the sequence that is stored at place i. With one chunk, `restore` copies nothing."""
 
     chunks: tuple[int, ...] = (0,)
 
@@ -23,14 +23,14 @@ class ChunkOrder:
         return len(self.chunks) == 1
 
     def restore(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        """x as it lies -> in the order of the sequence."""
+        """x in stored order -> in sequence order."""
         if self.whole:
             return x
         parts = x.chunk(len(self.chunks), dim)
         return torch.cat([parts[self.chunks.index(c)] for c in range(len(parts))], dim)
 
     def put(self, y: torch.Tensor, into: torch.Tensor, dim: int = 0, end: int | None = None) -> None:
-        """Write y, in the order of the sequence, as it should lie; zeros for tokens from `end` on."""
+        """Write y, in sequence order, into `into` in stored order; zeros for tokens from `end` on."""
         size = into.shape[dim] // len(self.chunks)
         for place, c in enumerate(self.chunks):
             part = into.narrow(dim, place * size, size)
@@ -40,7 +40,7 @@ class ChunkOrder:
                 part.zero_()
 
     def add(self, y: torch.Tensor, into: torch.Tensor, end: int) -> None:
-        """Add what y has of tokens before `end`, along dim 0."""
+        """Add y's tokens before `end` to `into`, along dim 0."""
         size = into.shape[0] // len(self.chunks)
         for place, c in enumerate(self.chunks):
             if (c + 1) * size <= end:
@@ -68,7 +68,7 @@ class QueryRun:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayout:
-    """How `attention` lies: the order of queries and of keys, and runs of query tokens that follow one another."""
+    """The stored order of an attention's queries and keys, and the runs of consecutive query tokens."""
 
     queries: ChunkOrder
     keys: ChunkOrder
@@ -76,13 +76,14 @@ class AttentionLayout:
 
     @staticmethod
     def of(env: Env, site: Site) -> AttentionLayout:
-        """By the context method: heads dealt (all tokens here), or keys gathered (own tokens against all)."""
+        """By `cp_method`: Ulysses (all tokens of some heads), or all-gathered keys (own queries, keys of all
+        tokens)."""
         cp, s = env.mesh.layout.cp, int(site.ins[0].shape[0])  # type: ignore[arg-type]
         if cp == 1:
             return AttentionLayout(ChunkOrder(), ChunkOrder(), (QueryRun(0, 0, s),))
-        dealt = ChunkOrder(tuple(c for r in range(cp) for c in token_indices(2 * cp, cp, r)))
+        zigzag = ChunkOrder(tuple(c for r in range(cp) for c in token_indices(2 * cp, cp, r)))
         if env.mesh.layout.cp_method == "ulysses":
-            return AttentionLayout(dealt, dealt, (QueryRun(0, 0, s),))
+            return AttentionLayout(zigzag, zigzag, (QueryRun(0, 0, s),))
         n = s // 2
         own = token_indices(2 * cp, cp, env.index("cp"))
-        return AttentionLayout(ChunkOrder(), dealt, tuple(QueryRun(i * n, c * n, n) for i, c in enumerate(own)))
+        return AttentionLayout(ChunkOrder(), zigzag, tuple(QueryRun(i * n, c * n, n) for i, c in enumerate(own)))

@@ -1,4 +1,5 @@
-"""Fused attention on GPUs: cuDNN's, over whole sequences. It reads and writes them as they lie, whatever the batch."""
+"""Fused attention on GPUs: cuDNN's, over whole sequences. It takes strides, so no batch size needs a transposed
+copy."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def _input_gradient(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tens
 
 
 def cudnn(aten: Any) -> TorchKernel:
-    """The kernel, over the operators of `aten`."""
+    """The kernel, calling the operators of `aten`."""
     return TorchKernel(partial(_forward, aten), partial(_input_gradient, aten))
 
 

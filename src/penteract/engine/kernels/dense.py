@@ -17,7 +17,8 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _local_ids(env: Env, site: Site, ids: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Row numbers in this rank's shard, and where an id belongs to another shard (None: the table is whole)."""
+    """Row numbers in this rank's shard, and a mask of ids that belong to other shards (None: the table is not
+    sharded)."""
     axis = str(site.attrs["axis"])
     if not axis:
         return ids.reshape(-1), None
@@ -36,7 +37,7 @@ def embedding(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensor
 
 
 def embedding_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
-    """Adds the gradients [S, B, D] up in the rows of their ids."""
+    """Adds the gradients [S, B, D] to the rows of their ids."""
     ids, g = ins
     local, elsewhere = _local_ids(env, site, ids, into[0].shape[0])
     g = _rows(g).to(into[0].dtype, copy=elsewhere is not None)
@@ -85,12 +86,12 @@ def add_bias_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool
 
 
 def _groups(x: torch.Tensor, width: int) -> torch.Tensor:
-    """[.., n·C] -> [.., n, C]: what is normed together."""
+    """[.., n·C] -> [.., n, C]: groups of features that are normalised together."""
     return x.unflatten(-1, (-1, width))
 
 
 def _put_rms(scale: torch.Tensor, x: torch.Tensor, epsilon: float, *, keepdim: bool = False) -> None:
-    """1 / sqrt(mean of squares + epsilon) of the last dim into `scale`: by the norm, so that no squares lie about."""
+    """1 / sqrt(mean of squares + epsilon) of the last dim into `scale`; by the norm, so that squares take no memory."""
     torch.linalg.vector_norm(x, dim=-1, keepdim=keepdim, dtype=scale.dtype, out=scale)
     scale.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
 
@@ -147,7 +148,7 @@ def layer_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs:
 
 
 def layer_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
-    """Sums over tokens: of the normed x times g for w, of g for b."""
+    """Sums over tokens: of the normalised x times g for w, of g for b."""
     x, mean, scale, g = ins
     put(into[0], _rows((x - mean).mul_(scale).mul_(g)).sum(0), add)
     put(into[1], _rows(g).sum(0, dtype=into[1].dtype), add)
@@ -221,7 +222,7 @@ def join(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) ->
 
 
 def repeat_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """Each KV head `times` times, side by side."""
+    """Repeats each KV head `times` times, side by side."""
     x = _groups(ins[0], site.attrs["head_size"])
     outs[0].view(*x.shape[:-1], site.attrs["times"], x.shape[-1]).copy_(
         x[..., None, :].expand(*x.shape[:-1], site.attrs["times"], -1)
@@ -235,13 +236,13 @@ def repeat_heads_input(env: Env, site: Site, ins: Tensors, weights: Tensors, out
 
 
 def pack_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """[S, B, n·W] -> [n·S, B, W]: what goes to each of n ranks in one piece."""
+    """[S, B, n·W] -> [n·S, B, W]: the heads for each of n ranks become contiguous."""
     n = site.attrs["pieces"]
     outs[0].unflatten(0, (n, -1)).copy_(ins[0].unflatten(2, (n, -1)).movedim(2, 0))
 
 
 def unpack_heads(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """[n·S, B, W] -> [S, B, n·W]: what came from n ranks side by side."""
+    """[n·S, B, W] -> [S, B, n·W]: the heads from n ranks side by side."""
     n = site.attrs["pieces"]
     outs[0].unflatten(2, (n, -1)).copy_(ins[0].unflatten(0, (n, -1)).movedim(0, 2))
 

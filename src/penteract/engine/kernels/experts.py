@@ -1,4 +1,5 @@
-"""Reference kernels of the mixture of experts, with exact sizes: one look at routed counts a layer, nothing dropped."""
+"""Reference kernels of the mixture of experts, with exact sizes: the host reads routed counts once a layer, and no
+token is dropped."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from penteract.ops.tape import Site
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """[.., D] -> [n, D]: a view of what is contiguous, as all registers are."""
+    """[.., D] -> [n, D]: a view, as all registers are contiguous."""
     return x.view(-1, x.shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Host sizes of one exchange. `table[sender][expert]`: rows that each local expert gets from each rank."""
+    """Host sizes of one all-to-all. `table[sender][expert]`: rows that each local expert gets from each rank."""
 
     sent: list[int]
     received: list[int]
@@ -32,11 +33,11 @@ class Splits:
 
 
 def split_sizes(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """Rows to send to and receive from each rank, on the host: the one place in a step where it waits for the
+    """Rows to send to and receive from each rank, on the host: the only place in a step where it waits for the
     device."""
     copies, coming = ins
     n = int(site.attrs["ranks"])
-    both = torch.cat([copies, coming]).tolist()  # the one look
+    both = torch.cat([copies, coming]).tolist()  # synchronises with the device once
     to, of = both[: len(copies)], both[len(copies) :]
     each = len(to) // n
     table = [of[i * each : (i + 1) * each] for i in range(n)]
@@ -70,7 +71,7 @@ def _softmax_(x: torch.Tensor) -> None:
 
 
 def _ranking(env: Env, attrs: Mapping[str, Any], scores: torch.Tensor) -> torch.Tensor:
-    """What experts are chosen by: scores, with the bias that balances; -inf outside of a token's best groups."""
+    """The scores by which experts are chosen: with the balancing bias, and -inf outside of a token's best groups."""
     ranking = scores + env.biases[attrs["bias"]] if attrs["bias"] else scores
     if attrs["groups"] == 1:
         return ranking
@@ -86,7 +87,7 @@ def _ranking(env: Env, attrs: Mapping[str, Any], scores: torch.Tensor) -> torch.
 def _choose(
     attrs: Mapping[str, Any], scores: torch.Tensor, ranking: torch.Tensor, experts: torch.Tensor, chosen: torch.Tensor
 ) -> None:
-    """The top k of `ranking`, and their weights by the scores that they have."""
+    """The top k experts of `ranking`, and their weights from `scores`."""
     w = torch.empty(experts.shape, dtype=scores.dtype, device=scores.device)
     torch.topk(ranking, attrs["top_k"], out=(w, experts))
     torch.gather(scores, -1, experts, out=w)
@@ -113,7 +114,7 @@ def router_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Ten
 
 
 def _before_normalizing(scores: torch.Tensor, experts: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """The gradient of the chosen scores, given that of their shares of their sum."""
+    """The gradient of the chosen scores before normalisation, from that of the normalised ones."""
     w = scores.gather(-1, experts)
     total = w.sum(-1, keepdim=True)
     inner = w.div_(total).mul_(g).sum(-1, keepdim=True)

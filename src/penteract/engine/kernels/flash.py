@@ -1,8 +1,8 @@
-"""Fused attention on GPUs: torch's FlashAttention-2 over the documents of a sequence, end to end.
+"""Fused attention on GPUs: torch's variable-length FlashAttention-2 over the documents of a sequence.
 
-Dao 2023 (2307.08691). One call takes runs of queries and of keys by where each run ends, as lists of static length; a
-run's last query sees its last key, and every query before it one key less. Runs are documents: those of which a piece
-of the sequence has queries, and before them, without queries, all that comes earlier.
+Dao 2023 (2307.08691). One call takes the cumulative lengths of runs of queries and keys, as tensors of static length.
+The last query of a run sees the last key of the run, and each query before it one key less. A run is a document that
+has queries in this piece of the sequence; a first run without queries takes all earlier keys.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from penteract.ops.tape import Site
 
 
 def ends(start: torch.Tensor, piece: QueryRun) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where runs end, of queries (from the piece's first token) and of keys (from the sequence's): int32 [runs + 1].
+    """Cumulative lengths of runs: of queries, from the piece's first token, and of keys, from the sequence's first:
+    int32 [runs + 1].
 
-    `start`: [tokens of the piece]. Runs that are not there are empty, at the end.
+    `start`: [tokens of the piece]. Unused runs are empty, at the end.
     """
     queries = _query_ends(start, most_documents(piece.tokens))
     keys = queries + piece.first
@@ -46,8 +47,8 @@ def _by_head(x: torch.Tensor, size: int) -> torch.Tensor:
     return x.unflatten(-1, (-1, size))
 
 
-def _about(site: Site, piece: QueryRun, lists: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What both calls are told: ends of runs, the longest a run can be, no dropout, causal; scale and window."""
+def _arguments(site: Site, piece: QueryRun, lists: tuple[torch.Tensor, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of both calls: cumulative lengths, longest possible runs, no dropout, causal; scale and window."""
     window = int(site.attrs["window"])
     named = {"scale": float(site.attrs["scale"])}
     if window:
@@ -59,8 +60,8 @@ def _piece(aten: Any, site: Site, piece: QueryRun, ins: Tensors) -> tuple[torch.
     """q [n, H·C], k [S, K·C], v [S, K·C], start [n] -> o [n, H·C], log-sum-exp [H, n]."""
     *qkv, start = ins
     size = int(site.attrs["head_size"])
-    about, named = _about(site, piece, ends(start, piece))
-    made = aten._flash_attention_forward(*(_by_head(x, size) for x in qkv), *about, False, **named)
+    args, named = _arguments(site, piece, ends(start, piece))
+    made = aten._flash_attention_forward(*(_by_head(x, size) for x in qkv), *args, False, **named)
     return made[0].flatten(1), made[1]
 
 
@@ -71,22 +72,22 @@ def _forward(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tensors, ou
     k, v = places.keys.restore(k), places.keys.restore(v)
     for b in range(q.shape[1]):
         for piece in places.pieces:
-            mine = [q[piece.rows, b], k[:, b], v[:, b], start[piece.rows, b]]
-            made = _piece(aten, site, piece, mine)
+            own = [q[piece.rows, b], k[:, b], v[:, b], start[piece.rows, b]]
+            made = _piece(aten, site, piece, own)
             places.queries.put(made[0], outs[0][piece.rows, b])
             places.queries.put(made[1], outs[1][b, :, piece.rows], 1)
-            del made  # before the next call makes its own
+            del made  # freed before the next call allocates
 
 
 def _piece_input(aten: Any, site: Site, piece: QueryRun, ins: Tensors) -> tuple[torch.Tensor, ...]:
-    """q, k, v, start, o, log-sum-exp, gradient of o -> gradients of q [n, H·C], k [S, K·C], v. Keys that come after the
-    piece get none: what is there is not defined."""
+    """q, k, v, start, o, log-sum-exp, gradient of o -> gradients of q [n, H·C], k [S, K·C], v. Those of keys after the
+    piece are undefined."""
     q, k, v, start, o, log_sum, g = ins
     size = int(site.attrs["head_size"])
-    about, named = _about(site, piece, ends(start, piece))
+    args, named = _arguments(site, piece, ends(start, piece))
     random, unused = (torch.empty(n, dtype=torch.uint64, device=q.device) for n in (2, 0))
     g, q, k, v, o = (_by_head(x, size) for x in (g, q, k, v, o))
-    made = aten._flash_attention_backward(g, q, k, v, o, log_sum.contiguous(), *about, random, unused, **named)
+    made = aten._flash_attention_backward(g, q, k, v, o, log_sum.contiguous(), *args, random, unused, **named)
     return tuple(x.flatten(1) for x in made)
 
 
@@ -98,8 +99,8 @@ def _input_gradient(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tens
     for b in range(q.shape[1]):
         for i, piece in enumerate(places.pieces):  # the first writes gradients of all keys, others add
             rows = piece.rows
-            mine = [q[rows, b], k[:, b], v[:, b], start[rows, b], o[rows, b], log_sum[b, :, rows], g[rows, b]]
-            made = _piece_input(aten, site, piece, mine)
+            own = [q[rows, b], k[:, b], v[:, b], start[rows, b], o[rows, b], log_sum[b, :, rows], g[rows, b]]
+            made = _piece_input(aten, site, piece, own)
             places.queries.put(made[0], outs[0][rows, b])
             for y, into in zip(made[1:], outs[1:], strict=True):
                 if i == 0:
@@ -110,7 +111,7 @@ def _input_gradient(aten: Any, env: Env, site: Site, ins: Tensors, weights: Tens
 
 
 def flash(aten: Any) -> TorchKernel:
-    """The kernel, over the operators of `aten`."""
+    """The kernel, calling the operators of `aten`."""
     return TorchKernel(partial(_forward, aten), partial(_input_gradient, aten))
 
 

@@ -1,4 +1,4 @@
-"""The shape of a kernel, and what it may know beside its tensors."""
+"""The interface of a kernel, and the environment that it runs in."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from penteract.ops.tape import Site
 Tensors = list[Any]  # tensors; a host value where the spec's role is "host"
 
 
-def _alone(axis: str, x: torch.Tensor) -> None:
-    """Of one rank."""
+def _no_peers(axis: str, x: torch.Tensor) -> None:
+    """The maximum over one rank: x is unchanged."""
 
 
 @dataclass(slots=True)
 class Env:
-    """Where a kernel runs, and the step's device values: all that may change between steps is a tensor here.
+    """The rank of a kernel, and the step's values on the device: everything that changes between steps is a tensor.
 
-    `agree(axis, x)`: the largest of each number of x over an axis's ranks, in place.
+    `agree(axis, x)`: element-wise maximum of x over an axis's ranks, in place.
     """
 
     mesh: Mesh
     rank: int
     stat: torch.dtype
     scale: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of each loss term
-    loss_scale: torch.Tensor | None = None  # of all of them, where small gradients would be lost
+    loss_scale: torch.Tensor | None = None  # factor of the whole loss, with fp16 loss scaling
     losses: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # sums of this step
     biases: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of routers, [X]
     tokens_per_expert: dict[str, torch.Tensor] = field(
         default_factory=dict[str, torch.Tensor]
     )  # choices of this step, [X]
-    agree: Callable[[str, torch.Tensor], None] = _alone
-    past: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of scaled linears, [3]: the
-    seen: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # largest of x, w, g
-    scales: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of weights that are codes, [1]
+    agree: Callable[[str, torch.Tensor], None] = _no_peers
+    past_amax: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of FP8 linear layers, [3]: of
+    amax: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # x, w and g; past steps, this step
+    scales: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # of weights gathered in FP8, [1]
 
     def index(self, axis: str) -> int:
-        """This rank's place along an axis."""
+        """This rank's index along an axis."""
         return self.mesh.index(axis, self.rank)
 
 
@@ -68,7 +68,7 @@ def put(into: torch.Tensor, value: torch.Tensor, add: bool) -> None:
 
 
 def put_product(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor, add: bool) -> None:
-    """Write or add a @ b, straight into the bucket where dtypes allow."""
+    """Write or add a @ b; without a temporary if the dtypes are equal."""
     if into.dtype != a.dtype:
         put(into, a @ b, add)
     elif add:

@@ -1,5 +1,5 @@
-"""Kernels of the loss: vocabulary-parallel cross entropy in three steps, of all tokens or of some at a time, with
-z-loss; and loss terms. What is wider than the logits exists for `at_once` tokens at a time."""
+"""Kernels of the loss: vocabulary-parallel cross entropy in three steps, with z-loss, of all tokens or of some at a
+time; and loss terms. Temporaries wider than the logits hold `at_once` tokens at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from penteract.ops.tape import Site
 
 
 def _local_targets(env: Env, site: Site, targets: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Targets as columns of this shard, and where they are that: the rest, and ignored targets (< 0), get any."""
+    """Targets as columns of this shard, and a mask of those in it. Others, and ignored targets (< 0), get any
+    column."""
     local = targets - env.index(str(site.attrs["axis"])) * columns
     here = (local >= 0).logical_and_(local < columns)
     return local.clamp_(0, columns - 1), here
@@ -26,7 +27,7 @@ def row_max(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors)
 
 
 def exp_sum(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """Of each token, the sum of exp(logit - largest) and the target's logit: [2, S, B]."""
+    """For each token, the sum of exp(logit - largest), and the target's logit - largest: [2, S, B]."""
     logits, largest, targets = ins
     local, here = _local_targets(env, site, targets, logits.shape[-1])
     for some in _some(site, logits, largest, local, *outs[0]):
@@ -35,7 +36,7 @@ def exp_sum(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors)
 
 
 def _some(site: Site, logits: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Views of as many tokens at a time as are looked at together: logits [n, V], and others [n]."""
+    """Views of `at_once` tokens at a time: logits [n, V], and others [n]."""
     n = at_once(logits.shape, site.attrs)
     return zip(logits.flatten(0, 1).split(n), *(t.flatten().split(n) for t in others), strict=True)
 
@@ -78,7 +79,7 @@ def _put_gradients(env: Env, site: Site, ins: Tensors, out: torch.Tensor) -> Non
 
 
 def _put_gradient(out: torch.Tensor, some: tuple[torch.Tensor, ...], g: torch.Tensor, z: float) -> None:
-    """Of some tokens; `out` may be the logits."""
+    """The gradient of some tokens' logits; `out` may be the logits."""
     logits, log_sum, targets, local, here = some
     p = (logits - log_sum[:, None]).exp_()
     if z:
@@ -93,12 +94,12 @@ def rows(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) ->
 
 
 def join_rows(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """All chunks of tokens again."""
+    """Concatenates chunks of tokens."""
     torch.cat(ins, out=outs[0])
 
 
 def logits_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
-    """gᵀ·x, some columns of the vocabulary at a time."""
+    """gᵀ·x, computed for `columns` columns of the vocabulary at a time."""
     x, g = (t.flatten(0, -2) for t in ins)
     columns = site.attrs["columns"]
     for place, some in zip(into[0].split(columns), g.split(columns, -1), strict=True):
@@ -112,7 +113,7 @@ def loss(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) ->
 
 
 def loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """The scale of the term: backward begins here."""
+    """The gradient of the term: its scale, times the loss scale. Backward begins here."""
     outs[0].copy_(env.scale[str(site.attrs["scale"])])
     if env.loss_scale is not None:
         outs[0].mul_(env.loss_scale)

@@ -1,4 +1,4 @@
-"""What plain torch computes, on any device: each op by its reference implementation. FP8 is emulated."""
+"""The reference implementation of each op, in plain torch on any device. FP8 is emulated."""
 
 from __future__ import annotations
 

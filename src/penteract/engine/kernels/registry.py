@@ -1,5 +1,5 @@
-"""What runs, for each op: the registry's choice (`ops/declarations/registry.py`), found by the name that its entry
-has."""
+"""The kernel for each op: the implementation that `ops/declarations/registry.py` chooses, imported by the name in its
+entry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penteract.step.program import Program
 
 
 def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
-    """What computes each op of a program: selected here for each place that says it, so that no step selects."""
+    """The kernel of each op of a program. It is selected here for each site, so that no step selects."""
     chosen = dict[str, dict[Site, TorchKernel]]()
     for site in _sites(p):
         one, _ = implementation(site, p.layout)
@@ -32,8 +32,8 @@ def kernels(p: Program, device: torch.device) -> dict[str, TorchKernel]:
 
 
 def kernels_by_call(layout: Layout, device: torch.device) -> dict[str, TorchKernel]:
-    """The same without a program, for who calls a kernel by itself: where an op has several implementations, each call
-    selects, and a kernel's module is imported when a call first asks for it."""
+    """The same without a program, to call single kernels. If an op has several implementations, each call selects one,
+    and imports its module when it first needs it."""
 
     def at(site: Site) -> TorchKernel:
         return kernel(site.op_name, implementation(site, layout)[0], device.type)
@@ -47,7 +47,7 @@ def kernels_by_call(layout: Layout, device: torch.device) -> dict[str, TorchKern
 
 
 def check_devices(p: Program, device: torch.device) -> None:
-    """Refuse a program with an op whose implementation this device has not: it is refused, never replaced."""
+    """Refuse a program with an op whose chosen implementation does not run on this device. It is never replaced."""
     for site in _sites(p):
         one, _ = implementation(site, p.layout)
         if device.type not in one.kernels:
@@ -58,13 +58,13 @@ def check_devices(p: Program, device: torch.device) -> None:
 
 
 def _sites(p: Program) -> Iterator[Site]:
-    """Where a program says what kernels compute; what goes over wires is none of theirs."""
+    """The sites of a program that kernels compute: all but collectives and copies."""
     calls = (i.call for chunk in p.chunks for some in chunk.actions.values() for i in some)
     yield from dict.fromkeys(call.site for call in calls if call.phase not in ("start", "finish"))
 
 
 def kernel(op_name: str, one: Implementation, device: str) -> TorchKernel:
-    """What runs an implementation of an op, on a device that has it."""
+    """The kernel of an op's implementation on a type of device."""
     return _found(one.kernels[device])[op_name]
 
 
@@ -75,12 +75,12 @@ def _found(name: str) -> dict[str, TorchKernel]:
 
 
 def _selecting(at: Callable[[Site], TorchKernel], like: TorchKernel) -> TorchKernel:
-    """One kernel for all places of an op, computed by what is `at` each. Its phases are those of any: all have the same
-    ones."""
+    """One kernel for all sites of an op: it calls the kernel `at` each site. It has the phases of `like`, as all
+    implementations of an op have the same ones."""
 
     def phase(name: str) -> Callable[..., None]:
-        def run(env: Env, site: Site, *about: Any) -> None:
-            getattr(at(site), name)(env, site, *about)
+        def run(env: Env, site: Site, *args: Any) -> None:
+            getattr(at(site), name)(env, site, *args)
 
         return run
 

@@ -15,7 +15,8 @@ from penteract.ops.tape import Site
 
 
 def angles(site: Site, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """positions [s, B] -> cos and sin, [s, B, 1, C/2]: of C features that turn, i turns with theta^(-2i/C)."""
+    """positions [s, B] -> cos and sin, [s, B, 1, C/2]: of C rotated features, pair i rotates by theta^(-2i/C) a
+    token."""
     half = (int(site.attrs["head_size"]) - int(site.attrs["plain_size"])) // 2
     frequency = _frequencies(half, float(site.attrs["theta"]), site.attrs["scaling"], positions.device)
     angle = positions[..., None, None].to(torch.float64) * frequency
@@ -41,7 +42,7 @@ def _turns(half: int, theta: float, scaling: RopeScaling | None, device: torch.d
 
 
 def _frequencies(half: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> torch.Tensor:
-    """Turns of each feature for one step of position, in radians: [half] of float64."""
+    """The rotation of each pair of features for one step of position, in radians: [half] of float64."""
     frequency = torch.pow(theta, torch.arange(half, dtype=torch.float64, device=device).div_(-half))
     if scaling is None:
         return frequency
@@ -55,12 +56,13 @@ def _frequencies(half: int, theta: float, scaling: RopeScaling | None, device: t
 
 
 def _by_rotations(frequency: torch.Tensor, theta: float, s: RopeScaling) -> torch.Tensor:
-    """YaRN §3.2: features that turn `fast_rotations` times and more over the original positions stay; those that turn
-    `slow_rotations` times and less are stretched by `factor`; between, the stretch grows linearly with the feature."""
+    """YaRN §3.2: features that rotate at least `fast_rotations` times over the original positions stay; those that
+    rotate at most `slow_rotations` times are stretched by `factor`; in between, the stretch grows linearly with the
+    feature."""
     half = len(frequency)
 
     def feature(rotations: float) -> float:
-        """The feature, as a real number, that turns so often."""
+        """The feature, as a real number, that rotates so often."""
         return half * math.log(s.original_positions / (2 * math.pi * rotations)) / math.log(theta)
 
     first = max(math.floor(feature(s.fast_rotations)), 0)
@@ -71,8 +73,8 @@ def _by_rotations(frequency: torch.Tensor, theta: float, s: RopeScaling) -> torc
 
 
 def _by_wavelength(frequency: torch.Tensor, s: RopeScaling) -> torch.Tensor:
-    """Wavelengths beyond original_positions / low are stretched by factor; those under original_positions / high are
-    left alone; between the two, the stretch fades linearly in turns."""
+    """Wavelengths above original_positions / low are stretched by `factor`; those below original_positions / high stay;
+    in between, the stretch fades linearly with the number of rotations."""
     turns = frequency * (s.original_positions / (2 * math.pi))
     share = turns.sub_(s.low_frequency_factor).div_(s.high_frequency_factor - s.low_frequency_factor).clamp_(0, 1)
     return (frequency / s.factor).lerp_(frequency, share)

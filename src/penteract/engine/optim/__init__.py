@@ -1,1 +1,1 @@
-"""The update: optimizers, their moments and master weights, loss scaling, rounding."""
+"""The parameter update: optimizers, their moments and master weights, loss scaling, stochastic rounding."""

@@ -1,6 +1,7 @@
-"""Loss scaling for fp16, wholly on the device: the loss times a scale, small gradients kept, overflows skipped.
+"""Dynamic loss scaling for fp16, wholly on the device. The loss is scaled so that small gradients do not underflow;
+steps that overflow are skipped.
 
-Micikevicius 2018 (1710.03740) §3.2. The gradient's norm is summed over all ranks, so all see an overflow on any.
+Micikevicius 2018 (1710.03740) §3.2. The gradient's norm is summed over all ranks, so an overflow on one is seen by all.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ LARGEST = 2.0**32
 
 @dataclass(slots=True)
 class LossScale:
-    """`values` [3] is all that is kept between steps: the scale, steps since it changed, updates skipped so far.
+    """`values` [3] is the state between steps: the scale, steps since it changed, updates skipped so far.
 
-    `used` [] is the scale of the step now taken, or the last one that was.
+    `used` [] is the scale of the current step, or between steps that of the last one.
     """
 
     first: float
@@ -31,21 +32,21 @@ class LossScale:
 
     @property
     def skipped(self) -> torch.Tensor:
-        """Updates left out after an overflow since the run began: [], fp64."""
+        """Updates skipped because of an overflow since the run began: [], fp64."""
         return self.values[2]
 
     def begin(self) -> None:
-        """Take the scale of this step: losses are multiplied by `used` from here on."""
+        """Set `used` to the current scale: losses of this step are multiplied by it."""
         self.used.copy_(self.values[0])
 
     def unscale(self, squared_norm: torch.Tensor) -> None:
-        """In place; what is not finite stays so."""
+        """Divide the squared norm by the squared scale, in place; values that are not finite stay so."""
         squared_norm.div_(self.used).div_(self.used)
 
     def end(self, squared_norm: torch.Tensor) -> None:
-        """Half the scale after an overflow, twice after enough steps without one.
+        """Halve the scale after an overflow; double it after `growth_every` steps without one.
 
-        At a scale of one or less an overflow is no fault of the scale: the run ends there, and nothing is moved.
+        At a scale of one or less an overflow is not caused by the scale: the run ends, and the scale stays.
         """
         scale, steps, skipped = self.values.unbind()
         good = squared_norm.isfinite()

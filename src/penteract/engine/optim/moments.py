@@ -1,8 +1,8 @@
-"""An optimizer's moments in few bits: blocks of codes with a scale each.
+"""Optimizer moments in 8 bits: blocks of quantised elements, each block with a scale.
 
-Dettmers 2022 (2110.02861), §2: a dynamic code spends its levels by decades, so that what is a millionth of a block's
-largest element still has one. The largest has the code of one, hence reading and writing again changes nothing. Second
-moments have no code for zero: rounding a small one down to nothing would make its step endless.
+Dettmers 2022 (2110.02861), §2: a dynamic code has levels in every decade, so that a millionth of a block's largest
+element still has one. The largest element is exactly level 1, so reading and writing again changes nothing. Second
+moments have no level for zero: an update divided by a second moment of zero would be infinite.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DECADES = 7
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """`levels` [256] ascending, of what is divided by its block's largest; `borders` between them."""
+    """`levels` [256], ascending: values of elements divided by their block's largest; `borders` [255] between them."""
 
     levels: torch.Tensor
     borders: torch.Tensor
@@ -27,7 +27,7 @@ class Code:
 
 @cache
 def code(device: torch.device, *, signed: bool) -> Code:
-    """The code of a first moment, or that of a second."""
+    """The code of first moments (signed), or that of second moments."""
     bits = 6 if signed else 7
     counts = [2 ** (bits - d) for d in range(_DECADES)]
     above = [10.0**-d * (0.1 + 0.9 * (i + 1) / n) for d, n in enumerate(counts) for i in range(n)]
@@ -39,7 +39,8 @@ def code(device: torch.device, *, signed: bool) -> Code:
 
 
 def read(kept: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype, *, signed: bool) -> torch.Tensor:
-    """Elements [n] as `dtype`: themselves where they are that already. scales: [n / 256] of codes, or None."""
+    """Elements [n] as `dtype`: the same tensor if it already has this dtype. scales: [n / 256], or None if the elements
+    are not quantised."""
     if scales is None:
         return kept.to(dtype)
     wide = torch.index_select(code(kept.device, signed=signed).levels, 0, kept.to(torch.int32)).to(dtype)
@@ -48,7 +49,7 @@ def read(kept: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype, *,
 
 
 def write(kept: torch.Tensor, scales: torch.Tensor | None, wide: torch.Tensor, *, signed: bool) -> None:
-    """Round `wide`, whose content is lost where there are scales."""
+    """Round `wide` into `kept`. With scales, the content of `wide` is lost."""
     if scales is None:
         if kept.data_ptr() != wide.data_ptr():
             kept.copy_(wide)

@@ -1,1 +1,1 @@
-"""Ranks as processes: started, joined, watched, ended together."""
+"""Rank processes: start them, join a process group, watch for failures, end them together."""

@@ -1,4 +1,4 @@
-"""Cores that this process may keep busy, and how ranks of one host share them."""
+"""The cores that this process may use, and how ranks of one host share them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from penteract.engine.doctor.probe import cgroup
 
 
 def here() -> int:
-    """Of the machine."""
+    """Cores of the machine."""
     return os.cpu_count() or 1
 
 
 def allowed() -> int:
-    """That this process may run on; all, where the system has no such mask."""
+    """Cores of this process's affinity mask; all cores where the system has no such mask."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else here()
 
 
 def usable(allowed: int, quota: float | None) -> int:
-    """Of those allowed, where control groups grant the time of `quota` cores."""
+    """Usable cores: those allowed, but no more than the `quota` of CPU time that control groups grant, in cores."""
     return max(1, min(allowed, int(quota) if quota is not None else allowed))
 
 
@@ -28,5 +28,5 @@ def usable_here() -> int:
 
 
 def threads_of(ranks: int) -> int:
-    """Threads of each of this host's ranks: more threads than cores cost more than they give."""
+    """Threads for each of this host's `ranks`, so that there are no more threads than cores."""
     return max(1, usable_here() // ranks)

@@ -1,4 +1,4 @@
-"""One rank's place: its device, its process group, its number."""
+"""One rank: its number, its device, and operations over all ranks."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class Rank:
     store: dist.distributed_c10d.Store | None
 
     def barrier(self) -> None:
-        """Wait for all ranks; nothing where there is one."""
+        """Wait for all ranks; does nothing with one rank."""
         if self.world > 1:
             dist.barrier()
 
     def first(self, task: Callable[[], None]) -> None:
-        """Do a task that may take long on rank 0, and on the others once it is done there: waiting is no collective."""
+        """Run a task on rank 0, and then on the others. They wait at the store, not in a collective that would time
+        out."""
         if self.number == 0 or self.store is None:
             task()
         if self.store is not None:
@@ -40,12 +41,12 @@ class Rank:
                 task()
 
     def largest(self, x: torch.Tensor) -> None:
-        """The largest of each number of x, on the host, over all ranks, in place."""
+        """Element-wise maximum of the host tensor x over all ranks, in place."""
         if self.world > 1:
             dist.all_reduce(x, dist.ReduceOp.MAX)
 
     def leave(self) -> None:
-        """Once no rank has anything left to say."""
+        """Destroy the process groups, after the last communication."""
         if self.world > 1:
             dist.destroy_process_group()
 
@@ -65,7 +66,7 @@ class Rank:
 
 
 def join(environment: Mapping[str, str], device: str) -> Rank:
-    """Take the place that a launcher gave, or be alone."""
+    """Join the process group that a launcher set up in `environment`; without one, the only rank."""
     world, number = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     local = int(environment.get("LOCAL_RANK", "0"))
     chosen = pick_device(device, local)

@@ -1,4 +1,4 @@
-"""Where a training run starts: as ranks of its own on this host, or as a rank that torchrun made."""
+"""Start a training run: launch its ranks on this host, or train as a rank that torchrun started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penteract.errors import BadInput
 from penteract.units import KIB, show_bytes
 
 
-def train(  # noqa: PLR0913 (what a command line may say)
+def train(  # noqa: PLR0913 (options of the command line)
     resolved: Resolved,
     *,
     launched: bool = False,
@@ -28,31 +28,31 @@ def train(  # noqa: PLR0913 (what a command line may say)
     json: bool = False,
     debug: bool = False,
 ) -> int:
-    """Train; returns the exit code. `predicted()`: bytes that rank 0 will allocate, asked when ranks can start.
+    """Train; returns the exit code. `predicted()`: bytes that rank 0 will allocate; called once ranks can start.
 
-    `launched`: this process is a rank that a launcher made. Otherwise it starts as many as the layout has, one
-    included: a rank's threads and their waiting are decided before torch is loaded.
+    `launched`: this process is a rank that a launcher started. Otherwise it starts all ranks of the layout as child
+    processes, even if there is one, because OpenMP settings must be in the environment before torch is loaded.
     """
     if not launched:
         _check_ranks(resolved)
-    bytes_of_one = predicted()
-    words = [f"--predicted={bytes_of_one}", *["--json"] * json, *["--debug"] * debug]
+    rank_bytes = predicted()
+    words = [f"--predicted={rank_bytes}", *["--json"] * json, *["--debug"] * debug]
     paths = (("compare", compare), ("resume", resume), ("init", init))
     words += [f"--{name}={path}" for name, path in paths if path is not None]
     if launched:
         worker = import_module("penteract.engine.runtime.worker")
         return worker.joined(lambda: _folder(resolved, resume, init), resolved.run, words)
-    _check_memory(resolved, bytes_of_one)
+    _check_memory(resolved, rank_bytes)
     folder = _folder(resolved, resume, init)
     command = ["-m", "penteract.engine.runtime.worker", str(folder), *words]
     try:
         return launch(resolved.run.layout.world, command, folder, os.environ)
     finally:
-        rundir.stay(folder)
+        rundir.cancel_resume(folder)
 
 
 def _check_ranks(resolved: Resolved) -> None:
-    """This host has a core or a device for every few ranks."""
+    """Raise BadInput for far more ranks than this host has cores."""
     world, most = resolved.run.layout.world, max(64, 4 * usable_here())
     if world > most:
         raise BadInput("RANKS", "more ranks than this host should start", found=world, allowed=f"<= {most}",
@@ -60,22 +60,22 @@ def _check_ranks(resolved: Resolved) -> None:
 
 
 def _check_memory(resolved: Resolved, predicted: int) -> None:
-    """On a CPU, what was predicted is there."""
+    """Raise BadInput if ranks on CPUs will need more memory than is free."""
     world = resolved.run.layout.world
     if not _gpus(resolved) and (free := _available()) and predicted * world > free:
         raise BadInput("MEMORY", f"{world} ranks of {show_bytes(predicted)} do not fit this host's free memory",
                        found=show_bytes(predicted * world), allowed=show_bytes(free),
-                       fix="a smaller model or micro-batch; penteract.estimate tells what a layout takes")  # fmt: skip
+                       fix="a smaller model or micro-batch; penteract.estimate shows what a layout takes")  # fmt: skip
 
 
 def _gpus(resolved: Resolved) -> bool:
-    """Whether ranks will use GPUs, as far as can be told without loading torch."""
+    """Whether ranks will use GPUs, as far as is visible without loading torch."""
     device = resolved.run.precision.device
     return device == "cuda" or (device == "auto" and Path("/proc/driver/nvidia/version").exists())
 
 
 def _available() -> int:
-    """Bytes of memory that Linux says can still be had; 0 where it does not say."""
+    """Bytes of memory that Linux reports as available; 0 if it does not."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -86,10 +86,10 @@ def _available() -> int:
 def _folder(resolved: Resolved, resume: Path | None, init: Path | None) -> Path:
     """The run's folder: a new one, or the one that is resumed.
 
-    What is resumed keeps its run.toml until its checkpoint is read: a refused resume leaves the run as it was.
+    A resumed run keeps its run.toml until its checkpoint is read, so a refused resume changes nothing.
     """
     if resume is not None:
-        import_module("penteract.engine.session.resume").check_going_on(resume, resolved.run)
+        import_module("penteract.engine.session.resume").check_resume(resume, resolved.run)
     folder = resume or rundir.create(resolved.run.out, resolved.run.model.name)
     (folder / (rundir.NEXT if resume else rundir.RUN)).write_text(to_toml(resolved))
     if init is not None:

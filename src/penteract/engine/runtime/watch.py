@@ -1,8 +1,9 @@
-"""Errors cross ranks: who fails says so in the store, and a thread on every rank looks there and leaves.
+"""Failure detection: a rank that fails reports it in the store; a thread on every rank watches the store, and ends its
+process.
 
-Each rank beats in the store twice a second, and looks for an abort key and at the beat of the next rank that is still
-at work: a ring, so that the store's load grows with the ranks and not with their square. A rank that must leave while
-its main thread is blocked ends its process outright: nothing else ends a wait in gloo.
+Twice a second each rank writes a heartbeat to the store, and reads an abort key and the heartbeat of the next rank that
+is still training. Ranks watch each other in a ring, so that the store's load grows linearly with their number. A rank
+that must end while its main thread is blocked exits its process at once, because nothing else ends a wait in gloo.
 """
 
 from __future__ import annotations
@@ -27,78 +28,79 @@ from penteract.engine.runtime.rank import Rank
 from penteract.engine.session import rundir
 from penteract.errors import Bug, DiskFailure, OutOfMemory, PeerLost, PenteractError, Preempted
 
-GRACE_S = 1.0  # that a rank's own error gets before another's ends it
-BLAME_S = 3.0  # to find out whose fault a broken connection is
-TEARDOWN_S = 3.0  # that groups get to be torn down
-PARTING_S = 8.0  # that rank 0 waits for the others when all stop together
-LAST_RESORT_S = 12.0  # after which a rank that leaves is gone, whatever blocks it
+GRACE_S = 1.0  # for a rank's own error to be reported before another rank's ends it
+BLAME_S = 3.0  # to find out which rank broke a connection
+TEARDOWN_S = 3.0  # for the teardown of process groups
+PARTING_S = 8.0  # rank 0 waits so long for the others when all stop together
+LAST_RESORT_S = 12.0  # a rank that is ending exits after this time, whatever blocks it
 
 _ABORT = "abort"
 
 
 class Watcher:
-    """One rank's watch over the others, from `start` to `finish` or `end`.
+    """Watches the other ranks, from `start` to `finish` or `end`.
 
     `abort` is called before this process ends because of another rank; it may block.
-    `timeout`: seconds without a beat after which a rank counts as lost.
+    `timeout`: seconds without a heartbeat after which a rank counts as lost.
     """
 
     def __init__(
         self, store: dist.distributed_c10d.Store, rank: int, world: int, run_dir: Path, abort: Callable[[], None],
         *, interval: float = 0.5, timeout: float = 30.0,
     ) -> None:  # fmt: skip
-        # A connection of its own: the main thread's may be held by a blocking wait.
+        # A separate connection: a blocking wait of the main thread may hold the other.
         self.store = dist.distributed_c10d.PrefixStore("watch", store.clone())  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
         self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
         self.interval, self.timeout = interval, timeout
         self._turns = 0
-        self._silence = 0.0  # of the rank that is watched, in seconds of this thread's own turns
-        self._seen: tuple[int, bytes] = (rank, b"")
+        self._silence = 0.0  # seconds without a heartbeat of the watched rank, counted in this thread's turns
+        self._last_beat: tuple[int, bytes] = (rank, b"")  # the watched rank and its last heartbeat
         self._earlier = rundir.errors_size(run_dir)
         self._over = threading.Event()
         self._leaving = threading.Lock()  # held by the one thread that ends this rank's work
 
     def start(self) -> None:
-        """Begin to beat and to look, in two daemon threads."""
-        for name, work in (("watch-look", self._look), ("watch-guard", self._guard)):
+        """Start the two daemon threads: heartbeat and watch, and a guard over the first."""
+        for name, work in (("watch-beat", self._watch), ("watch-guard", self._guard)):
             threading.Thread(target=work, name=name, daemon=True).start()
 
-    # ---- leaving, by the main thread -------------------------------------------------------------------------
+    # ---- ending, called by the main thread -------------------------------------------------------------------
 
     def finish(self, limit: float | None = None) -> None:
-        """All went well here. Rank 0, which may hold the store, stays until the others have finished too."""
+        """This rank has finished without an error. Rank 0, which may host the store, waits for the others, at most
+        `limit` seconds."""
         with suppress(RuntimeError):
             self.store.set(f"done/{self.rank}", "1")
             self.store.add("done", 1)
-            begun = time.monotonic()
+            start = time.monotonic()
             while self.rank == 0 and self.store.add("done", 0) < self.world:
-                if limit is not None and time.monotonic() - begun > limit:
+                if limit is not None and time.monotonic() - start > limit:
                     break
                 time.sleep(self.interval / 10)
         self._over.set()
 
     def report(self, exception: BaseException) -> PenteractError:
-        """Tell the others of this rank's failure; returns the error that it leaves with.
+        """Report this rank's failure to the others; returns the error with which this rank ends.
 
-        That is PeerLost where the exception is only a connection that another rank's failure broke.
+        That is PeerLost if the exception is only a connection that another rank's failure broke.
         """
         if is_of_a_peer(exception):
             return self._blame(exception)
         error = from_exception(exception)
         row = rundir.error_row(error, self.rank, exception)
         first = self._set_abort(row)
-        if first is row or first["code"] != error.code:  # that all ranks fail alike is said once
+        if first is row or first["code"] != error.code:  # if all ranks fail with the same error, one row is enough
             rundir.append_error(self.run_dir, row)
         return error
 
     def end(self, exception: BaseException) -> PenteractError:
-        """Report, see to it that the others can hear it, and return the error for the caller to raise."""
+        """Report, wait until the others can have read it, and return the error for the caller to raise."""
         if not self._leaving.acquire(blocking=False):
             threading.Event().wait()  # another thread is ending this process
         if isinstance(exception, KeyboardInterrupt):
             exception = Preempted("STOPPED", "interrupted before a step was saved", where=str(self.run_dir))
-        _in_time(from_exception(exception).exit_code)
-        if isinstance(exception, Preempted):  # all ranks agreed: nobody has to be told
+        _exit_later(from_exception(exception).exit_code)
+        if isinstance(exception, Preempted):  # all ranks stop together, so there is nothing to report
             if self.rank == 0:
                 rundir.append_error(self.run_dir, rundir.error_row(exception, 0))
             self.finish(limit=PARTING_S)
@@ -107,15 +109,15 @@ class Watcher:
         self._part(error)
         return error
 
-    # ---- looking, by the threads -----------------------------------------------------------------------------
+    # ---- watching, in the threads ----------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         last = time.monotonic()
         while not self._over.is_set():
             try:
                 self.store.set(f"beat/{self.rank}", str(self._turns))
                 now = time.monotonic()
-                # A turn counts for little however long it took: if all were suspended together, nobody is lost.
+                # Cap the time of one turn: if all processes were suspended together, no rank is lost.
                 self._watch_next(min(now - last, 2 * self.interval))
                 last = now
                 row = json.loads(self.store.get(_ABORT)) if self.store.check([_ABORT]) else None
@@ -127,24 +129,26 @@ class Watcher:
             self._over.wait(self.interval)
 
     def _watch_next(self, passed: float) -> None:
-        """Look at the next rank that has not finished; set the abort key when it was silent for too long."""
-        watched = self._seen[0] if self._seen[0] != self.rank else (self.rank + 1) % self.world
+        """Check the heartbeat of the next rank that has not finished. Set the abort key if there was none for `timeout`
+        seconds. `passed`: seconds since the last check."""
+        watched = self._last_beat[0] if self._last_beat[0] != self.rank else (self.rank + 1) % self.world
         while watched != self.rank and self.store.check([f"done/{watched}"]):
             watched = (watched + 1) % self.world
         if watched == self.rank:
             return
         beat = self._beat(watched)
-        self._silence = self._silence + passed if (watched, beat) == self._seen else 0.0
-        self._seen = (watched, beat)
+        self._silence = self._silence + passed if (watched, beat) == self._last_beat else 0.0
+        self._last_beat = (watched, beat)
         if self._silence > self.timeout:
             self._lost([watched], f"no sign of life for {self._silence:.0f} s")
 
     def _guard(self) -> None:
-        """The look itself can block for ever, in a store whose host has stopped; this thread does not touch it."""
-        seen, silence = -1, 0.0
+        """The watching thread can block for ever in a store whose host has stopped. This thread watches it without
+        using the store."""
+        last_turn, silence = -1, 0.0
         while not self._over.wait(self.interval):
-            silence = silence + self.interval if seen == self._turns else 0.0
-            seen = self._turns
+            silence = silence + self.interval if last_turn == self._turns else 0.0
+            last_turn = self._turns
             if silence > self.timeout:
                 return self._leave(self._store_is_gone(f"no answer for {silence:.0f} s"))
 
@@ -153,18 +157,18 @@ class Watcher:
         return self.store.get(key) if self.store.check([key]) else b""
 
     def _leave(self, row: dict[str, Any]) -> None:
-        """End this process because of `row`, unless the main thread leaves by itself."""
+        """End this process because of `row`, unless the main thread is ending it."""
         if self._over.wait(GRACE_S) or not self._leaving.acquire(blocking=False):
             return
-        _in_time(PeerLost.exit_code)
+        _exit_later(PeerLost.exit_code)
         error = self._peer(row)
         self._part(error)
         _exit(error)
 
-    # ---- whose fault -----------------------------------------------------------------------------------------
+    # ---- which rank failed -----------------------------------------------------------------------------------
 
     def _blame(self, exception: BaseException) -> PenteractError:
-        """A connection broke: the abort key says why, or else the ranks whose beat stands still are the lost ones."""
+        """The error for a broken connection: that of the abort key; else the ranks without a new heartbeat are lost."""
         try:
             before, until = self._beats(), time.monotonic() + BLAME_S
             while time.monotonic() < until:
@@ -178,7 +182,7 @@ class Watcher:
         except RuntimeError as e:
             return self._peer(self._store_is_gone(str(e)))
         error = PeerLost("CONNECTION", f"a collective failed: {_first_line(exception)}", where=f"rank {self.rank}",
-                         fix="--resume goes on from the last checkpoint")  # fmt: skip
+                         fix="--resume continues from the last checkpoint")  # fmt: skip
         row = rundir.error_row(error, self.rank, exception)
         if self._set_abort(row) is row:
             rundir.append_error(self.run_dir, row)
@@ -188,10 +192,10 @@ class Watcher:
         return {r: self._beat(r) for r in range(self.world) if not self.store.check([f"done/{r}"])}
 
     def _lost(self, ranks: list[int], why: str) -> dict[str, Any]:
-        """Tell all that ranks are gone without a word; the first to notice writes the row."""
+        """Report to all that ranks are lost; the first rank to notice writes the row."""
         names = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
         error = PeerLost("LOST", f"rank {names} is gone or hangs: {why}", where=str(self.run_dir),
-                         fix="look for a killed process (out of host memory?); --resume goes on")  # fmt: skip
+                         fix="look for a killed process (out of host memory?); --resume continues")  # fmt: skip
         row = rundir.error_row(error, ranks[0], noticed_by=self.rank)
         first = self._set_abort(row)
         if first is row:
@@ -199,21 +203,22 @@ class Watcher:
         return first
 
     def _store_is_gone(self, why: str) -> dict[str, Any]:
-        """Without the store the run's directory may still say who failed; if not, rank 0 or its launcher did."""
+        """The row to end with when the store is gone: the first in errors.jsonl; else rank 0 or its launcher is
+        lost."""
         if rows := rundir.errors(self.run_dir, self._earlier):
             return rows[0]
         error = PeerLost("LOST", f"the store of rank 0 or its launcher is gone: {why.splitlines()[0][:120]}",
-                         where=str(self.run_dir), fix="--resume goes on from the last checkpoint")  # fmt: skip
+                         where=str(self.run_dir), fix="--resume continues from the last checkpoint")  # fmt: skip
         row = rundir.error_row(error, 0, noticed_by=self.rank)
         rundir.append_error(self.run_dir, row)
         return row
 
     def _set_abort(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Set the abort key unless it is there; returns the row that is in it."""
+        """Set the abort key unless it is set; returns the row that it holds."""
         short = {k: v for k, v in row.items() if k != "traceback"}
         try:
             first = json.loads(self.store.compare_set(_ABORT, "", json.dumps(short)))
-        except RuntimeError:  # no store: the file has to do
+        except RuntimeError:  # no store: only errors.jsonl is left
             return row
         return row if first == short else first
 
@@ -224,12 +229,12 @@ class Watcher:
                         where=f"rank {self.rank}", fix=f"see {self.run_dir / rundir.ERRORS}")  # fmt: skip
 
     def _part(self, error: PenteractError) -> None:
-        """Last things before this rank's work ends."""
-        if isinstance(error, PeerLost):  # blocked collectives may end, and GPUs come free, if this works
+        """Tear down process groups, and give the others time to read the abort key."""
+        if isinstance(error, PeerLost):  # if this works, blocked collectives end and GPUs come free
             thread = threading.Thread(target=self.abort, daemon=True)
             thread.start()
             thread.join(TEARDOWN_S)
-        if self.rank == 0:  # it may hold the store: the others look there once more
+        if self.rank == 0:  # it may host the store: the others must read it once more
             with suppress(OSError):
                 rundir.write_status(self.run_dir, rundir.ended(error.exit_code), exit_code=error.exit_code)
             time.sleep(2 * self.interval + GRACE_S)
@@ -237,9 +242,10 @@ class Watcher:
 
 @contextmanager
 def watched(rank: Rank, run_dir: Path) -> Iterator[None]:
-    """Train inside: this rank's failure is told to the others and raised as a PenteractError; theirs ends this process.
+    """Train inside this context. This rank's failure is reported to the others and raised as a PenteractError; a
+    failure of theirs ends this process.
 
-    Keeps `status.json` and `errors.jsonl`.
+    Writes `status.json` and `errors.jsonl`.
     """
     watcher = None
     if rank.store is not None:
@@ -256,8 +262,8 @@ def watched(rank: Rank, run_dir: Path) -> Iterator[None]:
     except BaseException as e:
         error = watcher.end(e) if watcher is not None else _alone(e, run_dir)
         code = error.exit_code
-        if watcher is not None:  # not the interpreter's own end: it waits in the groups' destructors for lost peers
-            atexit.register(_gone, code)
+        if watcher is not None:  # the interpreter's normal exit would wait for lost peers in the groups' destructors
+            atexit.register(_exit_now, code)
         raise error from e
     finally:
         if rank.number == 0:
@@ -282,7 +288,7 @@ def abort_groups() -> None:
 
 
 def from_exception(e: BaseException) -> PenteractError:
-    """Any exception as one that has a code and a line."""
+    """Any exception as a PenteractError."""
     text = _first_line(e)
     if isinstance(e, PenteractError):
         return e
@@ -296,7 +302,7 @@ def from_exception(e: BaseException) -> PenteractError:
 
 
 def is_of_a_peer(e: BaseException) -> bool:
-    """Whether this is what the wire says when another rank has gone."""
+    """Whether this is the exception of a connection to a rank that has ended."""
     if isinstance(e, dist.DistError):
         return True
     return type(e) is RuntimeError and bool(
@@ -308,21 +314,21 @@ def _first_line(e: BaseException) -> str:
     return (str(e).splitlines() or [""])[0][:200]
 
 
-def _in_time(code: int) -> None:
-    """The process ends with `code` in a while, even where what is left to do blocks for ever."""
+def _exit_later(code: int) -> None:
+    """Exit the process with `code` after LAST_RESORT_S, even if the remaining work blocks for ever."""
     timer = threading.Timer(LAST_RESORT_S, os._exit, [code])
     timer.daemon = True
     timer.start()
 
 
 def _exit(error: PenteractError) -> NoReturn:
-    """Say it and go, from a thread, whatever the main thread does."""
+    """Print the error and exit the process, from any thread."""
     with suppress(OSError, ValueError):
         print(error, file=sys.stderr)
-    _gone(error.exit_code)
+    _exit_now(error.exit_code)
 
 
-def _gone(code: int) -> NoReturn:
+def _exit_now(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

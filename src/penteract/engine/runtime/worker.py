@@ -13,49 +13,49 @@ from penteract.config.rules.resolve import resolve
 from penteract.config.run import RunSpec
 from penteract.engine.runtime.rank import Rank, join
 from penteract.engine.runtime.watch import from_exception, watched
-from penteract.engine.session.session import Orders, Session, closing_line, rundir, set_up
+from penteract.engine.session.session import Session, SessionOptions, closing_line, rundir, set_up
 from penteract.errors import PeerLost, PenteractError
 
 
-def work(spec: RunSpec, rank: Rank, orders: Orders) -> int:
-    """Train on this rank; errors reach the others before they leave."""
+def work(spec: RunSpec, rank: Rank, options: SessionOptions) -> int:
+    """Train on this rank. An error is reported to the other ranks before this one ends."""
     set_up(spec)
-    with watched(rank, orders.folder):
-        session = Session(spec, rank, orders)
+    with watched(rank, options.folder):
+        session = Session(spec, rank, options)
         session.open()
         result = session.go()
-        if orders.as_json and rank.number == 0:
+        if options.as_json and rank.number == 0:
             print(closing_line(result), flush=True)
     rank.leave()
     return 0
 
 
 def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
-    """A rank that a launcher made: rank 0 makes the run's folder, all train in it."""
+    """Train as a rank that a launcher started. Rank 0 creates the run's folder, and all ranks use it."""
     rank = join(os.environ, spec.precision.device)
-    said = ""
+    path = ""
     try:
-        said = str(folder()) if rank.number == 0 else ""
+        path = str(folder()) if rank.number == 0 else ""
     except PenteractError as e:
         rank.agree(f"!{e}")
         raise
-    agreed = rank.agree(said)
+    agreed = rank.agree(path)
     if agreed.startswith("!"):
         raise PeerLost("PEER", "rank 0 could not make the run's folder", found=agreed[1:])
-    orders = _orders([agreed, *words])[0]
+    options = _options([agreed, *words])[0]
     try:
-        return work(spec, rank, orders)
+        return work(spec, rank, options)
     finally:
         if rank.number == 0:
-            rundir.stay(orders.folder)
+            rundir.cancel_resume(options.folder)
 
 
 def main(argv: list[str]) -> int:
-    """Run folder in, exit code out."""
-    orders, debug = _orders(argv)
+    """Train in the run folder that the arguments name; returns the exit code."""
+    options, debug = _options(argv)
     try:
-        spec = resolve(orders.folder / (rundir.NEXT if orders.resume else rundir.RUN), "").run
-        return work(spec, join(os.environ, spec.precision.device), orders)
+        spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
+        return work(spec, join(os.environ, spec.precision.device), options)
     except Exception as e:
         error = from_exception(e)
         if debug:
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         return error.exit_code
 
 
-def _orders(argv: list[str]) -> tuple[Orders, bool]:
+def _options(argv: list[str]) -> tuple[SessionOptions, bool]:
     parser = argparse.ArgumentParser(prog="penteract.engine.runtime.worker")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--compare", type=Path)
@@ -73,8 +73,8 @@ def _orders(argv: list[str]) -> tuple[Orders, bool]:
     parser.add_argument("--predicted", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--debug", action="store_true")
-    asked = parser.parse_args(argv)
-    return Orders(asked.folder, asked.compare, asked.resume, asked.init, asked.json, asked.predicted), asked.debug
+    args = parser.parse_args(argv)
+    return SessionOptions(args.folder, args.compare, args.resume, args.init, args.json, args.predicted), args.debug
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hold a run against an earlier one: the loss curve, and every parameter's gradient at step 1."""
+"""Compare a run with an earlier one: the loss curve, and every parameter's gradient at step 1."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from penteract.engine.session.trainer import Trainer
 from penteract.errors import BadInput
 from penteract.units import MIB
 
-LARGEST = 256 * MIB  # gradients beyond this are not kept: comparing is for models that a laptop trains
+LARGEST = 256 * MIB  # larger gradients are not saved: comparing is for models that a laptop can train
 
 _WHERE = "step-1-gradients"
 
 
 def save_gradients(trainer: Trainer, folder: Path, rank: Rank) -> bool:
-    """Keep step 1's gradients in the run's folder; False when they are too large."""
+    """Save step 1's gradients in the run's folder; False when they are too large."""
     size = sum(math.prod(q.shape) for q in trainer.program.everything) * trainer.program.widths["gradient"]
     if size > LARGEST:
         return False
@@ -37,9 +37,9 @@ def save_gradients(trainer: Trainer, folder: Path, rank: Rank) -> bool:
 
 
 def _unclipped(trainer: Trainer) -> Iterator[ParameterPart]:
-    """Gradients as they were before clipping: where this rank has their sum, one at a time.
+    """The gradients before clipping that this rank holds summed, one at a time.
 
-    Clipping scales those in place that are as wide as the update.
+    Clipping works in place on gradients in the dtype of the update; these are divided by the clipping factor.
     """
     assert trainer.run.optimizer is not None
     scale = trainer.run.optimizer.clipping(trainer.run.totals[0])
@@ -55,7 +55,7 @@ def load_gradients(trainer: Trainer, folder: Path, rank: Rank) -> float:
     try:
         checkpoint.load(checkpoint.latest(folder / _WHERE), slices(p, theirs))
     except (OSError, BadInput) as e:
-        raise BadInput("COMPARE", "that run kept no gradients, or another model's", where="--compare", found=folder,
+        raise BadInput("COMPARE", "that run has no gradients, or another model's", where="--compare", found=folder,
                        fix="train the first run again with the same model and precision") from e  # fmt: skip
     number = {q.name: i for i, q in enumerate(p.everything)}
     rows = torch.zeros(2, len(number), dtype=torch.float64)  # differences, largest elements
@@ -69,14 +69,15 @@ def load_gradients(trainer: Trainer, folder: Path, rank: Rank) -> float:
 
 @dataclass(slots=True)
 class Comparison:
-    """This run beside the one in `folder`."""
+    """The comparison of this run with the one in `folder`. `gradient`: the largest relative difference at step 1."""
 
     folder: Path
     gradient: float | None = None
-    steps: int = 0  # that both runs have
+    steps: int = 0  # in common
 
     def result(self, first: int, losses: list[float]) -> dict[str, Any]:
-        """Largest absolute loss difference over the steps that both have, and the gradients' of step 1."""
+        """The largest absolute difference of the loss over common steps, and the relative one of step 1's gradients.
+        `first`: the step of losses[0]."""
         theirs = {int(str(r["step"])): r["train/loss"] for r in read_metrics(self.folder / "metrics.jsonl")}
         pairs = [(x, theirs[first + i]) for i, x in enumerate(losses) if first + i in theirs]
         self.steps = len(pairs)
@@ -84,7 +85,7 @@ class Comparison:
         return {"max_abs_loss_difference": largest, "max_rel_gradient_difference_step1": self.gradient}
 
     def line(self, result: dict[str, Any]) -> str:
-        """What a person reads."""
+        """The result as a printed line."""
         loss, gradient = result["max_abs_loss_difference"], self.gradient
         curve = "no step in common" if loss is None else f"{loss:.1e} over {self.steps} steps"
         step1 = "not compared" if gradient is None else f"{gradient:.1e} of each parameter's largest element"

@@ -1,4 +1,4 @@
-"""What a person sees of a training run: a live table on a terminal, a line now and then elsewhere."""
+"""The progress of a training run: a live table on a terminal, at most 20 lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rich.text import Text
 from penteract.units import GIB, show_bytes, show_count, show_seconds
 
 ROWS = 12  # of the live table
-LINES = 20  # of a whole run, where there is no terminal
-_RECENT = 20  # steps whose median time foretells the rest
+LINES = 20  # lines for a whole run where there is no terminal
+_RECENT = 20  # steps whose median time predicts the time left
 
 _UNKNOWN = "-"
 
@@ -27,7 +27,7 @@ class LiveTable:
     """Progress of a run of `total_steps`, fed with the rows of `metrics.jsonl`.
 
     On a terminal: a table of the last steps, redrawn a few times a second.  Elsewhere: a line every 1/LINES of the run.
-    quiet: the last line alone.  json: standard output is left to the caller, the lines are logs on standard error.
+    quiet: print the last line alone.  json: print to standard error; standard output is the caller's.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class LiveTable:
         self._rows: tuple[dict[str, str], ...] = ()
         self._times: tuple[float, ...] = ()
         drawn = self._console.is_terminal and not self._console.is_dumb_terminal and not quiet and not json
-        # Drawn by a thread of its own at its own pace, so a step costs no more than making one row.
+        # A thread draws the table, so a step only makes one row.
         self._live = Live(console=self._console, get_renderable=self._table, refresh_per_second=4) if drawn else None
 
     def step(self, row: Mapping[str, object]) -> None:
-        """Show one row of metrics; `step` counts the steps done, from 1."""
+        """Show one row of metrics. Its `step` counts from 1."""
         if self._quiet:
             return
         cells = self._cells(row)
@@ -51,17 +51,17 @@ class LiveTable:
             if first:
                 self._live.start()
         elif first or self._due(int(cells["step"])):
-            self._say(self._line(cells, headed=first))
+            self._print(self._line(cells, headed=first))
 
     def close(self) -> None:
-        """Leave the terminal in order; may be called twice."""
+        """Stop drawing and restore the terminal; may be called twice."""
         if self._live is not None:
             self._live.stop()
 
     def finish(self, loss_first: float, loss_last: float, seconds: float) -> None:
-        """Close, and say as the last line what came of it; `seconds` is the time spent training."""
+        """Close, and print the last line: first and last loss, and the seconds spent training."""
         self.close()
-        self._say(f"loss {loss_first:.3f} -> {loss_last:.3f} in {seconds:.1f} s of training")
+        self._print(f"loss {loss_first:.3f} -> {loss_last:.3f} in {seconds:.1f} s of training")
 
     def __enter__(self) -> Self:
         return self
@@ -69,8 +69,8 @@ class LiveTable:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _say(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True, highlight=False)  # never folded: other programs read it
+    def _print(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True, highlight=False)  # never wrapped: other programs read it
 
     def _due(self, step: int) -> bool:
         """Whether `step` completes another 1/LINES of the run, or the run."""
@@ -93,7 +93,7 @@ class LiveTable:
         }
 
     def _table(self) -> Table:
-        # `_rows` is replaced, never changed: the drawing thread sees it whole.
+        # `_rows` is replaced, never mutated: the drawing thread always sees a complete tuple.
         rows = self._rows
         table = Table(
             title=Text(f"{self._layout} · {self._total} steps"), title_justify="left", box=SIMPLE_HEAD, show_edge=False,

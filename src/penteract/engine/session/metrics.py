@@ -6,19 +6,19 @@
 | `tokens` | tokens seen by the model since the run began | always |
 | `train/loss` | nats a token, mean over the global batch | always |
 | `train/mtp_loss` | nats a token, mean of all depths, times its coefficient | with `mtp_layers` |
-| `train/balance_loss` | how unevenly experts are chosen, times its coefficient | with `balance = "loss"` |
+| `train/balance_loss` | load-balancing loss of the experts, times its coefficient | with `balance = "loss"` |
 | `train/grad_norm` | norm of the whole gradient, before clipping | always |
 | `train/lr` | learning rate of this step | always |
 | `train/z_loss` | mean squared log-sum-exp of the logits, times its coefficient | when it has one |
-| `train/loss_scale` | that the loss was multiplied with in this step | in fp16 |
-| `train/skipped` | whether an overflow kept this step from being made | in fp16 |
+| `train/loss_scale` | the factor of the loss in this step | in fp16 |
+| `train/skipped` | whether the update was skipped because of an overflow | in fp16 |
 | `val/loss` | nats a token | when it was measured |
 | `perf/tokens_per_sec` | tokens a second, all ranks | always |
 | `perf/step_time_s` | seconds | always |
-| `mem/predicted_gib` | GiB allocated by rank 0, by the estimate | when it is known |
+| `mem/predicted_gib` | GiB that rank 0 was predicted to allocate | when it is known |
 | `mem/measured_gib` | GiB allocated by rank 0, at the peak | when it can be measured |
 
-Other fields may stand beside these. A value that is not finite is written as null: JSON has no NaN.
+Rows may have other fields. A value that is not finite is written as null: JSON has no NaN.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ Row = dict[str, Number]
 
 
 class MetricsWriter:
-    """Append rows to `path`, one system call each, so that a crash tears at most the last line.
+    """Append rows to `path`, one system call each, so that a crash leaves at most the last line incomplete.
 
-    `resume_at` is the last step to keep (0: start anew); rows after it and a torn last line are cut off.
+    `resume_at` is the last step to keep (0: none); later rows and an incomplete last line are cut off.
     """
 
     def __init__(self, path: Path, *, resume_at: int = 0) -> None:
@@ -54,7 +54,7 @@ class MetricsWriter:
             raise self._failure(e) from e
 
     def write(self, row: Mapping[str, Number]) -> None:
-        """Raises DiskFailure when it cannot, Bug when `step` does not increase."""
+        """Append a row. Raises DiskFailure when it cannot be written, Bug when `step` does not increase."""
         step = row.get("step")
         if not isinstance(step, int) or step <= self._step:
             raise Bug("METRICS", "steps must increase", where=str(self._path), found=step, allowed=f"> {self._step}")
@@ -82,7 +82,7 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """All whole rows; a last line that is torn or still being written is left out.
+    """All complete rows; a last line that is incomplete or still being written is left out.
 
     Raises CorruptData at a bad line before the last, FileNotFoundError when there is no file.
     """
@@ -90,7 +90,7 @@ def read_metrics(path: Path) -> list[Row]:
 
 
 def _length_up_to(path: Path, step: int) -> tuple[int, int]:
-    """(bytes, last step) of the rows up to `step`."""
+    """(bytes, last step) of the rows up to and including `step`."""
     length, last = 0, 0
     if step > 0 and path.exists():
         for row, end in _rows(path):

@@ -1,6 +1,7 @@
-"""What must stay as it was when a run goes on: kept in its checkpoints, and asked before anything starts.
+"""Settings that must not change when a run resumes. Checkpoints store them; they are checked before anything starts.
 
-The precision need not: master weights and moments are saved as numbers (`saved.py`). That it is another is told.
+The precision may change, because master weights and moments are saved in a common dtype (`saved.py`). A change is
+logged.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from penteract.errors import BadInput
 
 _KEYS = {"seed": "training.seed", "sequence_length": "batch.sequence_length", "model": "model",
          "optimizer": "optimizer.kind"}  # fmt: skip
-_LAST = "model.name"  # told of where nothing else differs
+_LAST = "model.name"  # reported only where nothing else differs
 
 
-def promised(spec: RunSpec) -> dict[str, Any]:
-    """For a checkpoint's `extra`, as JSON has it."""
+def resume_settings(spec: RunSpec) -> dict[str, Any]:
+    """The settings for a checkpoint's `extra`, as JSON values. It includes the precision, which may change."""
     policy = spec.precision.policy
     kept = {
         "seed": spec.train.seed, "sequence_length": spec.sequence_length, "model": asdict(spec.model),
@@ -38,16 +39,16 @@ def promised(spec: RunSpec) -> dict[str, Any]:
     return json.loads(json.dumps(kept))
 
 
-def check_going_on(folder: Path, spec: RunSpec) -> None:
-    """Raise BadInput unless a run of `spec` may go on from the newest checkpoint of the run in `folder`."""
+def check_resume(folder: Path, spec: RunSpec) -> None:
+    """Raise BadInput unless a run of `spec` may resume from the newest checkpoint of the run in `folder`."""
     stored = manifest.read(checkpoint.latest(folder / "checkpoints"))
     extra = stored.extra
-    then, now = (dict(_leaves({"optimizer": "adamw", **kept})) for kept in (extra, promised(spec)))
+    then, now = (dict(_leaves({"optimizer": "adamw", **kept})) for kept in (extra, resume_settings(spec)))
     other = sorted((key for key in then | now if then.get(key) != now.get(key)), key=lambda key: key == _LAST)
     if other:
         key, more = other[0], f" (and {len(other) - 1} more values)" * (len(other) > 1)
-        known = key in then and key in keys()
-        fix = f"--{key} {toml_value(then[key])}, or a new run without --resume" if known else "a new run, no --resume"
+        can_set = key in then and key in keys()
+        fix = f"--{key} {toml_value(then[key])}, or a new run without --resume" if can_set else "a new run, no --resume"
         raise BadInput("RESUME", f"the run was trained with another {key}{more}", where="--resume",
                        found=_shown(now, key), allowed=_shown(then, key), fix=fix)  # fmt: skip
     _check_numbers(stored, spec.precision.policy)
@@ -58,19 +59,20 @@ def check_going_on(folder: Path, spec: RunSpec) -> None:
 
 
 def other_precision(extra: Mapping[str, Any], spec: RunSpec) -> str:
-    """A line where a checkpoint's precision is another than that of the run which goes on from it; or nothing, also
-    where the checkpoint does not say it."""
-    then, now = extra.get("precision"), promised(spec)["precision"]
+    """A warning if the precision of the checkpoint and of the resumed run differ; "" if they agree, or if the
+    checkpoint does not record its precision."""
+    then, now = extra.get("precision"), resume_settings(spec)["precision"]
     if then is None or then["policy"] == now["policy"]:
         return ""
     return (
-        f"trained in {then['name']} so far, goes on in {now['name']}: master weights and moments are read as numbers "
-        "and rounded to what they are kept in; what one recipe alone keeps begins anew"
+        f"trained in {then['name']} so far, goes on in {now['name']}: master weights and moments are converted to the "
+        "new dtypes; state that only one of the recipes keeps begins anew"
     )
 
 
 def _check_numbers(stored: Manifest, policy: Policy) -> None:
-    """Masters and moments are read in the dtype that they were saved in: fp64 by fp64 alone."""
+    """Raise BadInput unless master weights and moments were saved in the dtype that is read: fp64 runs save fp64, all
+    others fp32."""
     state = (entry for name, entry in stored.tensors.items() if not name.endswith(RECIPE))
     wide = any(DTYPES[entry.dtype] == dtype_of("stat", "fp64") for entry in state)
     if wide != (policy.stat == "fp64"):
@@ -79,12 +81,12 @@ def _check_numbers(stored: Manifest, policy: Policy) -> None:
             if wide
             else ("fp32", "all but fp64", "another --precision.dtype")
         )
-        raise BadInput("RESUME", f"the run's state is kept as numbers of {kept}", where="--resume", found=policy.name,
+        raise BadInput("RESUME", f"the run's state is saved in {kept}", where="--resume", found=policy.name,
                        allowed=allowed, fix=f"{fix}, or a new run without --resume")  # fmt: skip
 
 
 def _leaves(kept: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(key of a run file, value); a part of the model that is not there has none."""
+    """(key of a run file, value) of all settings; values that are None are left out."""
     for name, value in kept.items():
         key = f"{prefix}.{name}" if prefix else _KEYS.get(name, "")
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A run's directory, which is the truth about it.
+"""A run's directory: everything that is stored about a run.
 
 `runs/2026-11-21_tiny_a1b2c3` holds `run.toml`, `command.txt`, `status.json`, `metrics.jsonl`, `checkpoints/`, `logs/`
 and, where something failed, `errors.jsonl`; `runs/latest` points at the newest.
@@ -25,13 +25,13 @@ from penteract.errors import BadInput, DiskFailure, PenteractError
 COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
     "command.txt", "errors.jsonl", "latest", "logs", "run.toml", "status.json"
 )  # fmt: skip
-NEXT = "run.next.toml"  # how a resumed run will go on, once its checkpoint has been read: until then it is as it was
+NEXT = "run.next.toml"  # the run file of a resumed run; it replaces RUN once the checkpoint has been read
 
 
 def create(out: str | Path, name: str, command: Sequence[str] | None = None) -> Path:
     """A new run's directory below `out`, named by day, model and six random digits; `out/latest` points at it.
 
-    `command`: what to keep in `command.txt`; by default the words this process was started with.
+    `command`: what to write into `command.txt`; by default the arguments of this process.
     Raises DiskFailure.
     """
     out = Path(out)
@@ -66,9 +66,9 @@ def find(text: str, out: str | Path = "runs") -> Path:
 
 
 def write_status(folder: Path, state: str, **more: Any) -> None:
-    """`status.json`, replaced as a whole: the state (created, running, done, stopped, failed) and when it began.
+    """Replace `status.json` in one operation: the state (created, running, done, stopped, failed) and when it began.
 
-    A run that does not go on yet keeps the one it has.
+    A resumed run that has not read its checkpoint yet keeps its old status.
     """
     if (folder / NEXT).exists():
         return
@@ -78,14 +78,14 @@ def write_status(folder: Path, state: str, **more: Any) -> None:
     fresh.replace(folder / STATUS)
 
 
-def go_on(folder: Path, world: int) -> None:
-    """A resumed run has its state again: from here on it is as its new run file says."""
+def mark_resumed(folder: Path, world: int) -> None:
+    """A resumed run has read its checkpoint: make its new run file the current one."""
     (folder / NEXT).replace(folder / RUN)
     write_status(folder, "running", world=world)
 
 
-def stay(folder: Path) -> None:
-    """A resumed run that could not go on is what it was."""
+def cancel_resume(folder: Path) -> None:
+    """Remove the run file of a resume that failed; nothing else has changed."""
     with contextlib.suppress(OSError):
         (folder / NEXT).unlink(missing_ok=True)
 
@@ -96,7 +96,7 @@ def ended(exit_code: int) -> str:
 
 
 def error_row(error: PenteractError, rank: int, cause: BaseException | None = None, **more: Any) -> dict[str, Any]:
-    """What `errors.jsonl` says of rank `rank`'s failure; with `cause`, its traceback too."""
+    """The row of `errors.jsonl` for rank `rank`'s failure; with `cause`, the traceback too."""
     trace = "".join(traceback.format_exception(cause)) if cause is not None else ""
     return {**error.as_dict(), "rank": rank, "host": socket.gethostname(), "time": now(), **more, "traceback": trace}
 
@@ -108,7 +108,7 @@ def append_error(folder: Path, row: dict[str, Any]) -> None:
 
 
 def errors_size(folder: Path) -> int:
-    """Bytes of `errors.jsonl`: what a resumed run's earlier attempts wrote."""
+    """Bytes of `errors.jsonl` so far: rows from earlier attempts of a resumed run."""
     try:
         return (folder / ERRORS).stat().st_size
     except OSError:
@@ -116,7 +116,7 @@ def errors_size(folder: Path) -> int:
 
 
 def errors(folder: Path, start: int = 0) -> list[dict[str, Any]]:
-    """Rows of `errors.jsonl` from byte `start`; torn ones are left out."""
+    """Rows of `errors.jsonl` from byte `start`; incomplete ones are left out."""
     rows: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):
         for line in (folder / ERRORS).read_bytes()[start:].splitlines():
@@ -127,8 +127,8 @@ def errors(folder: Path, start: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def told(row: dict[str, Any]) -> str:
-    """A row of `errors.jsonl` as the line its rank printed, or would have."""
+def error_line(row: dict[str, Any]) -> str:
+    """A row of `errors.jsonl` as the error line that its rank prints."""
     fields = {k: str(row.get(k, "")) for k in ("where", "found", "allowed", "fix")}
     return str(PenteractError(str(row["code"]), str(row["what"]), **fields))
 
@@ -139,7 +139,7 @@ def now() -> str:
 
 
 def _point(link: Path, target: str) -> None:
-    """`link` -> `target` in one operation."""
+    """Make `link` point at `target` in one operation."""
     fresh = link.with_name(f".{link.name}-{target}")
     fresh.symlink_to(target)
     try:

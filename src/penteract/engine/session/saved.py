@@ -1,9 +1,9 @@
-"""What of a rank's state goes into a checkpoint, by its global names.
+"""The part of a rank's state that goes into a checkpoint, by global names.
 
-Masters and moments are saved as numbers of the dtype that updates are computed in, whatever they are kept in, so that
-layouts and precisions read each other's. What is kept in fewer bits is rounded again when it is loaded: with the same
-blocks to the same bits, and in other blocks or another dtype by one more rounding. It is widened on the CPU: the device
-has no more of it than a slice.
+Master weights and moments are saved in the dtype in which updates are computed, whatever dtype they are kept in. So a
+checkpoint can be read by any layout and precision. State in fewer bits is rounded again when it is loaded: with the
+same blocks this gives the same bits; other blocks or another dtype cost one more rounding. State is widened on the CPU;
+the device holds no more than one widened slice.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from penteract.engine.checkpoint.manifest import ManifestEntry
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.device import device_of
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.state import Flat, Kept, ParameterPart, TrainingState
+from penteract.engine.executor.state import Flat, ParameterPart, StateKind, TrainingState
 from penteract.step.program import Program
 from penteract.step.update import parts
 
 log = logging.getLogger(__name__)
-RECIPE = ("loss_scale", "/largest")  # ends of the names of what one recipe of precision alone keeps
-Logical = dict[Kept, list[torch.Tensor | None]]  # of each flat, where its optimizer keeps it
+RECIPE = ("loss_scale", "/largest")  # name suffixes of state that only one precision recipe keeps
+Widened = dict[StateKind, list[torch.Tensor | None]]  # one entry per flat: None where its optimizer has no such state
 
-# Suffix of a parameter's other tensors -> the buffer that shards have of it.
-KINDS: Mapping[str, Kept] = MappingProxyType(
+# Suffix of a saved tensor's name -> the state of the shard that it holds.
+KINDS: Mapping[str, StateKind] = MappingProxyType(
     {"": "master", "/mean": "mean", "/square": "square", "/momentum": "momentum"}
 )
 
 
 def state_slices(p: Program, state: TrainingState) -> Iterator[Slice]:
-    """Parameters and moments as rectangles of global tensors, and routers' biases: views where they are kept in
-    the dtype that they are saved in, and copies on the CPU otherwise."""
-    yield from _slices(p, state, _logical(p, state))
+    """Parameters, moments and routers' biases as rectangles of global tensors: views where the state is kept in the
+    saved dtype, otherwise copies on the CPU."""
+    yield from _slices(p, state, _widened(p, state))
 
 
 def load_state(at: Path, p: Program, state: TrainingState) -> dict[str, Any]:
-    """Fill the state of this rank from a checkpoint; returns what was saved beside it."""
-    logical, there = _logical(p, state), manifest.read(at).tensors
-    wanted = [s for s in _slices(p, state, logical) if not s.name.endswith(RECIPE) or _fits(s, there)]
+    """Fill the state of this rank from a checkpoint; returns the checkpoint's `extra`."""
+    widened, stored = _widened(p, state), manifest.read(at).tensors
+    wanted = [s for s in _slices(p, state, widened) if not s.name.endswith(RECIPE) or _is_stored(s, stored)]
     extra = checkpoint.load(at, wanted)
-    for kind, wide in logical.items():
+    for kind, wide in widened.items():
         for flat, values in zip(state.flats, wide, strict=True):
             kept = flat.kept(kind)
             if kept is not None and values is not None and kept.dtype != values.dtype:
@@ -57,21 +57,21 @@ def load_state(at: Path, p: Program, state: TrainingState) -> dict[str, Any]:
     return extra
 
 
-def _fits(part: Slice, there: Mapping[str, ManifestEntry]) -> bool:
-    """Whether a checkpoint has what one recipe of precision alone keeps; if not, it begins anew."""
-    found = part.name in there and there[part.name].shape == tuple(part.shape)
+def _is_stored(part: Slice, stored: Mapping[str, ManifestEntry]) -> bool:
+    """Whether a checkpoint has this state, which only one precision recipe keeps. If not, it begins anew."""
+    found = part.name in stored and stored[part.name].shape == tuple(part.shape)
     if not found:
         log.info("%s is not in the checkpoint, or of another shape: it begins anew", part.name)
     return found
 
 
-def _logical(p: Program, state: TrainingState) -> Logical:
+def _widened(p: Program, state: TrainingState) -> Widened:
     dtype = dtype_of("stat", p.precision)
 
     if state.staging:
-        device_of(state.routed.device).settle()  # what was moved last is on its way to the host
+        device_of(state.routed.device).settle()  # the last updated slices may still be on their way to the host
 
-    def numbers(flat: Flat, kind: Kept) -> torch.Tensor | None:
+    def numbers(flat: Flat, kind: StateKind) -> torch.Tensor | None:
         kept = flat.kept(kind)
         if kept is None or kept.dtype == dtype:
             return kept
@@ -83,9 +83,9 @@ def _logical(p: Program, state: TrainingState) -> Logical:
     return {kind: [numbers(flat, kind) for flat in state.flats] for kind in KINDS.values()}
 
 
-def _slices(p: Program, state: TrainingState, logical: Logical) -> Iterator[Slice]:
+def _slices(p: Program, state: TrainingState, widened: Widened) -> Iterator[Slice]:
     for suffix, kind in KINDS.items():
-        yield from slices(p, state.pieces_of(logical[kind]), suffix)
+        yield from slices(p, state.pieces_of(widened[kind]), suffix)
     first = p.mesh.group("stage", p.rank)[0] == p.rank
     if state.scaling is not None:
         values = state.scaling.values
@@ -99,25 +99,25 @@ def _slices(p: Program, state: TrainingState, logical: Logical) -> Iterator[Slic
 
 
 def slices(p: Program, pieces: Iterable[ParameterPart], suffix: str = "") -> Iterator[Slice]:
-    """Pieces of local rectangles as rectangles of global tensors; each element has one writer."""
+    """Parts of local rectangles as rectangles of global tensors. One rank writes each element."""
     bucket_of = {q.name: b for b in p.buckets for q in b.params}
     number = {q.name: i for i, q in enumerate(p.everything)}
     for piece in pieces:
         q, bucket = piece.param, bucket_of[piece.param.name]
-        # Replicas of a shard have the same bytes: they take turns at writing them.
+        # Replicas of a shard have the same bytes, so parameters are dealt out to them in turn.
         owner = bucket.replicate_ranks[number[q.name] % len(bucket.replicate_ranks)] == p.rank
         origin, at = q.offset(p.mesh, p.rank), 0
         for offset, size in rectangles(q.local_shape(p.mesh), piece.begin, piece.begin + len(piece.values)):
-            there = tuple(o + i for o, i in zip(origin, offset, strict=True))
+            start = tuple(o + i for o, i in zip(origin, offset, strict=True))
             part = piece.values[at : at + prod(size)].view(size)
-            yield Slice(q.name + suffix, q.shape, there, part, owner)
+            yield Slice(q.name + suffix, q.shape, start, part, owner)
             at += prod(size)
 
 
 def after_load(run: Run) -> None:
-    """Parameters follow their master weights, on all ranks that hold them. Called by every rank."""
+    """Copy the loaded master weights to the parameters, and all-gather these. Called by every rank."""
     for b, flat in enumerate(run.state.flats):
-        flat.follow()
+        flat.copy_from_master()
         if flat.bucket.shards > 1 and flat.cut_parameter is None:
             run.gather(b)
     run.settle_parameters()

@@ -1,4 +1,4 @@
-"""A training session on one rank: open, loop, look, save, end."""
+"""A training session on one rank: open, train, validate, save, end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penteract.engine.session import rundir
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.session.display import LiveTable
 from penteract.engine.session.metrics import MetricsWriter
-from penteract.engine.session.resume import other_precision, promised
+from penteract.engine.session.resume import other_precision, resume_settings
 from penteract.engine.session.sample import write
 from penteract.engine.session.saved import after_load, load_state, state_slices
 from penteract.engine.session.trainer import Outcome, Trainer
@@ -37,13 +37,13 @@ log = logging.getLogger("penteract")
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What the command line asked for beside the run itself."""
+class SessionOptions:
+    """Options of the command line that are not in the run file."""
 
     folder: Path  # of the run
     compare: Path | None = None
     resume: Path | None = None
-    init: Path | None = None  # where the weights of step 0 are
+    init: Path | None = None  # the weights to start from
     as_json: bool = False
     predicted: int = 0  # bytes that rank 0 will allocate
 
@@ -59,28 +59,28 @@ class Begun(NamedTuple):
 
 @dataclass(slots=True)
 class Session:
-    """One rank's training loop. Rank 0 alone shows and writes; all ranks do the rest in step."""
+    """One rank's training loop. Rank 0 alone prints and writes metrics; all ranks do the rest together."""
 
     spec: RunSpec
     rank: Rank
-    orders: Orders
+    options: SessionOptions
     trainer: Trainer = field(init=False)
     train: Samples = field(init=False)
     validation: Samples = field(init=False)
     tokenizer: Any = field(init=False)
     first: int = 1
-    samples: int = 0  # seen before the next step
+    samples: int = 0  # trained on before the next step
     losses: list[float] = field(default_factory=list[float])
     times: list[float] = field(default_factory=list[float])
-    measured: int = 0
-    ended: float = 0.0  # when the last outcome was there
+    measured: int = 0  # bytes at the peak of one step; 0: not measured yet
+    ended: float = 0.0  # when the last outcome was read
     asked_to_stop: bool = False
 
     # ---- opening ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open tokenizer, data and trainer, and load what the run resumes from. BadInput where they do not fit each
-        other."""
+        """Open tokenizer, data and trainer, and load the checkpoint of a resumed run. Raises BadInput where they do not
+        fit each other."""
         spec = self.spec
         self.tokenizer = open_tokenizer(spec.tokenizer)
         if self.tokenizer.vocab_size > spec.model.vocab_size:
@@ -88,14 +88,14 @@ class Session:
                            found=spec.model.vocab_size, allowed=f">= {self.tokenizer.vocab_size}",
                            fix=f"--model.vocab_size {-(-self.tokenizer.vocab_size // 64) * 64}")  # fmt: skip
         self._open_data()
-        self.trainer = Trainer.build(spec, self.rank, self.orders.init)
+        self.trainer = Trainer.build(spec, self.rank, self.options.init)
         if spec.train.validation_every and len(self.validation):
             self.trainer.check_validation(self.validation)
-        if self.orders.resume is not None:
-            self._load(self.orders.resume)
+        if self.options.resume is not None:
+            self._load(self.options.resume)
 
     def _open_data(self) -> None:
-        """Rank 0 first: it may have to tokenise a large text into the cache that the others then read."""
+        """Open the data on rank 0 first: it may have to tokenise a large text into the cache that the others read."""
         spec, cache = self.spec, Path(self.spec.out) / "cache"
 
         def open_them() -> None:
@@ -106,7 +106,7 @@ class Session:
         self.rank.first(open_them)
 
     def _load(self, folder: Path) -> None:
-        """Go on from the newest checkpoint, after the sample that was the last; on any layout, with any batch."""
+        """Resume from the newest checkpoint, after its last sample; on any layout, with any batch size."""
         at = checkpoint.latest(folder / "checkpoints")
         extra = load_state(at, self.trainer.program, self.trainer.state)
         after_load(self.trainer.run)
@@ -114,7 +114,7 @@ class Session:
         self.first, self.samples = step + 1, int(extra["samples"])
         self.rank.barrier()
         if self.rank.number == 0:
-            rundir.go_on(folder, world=self.rank.world)
+            rundir.mark_resumed(folder, world=self.rank.world)
         if self.rank.number == 0 and (line := other_precision(extra, self.spec)):
             log.warning("%s", line)
         log.info("resumed from step %d of %s", step, folder)
@@ -123,7 +123,7 @@ class Session:
 
     def go(self) -> dict[str, Any]:
         """Train to the end; returns the closing line of `--json`."""
-        compare = Comparison(self.orders.compare) if self.orders.compare else None
+        compare = Comparison(self.options.compare) if self.options.compare else None
         under_way: Begun | None = None
         with self._showing() as shown, self._stopping():
             for number in range(self.first, self.spec.train.steps + 1):
@@ -149,7 +149,7 @@ class Session:
         at, first = time.perf_counter(), self.samples
         self.samples += self.spec.layout.global_batch_size
         if number == min(self.first + 1, self.spec.train.steps):  # the second: everything is in place, nothing is new
-            outcome, self.measured = self.trainer.observed(number, self.train, first)
+            outcome, self.measured = self.trainer.measured_step(number, self.train, first)
             return Begun(number, at, self.samples, lambda: outcome)
         return Begun(number, at, self.samples, self.trainer.start(number, self.train, first))
 
@@ -157,7 +157,7 @@ class Session:
         """Read a step's outcome, show it, and save where it is time to."""
         number, outcome = begun.number, self._outcome(begun)
         told = number == 1 and not outcome.skipped  # a gradient that overflowed is none
-        if told and save_gradients(self.trainer, self.orders.folder, self.rank) and compare:
+        if told and save_gradients(self.trainer, self.options.folder, self.rank) and compare:
             compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
         last = outcome.stop or number == self.spec.train.steps
         row = self._row(begun, outcome, last)
@@ -168,10 +168,10 @@ class Session:
         if last or _every(self.spec.checkpoint.every, number):
             self._save(number, begun.samples)
         if outcome.stop and number < self.spec.train.steps:
-            self._check_drawn(number)
+            self._check_prefetch(number)
             raise Preempted("STOPPED", f"stopped after step {number}, which is saved",
-                            where=str(self.orders.folder),
-                            fix=f"penteract train --resume {self.orders.folder}")  # fmt: skip
+                            where=str(self.options.folder),
+                            fix=f"penteract train --resume {self.options.folder}")  # fmt: skip
 
     def _outcome(self, begun: Begun) -> Outcome:
         """Wait for a step's outcome; BadNumerics where it is not finite."""
@@ -181,7 +181,7 @@ class Session:
         self.ended = now
         self.losses.append(outcome.loss)
         if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)) and not outcome.skipped:
-            # The update was skipped on every rank, on the device: what is saved is the state before this step.
+            # The device skipped the update on every rank, so this saves the state before this step.
             if begun.number > self.first:
                 self._save(begun.number - 1, begun.samples - size)
             raise BadNumerics("NUMERICS", "the loss or its gradient is not finite; the step before it is saved",
@@ -189,25 +189,25 @@ class Session:
                               fix="a smaller --optimizer.learning_rate, or more warm-up")  # fmt: skip
         return outcome
 
-    def _check_drawn(self, number: int) -> None:
-        """All ranks end with the error of one that could not draw the batch after step `number`, where there is one."""
-        failed = self.trainer.feeder.failed
+    def _check_prefetch(self, number: int) -> None:
+        """If a rank could not load the batch after step `number`, raise its error on all ranks."""
+        failed = self.trainer.loader.failed
         if (error := self.rank.one_of(failed and from_exception(failed))) is not None:
             error.what += f"; step {number} is saved"
             raise error from failed
 
     def _row(self, begun: Begun, outcome: Outcome, last: bool) -> dict[str, Any]:
-        """A line of metrics.jsonl; validates on the way where it is time to."""
+        """The step's row of metrics.jsonl; runs the validation if it is due."""
         spec, number = self.spec, begun.number
         row: dict[str, Any] = {
             "step": number, "tokens": begun.samples * spec.sequence_length, "train/loss": outcome.loss,
             "train/grad_norm": outcome.norm, "train/lr": self.trainer.rate(number),
             "perf/tokens_per_sec": spec.tokens_per_step / self.times[-1], "perf/step_time_s": self.times[-1],
-            "mem/predicted_gib": gib(self.orders.predicted),
+            "mem/predicted_gib": gib(self.options.predicted),
         }  # fmt: skip
         if self.measured:
             row["mem/measured_gib"] = gib(self.measured)
-        row |= {f"train/{term.removesuffix('_loss')}_loss": amount for term, amount in outcome.beside.items()}
+        row |= {f"train/{term.removesuffix('_loss')}_loss": amount for term, amount in outcome.auxiliary_losses.items()}
         if outcome.loss_scale:
             row |= {"train/loss_scale": outcome.loss_scale, "train/skipped": outcome.skipped}
         every = spec.train.validation_every
@@ -217,16 +217,16 @@ class Session:
 
     def _save(self, number: int, samples: int) -> None:
         self.trainer.run.settle_parameters()
-        extra = {"step": number, "samples": samples, "layout": asdict(self.spec.layout), **promised(self.spec)}
+        extra = {"step": number, "samples": samples, "layout": asdict(self.spec.layout), **resume_settings(self.spec)}
         checkpoint.save(
-            self.orders.folder / "checkpoints", number, state_slices(self.trainer.program, self.trainer.state), extra,
+            self.options.folder / "checkpoints", number, state_slices(self.trainer.program, self.trainer.state), extra,
             rank=self.rank.number, world=self.rank.world, barrier=self.rank.barrier, keep=self.spec.checkpoint.keep,
         )  # fmt: skip
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _finish(self, table: LiveTable | None, compare: Comparison | None) -> dict[str, Any]:
-        self.trainer.run.settle_parameters()  # nothing is under way when a process ends
+        self.trainer.run.settle_parameters()  # no collective may be under way when a process ends
         text = self._text()
         result = self._result()
         if compare is not None:
@@ -234,7 +234,7 @@ class Session:
         if table is None:
             return result
         table.close()
-        out = sys.stderr if self.orders.as_json else sys.stdout
+        out = sys.stderr if self.options.as_json else sys.stdout
         if text:
             print(f"\nThe model writes: {text}\n", file=out)
         if compare is not None:
@@ -253,12 +253,12 @@ class Session:
     def _result(self) -> dict[str, Any]:
         tokens = self.spec.tokens_per_step / median(self.times[2:] or self.times) if self.times else 0.0
         memory = {
-            "predicted_gib": gib(self.orders.predicted),
+            "predicted_gib": gib(self.options.predicted),
             "measured_gib": gib(self.measured) if self.measured else None,
         }
         first, last = (self.losses[0], self.losses[-1]) if self.losses else (None, None)
         return {
-            "run_dir": str(self.orders.folder),
+            "run_dir": str(self.options.folder),
             "steps": self.first - 1 + len(self.losses),
             "loss_first": first,
             "loss_last": last,
@@ -267,7 +267,7 @@ class Session:
             "memory": memory,
         }
 
-    # ---- around it -------------------------------------------------------------------------------------------
+    # ---- output and signals ----------------------------------------------------------------------------------
 
     @contextmanager
     def _showing(self) -> Iterator[tuple[Any, Any]]:
@@ -280,14 +280,15 @@ class Session:
         n = sum(math.prod(q.shape) for q in self.trainer.program.everything)
         title = f"{self.spec.model.name}, {show_count(n)} parameters · {degrees} · {self.rank.device}"
         with (
-            LiveTable(steps, title, json=self.orders.as_json) as table,
-            MetricsWriter(self.orders.folder / "metrics.jsonl", resume_at=self.first - 1) as metrics,
+            LiveTable(steps, title, json=self.options.as_json) as table,
+            MetricsWriter(self.options.folder / "metrics.jsonl", resume_at=self.first - 1) as metrics,
         ):
             yield table, metrics
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM asks all ranks to save and stop after the step; the second is obeyed at once."""
+        """The first Ctrl-C or SIGTERM makes all ranks save and stop after the step; the second ends this one at
+        once."""
 
         def ask(number: int, frame: object) -> None:
             self.asked_to_stop = True
@@ -312,6 +313,6 @@ def closing_line(result: dict[str, Any]) -> str:
 
 
 def set_up(spec: RunSpec) -> None:
-    """What every rank needs before it starts."""
+    """Set up logging, and turn autograd off; on every rank before it starts."""
     logging.basicConfig(level=spec.train.log_level.upper(), format="%(message)s", stream=sys.stderr)
     torch.set_grad_enabled(False)

@@ -13,15 +13,15 @@ from penteract.config.run import RunSpec
 from penteract.engine.comm.comm import Comm
 from penteract.engine.data import Samples
 from penteract.engine.executor.allocator import Arena
+from penteract.engine.executor.batch_loader import BatchLoader, allocate_batches
 from penteract.engine.executor.device import device_of
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.feeder import Feeder, places
 from penteract.engine.executor.initial_weights import initialise
 from penteract.engine.executor.state import TrainingState, allocate
 from penteract.engine.kernels.checks import check_kernels
 from penteract.engine.kernels.registry import kernels
 from penteract.engine.optim.muon import Muon
-from penteract.engine.optim.optimizer import AdamW, Move
+from penteract.engine.optim.optimizer import AdamW, UpdateShard
 from penteract.engine.runtime.rank import Rank
 from penteract.engine.session.weights import open_weights, start_from
 from penteract.step.arena import plan_arena
@@ -32,24 +32,24 @@ from penteract.step.walk import walk, walk_forward
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step gave, read on the host: `loss` is the cross entropy, `beside` the loss's other terms, each with its
-    coefficient."""
+    """The numbers of a step, on the host: `loss` is the cross entropy; `auxiliary_losses` are the other terms, each
+    times its coefficient; `norm` is the gradient's."""
 
     loss: float
-    beside: Mapping[str, float]
+    auxiliary_losses: Mapping[str, float]
     norm: float
-    stop: bool
-    loss_scale: float = 0.0  # that the step was taken with; 0: none
+    stop: bool  # a rank was asked to stop
+    loss_scale: float = 0.0  # of this step; 0: loss scaling is off
 
     @property
     def skipped(self) -> bool:
-        """Whether an overflow kept the update from being made; without a scale, it ends the run."""
+        """Whether the update was skipped because of an overflow. Without loss scaling an overflow ends the run."""
         return self.loss_scale > 1 and not math.isfinite(self.norm)
 
 
 @dataclass(slots=True)
 class Trainer:
-    """`step(n)` trains on batch n; `validate()` evaluates; both feed the same state."""
+    """`step(n)` trains on batch n; `validate()` evaluates; both use the same state."""
 
     spec: RunSpec
     rank: Rank
@@ -57,12 +57,12 @@ class Trainer:
     state: TrainingState
     run: Run
     validation_run: Run
-    feeder: Feeder
-    validation_feed: Feeder  # it takes turns with the other at the same tensors
+    loader: BatchLoader
+    validation_loader: BatchLoader  # fills the same tensors as `loader`, never at the same time
 
     @staticmethod
     def build(spec: RunSpec, rank: Rank, init: Path | None = None) -> Trainer:
-        """Compile, allocate, initialise: from the weights at `init`, or by the seed."""
+        """Compile and allocate; initialise from the weights at `init`, or from the seed."""
         precision = spec.precision.policy
         program = compile_step(
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
@@ -83,13 +83,19 @@ class Trainer:
             spec.model, spec.layout, spec.sequence_length, rank=rank.number, precision=precision,
             optimizer_kinds=spec.optimizer.optimizer_kinds, training=False,
         )  # fmt: skip
-        beside = Arena(
-            plan_arena(forward, training=False), precision, rank.device, memory.block
-        )  # idle when this one is not
-        validation_run = Run(forward, state, comm, kernels(forward, rank.device), beside)
-        run.batches = validation_run.batches = places(program, rank.device)
+        # Training and validation never run at once, so their arenas share one block.
+        validation_memory = Arena(plan_arena(forward, training=False), precision, rank.device, memory.block)
+        validation_run = Run(forward, state, comm, kernels(forward, rank.device), validation_memory)
+        run.batches = validation_run.batches = allocate_batches(program, rank.device)
         return Trainer(
-            spec, rank, program, state, run, validation_run, Feeder(program, run.batches), Feeder(forward, run.batches)
+            spec,
+            rank,
+            program,
+            state,
+            run,
+            validation_run,
+            BatchLoader(program, run.batches),
+            BatchLoader(forward, run.batches),
         )
 
     def step(self, number: int, samples: Samples, first: int) -> Outcome:
@@ -101,11 +107,13 @@ class Trainer:
         assert self.run.optimizer is not None
         self.run.optimizer.rate.fill_(self.rate(number))
         self.run.optimizer.step.fill_(number)
-        counts = self.feeder.feed(samples, first)
+        counts = self.loader.load(samples, first)
         if counts is not None:
             self.run.counts.copy_(torch.tensor(counts))
         last = number == self.spec.train.steps
-        self.run.summed.ahead = None if last else self.feeder.ahead(samples, first + self.spec.layout.global_batch_size)
+        self.run.summed.next_targets = (
+            None if last else self.loader.prefetcher(samples, first + self.spec.layout.global_batch_size)
+        )
         walk(self.program, self.run, counted=counts is None)
         return self._outcome(self.run)
 
@@ -118,24 +126,25 @@ class Trainer:
         total, tokens = 0.0, 0
         self.run.settle_parameters()
         for first in self._validation_samples(samples):
-            self.validation_run.counts.copy_(torch.tensor(self.validation_feed.feed(samples, first)))
+            self.validation_run.counts.copy_(torch.tensor(self.validation_loader.load(samples, first)))
             walk_forward(self.validation_run.p, self.validation_run)
             count = int(self.validation_run.counts[0])
             total, tokens = total + self._outcome(self.validation_run)().loss * count, tokens + count
         return total / max(1, tokens)
 
     def check_validation(self, samples: Samples) -> None:
-        """Refuse what cannot be validated on: before the first step, as after one it would cost what was learnt."""
+        """Check the validation samples before the first step, because an error later would lose training. Raises what
+        loading them raises."""
         for first in self._validation_samples(samples):
-            self.validation_feed.check(samples, first)
+            self.validation_loader.check(samples, first)
 
     def _validation_samples(self, samples: Samples) -> range:
-        """Where the batches that are validated on begin."""
+        """The first sample of each validation batch."""
         size = self.spec.layout.global_batch_size
         return range(0, size * min(self.spec.train.validation_batches, max(1, len(samples) // size)), size)
 
-    def observed(self, number: int, samples: Samples, first: int) -> tuple[Outcome, int]:
-        """A step like any other, and the most bytes of tensors that lived at once on this rank."""
+    def measured_step(self, number: int, samples: Samples, first: int) -> tuple[Outcome, int]:
+        """`step`, and the peak bytes of tensors on this rank during it."""
 
         def resident() -> Iterator[torch.Tensor]:
             yield from (*self.state.resident(), *self.run.memory.resident())
@@ -159,13 +168,13 @@ class Trainer:
 
 
 def _optimizer(spec: RunSpec, rank: Rank, state: TrainingState, comm: Comm) -> AdamW:
-    said = (spec.optimizer, rank.device, spec.train.seed, state.scaling, _kernel(spec))
-    return Muon(*said, comm=comm, policy=spec.precision.policy) if spec.optimizer.kind == "muon" else AdamW(*said)
+    args = (spec.optimizer, rank.device, spec.train.seed, state.scaling, _kernel(spec))
+    return Muon(*args, comm=comm, policy=spec.precision.policy) if spec.optimizer.kind == "muon" else AdamW(*args)
 
 
-def _kernel(spec: RunSpec) -> Move | None:
-    """What moves parameters in place of torch. Triton is there where torch is one of a GPU, and is not asked for by
-    others."""
+def _kernel(spec: RunSpec) -> UpdateShard | None:
+    """The fused update kernel; None for plain torch. Triton comes with torch builds for GPUs, so it is imported only
+    for layouts that use it."""
     if spec.layout.elementwise == "reference":
         return None
     from penteract.engine.kernels.triton.update import Update
@@ -174,6 +183,6 @@ def _kernel(spec: RunSpec) -> Move | None:
 
 
 def sampling_layout(spec: RunSpec) -> RunSpec:
-    """One sequence a data rank: what it takes to write text."""
+    """The run with one sequence per data-parallel rank, for writing text."""
     lay = replace(spec.layout, micro_batch_size=1, gradient_accumulation_steps=1)
     return replace(spec, layout=lay)

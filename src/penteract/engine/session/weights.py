@@ -1,4 +1,4 @@
-"""Weights to start from, wherever they are: a Hugging Face folder, or a checkpoint of ours."""
+"""Weights to start from: a Hugging Face folder, or one of our checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penteract.step.program import Program
 
 
 class Weights(Protocol):
-    """Rectangles of global tensors by our names: parameters, and `…/bias` of routers that a bias steers."""
+    """Rectangles of global tensors by our names: parameters, and `…/bias` of routers that balance by a bias."""
 
     def rectangle(self, name: str, box: Box, dtype: torch.dtype) -> torch.Tensor:
         """The box (offset, size) of tensor `name`, on the CPU."""
@@ -40,7 +40,7 @@ def open_weights(path: Path, p: Program) -> Weights:
 
 
 def step_of(path: Path) -> Path:
-    """The step's folder that a run's folder, or a step's itself, means."""
+    """`path` if it is a step's folder; the newest intact step of a run's folder."""
     if (path / MANIFEST).is_file():
         return path
     if (path / "checkpoints").is_dir():

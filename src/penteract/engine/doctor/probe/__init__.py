@@ -1,1 +1,2 @@
-"""Asking a machine. Each file asks one kind of source; what cannot be asked is None, never a guess."""
+"""Probes of a machine, one source of information in each file. A value that cannot be found out is None, never a
+guess."""

@@ -1,4 +1,4 @@
-"""Limits of the control groups that this process is in, of both versions: the least of all its ancestors' counts."""
+"""Limits of this process's control groups, of both versions. The lowest limit among a group and its ancestors holds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
-NONE = 1 << 60  # version 1 says "no limit" by a number near 2^63
+NONE = 1 << 60  # version 1 has a number near 2^63 for "no limit"
 
 
 def cores(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | None:
-    """Cores' worth of time; None where nothing limits it."""
+    """CPU time in cores; None if there is no limit."""
     found: list[float] = []
     for folder in _folders("cpu", mount, membership):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
@@ -23,12 +23,12 @@ def cores(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> float | None:
 
 
 def memory(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
-    """Bytes; None where nothing limits it."""
+    """Bytes; None if there is no limit."""
     return _least("memory", ("memory.max", "memory.limit_in_bytes"), mount, membership)
 
 
 def tasks(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
-    """Processes and threads; None where nothing limits them."""
+    """Processes and threads; None if there is no limit."""
     return _least("pids", ("pids.max",), mount, membership)
 
 
@@ -38,7 +38,7 @@ def _least(controller: str, files: tuple[str, ...], mount: Path, membership: Pat
 
 
 def _folders(controller: str, mount: Path, membership: Path) -> Iterator[Path]:
-    """This process's folder of a controller and those above it. Inside a container only its own root may be there."""
+    """This process's folder of a controller, and those above it. In a container perhaps only its root exists."""
     for line in _read(membership).splitlines():
         _, names, path = line.split(":", 2)
         if names == "":  # version 2 holds all controllers

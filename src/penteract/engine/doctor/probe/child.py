@@ -1,4 +1,4 @@
-"""Asking in a process of its own: a driver that hangs or a library that crashes is an answer too."""
+"""Run a probe in a child process, so that a driver that hangs or a library that crashes is a result too."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def ask(module: str, *, seconds: float) -> dict[str, Any]:
     lines = done.stdout.strip().splitlines()
     if done.returncode == 0 and lines:
         return json.loads(lines[-1])
-    said = done.stderr.strip().splitlines()
-    return {"error": said[-1][:300] if said else f"it ended with code {done.returncode}"}
+    errors = done.stderr.strip().splitlines()
+    return {"error": errors[-1][:300] if errors else f"it ended with code {done.returncode}"}

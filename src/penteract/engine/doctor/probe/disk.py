@@ -1,4 +1,4 @@
-"""Room and speed of the disk that runs are written to: a small file is written, flushed and removed."""
+"""Free space and speed of the disk for runs: a small file is written, flushed and removed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from penteract.units import MIB
 
 WRITTEN = 64 * MIB
 PIECE = MIB
-LONGEST_S = 0.5  # of writing, before what there is gets flushed
+LONGEST_S = 0.5  # seconds of writing before the file is flushed
 MOUNTS = Path("/proc/self/mounts")
 
 
 def disk(folder: Path) -> Disk:
-    """The folder may not exist yet: then the nearest one above it is asked, and nothing stays behind."""
+    """Examine the disk of `folder`. If the folder does not exist yet, the nearest one above it is used."""
     asked = _nearest(folder.absolute())
     free = total = files = None
     try:
-        told = os.statvfs(asked)
-        free, total = told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize
-        files = told.f_favail if told.f_files else None  # some file systems have no fixed number
+        stats = os.statvfs(asked)
+        free, total = stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize
+        files = stats.f_favail if stats.f_files else None  # some file systems have no fixed number
     except (OSError, AttributeError):
         pass
     speed, error = None, ""
@@ -40,8 +40,8 @@ def _nearest(folder: Path) -> Path:
 
 
 def _written(folder: Path, size: int) -> float | None:
-    """Bytes a second, flushing included; None when too little was written to say."""
-    piece = os.urandom(PIECE)  # a disk that compresses would flatter itself with zeros
+    """Bytes a second with flushing; None if too little was written to measure."""
+    piece = os.urandom(PIECE)  # random, because a disk that compresses would write zeros too fast
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         began, done = time.perf_counter(), 0
         while done < size and time.perf_counter() - began < LONGEST_S:
@@ -52,7 +52,7 @@ def _written(folder: Path, size: int) -> float | None:
 
 
 def _kind(folder: Path) -> str:
-    """The file system's type, of the mount that is nearest above `folder`."""
+    """The file system's type, from the nearest mount above `folder`."""
     try:
         rows = [line.split() for line in MOUNTS.read_text().splitlines()]
     except OSError:

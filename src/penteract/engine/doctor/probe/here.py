@@ -15,15 +15,15 @@ from penteract.engine.doctor.probe.torch import torch
 from penteract.engine.doctor.surroundings import TORCHRUN
 from penteract.engine.runtime.launch import rank_environment
 
-# Variables that change how ranks start, meet, compute or allocate. Not those that an image sets about itself, such as
-# NCCL_VERSION, nor what may be secret.
+# Variables that change how ranks start, connect, compute or allocate. Without those with which an image describes
+# itself, such as NCCL_VERSION, and without possible secrets.
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "SLURM_", "OMP_", "PYTORCH_", "TORCH_DISTRIBUTED_")
 NAMES = (
     *TORCHRUN, "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "MKL_NUM_THREADS",
     "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "CUBLAS_WORKSPACE_CONFIG", "HF_HOME", "HF_HUB_OFFLINE",
 )  # fmt: skip
-PASSED_BY = ("NCCL_VERSION",)
+IGNORED = ("NCCL_VERSION",)
 
 
 def this_machine(folder: Path, environment: Mapping[str, str], ranks: int) -> HostReport:
@@ -38,15 +38,15 @@ def this_machine(folder: Path, environment: Mapping[str, str], ranks: int) -> Ho
         packages=packages(),
         interfaces=interfaces(),
         ports=ports(),
-        environment=_that_matter(environment),
-        # The launcher's own answer, so that what is told is what a run gets.
+        environment=_relevant(environment),
+        # From the launcher's function, so that the report agrees with a run.
         use=Use(ranks=ranks, threads=int(rank_environment(environment, 0, ranks, 0)["OMP_NUM_THREADS"])),
     )
 
 
-def _that_matter(environment: Mapping[str, str]) -> dict[str, str]:
+def _relevant(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if (name in NAMES or name.startswith(PREFIXES)) and name not in PASSED_BY
+        if (name in NAMES or name.startswith(PREFIXES)) and name not in IGNORED
     }

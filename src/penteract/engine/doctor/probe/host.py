@@ -1,4 +1,4 @@
-"""What the operating system tells of itself: cores, memory, limits, interfaces."""
+"""The host as the operating system reports it: cores, memory, limits, interfaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penteract.units import KIB, Bytes
 
 
 def host() -> Host:
-    """The host and what control groups allow of it: cores, memory, shared memory."""
+    """Cores, memory and shared memory of the host, and limits of control groups."""
     memory = _meminfo()
     return Host(
         system=f"{platform.system()} {platform.release()} on {platform.machine()}",
@@ -32,7 +32,7 @@ def host() -> Host:
 
 
 def limits() -> ProcessLimits:
-    """POSIX alone has them."""
+    """Limits of this process; none on systems without POSIX."""
     try:
         import resource
     except ImportError:
@@ -73,7 +73,7 @@ def _shm() -> Bytes | None:
 
 
 def _loopback() -> str:
-    """Why one socket of this host cannot reach another; empty when it can."""
+    """Why one socket of this host cannot connect to another; empty if it can."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname()[:2], timeout=2.0).close()

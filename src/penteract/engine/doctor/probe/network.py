@@ -1,4 +1,4 @@
-"""Adapters of a fast network, as Linux lists them: InfiniBand, RoCE and, by their drivers, EFA."""
+"""Network adapters with RDMA, as Linux lists them: InfiniBand, RoCE, and EFA through its driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ADAPTERS = Path("/sys/class/infiniband")
 
 
 def ports(folder: Path = ADAPTERS) -> tuple[Port, ...]:
-    """All ports of all adapters; `state` and `rate` in the kernel's words: "4: ACTIVE", "400 Gb/sec (4X NDR)"."""
+    """All ports of all adapters. The kernel's texts are like "4: ACTIVE" and "400 Gb/sec (4X NDR)"."""
     return tuple(
         Port(
             name=f"{port.parent.parent.name}:{port.name}",

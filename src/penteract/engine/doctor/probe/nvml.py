@@ -1,8 +1,8 @@
-"""GPUs through nvidia-ml-py, asked in a process of its own.
+"""GPUs through nvidia-ml-py, in a separate process.
 
     python -m penteract.engine.doctor.probe.nvml
 
-prints one JSON object, fields of `machine.Gpus`. What a GPU or its driver does not support stays None.
+prints one JSON object, fields of `machine.Gpus`. Values that a GPU or its driver does not support are None.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def answer() -> dict[str, Any]:
 
 def _asking(pynvml: Any) -> Callable[..., Any]:
     def ask(question: Callable[..., Any], *words: Any) -> Any:
-        """None for what this GPU or driver does not support, or this user may not ask."""
+        """The result; None if this GPU or driver does not support the call, or the user lacks the permission."""
         try:
             return question(*words)
         except pynvml.NVMLError:
@@ -83,14 +83,15 @@ def _watts(milliwatts: int | None) -> float | None:
 
 
 def _remapping(rows: Any) -> str:
-    """(corrected, uncorrected, pending, failed) as a word."""
+    """(corrected, uncorrected, pending, failed) as "failed", "pending" or ""."""
     return "" if rows is None else "failed" if rows[3] else "pending" if rows[2] else ""
 
 
 def _matrix(ask: Callable[..., Any], pynvml: Any, handles: list[Any], links: list[int | None]) -> list[list[str]]:
-    """Pairs that reach each other by NVLink have as many links as the one with fewer: through a switch, all of them.
+    """How each GPU reaches each other one; see `machine.Gpus`.
 
-    On boards whose GPUs are wired pair by pair, links to this very neighbour are counted by its bus address.
+    Through a switch, a pair has all the NVLinks of the GPU with fewer. On boards with direct links between pairs, a
+    link belongs to the pair whose bus address is at its other end.
     """
     buses = [getattr(ask(pynvml.nvmlDeviceGetPciInfo, h), "busId", None) for h in handles]
     far = [[_far(ask(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, h, link)) for link in range(MOST_LINKS)] for h in handles]

@@ -1,4 +1,4 @@
-"""Packages that training uses, found by their metadata: none is imported."""
+"""Packages that training uses, found by their metadata, without importing them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = ("torch", "numpy", "safetensors", "tokenizers", "datasets")
 
 
 def packages() -> tuple[Package, ...]:
-    """Installed versions of the libraries that training needs, and the versions that are wanted."""
+    """Installed and required versions of the packages that training uses."""
     wanted = _wanted()
     return tuple(Package(name=name, found=_version(name), wanted=wanted.get(name, "")) for name in NAMES)
 
@@ -24,10 +24,10 @@ def _version(name: str) -> str:
 
 
 def _wanted() -> dict[str, str]:
-    """This project's own requirements by name, such as >=2.11; none where it is run from its sources."""
+    """This project's requirements by name, such as >=2.11; none if it is not installed but run from its sources."""
     try:
-        asked = metadata.requires("penteract") or []
+        requirements = metadata.requires("penteract") or []
     except metadata.PackageNotFoundError:
         return {}
-    found = (re.match(r"([A-Za-z0-9._-]+)\s*\(?([<>=!~][^;)]*)", line) for line in asked)
+    found = (re.match(r"([A-Za-z0-9._-]+)\s*\(?([<>=!~][^;)]*)", line) for line in requirements)
     return {m[1]: m[2].strip() for m in found if m}

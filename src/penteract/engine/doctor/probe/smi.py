@@ -1,4 +1,4 @@
-"""GPUs through the program nvidia-smi, where its library's Python binding is absent."""
+"""GPUs through the program nvidia-smi, for hosts without nvidia-ml-py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLOWED = {"clocks_throttle_reasons.hw_slowdown": "hardware slowdown",
 
 
 def answer(*, seconds: float) -> dict[str, Any]:
-    """Fields of `machine.Gpus`; {"error": …} when it does not answer."""
+    """Fields of `machine.Gpus`; {"error": …} if nvidia-smi fails."""
     try:
         rows = _run(seconds, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
         running = _run(seconds, "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
@@ -34,7 +34,8 @@ def answer(*, seconds: float) -> dict[str, Any]:
 
 
 def read(rows: str, running: str, banner: str, topology: tuple[str, str]) -> dict[str, Any]:
-    """From what nvidia-smi prints: --query-gpu, --query-compute-apps, nothing asked, (topo -m, topo -p2p r)."""
+    """Parse what nvidia-smi prints with --query-gpu, with --query-compute-apps, without options, and with (topo -m,
+    topo -p2p r)."""
     tables: list[dict[str, str]] = [
         dict(zip(FIELDS, _cells(line), strict=True)) for line in rows.splitlines() if line.strip()
     ]
@@ -48,7 +49,8 @@ def read(rows: str, running: str, banner: str, topology: tuple[str, str]) -> dic
 
 
 def _matrix(ways: str, peers: str, n: int) -> list[list[str]] | None:
-    """NV18 as it is said; of other pairs whether they reach each other at all."""
+    """How each GPU reaches each other one: NVLinks as printed (NV18); for other pairs, whether they have peer
+    access."""
     way, peer = _square(ways, n), _square(peers, n)
     if way is None or peer is None:
         return None
@@ -62,34 +64,34 @@ def _matrix(ways: str, peers: str, n: int) -> list[list[str]] | None:
 
 
 def _square(text: str, n: int) -> list[list[str]] | None:
-    """Rows GPU0, GPU1, … of a topology, the diagonal marked X; None when it is not there."""
+    """Rows GPU0, GPU1, … of a printed topology, with X on the diagonal; None if there is none."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     rows = [line.split()[1 : n + 1] for line in plain.splitlines() if re.match(r"\s*GPU[0-9]+\s", line)]
     rows = [row for row in rows if "X" in row]
     return rows if n > 1 and len(rows) == n and all(row[i] == "X" for i, row in enumerate(rows)) else None
 
 
-def _device(told: dict[str, str], running: list[list[str]]) -> dict[str, Any]:
-    major, _, minor = told["compute_cap"].partition(".")
-    total, free = _number(told["memory.total"]), _number(told["memory.free"])
+def _device(row: dict[str, str], running: list[list[str]]) -> dict[str, Any]:
+    major, _, minor = row["compute_cap"].partition(".")
+    total, free = _number(row["memory.total"]), _number(row["memory.free"])
     return {
-        "index": int(told["index"]),
-        "name": told["name"],
-        "uuid": told["uuid"],
+        "index": int(row["index"]),
+        "name": row["name"],
+        "uuid": row["uuid"],
         "memory": None if total is None else int(total * MIB),
         "free": None if free is None else int(free * MIB),
         "capability": [int(major), int(minor)] if major.isdigit() and minor.isdigit() else None,
-        "power_limit": _number(told["enforced.power.limit"]),
-        "power_default": _number(told["power.default_limit"]),
-        "clock": _whole(told["clocks.gr"]),
-        "clock_most": _whole(told["clocks.max.gr"]),
-        "slowed": [name for key, name in SLOWED.items() if told[key] == "Active"],
-        "ecc": _switch(told["ecc.mode.current"]),
-        "corrected": _whole(told["ecc.errors.corrected.volatile.total"]),
-        "uncorrected": _whole(told["ecc.errors.uncorrected.volatile.total"]),
-        "persistence": _switch(told["persistence_mode"]),
-        "mig": _switch(told["mig.mode.current"]),
-        "processes": [[int(pid), _bytes(used)] for uuid, pid, used in running if uuid == told["uuid"]],
+        "power_limit": _number(row["enforced.power.limit"]),
+        "power_default": _number(row["power.default_limit"]),
+        "clock": _whole(row["clocks.gr"]),
+        "clock_most": _whole(row["clocks.max.gr"]),
+        "slowed": [name for key, name in SLOWED.items() if row[key] == "Active"],
+        "ecc": _switch(row["ecc.mode.current"]),
+        "corrected": _whole(row["ecc.errors.corrected.volatile.total"]),
+        "uncorrected": _whole(row["ecc.errors.uncorrected.volatile.total"]),
+        "persistence": _switch(row["persistence_mode"]),
+        "mig": _switch(row["mig.mode.current"]),
+        "processes": [[int(pid), _bytes(used)] for uuid, pid, used in running if uuid == row["uuid"]],
     }
 
 
@@ -105,7 +107,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _number(text: str) -> float | None:
-    """[N/A] and [Not Supported] are None."""
+    """A printed number; None for [N/A] and [Not Supported]."""
     try:
         return float(text)
     except ValueError:

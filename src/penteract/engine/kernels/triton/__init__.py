@@ -1,1 +1,1 @@
-"""Kernels of GPUs, in Triton: nothing imports them but a layout that asks for them (`kernels.elementwise`)."""
+"""GPU kernels in Triton. They are only imported for layouts that choose them (`kernels.elementwise`)."""

@@ -1,4 +1,4 @@
-"""FP8 products whose codes are made by kernels."""
+"""FP8 linear layers whose operands are quantised by Triton kernels."""
 
 from __future__ import annotations
 

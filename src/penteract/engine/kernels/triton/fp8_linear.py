@@ -15,9 +15,8 @@ import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.fp8 import Product, real
+from penteract.engine.kernels.fp8 import real
 from penteract.engine.kernels.fp8_linear import Caster, Codes, Fp8Kernels
-from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.quantise import TINY
 from penteract.engine.kernels.triton.fusions import as_one, rotate_
 from penteract.engine.kernels.triton.quantise import patterns_of, scale_of
@@ -95,11 +94,4 @@ def put_codes(
 
 
 TRITON = Caster(put_largest, put_codes, as_one)
-
-
-def fp8_linear(product: Product) -> dict[str, TorchKernel]:
-    """The kernels by op, over what multiplies."""
-    return Fp8Kernels(TRITON, product, rotate_).table()
-
-
-FP8_LINEAR = fp8_linear(real)
+FP8_LINEAR = Fp8Kernels(TRITON, real, rotate_).table()

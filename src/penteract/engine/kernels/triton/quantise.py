@@ -1,9 +1,9 @@
-"""Codes of FP8 and their scales by kernels: what `kernels/quantise.py` says in plain torch, equal to the bit.
+"""FP8 quantisation in Triton kernels: the same as `kernels/quantise.py` in plain torch, with identical bits.
 
-A tensor [rows, k] is read through its strides in tiles, so that one that lies the other way round is turned on the
-way. The largest absolute values are found as patterns of bits: without their sign, those of floats are in the order
-of the floats, a NaN above all, and `max` has one answer in any order. Blocks lie in one tile each: their largest value
-and their codes come from one reading.
+A tensor [rows, k] is read in tiles through its strides, so a transposed tensor is transposed on the way. The largest
+absolute values are compared as bit patterns: without their sign these have the order of the floats, with NaN above all,
+and the maximum does not depend on the order of comparison. A block lies in one tile, so its maximum and its quantised
+values come from one read.
 """
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
@@ -17,18 +17,19 @@ import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.quantise import TINY, Look, Operand, Quantiser, as_shared
+from penteract.engine.kernels.quantise import TINY, Operand, OperandView, Quantiser, as_shared
 
-# Rows, and of k: whole lines of memory whichever way a tensor lies.
-TILE, TO_LOOK = (32, 128), (64, 128)
-_FLAT = 4096  # numbers, where they have no rows
-_WARPS = 4  # of one; of a square of a weight, twice as many
+# (rows, columns) of a tile: whole cache lines, also of a transposed tensor.
+TILE, AMAX_TILE = (32, 128), (64, 128)
+_FLAT = 4096  # elements of a program, for 1-D tensors
+_WARPS = 4  # of a tile; twice as many for a square block
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)  # all bits but the sign
 
 
 @triton.jit
 def _read(x, rows, k, by_row, by_k, R: tl.constexpr, K: tl.constexpr):
-    """A tile as fp32, zeros beyond the end; where its elements are: row, place in it, and whether they are there."""
+    """A tile as fp32, with zeros outside of the tensor; and its elements' rows, columns, and whether they are
+    inside."""
     r = (tl.program_id(0).to(tl.int64) * R + tl.arange(0, R))[:, None]
     c = (tl.program_id(1).to(tl.int64) * K + tl.arange(0, K))[None, :]
     inside = (r < rows) & (c < k)
@@ -37,13 +38,13 @@ def _read(x, rows, k, by_row, by_k, R: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def patterns_of(tile):
-    """Absolute values as numbers in the same order."""
+    """Bit patterns of absolute values, which have the same order."""
     return tile.to(tl.int32, bitcast=True) & _MAGNITUDE
 
 
 @triton.jit
 def _largest(x, out, rows, k, by_row, by_k, BY_ROW: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
-    """out: int32 [1], or BY_ROW [rows]."""
+    """Put the patterns of the largest values into out: int32 [1], or BY_ROW [rows]."""
     tile, r, _, _ = _read(x, rows, k, by_row, by_k, R, K)
     of_rows = tl.max(patterns_of(tile), axis=1)
     if BY_ROW:
@@ -54,7 +55,7 @@ def _largest(x, out, rows, k, by_row, by_k, BY_ROW: tl.constexpr, R: tl.constexp
 
 @triton.jit
 def scale_of(patterns, least, limit, POWERS: tl.constexpr):
-    """The scale of what is as large as this; POWERS: rounded up to a power of two."""
+    """The scales for these amax patterns; POWERS: rounded up to powers of two."""
     largest = tl.maximum(patterns.to(tl.float32, bitcast=True), least, propagate_nan=tl.PropagateNan.ALL)
     made = tl.div_rn(largest, limit + tl.zeros_like(largest))
     if POWERS:
@@ -63,8 +64,8 @@ def scale_of(patterns, least, limit, POWERS: tl.constexpr):
 
 
 @triton.jit
-def _put_codes(tile, scale, limit, out, at, inside):
-    """Divide, saturate, round to the nearest code, ties to even. A NaN stays one."""
+def _quantise_into(tile, scale, limit, out, at, inside):
+    """Divide, saturate, and round to nearest, ties to even. A NaN stays a NaN."""
     scaled = tl.div_rn(tile, scale + tl.zeros_like(tile))
     scaled = tl.maximum(scaled, -limit, propagate_nan=tl.PropagateNan.ALL)
     scaled = tl.minimum(scaled, limit, propagate_nan=tl.PropagateNan.ALL)
@@ -72,25 +73,25 @@ def _put_codes(tile, scale, limit, out, at, inside):
 
 
 @triton.jit
-def _codes(
+def _quantise(
     x, out, scale, largest, rows, k, by_row, by_k, limit, least, POWERS: tl.constexpr, BY_ROW: tl.constexpr,
     R: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """scale, and the patterns of the largest: [1], or BY_ROW [rows]."""
+    """scale, and the patterns of the amax: [1], or BY_ROW [rows]."""
     tile, r, c, inside = _read(x, rows, k, by_row, by_k, R, K)
     at = r if BY_ROW else tl.zeros_like(r)
     made = scale_of(tl.load(largest + at, mask=at < rows, other=0), least, limit, POWERS)
-    if tl.program_id(1) == 0:  # who shares a scale writes the same
+    if tl.program_id(1) == 0:  # programs that share a scale write the same value
         tl.store(scale + at, made, mask=at < rows)
-    _put_codes(tile, made, limit, out, r * k + c, inside)
+    _quantise_into(tile, made, limit, out, r * k + c, inside)
 
 
 @triton.jit
-def _blocks(
+def _quantise_blocks(
     x, out, scale, rows, k, by_row, by_k, limit, least, POWERS: tl.constexpr, SQUARE: tl.constexpr,
     R: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """A tile is K wide, a block; SQUARE: it is one. scale: [k / K, rows], or [rows / R, k / K]."""
+    """A tile is one block (K) wide; SQUARE: it is one square block. scale: [k / K, rows], or [rows / R, k / K]."""
     tile, r, c, inside = _read(x, rows, k, by_row, by_k, R, K)
     largest = tl.max(patterns_of(tile), axis=1, keep_dims=True)
     if SQUARE:
@@ -101,63 +102,65 @@ def _blocks(
         tl.store(scale + tl.program_id(0) * tl.num_programs(1) + block + tl.zeros_like(largest), made)
     else:
         tl.store(scale + block.to(tl.int64) * rows + r, made, mask=r < rows)
-    _put_codes(tile, made, limit, out, r * k + c, inside)
+    _quantise_into(tile, made, limit, out, r * k + c, inside)
 
 
 @triton.jit
-def _divided(x, out, scale, n, limit, SIZE: tl.constexpr):
-    """Numbers [n] in the order in which they lie."""
+def _quantise_flat(x, out, scale, n, limit, SIZE: tl.constexpr):
+    """Numbers [n] that share a scale, in the order of memory."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     here = at < n
-    _put_codes(tl.load(x + at, mask=here, other=0.0).to(tl.float32), tl.load(scale), limit, out, at, here)
+    _quantise_into(tl.load(x + at, mask=here, other=0.0).to(tl.float32), tl.load(scale), limit, out, at, here)
 
 
-def put_largest(fp8: Fp8, look: Look, out: torch.Tensor) -> None:
-    """Absolute values, of all that share a scale, into zeros. Those of blocks are found with their codes."""
+def put_largest(fp8: Fp8, view: OperandView, out: torch.Tensor) -> None:
+    """Put the amax of each scale's elements into zeros. Those of blocks are found when blocks are quantised."""
     if fp8.kind == "blockwise":
         return
-    x, (rows, k) = look.rows, look.rows.shape
-    _largest[_grid(rows, k, *TO_LOOK)](
-        x, out.view(torch.int32), rows, k, *x.stride(), BY_ROW=fp8.kind == "rowwise", R=TO_LOOK[0],
-        K=TO_LOOK[1], num_warps=_WARPS,
+    x, (rows, k) = view.rows, view.rows.shape
+    _largest[_grid(rows, k, *AMAX_TILE)](
+        x, out.view(torch.int32), rows, k, *x.stride(), BY_ROW=fp8.kind == "rowwise", R=AMAX_TILE[0],
+        K=AMAX_TILE[1], num_warps=_WARPS,
     )  # fmt: skip
 
 
-def quantised(fp8: Fp8, look: Look, largest: torch.Tensor) -> Operand:
-    """`largest`: of blocks, room for their scales."""
-    x, (rows, k) = look.rows, look.rows.shape
-    codes = torch.empty(rows, k, dtype=FORMATS[look.format], device=x.device)
-    about = (rows, k, *x.stride(), LARGEST[look.format], TINY)
+def quantised(fp8: Fp8, view: OperandView, largest: torch.Tensor) -> Operand:
+    """`largest`: the amax values; for blocks, only memory for their scales."""
+    x, (rows, k) = view.rows, view.rows.shape
+    data = torch.empty(rows, k, dtype=FORMATS[view.format], device=x.device)
+    args = (rows, k, *x.stride(), LARGEST[view.format], TINY)
     if fp8.kind == "blockwise":
-        scale, tile = largest, (fp8.block if look.square else TILE[0], fp8.block)
-        _blocks[_grid(rows, k, *tile)](
+        scale, tile = largest, (fp8.block if view.square else TILE[0], fp8.block)
+        _quantise_blocks[_grid(rows, k, *tile)](
             x,
-            codes,
+            data,
             scale,
-            *about,
+            *args,
             POWERS=fp8.powers,
-            SQUARE=look.square,
+            SQUARE=view.square,
             R=tile[0],
             K=tile[1],
-            num_warps=_WARPS * (1 + look.square),
+            num_warps=_WARPS * (1 + view.square),
         )
     else:
         scale = torch.empty_like(largest)
-        _codes[_grid(rows, k, *TILE)](
-            x, codes, scale, largest.view(torch.int32), *about, POWERS=fp8.powers, BY_ROW=fp8.kind == "rowwise",
+        _quantise[_grid(rows, k, *TILE)](
+            x, data, scale, largest.view(torch.int32), *args, POWERS=fp8.powers, BY_ROW=fp8.kind == "rowwise",
             R=TILE[0], K=TILE[1], num_warps=_WARPS,
         )  # fmt: skip
-    return Operand(codes, as_shared(fp8, look, scale))
+    return Operand(data, as_shared(fp8, view, scale))
 
 
-def put_codes(name: Format, values: torch.Tensor, scale: torch.Tensor, codes: torch.Tensor, room: torch.Tensor) -> None:
-    """Of numbers [n] that share a scale. It needs no room."""
+def quantise_into(
+    name: Format, values: torch.Tensor, scale: torch.Tensor, out: torch.Tensor, workspace: torch.Tensor
+) -> None:
+    """Quantise numbers [n] that share a scale into `out`. The workspace is not used."""
     grid = (triton.cdiv(len(values), _FLAT),)
-    _divided[grid](values, codes, scale, len(values), LARGEST[name], SIZE=_FLAT, num_warps=_WARPS)
+    _quantise_flat[grid](values, out, scale, len(values), LARGEST[name], SIZE=_FLAT, num_warps=_WARPS)
 
 
 def _grid(rows: int, k: int, high: int, wide: int) -> tuple[int, int]:
     return triton.cdiv(rows, high), triton.cdiv(k, wide)
 
 
-TRITON = Quantiser(put_largest, quantised, put_codes, "triton")
+TRITON = Quantiser(put_largest, quantised, quantise_into, "triton")

@@ -1,9 +1,10 @@
-"""AdamW's step of a shard in one pass: each element is read once, moved in registers, and written once.
+"""AdamW's update of a shard in one fused kernel: each element is read once, updated in registers, and written once.
 
-What `engine/optim/optimizer.py` says with torch, but for last bits: divisions and roots are IEEE's, products and sums
-are not fused. Numbers that are alike for all elements come in one small vector, so the host knows none of them.
+It computes the same as `engine/optim/optimizer.py` in torch, up to the last bits: divisions and roots are IEEE's,
+products and sums are not fused. The factors that all elements share are in one small vector on the device, so the host
+needs none of their values.
 
-A tile is some rows of 256 elements: blocks of moments in 8 bits, where they are.
+A tile is four rows of 256 elements; a row is a block of 8-bit moments.
 """
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
@@ -27,12 +28,12 @@ from penteract.engine.optim.optimizer import Factors
 from penteract.engine.optim.stochastic_rounding import ParameterSlice
 
 TILE = 4 * BLOCK  # elements of one program: eight for each thread of four warps
-_FIXED = 5  # columns of a table of places before those of its gaps
+_FIXED = 5  # rows of a table of parameter slices before those of the gaps
 _ROW = tl.constexpr(BLOCK)
 _ROWS = tl.constexpr(TILE // BLOCK)
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 _FAR = tl.constexpr(2**30)  # elements: more than a tile's, and a sum of two is an int32
-_COLUMNS = tl.constexpr(_FIXED)
+_GAP_ROWS = tl.constexpr(_FIXED)  # the first of the rows with gaps
 _STRIDE = tl.constexpr(stochastic_rounding.STRIDE)
 _EPOCH = tl.constexpr(stochastic_rounding.EPOCH)
 _LOW = tl.constexpr(2**stochastic_rounding.LOW - 1)
@@ -43,10 +44,10 @@ _LOW = tl.constexpr(2**stochastic_rounding.LOW - 1)
 
 @dataclass(slots=True)
 class Update:
-    """Moves shards for an AdamW; of updates computed in fp32 alone.
+    """The fused update of shards for AdamW; for updates computed in fp32 only.
 
-    `tables`: of places, made when a shard is first moved, so that later steps ask nothing of the host; a step that is
-    captured comes after one that is not.
+    `tables`: parameter slices, for stochastic rounding. They are made when a shard is first updated, so that later
+    steps need nothing from the host. So an eager step must come before a captured one.
     """
 
     spec: Optimizer
@@ -56,47 +57,48 @@ class Update:
     )
 
     def __call__(self, flat: Flat, factors: Factors, step: torch.Tensor) -> None:
-        """Averages, master and parameter in place; nothing of them where the norm is not finite."""
+        """Update moments, master weights and parameters in place; none of them if the norm is not finite. `step`: from
+        1, [], on the device."""
         if factors.good.dtype != torch.float32:
             raise TypeError(f"the kernel computes updates in float32, not in {factors.good.dtype}")
         n, own = len(flat.master), flat.own_parameter
         if not n:
             return
-        places = self._table(flat.parameter_slices, n, flat.master.device) if flat.parameter_slices else None
-        grain = gcd(n, 16)  # elements: as loads of 16 bytes want to know
-        _move[(triton.cdiv(n, TILE),)](
-            flat.own_gradient, *_average(flat, "mean"), *_average(flat, "square"), flat.master,
-            own if own.dtype != flat.master.dtype else None, factors.good, step, places,
+        slices = self._table(flat.parameter_slices, n, flat.master.device) if flat.parameter_slices else None
+        grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
+        _update[(triton.cdiv(n, TILE),)](
+            flat.own_gradient, *_moment(flat, "mean"), *_moment(flat, "square"), flat.master,
+            own if own.dtype != flat.master.dtype else None, factors.good, step, slices,
             n // grain, 1 - self.spec.betas[1], self.spec.epsilon,
-            GRAIN=grain, DECAY=flat.bucket.decay, PLACES=0 if places is None else places.shape[1],
-            GAPS=0 if places is None else (places.shape[0] - _FIXED) // 2, num_warps=4, enable_fp_fusion=False,
+            GRAIN=grain, DECAY=flat.bucket.decay, SLICES=0 if slices is None else slices.shape[1],
+            GAPS=0 if slices is None else (slices.shape[0] - _FIXED) // 2, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
-    def _table(self, places: tuple[ParameterSlice, ...], n: int, device: torch.device) -> torch.Tensor:
-        key = (places, n)
+    def _table(self, slices: tuple[ParameterSlice, ...], n: int, device: torch.device) -> torch.Tensor:
+        key = (slices, n)
         if key not in self.tables:
-            self.tables[key] = table(places, n, self.seed).to(device)
+            self.tables[key] = table(slices, n, self.seed).to(device)
         return self.tables[key]
 
 
-def table(places: tuple[ParameterSlice, ...], n: int, seed: int) -> torch.Tensor:
-    """What is to know of the places with any of a shard's n elements, in their order: int64 [5 + 2·gaps, places].
+def table(slices: tuple[ParameterSlice, ...], n: int, seed: int) -> torch.Tensor:
+    """The parameter slices with elements in a shard of n, in order, one a column: int64 [5 + 2·gaps, slices].
 
-    Rows: at, count, begin, origin, digest; then a row's elements and the gap after it, for every dim that is cut. As
-    many columns as a power of two; those of no place begin after all others.
+    Rows: at, count, begin, origin, digest; then (elements of a local row, gap after it) for every dim that is sharded.
+    The number of columns is a power of two; unused columns begin after all others.
     """
-    here = sorted((q for q in places if q.at < n and q.at + q.count > 0), key=lambda q: q.at)
-    gaps = max((len(q.gaps) for q in here), default=0)
-    filled = torch.tensor([2**62, 0, 0, 0, 0, *([1, 0] * gaps)])
-    out = filled[:, None].repeat(1, triton.next_power_of_2(max(1, len(here))))
-    for i, q in enumerate(here):
+    inside = sorted((q for q in slices if q.at < n and q.at + q.count > 0), key=lambda q: q.at)
+    gaps = max((len(q.gaps) for q in inside), default=0)
+    unused = torch.tensor([2**62, 0, 0, 0, 0, *([1, 0] * gaps)])
+    out = unused[:, None].repeat(1, triton.next_power_of_2(max(1, len(inside))))
+    for i, q in enumerate(inside):
         numbers = [q.at, q.count, q.begin, q.origin, q.digest(seed), *(x for gap in q.gaps for x in gap)]
         out[: len(numbers), i] = torch.tensor(numbers)
     return out
 
 
-def _average(flat: Flat, kind: Moment) -> tuple[torch.Tensor | None, ...]:
-    """What is kept, and of codes their scales, levels and borders."""
+def _moment(flat: Flat, kind: Moment) -> tuple[torch.Tensor | None, ...]:
+    """A moment as it is stored; if it is in 8 bits, with scales, levels and borders, else three times None."""
     kept, scales = flat.moments[kind], flat.scales.get(kind)
     if scales is None:
         return kept, None, None, None
@@ -105,14 +107,14 @@ def _average(flat: Flat, kind: Moment) -> tuple[torch.Tensor | None, ...]:
 
 
 @triton.jit
-def _move(
+def _update(
     gradient, mean, mean_scales, mean_levels, mean_borders, square, square_scales, square_levels, square_borders,
-    master, parameter, factors, step, places, grains, gain, epsilon,
-    GRAIN: tl.constexpr, DECAY: tl.constexpr, PLACES: tl.constexpr, GAPS: tl.constexpr,
+    master, parameter, factors, step, slices, grains, gain, epsilon,
+    GRAIN: tl.constexpr, DECAY: tl.constexpr, SLICES: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
-    """One tile. `grains` of GRAIN elements are the shard. `gain`: the square's weight in the second average.
+    """One tile. The shard has `grains` times GRAIN elements. `gain`: weight of the squared gradient (1 - beta2).
 
-    Where the norm is not finite, no element is read or written; where it is, so are all gradients.
+    If the norm is not finite, no element is read or written; if it is, all gradients are finite.
     """
     row = tl.program_id(0).to(tl.int64) * _ROWS + tl.arange(0, _ROWS)
     tile = tl.program_id(0).to(tl.int64) * (_ROWS * _ROW)
@@ -133,8 +135,8 @@ def _move(
     if DECAY:
         x = x * tl.load(factors + 5)
     x = x - quotient * tl.load(factors + 6)
-    if PLACES:
-        bits = _chances(places, tl.load(step).to(tl.int64), tile, inner, PLACES, GAPS)
+    if SLICES:
+        bits = _random_bits(slices, tl.load(step).to(tl.int64), tile, inner, SLICES, GAPS)
         tl.store(master + at, _upper(x.to(tl.int32, bitcast=True) + bits), here)
     else:
         tl.store(master + at, _narrow(x, master.dtype.element_ty), here)
@@ -144,7 +146,7 @@ def _move(
 
 @triton.jit
 def _read(kept, scales, levels, at, row, here, rows):
-    """Averages in fp32."""
+    """Elements of a moment in fp32."""
     found = tl.load(kept + at, here, other=0)
     if scales is None:
         return _wide(found)
@@ -154,7 +156,7 @@ def _read(kept, scales, levels, at, row, here, rows):
 
 @triton.jit
 def _write(kept, scales, borders, x, at, row, here, rows):
-    """Rounded; to codes by a search of as many steps as a code has bits."""
+    """Write elements of a moment, rounded. 8-bit codes are found by a binary search of eight steps."""
     if scales is None:
         tl.store(kept + at, _narrow(x, kept.dtype.element_ty), here)
     else:
@@ -169,7 +171,7 @@ def _write(kept, scales, borders, x, at, row, here, rows):
 
 @triton.jit
 def _wide(x):
-    """As fp32; of bf16 by its bits, so that the smallest numbers are not lost in Triton's interpreter."""
+    """As fp32; bf16 by its bits, because Triton's interpreter loses its smallest numbers."""
     if x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
@@ -178,7 +180,8 @@ def _wide(x):
 
 @triton.jit
 def _narrow(x, dtype: tl.constexpr):
-    """fp32 to the nearest of another dtype, ties to even; of bf16 by its bits, as the interpreter takes ties away."""
+    """fp32 rounded to nearest in another dtype, ties to even; bf16 by its bits, because the interpreter rounds ties
+    otherwise."""
     if dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         nearest = tl.where(x == x, bits + (0x7FFF + ((bits >> 16) & 1)), 0x7FC00000)
@@ -194,33 +197,33 @@ def _upper(bits):
 
 
 @triton.jit
-def _chances(places, step, tile, inner, PLACES: tl.constexpr, GAPS: tl.constexpr):
-    """`stochastic_rounding.chances` of a tile, int32. Few places have elements in it: those are found by comparing
-    all."""
-    which = tl.arange(0, PLACES)
-    begins = tl.load(places + which)
-    ends = begins + tl.load(places + PLACES + which)
+def _random_bits(slices, step, tile, inner, SLICES: tl.constexpr, GAPS: tl.constexpr):
+    """`stochastic_rounding.random_bits` of a tile, int32. The few slices with elements in the tile are found by
+    comparing all."""
+    column = tl.arange(0, SLICES)
+    begins = tl.load(slices + column)
+    ends = begins + tl.load(slices + SLICES + column)
     first = tl.sum((ends <= tile).to(tl.int32), axis=0)
     last = tl.sum((begins < tile + _ROWS * _ROW).to(tl.int32), axis=0)
     z = tl.zeros(inner.shape, tl.int64)
     while first < last:
-        place = places + first
-        at, count, begin = tl.load(place), tl.load(place + PLACES), tl.load(place + 2 * PLACES)
+        entry = slices + first
+        at, count, begin = tl.load(entry), tl.load(entry + SLICES), tl.load(entry + 2 * SLICES)
         start = tl.maximum(at, tile)
         offset = inner - (start - tile).to(tl.int32)
         own = (offset >= 0) & (offset < tl.minimum(at + count - start, _FAR).to(tl.int32))
         span = begin + start - at
-        base, beyond = tl.load(place + 3 * PLACES) + span, offset.to(tl.int64)
+        base, distance = tl.load(entry + 3 * SLICES) + span, offset.to(tl.int64)
         for g in tl.static_range(GAPS):
-            length = tl.load(place + (_COLUMNS + 2 * g) * PLACES)
-            gap = tl.load(place + (_COLUMNS + 2 * g + 1) * PLACES)
+            length = tl.load(entry + (_GAP_ROWS + 2 * g) * SLICES)
+            gap = tl.load(entry + (_GAP_ROWS + 2 * g + 1) * SLICES)
             before = span // length
             base += before * gap
-            past = offset - tl.minimum(length - (span - before * length), _FAR).to(tl.int32)  # of the row it begins in
-            more = tl.where(past < 0, 0, 1 + past // tl.minimum(length, _FAR).to(tl.int32))
-            beyond += more.to(tl.int64) * gap
-        first_of = (base + step * _EPOCH) * _STRIDE + tl.load(place + 4 * PLACES)
-        z = tl.where(own, first_of + beyond * _STRIDE, z)
+            past = offset - tl.minimum(length - (span - before * length), _FAR).to(tl.int32)  # the first row's end
+            rows = tl.where(past < 0, 0, 1 + past // tl.minimum(length, _FAR).to(tl.int32))
+            distance += rows.to(tl.int64) * gap
+        start_value = (base + step * _EPOCH) * _STRIDE + tl.load(entry + 4 * SLICES)
+        z = tl.where(own, start_value + distance * _STRIDE, z)
         first += 1
     u = z.to(tl.uint64, bitcast=True)
     u = (u ^ (u >> _SHIFT0)) * _MIX0
