@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.test_one_pass import let_go
+from kernels.test_one_pass import angles_are_there, let_go  # noqa: F401 (a fixture)
 from kernels.test_quantise import drawn
 from op_kernels.cases import CASES, Case, of_codes, x
 from op_kernels.fp8 import counted
@@ -79,7 +79,8 @@ def test_codes_are_those_of_plain_torch(name: Format, powers: bool, bad: float |
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
     assert torch.equal(other[0].t(), other[1])
-    assert other[2].isfinite().item() == (bad is None)
+    if not powers:  # powers of two hide that a scale is none; the code of what is no number does not
+        assert other[2].isfinite().item() == (bad is None)
 
 
 @pytest.mark.usefixtures("small_heap")

@@ -84,6 +84,6 @@ def counted(fp8: Fp8, a: Any, b: Any, out: torch.Tensor, forward: bool) -> None:
     """Emulated products, whose FLOPs are seen and whose memory is not."""
     with _disable_current_modes(), torch.no_grad():
         emulated(fp8, a, b, out, forward)
-        like = [torch.empty(x.codes.shape, dtype=torch.bfloat16) for x in (a, b)]
+        like = [torch.empty(x.data.shape, dtype=torch.bfloat16) for x in (a, b)]
         unread = torch.empty(out.shape, dtype=torch.bfloat16)
     torch.mm(like[0], like[1].t(), out=unread)

@@ -26,6 +26,7 @@ from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, OpDeclaration, declaration_of, implementation
 from penteract.ops.declarations.declaration import CallShapes
 from penteract.ops.declarations.dense import RmsNorm
+from penteract.ops.declarations.fp8_linear import FP8_LINEAR
 from penteract.ops.declarations.one_pass import ONE_PASS
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
@@ -168,6 +169,8 @@ CHOSEN = [
     ],
     *[("attention", {}, Layout(attention=name), name) for name in ("fa4", "fa4_documents")],
     *[("packed_attention", {}, Layout(attention=name), name) for name in ("fa4", "fa4_documents", "cudnn", "flash")],
+    *[(name, {"fp8": FP8}, Layout(), "fp8") for name in FP8_LINEAR],
+    *[(name, {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton") for name in FP8_LINEAR],
     ("linear", {"fp8": FP8}, Layout(), "fp8"),
     ("linear", {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton"),
     ("expert_linear", {}, Layout(experts="grouped"), "grouped"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from layouts import Case, Subject, _prepare, _step, made_once
-from penteract.config.layout import Layout
+from penteract.config.layout import FUSIONS, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.config.precision.fp8 import Fp8, usual
@@ -66,7 +66,8 @@ def on_its_own(case: Case) -> Case:
     """One process that takes the same micro-batches one after the other."""
     lay = case.layout
     micros = lay.dp * lay.gradient_accumulation_steps
-    return replace(case, layout=Layout(micro_batch_size=lay.micro_batch_size, gradient_accumulation_steps=micros))
+    own = Layout(micro_batch_size=lay.micro_batch_size, gradient_accumulation_steps=micros, fuse=lay.fuse)
+    return replace(case, layout=own)
 
 
 def remember(run: Run, past: dict[str, list[float]]) -> None:
@@ -159,6 +160,34 @@ def test_a_layout_is_one_process(pool: Pool, model: ModelSpec, layout: Layout, n
     policy = replace(RECIPES["fp64"], fp8=RECIPE[name])
     told = pool.run(held, Case(model, layout, length(model), precision=policy), names(model))
     assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
+
+
+# Where keys travel, projections are not merged and do not share a scale: one process must not merge them either.
+CAST_ONCE = [
+    (DENSE, Layout(fuse=("fp8",), gradient_accumulation_steps=2)),
+    (DENSE, Layout(dp=2, tp=2, zero=2, bucket_bytes=2**12, fuse=FUSIONS)),
+    (DENSE, Layout(tp=2, cp=2, gradient_accumulation_steps=2, recompute=("enter", "linear"), fuse=("mlp", "fp8"))),
+    (DENSE, Layout(tp=2, cp=2, recompute=("enter", "quantise", "rms_norm"), fuse=("norm", "mlp", "fp8"))),
+    (DENSE, Layout(pp=3, gradient_accumulation_steps=3, schedule="zb_h1", fuse=FUSIONS)),
+    (DENSE, Layout(dp=2, zero=3, recompute=("*",), fuse=FUSIONS)),
+    (DENSE, Layout(dp=2, offload=("linear", "quantise"), fuse=FUSIONS)),
+    (LATENT, Layout(tp=2, cp=2, cp_method="ring", fuse=FUSIONS)),
+    (EXPERTS, Layout(dp=2, cp=2, ep=2, fuse=("norm", "mlp", "fp8"))),
+]
+
+
+@pytest.mark.parametrize(("model", "layout"), CAST_ONCE, ids=str)
+def test_a_layout_that_casts_once_is_one_process(pool: Pool, model: ModelSpec, layout: Layout) -> None:
+    case = Case(model, layout, length(model), precision=replace(RECIPES["fp64"], fp8=RECIPE["tensorwise"]))
+    told = pool.run(held, case, {})
+    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
+
+
+@pytest.mark.parametrize(("model", "layout"), CAST_ONCE, ids=str)
+def test_what_is_cast_once_is_priced_without_a_walk(model: ModelSpec, layout: Layout) -> None:
+    for layers in (3, 4):
+        deep = replace(model, layers=layers) if layers % layout.pp == 0 else model
+        same_price(deep, layout, replace(RECIPES["bf16"], fp8=RECIPE["tensorwise"]))
 
 
 def alone(rank: int, groups: ProcessGroups, case: Case) -> list[str]:

@@ -9,8 +9,9 @@ loss    of whole rows of logits, the loss and its gradient in one op, which is s
 fp8     linear layers in FP8 with one scale for each tensor of a micro-batch: what they read is cast once, both ways
         round, and kept as codes; with it, what the others merge may be in FP8
 
-A fused op computes what its parts did; weights that are merged in FP8 share a scale. Where a pattern does not fit
-(other projections in FP8, ranks that cut projections differently, keys that travel), its ops stay apart.
+A fused op computes what its parts did, but for last bits and this: weights that are merged in FP8 share a scale, and so
+do their gradients. Where a pattern does not fit (other projections in FP8, ranks that cut projections differently, keys
+that travel), its ops stay apart.
 """
 
 from __future__ import annotations
