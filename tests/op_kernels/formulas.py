@@ -422,7 +422,8 @@ FORMULAS: dict[str, Formula] = {
         pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
         rows, join_rows, logits, logits_gradient,
-        loss, router, expert_permutation, split_sizes, expert_offsets, permute, sort_chunks, expert_linear, unpermute, balance_loss,
+        loss, router, expert_permutation, split_sizes, expert_offsets, permute, sort_chunks, expert_linear, unpermute,
+        balance_loss,
         tokens_per_expert,
     )
 }  # fmt: skip

@@ -171,6 +171,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "precision.fp8_block": ("elements that share a scale, in fp8_blockwise; GPU kernels need 128", 16, 2**16),
     "precision.fp8_gather": ("under ZeRO 3 weights are gathered in FP8, half the bytes, in fp8_tensorwise", 0, 0),
     "precision.fp8_experts": ("experts' matrices too, in fp8_rowwise and fp8_blockwise", 0, 0),
+    "precision.fp8_fast_accumulation": ("a GPU keeps sums of gradients in fewer bits, as it does forward", 0, 0),
     "precision.modules": ('exceptions by parameter name, the last match decides: ["embedding*:moments=fp32"]', 0, 0),
     "output.folder": ("the folder for run folders", 0, 0),
 }

@@ -154,7 +154,7 @@ def check_sizes(sites: Iterable[Site], pieces: int) -> None:
         fp8: Fp8 | None = site.attrs.get("fp8")
         if fp8 is None or not site.weights:
             continue
-        *several, f, d = site.weights[0]
+        *several, _, d = site.weights[0]
         found = [("features in", d, fp8.unit)]
         found += [("features out", w[-2], fp8.unit) for w in site.weights if len(w) > 1]
         if not several:

@@ -55,8 +55,8 @@ def scaling(fp8: Fp8, elementwise: Elementwise, shape: tuple[int, int]) -> Bytes
 
 
 class Quantise(OpDeclaration):
-    """x [.., D] -> codes [.., D], the same turned [D, T], and their scale [1]. The ranks that hold one micro-batch agree
-    on the largest value."""
+    """x [.., D] -> codes [.., D], the same turned [D, T], and their scale [1]. The ranks that hold one micro-batch
+    agree on the largest value."""
 
     differentiable = ()
     elementwise: Elementwise = "reference"
@@ -91,8 +91,8 @@ class OnePassQuantise(Quantise):
 
 
 class Fp8Linear(Linear):
-    """x [.., D], its codes, turned codes and scale; w1 [F1, D], w2 [F2, D], … -> [.., F1 + F2 + …], and the scale of the
-    weights, which is one for all of them. x itself is not read: its gradient is made here.
+    """x [.., D], its codes, turned codes and scale; w1 [F1, D], w2 [F2, D], … -> [.., F1 + F2 + …], and the scale of
+    the weights, which is one for all of them. x itself is not read: its gradient is made here.
 
     With positions [s, B] as last in, the first `turned` columns are heads that are rotated by them, as in
     `merged_linear`. `features`: all columns.
