@@ -21,9 +21,9 @@ from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import RECIPES, Policy, policy
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import GroupSpan, Rates
-from penteract.readings.time.clock import BESIDE, IN, LOOK, OUT, RUN, START, WAIT, Key, Op, ps
+from penteract.readings.time.clock import CHAINED, IN, OUT, RUN, START, SYNC, WAIT, Key, Op, ps
 from penteract.readings.time.derive import derive
-from penteract.readings.time.line import Post, line_of
+from penteract.readings.time.line import Post, numbered_schedule
 from penteract.readings.time.rank_clock import MESSAGE
 from penteract.readings.time.stage import Stage
 from penteract.readings.time.step import StepClock
@@ -49,12 +49,12 @@ class Told:
     """A rank's program as events, every run unrolled; what is started is numbered."""
 
     def __init__(self, steps: StepClock, layout: Layout, r: int) -> None:
-        line = line_of(layout.schedule, layout.pp, layout.vpp, layout.gradient_accumulation_steps)
+        line = numbered_schedule(layout.schedule, layout.pp, layout.vpp, layout.gradient_accumulation_steps)
         self.stage: Stage = steps.stage(layout, steps.composer.packer.runs(layout, r), r)
         self.ranks = {stream: group for group, stream in self.stage.ops.streams.by_ranks.items()}
         self.seen: list[Event] = []
         self.started = 0
-        self.flights: dict[Key, int] = {}
+        self.in_flight: dict[Key, int] = {}
         self.coming: dict[int, int] = {}
         derived, clock, sent = derive(self.stage, line.computes[r]), self.stage.clock, list[int]()
         self._action(derived.opening)
@@ -62,7 +62,7 @@ class Told:
             if isinstance(item, Post):
                 sent = self._post(item, sent)
             else:
-                self.flights[MESSAGE] = self.coming.pop(line.asks[r][item], -1)
+                self.in_flight[MESSAGE] = self.coming.pop(line.reads[r][item], -1)
                 self._action(derived.actions[item])
         self._waits(sent)
         self._action(derived.closing)
@@ -73,7 +73,7 @@ class Told:
         for declaration, times, step in self.stage.clock.runs[action]:
             for turn in range(times):
                 for segment, unit, needs in declaration:
-                    self.flights |= {("p", 0, i): self.flights.pop(("u", b, 0), -1) for i, b in enumerate(needs)}
+                    self.in_flight |= {("p", 0, i): self.in_flight.pop(("u", b, 0), -1) for i, b in enumerate(needs)}
                     self._tell(self.stage.clock.ops[segment], unit + turn * step)
 
     def _tell(self, ops: tuple[Op, ...], unit: int) -> None:
@@ -85,20 +85,20 @@ class Told:
                 case (kind, _, _, name) if kind == RUN:
                     self.seen += [("compute", name)] if name not in BESIDE_NOTES else []
                 case (kind, key, _, _) if kind == WAIT:
-                    self._waits([self.flights.pop(absolute(key), -1)])
-                case (kind, _) if kind == LOOK:
+                    self._waits([self.in_flight.pop(absolute(key), -1)])
+                case (kind, _) if kind == SYNC:
                     pass
                 case (kind, stream, took, key, name) if kind == START:
                     self._start(stream, None if "all_to_all_v" in name else took, absolute(key))
-                case (kind, waited, before, stream, took, key, _) if kind == BESIDE:
-                    self._waits([self.flights.pop(absolute(waited), -1)])
+                case (kind, waited, before, stream, took, key, _) if kind == CHAINED:
+                    self._waits([self.in_flight.pop(absolute(waited), -1)])
                     self.seen += [("compute", "narrow gradients")] if before else []
                     self._start(stream, took, absolute(key))
 
     def _start(self, stream: int, took: int | None, key: Key) -> None:
         way = {OUT: "to_host", IN: "from_host"}.get(stream)
         self.seen.append(("start", self.ranks.get(stream, way), took, self.started))
-        self.flights[key] = self.started
+        self.in_flight[key] = self.started
         self.started += 1
 
     def _waits(self, numbers: list[int]) -> None:

@@ -19,9 +19,9 @@ from penteract.config.precision.policy import RECIPES
 from penteract.errors import Bug
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates
-from penteract.readings.time.clock import BESIDE, FIRST, LOOK, RUN, START, WAIT, Op, play
+from penteract.readings.time.clock import CHAINED, FIRST, RUN, START, SYNC, WAIT, Op, simulate
 from penteract.readings.time.ranks import Ranks
-from penteract.readings.time.step import StepClock, apart
+from penteract.readings.time.step import StepClock, largest_change
 from strategies import cases
 
 LAUNCHES = [0.0, 1e-6, 20e-6, 84e-6]
@@ -56,7 +56,7 @@ def test_jumped_is_unrolled_and_one_more_step_takes_as_long(
 def _parts(ranks: Ranks, r: int) -> list[int]:
     """Of a rank's last step."""
     begun, ended = ranks.spent_at_end[-2][r], ranks.spent_at_end[-1][r]
-    spent = ranks.machines[r].spent[begun:ended]
+    spent = ranks.rank_clocks[r].spent[begun:ended]
     return [sum(n * parts[i] for parts, n in spent) for i in range(len(spent[0][0]))]
 
 
@@ -67,8 +67,8 @@ def _drawn(random: Random, n: int) -> list[Op]:
         took, key = random.randrange(1, 100), ("c", 0, random.randrange(4))
         ops.append(random.choice([
             (RUN, took, 0, "run"), (RUN, took, 0, "run"), (START, FIRST + random.randrange(2), took, key, "start"),
-            (WAIT, key, 1, "wait"), (LOOK, "look"),
-            (BESIDE, key, took // 3, FIRST, took, ("r", 0, random.randrange(2)), "beside"),
+            (WAIT, key, 1, "wait"), (SYNC, "look"),
+            (CHAINED, key, took // 3, FIRST, took, ("r", 0, random.randrange(2)), "beside"),
         ]))  # fmt: skip
     return ops
 
@@ -84,10 +84,10 @@ def test_nothing_ends_sooner_from_a_later_state_or_with_longer_ops(seed: int) ->
     def done(ops: list[Op], more: int) -> tuple[int, int, dict[object, int]]:
         later = [f + random.randrange(50) * more for f in free]
         under_way = {key: t + random.randrange(50) * more for key, t in flights.items()}
-        told = play(
+        told = simulate(
             ops, later, dict(under_way), host + random.randrange(50) * more, [2] * len(ops), 140_000, (0,) * len(free)
         )
-        return told.done, told.host, dict(told.flights)
+        return told.done, told.host, dict(told.in_flight)
 
     longer = [(op[0], op[1] + random.randrange(30), *op[2:]) if op[0] == RUN else op for op in ops]
     plain, late, slow = done(ops, 0), done(ops, 1), done(longer, 1)
@@ -118,7 +118,7 @@ def test_no_later_step_differs_by_more_than_is_told() -> None:
     while not ranks.steady:
         ranks.step()
         if len(ranks.ends) > 1:
-            told.append(apart(ranks))
+            told.append(largest_change(ranks))
             took.append(ranks.last)
     assert told[-1] == 0 < told[0]
     for i, most in enumerate(told):
@@ -129,7 +129,7 @@ def test_no_later_step_differs_by_more_than_is_told() -> None:
 def test_steps_that_never_settle_are_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ranks, "steady", False)
     module = sys.modules["penteract.readings.time.step"]
-    monkeypatch.setattr(module, "apart", lambda ranks: ranks.last)
+    monkeypatch.setattr(module, "largest_change", lambda ranks: ranks.last)
     monkeypatch.setattr(module, "_MOST", 70)
     with pytest.raises(Bug, match="UNSTEADY") as caught:
         _slow_hosts().ranks(SMALL_BUCKETS)

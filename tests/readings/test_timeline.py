@@ -117,7 +117,7 @@ def test_waits_for_the_last_rank_before_the_update() -> None:
 def spent(ranks: Ranks, r: int) -> list[int]:
     """Of a rank's last step."""
     begun, ended = ranks.spent_at_end[-2][r], ranks.spent_at_end[-1][r]
-    return [sum(n * parts[i] for parts, n in ranks.machines[r].spent[begun:ended]) for i in range(len(PARTS))]
+    return [sum(n * parts[i] for parts, n in ranks.rank_clocks[r].spent[begun:ended]) for i in range(len(PARTS))]
 
 
 @DRAWN

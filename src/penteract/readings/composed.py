@@ -1,7 +1,7 @@
-"""The price of a rank put together from pieces, without a walk of its step, a thousand times faster.
+"""The price of a rank as a sum over its layers: no walk of the step, and a thousand times faster.
 
-The numbers are the walk's, but for what routing decides: there a sum of peaks, and the walk's peak is no larger.
-`tests/readings/test_composed.py` holds both.
+The numbers equal those of the walk, except for registers whose size routing decides: there this is a sum of peaks, and
+the walk's peak is no larger. `tests/readings/test_composed.py` checks both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ from penteract.readings.layers.pools import Pools
 from penteract.readings.layers.reads import Memos, tracked
 from penteract.readings.layers.stage_assignment import RankLayers, StageAssignment
 from penteract.readings.layers.stages import Borders, Run, StageLayers, StageSum, add_up, borders, shown
-from penteract.readings.price import away, bucket_workspace, fed, in_ring_buffers, owned
+from penteract.readings.price import (
+    bucket_workspace,
+    host_optimizer_bytes,
+    input_bytes,
+    rank_bucket_bytes,
+    ring_buffer_bytes,
+)
 from penteract.schedule.schedule import Placement
 from penteract.step import muon
 from penteract.units import Bytes, Flops
@@ -37,8 +43,7 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, slots=True)
 class RankPrice:
-    """What a pipeline rank holds. As `Price`: resident bytes, the arena, what is routed, one declaration's
-    workspace."""
+    """Memory and work of a pipeline rank. Fields as in `Price`."""
 
     resident: Mapping[str, Bytes]
     arena: Bytes
@@ -46,7 +51,7 @@ class RankPrice:
     workspace: Bytes
     flops: Counter[str]
     redistributions: Counter[tuple[str, str]]  # collective, axis
-    host: Bytes  # beside the device
+    host: Bytes
 
     @property
     def allocated(self) -> Bytes:
@@ -56,8 +61,8 @@ class RankPrice:
 
 @dataclass(slots=True)
 class Composer:
-    """Prices ranks of layouts of one model. What two layouts show alike is recorded once, and what follows from pieces
-    is kept by the pieces."""
+    """Prices ranks of layouts of one model. A layer that is the same in two layouts is recorded once, and results that
+    depend on the same layers are computed once."""
 
     model: ModelSpec
     sequence_length: int
@@ -77,7 +82,7 @@ class Composer:
     pooled: dict[tuple[StageSum, ...], Pools] = field(default_factory=dict[tuple[StageSum, ...], Pools])
 
     def __post_init__(self) -> None:
-        """Resolve the policy, and make what records pieces, measures them and packs their buckets."""
+        """Resolve the policy. Make what records layers, measures their memory, and plans their buckets."""
         self.policy = policy(self.precision)
         self.widths = self.policy.widths
         self.recorder = Recorder(self.model, self.sequence_length, self.policy)
@@ -85,15 +90,15 @@ class Composer:
         self.packer = BucketPlanner(self.model, self.policy, self.optimizer_kinds, self.recorder, self.assignment)
 
     def piece(self, layout: Layout, kind: LayerType) -> LayerProgram:
-        """The recorded program of the embedding, the head or a kind of layer, as a layout shows it."""
+        """The program of the embedding, the head or a type of layer in a layout."""
         return self.recorder.piece(layout, kind)
 
     def holding(self, layout: Layout, kind: LayerType) -> Holding:
-        """What a pass through a piece takes."""
+        """Memory of a pass through a layer."""
         return self.holder.measure(layout, self.recorder.piece(layout, kind))
 
     def stage_chains(self, layout: Layout) -> tuple[StageLayers, ...]:
-        """The chain of each stage."""
+        """The layers of each stage, with the embedding and the head."""
         stages = layout.stages
         return tuple(
             (((EMBEDDING, 1),) if s == 0 else ())
@@ -107,43 +112,46 @@ class Composer:
         stages, made = self.stages(layout, pp_rank), self.packer.buckets(layout, pp_rank)
         ring_buffers = self.packer.ring_buffers(layout, self.packer.runs(layout, pp_rank), pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
-        beside = max(bucket_workspace(b, self.policy, layout.elementwise) for b in made)
-        data = fed(inputs, layout.gradient_accumulation_steps, self.widths) + sum(s.fp8_state_bytes for s in stages)
+        bucket_peak = max(bucket_workspace(b, self.policy, layout.elementwise) for b in made)
+        data = input_bytes(inputs, layout.gradient_accumulation_steps, self.widths) + sum(
+            s.fp8_state_bytes for s in stages
+        )
         pools = self.pools(stages)
         [(arena, routed)], [host] = pools.activations(layout, (pp_rank,)), pools.pinned(layout, (pp_rank,))
         flops, redistributions = self.work(layout, pp_rank)
+        state = rank_bucket_bytes(((b, 1) for b in made), self.policy)
         return RankPrice(
-            resident=owned(((b, 1) for b in made), self.policy) | in_ring_buffers(*ring_buffers) | {"data": data},
-            arena=arena, routed=routed, workspace=max(beside, *(s.workspace for s in stages)),
+            resident=state | ring_buffer_bytes(*ring_buffers) | {"data": data},
+            arena=arena, routed=routed, workspace=max(bucket_peak, *(s.workspace for s in stages)),
             flops=flops + Counter(update=self._update(made, layout, pp_rank)), redistributions=redistributions,
-            host=host + sum(away(b, self.policy) for b in made),
+            host=host + sum(host_optimizer_bytes(b, self.policy) for b in made),
         )  # fmt: skip
 
     def _update(self, made: Iterable[Bucket], layout: Layout, pp_rank: int) -> Flops:
-        """Of the first of a stage's ranks, which has the largest matrices."""
+        """FLOPs of the matrix updates, of the stage's first rank, which has the largest matrices."""
         rank = first_rank(Mesh(layout), pp_rank)
         return sum(muon.flops(b, muon.own(b, rank)) for b in made if b.optimizer_kind.by_matrix)
 
     def work(self, layout: Layout, pp_rank: int) -> tuple[Counter[str], Counter[Wire]]:
-        """A step's FLOPs by phase, without the update, and bytes on wires."""
+        """FLOPs of a step by phase, without the update, and bytes of collectives."""
         each = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
         return _total(layout, [flops for flops, _ in each]), _total(layout, [wires for _, wires in each])
 
     def _work(self, chain: StageLayers, layout: Layout) -> Iterator[tuple[Counter[str], Counter[Wire]]]:
-        """FLOPs by phase and bytes on wires, of each piece of a chain."""
+        """FLOPs by phase and bytes of collectives, of each layer of a stage."""
         for kind, n in chain:
             yield from repeat(self.recorder.work(self.piece(layout, kind), layout), n)
 
     def stages(self, layout: Layout, pp_rank: int) -> tuple[StageSum, ...]:
-        """What the chunks of a pipeline rank sum up to. Of equal stages, it is one object."""
+        """The sum of the layers of each model chunk of a pipeline rank. Equal stages share one object."""
         return self.stages_by_group(layout)[self.assignment(layout).group[pp_rank]]
 
     def stages_by_group(self, layout: Layout) -> list[tuple[StageSum, ...]]:
-        """The same of each group of ranks with the same stages."""
+        """The same, for each group of ranks with the same stages."""
         assignment = self.assignment(layout)
-        known = {kind: self.holding(layout, kind) for kind in assignment.kinds}
+        memory = {kind: self.holding(layout, kind) for kind in assignment.kinds}
         return assignment.by_group(
-            [self._sum(tuple([(known[kind], n) for kind, n in chain])) for chain in assignment.chains]
+            [self._sum(tuple([(memory[kind], n) for kind, n in chain])) for chain in assignment.chains]
         )
 
     def _sum(self, runs: tuple[Run, ...]) -> StageSum:
@@ -157,24 +165,24 @@ class Composer:
         return self.borders[runs]
 
     def pools(self, stages: tuple[StageSum, ...]) -> Pools:
-        """The buffers of a rank whose chunks are `stages`."""
+        """The activation buffers of a rank whose model chunks are `stages`."""
         if stages not in self.pooled:
             self.pooled[stages] = Pools.of(stages)
         return self.pooled[stages]
 
     def chains_of(self, layout: Layout, pp_rank: int) -> RankLayers:
-        """The chains of one pipeline rank, one for each of its chunks."""
+        """The layers of each model chunk of one pipeline rank."""
         return self.assignment(layout).by_rank[pp_rank]
 
     @tracked
     def assignment(self, layout: Layout) -> StageAssignment:
-        """The chains of each pipeline rank, one a chunk."""
+        """Which layers each pipeline rank has."""
         key = self.stage_chains(layout), layout.placement
         return self.assignments.setdefault(key, StageAssignment.of(*key))
 
 
 def _total(layout: Layout, parts: Iterable[Mapping[_Key, int]]) -> Counter[_Key]:
-    """Of all micro-batches and chunks."""
+    """The sum over all micro-batches and chunks."""
     out = Counter[_Key]()
     for part in parts:
         for key, amount in part.items():

@@ -1,4 +1,4 @@
-"""The answer to "what would this layout take": the fullest rank's memory by kind, and all ranks' work."""
+"""How much memory and work a layout needs: memory of the fullest rank by kind, and FLOPs of all ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from penteract.units import Bytes, Flops, gib
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one optimizer step takes. `stages[i]` is the price of pipeline rank i.
+    """Memory and FLOPs of one optimizer step. `stages[i]` is the price of pipeline rank i.
 
-    All of it is exact but what routing decides, which is modelled: every expert gets the same share.
-
+    All of it is exact, except for what routing decides. That is modelled: every expert gets the same share.
 
     memory_gib  by kind, of the fullest rank: parameters, gradients, optimizer, data, activations, workspace
-    flops       of all ranks' passes together, matrix products alone; those of an update are in a stage's `flops`
-    fits        None when the cluster's memory is not known
+    flops       matrix products of forward and backward on all ranks; those of the update are in a stage's `flops`
+    fits        None if the cluster's memory is not known
     """
 
     layout: Layout
@@ -51,7 +50,7 @@ def estimate(
 ) -> Estimate:
     """Price one step of `model` under `layout`, without torch.
 
-    Raises BadInput for a layout that cannot be, naming the nearest that can.
+    Raises BadInput for an illegal layout, and names the nearest legal one.
     """
     precision = policy(precision)
     check_legal(model, layout, sequence_length)
@@ -73,7 +72,7 @@ def estimate(
 
 
 def _fits(layout: Layout, fullest: Price, cluster: Cluster | None) -> bool | None:
-    """Ranks have a device each, and the fullest its memory; None when that memory is not known."""
+    """Whether there is a device for each rank, and enough memory for the fullest; None if that memory is not known."""
     if cluster is None or not cluster.memory_gib:
         return None
     return layout.world <= cluster.gpus and gib(fullest.allocated) <= cluster.memory_gib

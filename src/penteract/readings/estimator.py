@@ -1,4 +1,5 @@
-"""What a layout takes on a cluster: memory and a bound of its time from sums, its time from a step that is played."""
+"""Estimates for a layout on a cluster: memory and a lower bound of the step time from sums, and the step time from a
+simulated step."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ from penteract.units import Bytes, Flops, Seconds
 class LayoutEstimate:
     """Memory by kind of the fullest pipeline rank, in bytes, and a lower bound of the step's time.
 
-    memory    parameters, gradients, optimizer, activations (kept and temporary), other (data, what a declaration
-              allocates, what ZeRO 2 and 3 have whole for a while)
-    by_stage  all kinds together, of each pipeline rank
-    host      bytes on the host, of the rank that keeps most there
+    memory    parameters, gradients, optimizer, activations (kept and temporary), other (input data, the workspace of
+              kernels, the ring buffers of ZeRO 2 and 3)
+    by_stage  the sum of all kinds, for each pipeline rank
+    host      bytes in host memory, of the rank that keeps most there
     """
 
     layout: Layout
@@ -43,7 +44,7 @@ class LayoutEstimate:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step, and of its parts on the rank that sets the pace: they sum to it."""
+    """Seconds of a step, and of its parts on the slowest rank. The parts sum to the step."""
 
     seconds: Seconds
     parts: Mapping[str, Seconds]
@@ -52,7 +53,7 @@ class StepTime:
 
 @dataclass(slots=True)
 class Estimator:
-    """Quotes layouts of one model on one cluster. What two of them share is priced once."""
+    """Estimates layouts of one model on one cluster. Results that layouts share are computed once."""
 
     model: ModelSpec
     cluster: Cluster
@@ -67,8 +68,8 @@ class Estimator:
     _forward: Forward | None = None
 
     def __post_init__(self) -> None:
-        """Resolve the precision and make the readings. Raises BadInput where the cluster names no device, or one
-        without such products."""
+        """Resolve the precision and make the readings. Raises BadInput if the cluster names no device, or the device
+        has no matrix products in this precision."""
         self.precision = policy(self.precision)
         self.composer = Composer(self.model, self.sequence_length, self.precision, self.optimizer_kinds)
         self.memory = MemoryReading(self.composer)
@@ -78,25 +79,27 @@ class Estimator:
 
     @property
     def policy(self) -> Policy:
-        """The precision as dtypes by role."""
+        """The dtype of each role (parameters, gradients, …)."""
         return self.composer.policy
 
     @property
     def basis(self) -> Mapping[str, str]:
-        """Where each rate comes from."""
+        """For each rate, whether it was measured or modelled, and from what."""
         return self.rates.basis
 
     # ---- a layout --------------------------------------------------------------------------------------------
 
     def estimate(self, layout: Layout) -> LayoutEstimate:
-        """Price a legal layout."""
-        held = self.memory.of(layout)
-        bound = self.bounds.of(layout)
-        return LayoutEstimate(layout, held.kinds, held.allocated, held.by_stage, bound, held.host, self.composer.policy)
+        """Memory of a legal layout, and a lower bound of its step time."""
+        memory = self.memory.of(layout)
+        return LayoutEstimate(
+            layout, memory.kinds, memory.allocated, memory.by_stage, self.bounds.of(layout), memory.host,
+            self.composer.policy,
+        )  # fmt: skip
 
     def check_sizes(self, layout: Layout) -> None:
-        """Refuse, as the engine does, a layout whose linears are not whole units of their FP8 recipe, or that does not
-        gather what travels as codes."""
+        """Refuse, as the engine does, a layout that cuts linear layers into parts which are no multiple of the FP8
+        recipe's blocks, or that does not gather weights which the recipe gathers quantised."""
         if self.composer.policy.fp8 is None:
             return
         check_gather(self.composer.policy.fp8, layout)
@@ -105,45 +108,48 @@ class Estimator:
             check_sizes(self.composer.piece(layout, kind).sites, pieces)
 
     def least(self, layout: Layout) -> Least:
-        """What a layout holds at least, whatever the size of its micro-batch."""
+        """A lower bound of a layout's memory, as a function of the micro-batch size."""
         return self.memory.least(layout)
 
     def kept(self, layout: Layout, growth: Growths) -> list[Bytes]:
-        """What each group of pipeline ranks keeps at least for each sequence of a micro-batch: by the schedule of a
-        layout, of another's `growth`."""
+        """Bytes of activations that each group of pipeline ranks keeps at least, per sequence of a micro-batch.
+
+        `growth`: what one micro-batch keeps; the schedule of `layout` says how many are in flight.
+        """
         return self.memory.floor.per_sequence(layout, growth)
 
     def floor(self, layout: Layout) -> Bytes:
-        """Bytes that the fullest rank holds at least: `estimate.allocated` is no less."""
+        """A lower bound of the bytes on the fullest rank: `estimate.allocated` is never less."""
         return self.memory.at_least(layout, self.memory.least(layout))
 
     def closer(self, estimate: LayoutEstimate) -> Seconds:
-        """A bound nearer to the step's time than the estimate's own: dearer, and far cheaper than to play it."""
-        known, lay = estimate.at_least, estimate.layout
-        return max(known, self.bounds.alone(lay)) if lay.pp > 1 else known
+        """A tighter lower bound of the step time than the estimate's own. It costs more, but far less than a
+        simulation."""
+        bound, lay = estimate.at_least, estimate.layout
+        return max(bound, self.bounds.alone(lay)) if lay.pp > 1 else bound
 
     def first(self, estimate: LayoutEstimate) -> Seconds:
-        """A bound nearer still, from the first step of a run, which `time` goes on from."""
+        """A still tighter bound: the first simulated step, from which `time` continues."""
         return self.steps.first(estimate.layout)
 
     def time(self, estimate: LayoutEstimate) -> StepTime:
-        """The step's time, played."""
-        told = self.steps.step(estimate.layout)
-        lay, parts = estimate.layout, dict(zip(PARTS, told.parts, strict=True))
+        """The simulated step time."""
+        step = self.steps.step(estimate.layout)
+        lay, parts = estimate.layout, dict(zip(PARTS, step.parts, strict=True))
         parts = {name: parts[name] for name in PARTS if name != "host" or lay.offload or lay.offload_optimizer}
-        return StepTime(told.seconds, parts, self._limit(lay, parts, told.seconds))
+        return StepTime(step.seconds, parts, self._limit(lay, parts, step.seconds))
 
     def model_flops(self, tokens: int) -> StepFlops:
-        """What training on `tokens` tokens asks, at this sequence length, whatever the layout."""
-        return self._asked().step(tokens, self.sequence_length)
+        """FLOPs of training on `tokens` tokens at this sequence length. They do not depend on the layout."""
+        return self._forward_flops().step(tokens, self.sequence_length)
 
-    def _asked(self) -> Forward:
+    def _forward_flops(self) -> Forward:
         if self._forward is None:
             self._forward = Forward.of(self.composer)
         return self._forward
 
     def recomputed_flops(self, layout: Layout) -> Flops:
-        """What all ranks together compute a second time in a step."""
+        """FLOPs of recomputation in a step, of all ranks together."""
 
         def forward(lay: Layout) -> Flops:
             return sum(self.composer.work(lay, r)[0]["forward"] for r in range(lay.pp)) * (lay.world // lay.pp)
@@ -151,9 +157,9 @@ class Estimator:
         return forward(layout) - forward(replace(layout, recompute=(), recompute_else=()))
 
     def _limit(self, layout: Layout, parts: Mapping[str, Seconds], seconds: Seconds) -> str:
-        """The largest reason why a step is not at the device's peak."""
+        """The main reason why a step does not reach the device's peak."""
         if self.cluster.gpu is None:
             return ""
-        asked = self.model_flops(layout.global_batch_size * self.sequence_length).causal
-        ideal = asked / layout.world / self.cluster.gpu.peak(policy(self.precision).products)
-        return self._asked().limit(parts, seconds, ideal)
+        flops = self.model_flops(layout.global_batch_size * self.sequence_length).causal
+        ideal = flops / layout.world / self.cluster.gpu.peak(policy(self.precision).products)
+        return self._forward_flops().limit(parts, seconds, ideal)

@@ -1,4 +1,4 @@
-"""What a step asks of any device, and what keeps a layout from doing no more than that."""
+"""FLOPs that a step needs on any device, and the main reason why a layout takes longer than these at peak."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class StepFlops:
-    """FLOPs that training asks of a step: three times a forward pass. Causal: of attention, half."""
+    """FLOPs that training needs in a step: three times a forward pass. `causal`: with half of attention's."""
 
     full: Flops
     causal: Flops
@@ -33,32 +33,32 @@ class StepFlops:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """FLOPs of one sequence's forward pass on one device: of all products, and those of attention."""
+    """FLOPs of one sequence's forward pass on one device: of all products, and of attention's products (`scores`)."""
 
     products: Flops
     scores: Flops
 
     @staticmethod
     def of(composer: Composer) -> Forward:
-        """Count the FLOPs that the declarations give to an undivided layout of one sequence."""
-        lone, forward, scores = Layout(attention="flash"), 0, 0
-        load = Balanced.of(composer.model, lone, composer.sequence_length)
-        for kind, n in composer.stage_chains(lone)[0]:
-            for op in composer.recorder.tape(lone, kind).ops:
-                known = OPS.get(op.site.op_name)
-                if op.program is None and known is not None:
-                    declaration = known.declaration
+        """Count the FLOPs that the declarations give for one sequence on a single device."""
+        single_device, forward, scores = Layout(attention="flash"), 0, 0
+        load = Balanced.of(composer.model, single_device, composer.sequence_length)
+        for kind, n in composer.stage_chains(single_device)[0]:
+            for op in composer.recorder.tape(single_device, kind).ops:
+                entry = OPS.get(op.site.op_name)
+                if op.program is None and entry is not None:
+                    declaration = entry.declaration
                     flops = n * declaration.flops("forward", shapes(op.site, load), op.site.weights, op.site.attrs)
                     forward, scores = forward + flops, scores + flops * (declaration.part == "attention")
         return Forward(forward, scores)
 
     def step(self, tokens: int, sequence_length: int) -> StepFlops:
-        """What training on `tokens` tokens asks."""
+        """FLOPs of training on `tokens` tokens."""
         both = 2 * self.products - self.scores
         return StepFlops(3 * self.products * tokens // sequence_length, 3 * both * tokens // (2 * sequence_length))
 
     def limit(self, parts: Mapping[str, Seconds], seconds: Seconds, ideal: Seconds) -> str:
-        """The largest reason why a step takes longer than `ideal`, what its products take at the device's peak."""
+        """The main reason why a step takes longer than `ideal`: the seconds of its products at the device's peak."""
         share = self.scores / (2 * self.products - self.scores)
         lost = dict(parts)
         lost["compute"] = max(0.0, lost["compute"] - ideal * (1 - share))

@@ -1,8 +1,8 @@
-"""Bytes that a layout keeps at least, from very little: what its layers keep for each sequence of a micro-batch.
+"""A cheap lower bound of activation memory: what the layers keep for each sequence of a micro-batch.
 
-Kept registers have a dim that is so many times the micro-batch's size, so the tape that leaves that size open tells
-what they grow by, without shapes or temporary activations of any size. Ends, constants and what routing sizes are left
-out.
+Every kept register has a dim that is a multiple of the micro-batch size. So one tape, recorded with that size open,
+gives the bytes per sequence: no shapes of any particular size and no temporary activations are needed. The embedding,
+the head, constants and registers of routed size are left out.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.step.offsets import Span
 from penteract.units import Bytes
 
-Kept = tuple[tuple[Span, Bytes], ...]  # by any chunk of a rank, for each sequence of a micro-batch
+Kept = tuple[tuple[Span, Bytes], ...]  # at least, by each chunk of a rank, per sequence of a micro-batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Growths:
-    """By group of ranks with the same stages, what each micro-batch keeps for each of its sequences, by span."""
+    """What one micro-batch keeps per sequence, by span, for each group of ranks with the same stages."""
 
     groups: tuple[Kept, ...]
 
@@ -37,14 +37,14 @@ class MemoryBound:
 
     composer: Composer
     memos: Memos = field(default_factory=Memos)
-    known: dict[object, Growths] = field(default_factory=dict[object, "Growths"])
+    growths: dict[object, Growths] = field(default_factory=dict[object, "Growths"])
     kept: dict[object, list[Bytes]] = field(default_factory=dict[object, list[Bytes]])
 
     def per_sequence(self, layout: Layout, growth: Growths) -> list[Bytes]:
-        """Kept on the device for each sequence of a micro-batch by the fullest rank of each group with the same
-        stages; `growth`: this layout's."""
+        """Bytes that the fullest rank of each group with the same stages keeps on the device, per sequence of a
+        micro-batch; `growth`: that of this layout."""
         lay, schedule, micros = layout, schedule_of(layout.schedule), layout.gradient_accumulation_steps
-        if schedule.alternates:  # then no more are in flight
+        if schedule.alternates:  # more micro-batches do not put more in flight
             micros = min(micros, schedule.steady_after(lay.pp, lay.vpp))
         key = (growth, lay.schedule, lay.pp, lay.vpp, micros)
         if key not in self.kept:
@@ -54,19 +54,20 @@ class MemoryBound:
 
     @tracked
     def growth(self, layout: Layout) -> Growths:
-        """What each micro-batch keeps for each of its sequences. Layouts with the same have one object."""
+        """What each micro-batch keeps per sequence. Equal results are one object."""
         assignment = self.composer.assignment(layout)
         layers = [kind for kind in assignment.kinds if kind not in EMBEDDING_AND_HEAD]
         each = {kind: self.composer.recorder.growth(layout, kind) for kind in layers}
         key = (assignment, *each.values())
-        if key not in self.known:
-            chains = [_of_chain(chain, each) for chain in assignment.chains]
-            self.known[key] = Growths(tuple(map(_least, assignment.by_group(chains))))
-        return self.known[key]
+        if key not in self.growths:
+            stages = [_of_stage(chain, each) for chain in assignment.chains]
+            self.growths[key] = Growths(tuple(map(_least, assignment.by_group(stages))))
+        return self.growths[key]
 
 
-def _of_chain(chain: StageLayers, each: Mapping[LayerType, Growth]) -> Mapping[Span, Bytes]:
-    """Of its layers: the input of the first is that of an end, or was received."""
+def _of_stage(chain: StageLayers, each: Mapping[LayerType, Growth]) -> Mapping[Span, Bytes]:
+    """Growth of the layers of a stage. The input of the first layer is not counted: the embedding or a receive made
+    it."""
     total, first = dict[Span, Bytes](), True
     for kind, n in chain:
         if kind in EMBEDDING_AND_HEAD:
@@ -80,24 +81,24 @@ def _of_chain(chain: StageLayers, each: Mapping[LayerType, Growth]) -> Mapping[S
 
 
 def _least(chunks: Sequence[Mapping[Span, Bytes]]) -> Kept:
-    """Of the chunks together, the smallest of which each is at least."""
+    """By span, the least of all chunks."""
     spans = set(chunks[0]).intersection(*chunks[1:])
     return tuple([(span, min([chunk[span] for chunk in chunks])) for span in spans])
 
 
 def _in_flight(layout: Layout, micros: int, ranks: tuple[int, ...], kept: Kept) -> list[Bytes]:
-    """By rank: so many at once."""
-    lay, held = layout, [0] * len(ranks)
+    """Bytes by rank: what one micro-batch keeps times the number in flight."""
+    lay, total = layout, [0] * len(ranks)
     for span, size in kept:
-        told = _of_ranks(lay.schedule, lay.pp, lay.vpp, micros, span, ranks)
-        held = [n + size * number for n, number in zip(held, told, strict=True)]
-    return held
+        counts = _of_ranks(lay.schedule, lay.pp, lay.vpp, micros, span, ranks)
+        total = [n + size * count for n, count in zip(total, counts, strict=True)]
+    return total
 
 
 @cache
 def _of_ranks(
     schedule: ScheduleName, pp: int, vpp: int, micros: int, span: Span, ranks: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The most micro-batches at once inside a span of any chunk, on each of these ranks."""
-    told = most_in_flight(schedule, pp, vpp, micros, tuple((c, span) for c in range(vpp)))
-    return tuple(told[r] for r in ranks)
+    """The most micro-batches at once inside a span, over all chunks, on each of these ranks."""
+    counts = most_in_flight(schedule, pp, vpp, micros, tuple((c, span) for c in range(vpp)))
+    return tuple(counts[r] for r in ranks)

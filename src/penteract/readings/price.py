@@ -33,15 +33,16 @@ Wire = tuple[str, tuple[int, ...]]  # collective, the ranks of its group
 
 @dataclass(slots=True)
 class Price:
-    """What a step takes on one rank. All of it is exact: counted from the program.
+    """Memory, traffic and FLOPs of a step on one rank, counted exactly from the program.
 
-    `wires`     bytes on every wire; `redistributions`: those of them that the network's own collectives put there
-    `resident`  bytes by kind that stay from step to step; `peak` is the most alive at once beside them
+    `wires`     bytes of each collective in each group; `redistributions`: the part of them that the model's own
+                collectives send
+    `resident`  bytes by kind that stay from step to step; `peak`: the most that is alive at once in addition to them
     `kept`      bytes alive after each action, in the order of the walk
-    `host`      pinned on the host, of activations and of what the optimizer keeps; `copied`: bytes to and from it
+    `host`      pinned bytes on the host, of activations and of optimizer states; `copied`: bytes copied to and from it
     `routed`    the most that registers of routed size take, outside the arena; modelled where the load is
-    `arena`     the block in which registers get fixed offsets; `workspace` what one declaration allocates beside it at
-                most
+    `arena`     the block in which registers get fixed offsets
+    `workspace` the most that one kernel allocates outside the arena
     """
 
     wires: Counter[Wire] = field(default_factory=Counter[Wire])
@@ -59,12 +60,12 @@ class Price:
 
     @property
     def live(self) -> Bytes:
-        """The most bytes of tensors that live at once when every register has a storage of its own."""
+        """The most bytes of tensors alive at once, if every register had its own storage."""
         return sum(self.resident.values()) + self.peak
 
     @property
     def allocated(self) -> Bytes:
-        """The most bytes of tensors at once in training, where registers lie in the arena: never less than `live`."""
+        """The most bytes of tensors allocated at once in training, with registers in the arena: at least `live`."""
         return sum(self.resident.values()) + self.arena + self.routed + self.workspace
 
     @property
@@ -154,7 +155,7 @@ class Pricing(Silent):
             self.price.flops["update"] += muon.flops(b, mine)
             for kind, group, amount in muon.wires(b, mine, self.p.precision):
                 self.price.wires[kind, group] += amount
-        self.price.copied.update(dict.fromkeys(OFFLOAD_OPS, away(b, self.p.precision)))
+        self.price.copied.update(dict.fromkeys(OFFLOAD_OPS, host_optimizer_bytes(b, self.p.precision)))
         self._note(update_workspace(b, self.p.precision, self.p.layout.elementwise), None)
 
     def gather(self, bucket: int) -> None:
@@ -177,7 +178,7 @@ class Pricing(Silent):
         return spec.numel(lambda layer: self.load.received(layer, buffer[1])) * self.p.widths[spec.role]
 
     def _wire(self, kind: str, group: tuple[int, ...], amount: Bytes) -> None:
-        """A shift is a send to the next of the ring and a receive from the one before."""
+        """Count a collective. A shift is a send to the next rank of the ring and a receive from the previous one."""
         if kind == "shift":
             me = group.index(self.p.rank)
             self.price.wires["send", (self.p.rank, group[(me + 1) % len(group)])] += amount
@@ -216,7 +217,7 @@ def price(p: Program, load: Load | None = None, *, counted: bool = True) -> Pric
     reading.price.arena = plan_arena(p).size
     if any(c.copies for c in p.chunks):
         reading.price.host = plan_arena(p, host=True).size
-    reading.price.host += sum(away(b, p.precision) for b in p.buckets)
+    reading.price.host += sum(host_optimizer_bytes(b, p.precision) for b in p.buckets)
     reading.price.copied = +reading.price.copied
     return reading.price
 
@@ -224,33 +225,39 @@ def price(p: Program, load: Load | None = None, *, counted: bool = True) -> Pric
 def resident(p: Program) -> dict[str, Bytes]:
     """Bytes by kind that a rank holds between steps."""
     seen = {name: c.tape.specs[v] for c in p.chunks for name, v in c.tape.inputs.items()}
-    data = fed(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(fp8_state_bytes, p.fp8_sites))
-    ring_buffers = in_ring_buffers(
+    data = input_bytes(seen, p.layout.gradient_accumulation_steps, p.widths) + sum(map(fp8_state_bytes, p.fp8_sites))
+    ring_buffers = ring_buffer_bytes(
         parameter_ring_buffer(p.buckets, p.layout, p.widths).size, gradient_ring_buffer(p.buckets, p.widths).size
     )
-    return owned(((b, 1) for b in p.buckets), p.precision) | ring_buffers | {"data": data}
+    return rank_bucket_bytes(((b, 1) for b in p.buckets), p.precision) | ring_buffers | {"data": data}
 
 
-def owned(
+def rank_bucket_bytes(
     counted: Iterable[tuple[Bucket, int]], p: Policy, parts: Iterable[Mapping[str, Bytes]] = ()
 ) -> dict[str, Bytes]:
-    """What a rank holds of its buckets, of equal ones how many (`parts`: of each), and of what passes through."""
+    """Bytes by kind that a rank holds for its buckets and for the staging buffers of an offloaded optimizer.
+
+    `counted`: a bucket, and how many are equal to it; `parts`: the bytes of each of these buckets.
+    """
     total, every = Counter[str](), list(counted)
-    for (_, n), part in zip(every, [*parts] or [held((b,), p) for b, _ in every], strict=True):
+    for (_, n), part in zip(every, [*parts] or [bucket_bytes((b,), p) for b, _ in every], strict=True):
         total.update({kind: n * amount for kind, amount in part.items()})
     staging = update.staging_buffers(every, p)
     return dict(total) | {"optimizer": total["optimizer"] + staging.count * staging.each}
 
 
-def away(b: Bucket, p: Policy) -> Bytes:
-    """What the optimizer keeps of a bucket on the host: it comes and leaves once a step."""
+def host_optimizer_bytes(b: Bucket, p: Policy) -> Bytes:
+    """Bytes of optimizer states of a bucket on the host. They are copied to the device and back once a step."""
     return kept(b.shard_size, p.keeping(b.moments), b.optimizer_kind) if b.offloaded else 0
 
 
-def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
-    """Parameters and gradients are there for all of each bucket, padding included, or for the rank's own shard where
-    they are cut. What the optimizer keeps is there for the shard: its moments, and a master copy where it does not
-    move the parameters themselves, unless it is on the host."""
+def bucket_bytes(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
+    """Bytes of buckets by kind: parameters, gradients, optimizer states.
+
+    Parameters and gradients of the whole bucket, padding included, or of the rank's shard where they are sharded.
+    Optimizer states of the shard: moments, and master weights unless it updates the parameters themselves; none where
+    they are on the host.
+    """
     parameters = gradients = optimizer = 0
     for b in buckets:
         parameters += b.shard_size if b.cut_parameters else b.size
@@ -263,14 +270,14 @@ def held(buckets: Iterable[Bucket], p: Policy) -> dict[str, Bytes]:
     }
 
 
-def in_ring_buffers(parameters: Bytes, gradients: Bytes) -> dict[str, Bytes]:
-    """What ZeRO 2 and 3 have whole for a while, in two ring buffers: offsets stay from step to step."""
+def ring_buffer_bytes(parameters: Bytes, gradients: Bytes) -> dict[str, Bytes]:
+    """Bytes of the two ring buffers in which ZeRO 2 and 3 hold unsharded units. Their offsets never change."""
     size = parameters + gradients
     return {"ring_buffer": size} if size else {}
 
 
 def bucket_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
-    """The most that summing, moving or gathering a bucket allocates."""
+    """The most that reducing, updating or gathering a bucket allocates."""
     wire = update.wire_workspace(b.size, p) if b.summed else 0
     return max(wire, update_workspace(b, p, elementwise), gather_workspace(b, elementwise))
 
@@ -281,13 +288,13 @@ def gather_workspace(b: Bucket, elementwise: Elementwise) -> Bytes:
 
 
 def update_workspace(b: Bucket, p: Policy, elementwise: Elementwise) -> Bytes:
-    """The most that moving a bucket allocates."""
+    """The most that updating a bucket allocates."""
     if b.optimizer_kind.by_matrix:
         return muon.workspace(b, p)
     return update.workspace(b.shard_size, p.keeping(b.moments), elementwise, offloaded=b.offloaded)
 
 
-def fed(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:
-    """Micro-batches of the step, and token indices that never change."""
+def input_bytes(inputs: Mapping[str, Spec], micros: int, widths: Widths) -> Bytes:
+    """Bytes of input data: all micro-batches of the step, and index tensors once, as they never change."""
     copies = ((spec, 1 if name.startswith("index") else micros) for name, spec in inputs.items())
     return sum(prod(spec.shape) * n * widths[spec.role] for spec, n in copies)  # type: ignore[misc]

@@ -22,7 +22,13 @@ from penteract.readings.buckets.counted import Counted, count_bucket_plans
 from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD, LayerType, Recorder, Uses
 from penteract.readings.layers.reads import Memos, tracked
 from penteract.readings.layers.stage_assignment import RankLayers, StageAssignment
-from penteract.readings.price import away, bucket_workspace, held, in_ring_buffers, owned
+from penteract.readings.price import (
+    bucket_bytes,
+    bucket_workspace,
+    host_optimizer_bytes,
+    rank_bucket_bytes,
+    ring_buffer_bytes,
+)
 from penteract.step.ring_buffer import DEPTH, depth, gathered_bytes, ring_buffer_sizes, summed_bytes
 from penteract.units import Bytes
 
@@ -171,7 +177,7 @@ class BucketPlanner:
     @tracked
     def _part(self, layout: Layout, plan: BucketPlan, stage: int) -> _Part:
         b, p = self.bucket(layout, plan, stage), self.policy
-        return _Part(b, held((b,), p), bucket_workspace(b, p, layout.elementwise), away(b, p))
+        return _Part(b, bucket_bytes((b,), p), bucket_workspace(b, p, layout.elementwise), host_optimizer_bytes(b, p))
 
     def unit_buckets(self, layout: Layout, runs: Runs, stage: int) -> list[list[Bucket]]:
         """The buckets that each of the units has alone, for each run of equal ones."""
@@ -188,8 +194,10 @@ class BucketPlanner:
     def state(self, layout: Layout, runs: Runs, stage: int) -> BucketMemory:
         """What a rank with these units holds; the stage tells more only where others share its parameters."""
         parts = [(self._part(layout, plan, stage), n) for plan, n in self.counted(layout, runs, stage)]
-        kinds = owned([(part.bucket, n) for part, n in parts], self.policy, [part.held for part, _ in parts])
-        ring_buffer = sum(in_ring_buffers(*self.ring_buffers(layout, runs, stage)).values())
+        kinds = rank_bucket_bytes(
+            [(part.bucket, n) for part, n in parts], self.policy, [part.held for part, _ in parts]
+        )
+        ring_buffer = sum(ring_buffer_bytes(*self.ring_buffers(layout, runs, stage)).values())
         resident, largest = sum(kinds.values()) + ring_buffer, max([part.largest for part, _ in parts])
         return BucketMemory(kinds, ring_buffer, resident, largest, sum([n * part.host for part, n in parts]))
 

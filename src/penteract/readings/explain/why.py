@@ -24,7 +24,7 @@ from penteract.ops.tape import Call, Site
 from penteract.readings.explain.symbolic_program import SymbolicProgram, miniature
 from penteract.readings.explain.terms import KINDS, Term, TermKind, Why
 from penteract.readings.layers.expert_load import Balanced, Load
-from penteract.readings.price import Pricing, away, fed, held
+from penteract.readings.price import Pricing, bucket_bytes, host_optimizer_bytes, input_bytes
 from penteract.schedule.actions import Compute, Exchange, Overlapped, Transfer
 from penteract.schedule.registry import ScheduleName
 from penteract.step.agreements import Agreement
@@ -171,9 +171,11 @@ class _Telling(Silent):
         """A parameter's own bytes, and the sum of its gradients."""
         owned, b = self.small.owned[bucket], self.p.buckets[bucket]
         shape = _shape(Spec(owned.param.local_shape(Mesh(self.small.layout))))
-        for kind, amount in held([b], self.p.precision).items():
+        for kind, amount in bucket_bytes([b], self.p.precision).items():
             self.tell(_Derived(kind, owned.name, shape, owned.line), amount, owned.times)  # type: ignore[arg-type]
-        self.tell(_Derived("host", owned.name, shape, owned.line), away(b, self.p.precision), owned.times)
+        self.tell(
+            _Derived("host", owned.name, shape, owned.line), host_optimizer_bytes(b, self.p.precision), owned.times
+        )
         self._bucket(Pricing.reduce, bucket, "gradients of", owned.times * (self.micros if b.cut_gradients else 1))
         if b.shards > 1:
             self._bucket(Pricing.replicate, bucket, "gradients of", owned.times)
@@ -187,7 +189,7 @@ class _Telling(Silent):
         for c, chunk in enumerate(self.p.chunks):
             for r, name in chunk.inputs.items():
                 if not any(name in earlier.tape.inputs for earlier in self.p.chunks[:c]):
-                    amount = fed({name: chunk.specs[r]}, self.micros, self.p.widths)
+                    amount = input_bytes({name: chunk.specs[r]}, self.micros, self.p.widths)
                     self.tell(_Derived("data", name, _shape(chunk.specs[r]), self._touched(c, r)), amount)
 
         for c, chunk in enumerate(self.p.chunks):
@@ -278,8 +280,8 @@ class _Telling(Silent):
         if b.shards > 1:
             asked += [(Pricing.replicate, 1), (Pricing.gather, self.small.gathers[b.unit] if b.cut_parameters else 1)]
         found = Counter[tuple[TermKind, str, tuple[int, ...]]]()
-        found.update({(kind, kind, ()): n for kind, n in held([b], p.precision).items()})  # type: ignore[misc]
-        found["host", "host", ()] += away(b, p.precision)
+        found.update({(kind, kind, ()): n for kind, n in bucket_bytes([b], p.precision).items()})  # type: ignore[misc]
+        found["host", "host", ()] += host_optimizer_bytes(b, p.precision)
         for question, times in asked:
             pricing = Pricing(p, self.load)
             question(pricing, bucket)

@@ -1,7 +1,7 @@
-"""A rank that is played without its peers: a bound that sees what its own streams make it wait for.
+"""A lower bound of the step time: one rank simulated without its peers. It includes waits for the rank's own streams.
 
-The rank begins with nothing under way when all know the gradient's norm, and its first micro-batch is there as early as
-it can be. All later messages are there at once. In any step its state is later, as the clock is monotone.
+The rank begins with nothing in flight when all ranks know the gradient norm. Its first micro-batch arrives as early as
+it can, and later messages cost no wait. The clock is monotone, so the rank is never earlier in a real step.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from penteract.step import names
 
 
 def alone(stage: Stage, derived: Derived, turns: Sequence[int], skipped: int, arrives: int, back: int) -> int:
-    """Picoseconds from one norm to the next, at least.
+    """A lower bound of the picoseconds from one gradient norm to the next.
 
-    turns    the actions before which turns of micro-batches begin; `skipped`: how many `derived` leaves out
-    arrives  when its first micro-batch is there; `back`: what others need once its last action is done
+    turns    the actions before which periods of the schedule begin; `skipped`: how many periods `derived` leaves out
+    arrives  when its first micro-batch arrives; `back`: what other ranks need after its last action
     """
-    clock, m = stage.clock, stage.clock.machine()
-    m.host = -LONG  # it has launched all of this long ago
+    clock, m = stage.clock, stage.clock.rank_clock()
+    m.host = -LONG  # the host has launched all of this long before
     for segment, unit, needs in derived.update:
         clock.advance(m, segment, unit, needs)
-    m.host = max(m.host, m.now)  # it looks at the losses
+    m.host = max(m.host, m.now)  # the host reads the losses
     clock.take(m, derived.opening)
     clock.wait_until(m, arrives, names.WAIT_STAGE)
     at, left, seen = 0, skipped, dict[object, tuple[int, RankClock]]()
@@ -35,8 +35,8 @@ def alone(stage: Stage, derived: Derived, turns: Sequence[int], skipped: int, ar
         at, key = begin, (m.state.number, 0 if m.state.fixed else m.unit, len(m.pending), derived.left[begin])
         now = RankClock(m.state, m.now, m.host, held=m.held)
         before, then = seen.setdefault(key, (k, now))
-        # From the same state with a host no earlier, or one that holds nothing up, each turn takes as long or longer.
-        # The host is left where it was: earlier is a bound, too.
+        # From the same state, with a host that is no earlier or that delays nothing, each period takes as long or
+        # longer. The host stays where it is: an earlier host gives a bound, too.
         if before < k and (m.held == then.held or m.host - m.now >= then.host - then.now):
             m.now += (m.now - then.now) * left // (k - before)
             break

@@ -1,9 +1,9 @@
-"""Lower bounds of a step's time, from sums alone: what a search needs before it plays a step.
+"""Lower bounds of the step time from sums alone. A search uses them before it simulates a step.
 
-Every op of the clock is monotone: from a later state, or with more ops between, nothing ends sooner. So an action of a
-piece that is played with nothing under way, nothing that happens to buckets and a host far ahead takes no longer than
-in any step; a stream is busy for all that it carries; and a host launches every call. A step is counted from when all
-ranks know the gradient's norm to when they know the next one: on each rank an update, then its micro-batches.
+Every op of the clock is monotone: from a later state, or with more ops in between, nothing ends sooner. So simulate an
+action of a layer with nothing in flight, no bucket events and a host far ahead: no step takes less for it. A stream is
+busy for the sum of its collectives, and the host launches every call. A step lasts from when all ranks know a gradient
+norm until they know the next one: an update, then the micro-batches, on each rank.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from penteract.readings.buckets.planned import Runs, StageGroups
 from penteract.readings.costs.rates import GroupSpan
 from penteract.readings.layers.layer_program import LayerProgram, LayerType
 from penteract.readings.layers.reads import Memos, changed, tracked
-from penteract.readings.price import away
-from penteract.readings.time.clock import FIRST, LONG, PS, RUN, play
+from penteract.readings.price import host_optimizer_bytes
+from penteract.readings.time.clock import FIRST, LONG, PS, RUN, simulate
 from penteract.readings.time.ops import AXES, ActionOps
 from penteract.readings.time.step import StepClock
 from penteract.schedule.actions import Compute
@@ -35,13 +35,13 @@ from penteract.step.fsdp import gathers
 from penteract.step.ring_buffer import DEPTH
 from penteract.units import Seconds
 
-_APART = tuple(range(FIRST, FIRST + len(AXES)))  # every axis on a stream of its own
+_SEPARATE = tuple(range(FIRST, FIRST + len(AXES)))  # every axis on a stream of its own
 _Ranks = tuple[int, ...]
-Pass = Mapping[str, Seconds]  # of one micro-batch through a chunk, by action
+Pass = Mapping[str, Seconds]  # of one micro-batch in a chunk, by action
 
 
 class Idle(NamedTuple):
-    """An action that is played from idle: its seconds, those of them that it waits, and those of the host."""
+    """An action simulated from an idle state: its seconds, its waits among them, and the host's seconds."""
 
     seconds: Seconds
     waits: Seconds
@@ -49,12 +49,12 @@ class Idle(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """Of ranks with the same stages, seconds of one micro-batch.
+    """Seconds of one micro-batch, on ranks with the same stages.
 
-    work   of all its passes; `tail`: of the backward of a single chunk, as gradients may be complete from there
-    late   of weight gradients, which may wait until the gradient has gone on
-    on     of the first chunk, on the way there; `off`: and back
-    waits  that it waits; `host`: of the host
+    work   all its passes; `tail`: the backward pass, if there is one chunk: no gradient is complete before it begins
+    late   delayed weight gradients, which may come after the input gradient was sent
+    on     the forward of the first chunk; `off`: its backward, without weight gradients
+    waits  waits within the passes; `host`: seconds of the host
     """
 
     work: Seconds
@@ -67,18 +67,19 @@ class Passes(NamedTuple):
 
 
 class Once(NamedTuple):
-    """What happens to a rank's buckets, in seconds.
+    """Seconds of a rank's bucket events.
 
-    update      of all of them, after the norm is known; `measure`: of their squares, before it is
-    sums        on the busiest wire, of gradients that gather all micro-batches: none begins before the last of them
-    beside      of compute in each micro-batch, where gradients are cut; `wires`: of sums then, on each wire
-    wires_once  on each wire in a step
+    update      the update, after the norm is known; `measure`: the sums of squares before it
+    sums        reductions once a step, on the busiest stream: none begins before the last micro-batch
+    accumulate  adding reduced gradients in each micro-batch, where they are sharded; `wires`: their reductions in each
+                micro-batch, on each stream
+    wires_once  collectives once a step, on each stream
     """
 
     update: Seconds
     measure: Seconds
     sums: Seconds
-    beside: Seconds
+    accumulate: Seconds
     wires: Mapping[_Ranks, Seconds]
     wires_once: Mapping[_Ranks, Seconds]
 
@@ -89,7 +90,7 @@ _NOTHING = Once(0.0, 0.0, 0.0, 0.0, {}, {})
 
 @dataclass(slots=True)
 class Bounds:
-    """Of steps that a clock plays. What two layouts share is summed once."""
+    """Lower bounds of simulated steps. Sums that layouts share are computed once."""
 
     steps: StepClock
     memos: Memos = field(default_factory=Memos)
@@ -97,20 +98,21 @@ class Bounds:
     _best: Bounds | None = None
 
     def of(self, layout: Layout) -> Seconds:
-        """Of a layout's step."""
+        """The bound of a layout's step."""
         groups = self.steps.composer.packer.groups(layout)
         return self._longest(layout, self.passes(layout), self._once_of(layout, groups),
                              self._gathers_of(layout, groups))  # fmt: skip
 
     def at_least(self, layout: Layout) -> Seconds:
-        """From its passes alone, whatever happens to state and gradients."""
+        """The bound from passes alone. It holds for any ZeRO stage and optimizer."""
         return self._of_passes(layout, self.passes(layout), 1.0)
 
     def roughly(self, layout: Layout, largest: int) -> Seconds:
-        """The same, lower, for any micro-batch of up to `largest` sequences from one look at that size.
+        """A looser bound from passes, for any micro-batch of up to `largest` sequences: one estimate, at that size,
+        serves all.
 
-        At the best rates the seconds of a call fall for each sequence as micro-batches grow, and so do those of a pass,
-        as the clock is monotone. A loss in one chunk is no dearer than one in many.
+        At the best rates, the seconds of a call per sequence fall as micro-batches grow. So do those of a pass, as the
+        clock is monotone. A loss in one chunk costs no more than one in many.
         """
         if self._best is None:
             steps = self.steps
@@ -120,7 +122,8 @@ class Bounds:
         return self._of_passes(layout, self._best.passes(at), share)
 
     def alone(self, layout: Layout) -> Seconds:
-        """From the rank that a micro-batch comes to last, played without its peers: dearer than the others by far."""
+        """The bound from the last pipeline rank that a micro-batch reaches, simulated without its peers. It costs far
+        more than the other bounds."""
         passes, packer = self.passes(layout), self.steps.composer.packer
         reached, group, border = (
             layout.placement.reached,
@@ -137,42 +140,42 @@ class Bounds:
 
     @tracked
     def passes(self, layout: Layout) -> list[Passes]:
-        """By group of pipeline ranks with the same stages."""
+        """Seconds of passes, for each group of pipeline ranks with the same stages."""
         assignment = self.steps.composer.assignment(layout)
         idle = {kind: self._idle(layout, self.steps.composer.piece(layout, kind)) for kind in assignment.kinds}
         each = list[tuple[Pass, Seconds, Seconds]]()
         for chain in assignment.chains:
             total, waits, host = defaultdict[str, Seconds](float), 0.0, 0.0
             for kind, n in chain:
-                for action, told in idle[kind].items():
-                    total[action] += n * told.seconds
-                    waits, host = waits + n * told.waits, host + n * told.host
+                for action, result in idle[kind].items():
+                    total[action] += n * result.seconds
+                    waits, host = waits + n * result.waits, host + n * result.host
             each.append((dict(total), waits, host))
         return list(map(_of_group, assignment.by_group(each)))
 
     @tracked
     def _idle(self, layout: Layout, piece: LayerProgram) -> Mapping[str, Idle]:
-        ops = self.steps.piece_ops(layout, piece, _APART)
+        ops = self.steps.piece_ops(layout, piece, _SEPARATE)
         return {name: _from_idle(own, self.steps.launched) for name, own in ops.items()}
 
     # ---- buckets ---------------------------------------------------------------------------------------------
 
     def _once_of(self, layout: Layout, groups: StageGroups) -> list[Once]:
-        """Of each pipeline rank."""
+        """Bucket events of each pipeline rank."""
         out, unlike = [_NOTHING] * layout.pp, not self.steps.alike(layout)
         for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
             if unlike or self.steps.composer.packer.shares(runs):
                 for r in ranks:
                     out[r] = self._once(layout, runs, r)
                 continue
-            told = self._once(layout, runs, 0)
+            once = self._once(layout, runs, 0)
             for r in ranks:
-                out[r] = told
+                out[r] = once
         return out
 
     @tracked
     def _gathers_of(self, layout: Layout, groups: StageGroups) -> Mapping[int, Mapping[_Ranks, Seconds]]:
-        """Of some pipeline ranks, one of each group: seconds of gathers in a step, on each wire."""
+        """Seconds of all-gathers in a step, on each stream: for one pipeline rank of each group."""
         if not layout.cuts_units:
             return {}
         stage = 0 if self.steps.alike(layout) else None
@@ -184,7 +187,7 @@ class Bounds:
     @tracked
     def _once(self, layout: Layout, runs: Runs, stage: int) -> Once:
         packer, costs = self.steps.composer.packer, self.steps.bucket_costs
-        update = measure = beside = 0.0
+        update = measure = accumulate = 0.0
         copies, last = [0.0, 0.0], defaultdict[_Ranks, Seconds](float)
         wires, once = defaultdict[_Ranks, Seconds](float), defaultdict[_Ranks, Seconds](float)
         for plan, n in packer.counted(layout, runs, stage):
@@ -192,9 +195,9 @@ class Bounds:
             update, measure = update + n * costs.update(b), measure + n * costs.squares(b)
             if b.offloaded:
                 for i, op_name in enumerate(OFFLOAD_OPS):
-                    copies[i] += n * costs.rates.copy(op_name, away(b, costs.policy))
+                    copies[i] += n * costs.rates.copy(op_name, host_optimizer_bytes(b, costs.policy))
             if b.cut_gradients:
-                beside += n * costs.landed(b)
+                accumulate += n * costs.accumulate(b)
             if b.shards > 1:
                 (wires if b.cut_gradients else last)[b.shard_ranks] += n * costs.on_wire("reduce_scatter", b)
                 if not b.cut_parameters:
@@ -203,10 +206,11 @@ class Bounds:
                 last[b.replicate_ranks] += n * costs.on_wire("all_reduce", b)
         for ranks, seconds in last.items():
             once[ranks] += seconds
-        return Once(max(update, *copies), measure, max(last.values(), default=0.0), beside, dict(wires), dict(once))
+        sums = max(last.values(), default=0.0)
+        return Once(max(update, *copies), measure, sums, accumulate, dict(wires), dict(once))
 
     def gathers(self, layout: Layout, runs: Runs, r: int, stage: int) -> Mapping[_Ranks, Seconds]:
-        """In a step, on each wire."""
+        """Seconds of all-gathers of a rank in a step, on each stream."""
         lay, out = layout, defaultdict[_Ranks, Seconds](float)
         units = {run.unit: run.kind for run in runs.units}
         read = tuple([self._read(lay, unit, kind, stage) for unit, kind in units.items()])
@@ -230,7 +234,7 @@ class Bounds:
 
     @tracked
     def _unit_wires(self, layout: Layout, unit: Unit, stage: int) -> Mapping[_Ranks, Seconds]:
-        """Of gathering a unit."""
+        """Seconds of gathering a unit, on each stream."""
         packer, costs, out = self.steps.composer.packer, self.steps.bucket_costs, defaultdict[_Ranks, Seconds](float)
         for b in packer.buckets_of(layout, unit, stage):
             if b.cut_parameters and b.shards > 1:
@@ -239,7 +243,7 @@ class Bounds:
 
     @tracked
     def _read(self, layout: Layout, unit: Unit, kind: LayerType, stage: int) -> frozenset[str]:
-        """The actions that read parameters of a unit which are cut."""
+        """The actions that read sharded parameters of a unit."""
         composer = self.steps.composer
         read = composer.piece(layout, kind).read_by
         cut = {p.name for b in composer.packer.buckets_of(layout, unit, stage) if b.cut_parameters for p in b.params}
@@ -248,7 +252,7 @@ class Bounds:
     # ---- a step ----------------------------------------------------------------------------------------------
 
     def _of_passes(self, layout: Layout, passes: Sequence[Passes], share: float) -> Seconds:
-        """The longest of passes alone, each of which takes a `share` of its seconds."""
+        """The bound from passes, each of which takes `share` times its seconds."""
         lay, m = layout, layout.gradient_accumulation_steps
         works, lates = [m * share * p.work for p in passes], [m * share * p.late for p in passes]
         there = back = 0.0
@@ -266,20 +270,20 @@ class Bounds:
         self, layout: Layout, passes: Sequence[Passes], once: Sequence[Once],
         gathers: Mapping[int, Mapping[_Ranks, Seconds]],
     ) -> Seconds:  # fmt: skip
-        """The first micro-batch must come to a rank, all must be worked on there, gradients must be summed after the
-        last, and the last gradient must go back to the first stage."""
+        """The largest bound of all ranks. The first micro-batch must reach a rank, the rank must compute all of them,
+        gradients must be reduced after the last, and the last gradient must go back to the first stage."""
         lay, m = layout, layout.gradient_accumulation_steps
-        slower = 1 - 1 / self.steps.rates.beside  # of a wire's seconds, what computations beside it lose
+        slower = 1 - 1 / self.steps.rates.beside  # of a collective's seconds, what overlapped compute loses
         reached, group, border = lay.placement.reached, self.steps.composer.assignment(lay).group, self._borders(lay)
         first, there, back, bound = once[reached[0]].update, 0.0, 0.0, 0.0
-        told = [(m * p.work, m * p.work if p.tail is None else p.tail, m * p.late, p.on, p.off) for p in passes]
+        sums = [(m * p.work, m * p.work if p.tail is None else p.tail, m * p.late, p.on, p.off) for p in passes]
         for i, r in enumerate(reached):
             g, own = group[r], once[r]
-            work, tail, late, on, off = told[g]
+            work, tail, late, on, off = sums[g]
             wires = gathers.get(r, _NO_WIRES)
             wire = max([m * own.wires.get(w, 0.0) + wires.get(w, 0.0) for w in (*own.wires, *wires)], default=0.0)
-            lost = slower * max(0.0, wire - m * passes[g].waits)  # while a rank waits, it loses nothing
-            end = max(work + m * own.beside + lost, work - tail + own.sums) + own.measure
+            lost = slower * max(0.0, wire - m * passes[g].waits)  # contention costs nothing while a rank waits
+            end = max(work + m * own.accumulate + lost, work - tail + own.sums) + own.measure
             bound = max(bound, own.update + end, first + there + work + own.measure, first + there + work - late + back,
                         m * passes[g].host)  # fmt: skip
             for ranks, seconds in own.wires_once.items():
@@ -291,20 +295,20 @@ class Bounds:
 
     @tracked
     def _borders(self, layout: Layout) -> list[Seconds]:
-        """Of the messages by which the first micro-batch comes to each rank after the first."""
+        """Seconds of the messages that bring the first micro-batch to each rank after the first."""
         steps, placement = self.steps, layout.placement
         if layout.pp == 1:
             return []
         amount = steps.message(layout)
-        known = [steps.rates.collective("send", GroupSpan(2, 1 + across), amount) for across in (False, True)]
+        seconds = [steps.rates.collective("send", GroupSpan(2, 1 + across), amount) for across in (False, True)]
         pairs = [(placement.owning_stages[placement.stages[r][0] - 1][0], r) for r in placement.reached[1:]]
-        return [known[steps.across(layout, a, b)] for a, b in pairs]
+        return [seconds[steps.across(layout, a, b)] for a, b in pairs]
 
 
 def _of_group(own: Sequence[tuple[Pass, Seconds, Seconds]]) -> Passes:
-    """Of the chunks of a rank: their passes, what these wait, and the host's seconds."""
+    """Sum the chunks of a rank: of each, its pass, its waits, and the host's seconds."""
     chunks, first = [chunk for chunk, _, _ in own], own[0][0]
-    # Of several chunks, or a backward in two halves, some gradients are complete long before the end.
+    # With several chunks, or a split backward, some gradients are complete long before the end.
     tail = first.get("Bwd") if len(own) == 1 else None
     work, late = (
         fsum([s for chunk in chunks for s in chunk.values()]),
@@ -317,8 +321,12 @@ def _of_group(own: Sequence[tuple[Pass, Seconds, Seconds]]) -> Passes:
 
 
 class RankOf(NamedTuple):
-    """A pipeline rank whose units are gathered: of each chunk the numbers of its units, runs of the same counted; which
-    actions `read` each; whether it `keeps` what it has gathered to the end of a step."""
+    """A pipeline rank whose units are gathered.
+
+    chunks  (number of a unit, how many in a row), of each chunk
+    read    the actions that read the units of each number
+    keeps   whether it keeps gathered parameters until the end of a step
+    """
 
     schedule: ScheduleName
     pp: int
@@ -331,8 +339,8 @@ class RankOf(NamedTuple):
 
 @cache
 def gathered(rank: RankOf, micros: int) -> tuple[int, ...]:
-    """How often a step gathers units of each number. A long schedule repeats itself, so it is foretold from two shorter
-    ones."""
+    """How often a step gathers units of each number. A long schedule is periodic, so it is extrapolated from two
+    shorter ones."""
     schedule = schedule_of(rank.schedule)
     enough, turn = 2 * schedule.steady_after(rank.pp, rank.vpp), 2 * schedule.turn(rank.pp, rank.vpp)
     if micros <= enough + 2 * turn:
@@ -344,7 +352,7 @@ def gathered(rank: RankOf, micros: int) -> tuple[int, ...]:
 
 @cache
 def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
-    """The same, counted through."""
+    """The same, counted action by action."""
     row = [[number for number, n in chunk for _ in range(n)] for chunk in rank.chunks]
     begins = list(accumulate(map(len, row), initial=0))
     turns = dict[tuple[str, int], tuple[int, ...]]()
@@ -361,9 +369,10 @@ def count_gathers(rank: RankOf, micros: int) -> tuple[int, ...]:
 
 
 def _from_idle(ops: ActionOps, launched: Callable[[str], int]) -> Idle:
-    """Nothing under way, and the host far ahead. Copies that neighbours make are theirs."""
+    """An action simulated with nothing in flight and the host far ahead. Copies that run during neighbours are not
+    counted."""
     calls = [op for some in ops.own for op in some]
     free, none = [0] * (FIRST + len(AXES)), [0] * len(calls)
-    played = play(calls, free, {}, -LONG, none, 0, (0,) * len(free))
+    played = simulate(calls, free, {}, -LONG, none, 0, (0,) * len(free))
     worked = sum([op[1] for op in calls if op[0] == RUN])
     return Idle(played.done / PS, (played.done - worked) / PS, sum([launched(op[-1]) for op in calls]) / PS)

@@ -1,7 +1,7 @@
-"""What each thing that a step does takes alone: a call of the tape, what happens to a bucket, a message.
+"""Seconds of each op of a step on its own: a call of the tape, a bucket event.
 
-Compute is priced by the products and the bytes of its operation, a collective by the tensor that it moves and by how
-its group lies on nodes. Who waits for whom is the clock's to say.
+The time of compute follows from its matrix products and its memory traffic; that of a collective from the size of its
+tensor and from how its group spans nodes. Waiting and overlap are the clock's concern.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from penteract.units import Bytes, Seconds
 
 Part = str  # compute, attention, pointwise, launch, or the dimension whose traffic is waited for
 DIMENSION: Mapping[str, Part] = {name: axis.dimension for name, axis in AXES.items() if axis.dimension}
-Asked = tuple[str, Seconds]  # over which axis a kernel asks other ranks for a scale first, and how long that takes
-Cost = tuple[Part, Seconds, Asked | None]
+ScaleReduce = tuple[str, Seconds]  # the all-reduce of a scale that a kernel needs first: its axis, its seconds
+Cost = tuple[Part, Seconds, ScaleReduce | None]
 Wire = tuple[str, tuple[int, ...], Seconds]  # a collective, its ranks
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """What a rank runs on: rates, the width of a node, and the spread of its groups over nodes.
+    """Seconds of the calls of a rank: from rates, the size of a node, and the spread of its groups over nodes.
 
-    costs   of calls and collectives that other layouts share
-    spans   of axes
+    costs   cached seconds of calls and collectives, shared by layouts
+    spans   cached spans of axes
     """
 
     rates: Rates
@@ -54,7 +54,8 @@ class DeviceCosts:
     spans: Memo[GroupSpan] = field(default_factory=Memo[GroupSpan])
 
     def span(self, axis: str) -> GroupSpan:
-        """Of the group that lies worst. Where blocks of ranks and nodes do not divide, groups lie differently."""
+        """The span of an axis: that of its worst-placed group. Groups differ if their blocks of ranks and nodes do not
+        divide each other."""
         return self.spans.ask(self.mesh.layout, axis, self._span, axis)
 
     def _span(self, axis: str, layout: Layout) -> GroupSpan:
@@ -65,27 +66,27 @@ class DeviceCosts:
         return max((GroupSpan.of(mesh.group(axis, r), node) for r in ranks), key=lambda s: s.nodes)
 
     def bytes_of(self, spec: Spec) -> Bytes:
-        """Bytes of a value on the device; routed sizes are those of the load."""
+        """Bytes of a value on the device; the load gives routed sizes."""
         return bytes_of(spec, self.widths, self.load)
 
     # ---- calls of the tape -----------------------------------------------------------------------------------
 
     def collective(self, site: Site) -> Seconds:
-        """One that the tape starts."""
+        """Seconds of a collective, or of a copy to or from the host, that the tape starts."""
         if site.op_name in OFFLOAD_OPS:
             return self.rates.copy(site.op_name, self.bytes_of(site.ins[0]._replace(pinned=False)))
         axis, spec = str(site.attrs["axis"]), counted(site.op_name, site.ins[0], site.outs[0])
         return self.rates.collective(site.op_name, self.span(axis), self.bytes_of(spec))
 
     def call(self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...]) -> Cost:
-        """As the implementation that computes it has it."""
+        """The cost of a call, by the implementation that serves it."""
         key = (site, phase, self.load)
         return self.costs.ask(self.mesh.layout, key, self._call, site, phase, specs, registers)
 
     def _call(
         self, site: Site, phase: Phase, specs: Mapping[int, Spec], registers: tuple[int, ...], layout: Layout
     ) -> Cost:  # fmt: skip
-        """As the layout shows it. Few sites look at it: those whose op has more than one implementation."""
+        """The cost in a layout. It depends on the layout only if the op has several implementations."""
         call, declaration = (
             CallShapes(phase, shapes(site, self.load), site.weights, site.attrs),
             declaration_of(site, layout),
@@ -100,7 +101,7 @@ class DeviceCosts:
 
 
 def seconds_alone(piece: LayerProgram, device: DeviceCosts) -> dict[int, Seconds]:
-    """Of each call of a forward, by the place of its site: as if nothing else ran, collectives too."""
+    """Seconds of each call of a forward pass without any overlap, by the index of its site; collectives included."""
     found = dict[int, Seconds]()
     for job, ins, outs in piece.outline.calls["Fwd"]:
         place, phase = piece.outline.jobs[job]
@@ -114,14 +115,14 @@ def seconds_alone(piece: LayerProgram, device: DeviceCosts) -> dict[int, Seconds
 
 @dataclass(frozen=True, slots=True)
 class BucketCosts:
-    """Seconds of what happens to a bucket."""
+    """Seconds of bucket events."""
 
     rates: Rates
     policy: Policy
     gpus_per_node: int
 
     def on_wire(self, kind: str, b: Bucket) -> Seconds:
-        """One collective on a bucket: over those who share it, or over the replicas of a shard."""
+        """One collective of a bucket: over its shard group, or for an all-reduce over its replicate group."""
         role = b.gathered_as if kind == "all_gather" else "reduce"
         whole, shard = Spec((b.size,), role), Spec((b.shard_size,), role)
         ends = {"all_gather": (shard, whole), "reduce_scatter": (whole, shard), "all_reduce": (shard, shard)}[kind]
@@ -130,11 +131,11 @@ class BucketCosts:
         return self.rates.collective(kind, GroupSpan.of(group, self.gpus_per_node), amount)
 
     def narrowed(self, b: Bucket) -> Seconds:
-        """Of gradients put in the dtype of the wire, where that is another."""
+        """Casting gradients to the dtype of the reduction; 0 if it is the same."""
         return self._narrowed(b.size)
 
     def narrowed_shard(self, b: Bucket) -> Seconds:
-        """The same of this rank's shard, or back."""
+        """The same for this rank's shard, in either direction."""
         return self._narrowed(b.shard_size)
 
     def _narrowed(self, elements: int) -> Seconds:
@@ -142,34 +143,34 @@ class BucketCosts:
         moved = elements * (p.widths["gradient"] + p.widths["reduce"])
         return self.rates.moved(moved) if p.reduce != p.gradient else 0.0
 
-    def landed(self, b: Bucket) -> Seconds:
-        """Of a sum that is added to the shard's."""
+    def accumulate(self, b: Bucket) -> Seconds:
+        """Adding a reduced gradient to the shard's gradient."""
         w = self.policy.widths
         return self.rates.moved(b.shard_size * (2 * w["gradient"] + w["reduce"]))
 
     def squares(self, b: Bucket) -> Seconds:
-        """Of this rank's gradients, read for the norm."""
+        """Reading this rank's gradients for the norm."""
         return self.rates.moved(b.shard_size * self.policy.widths["gradient"])
 
-    def coded(self, b: Bucket) -> Seconds:
-        """Of making a shard codes of FP8: it is read, and they are written."""
+    def quantise(self, b: Bucket) -> Seconds:
+        """Quantising a shard to FP8: the shard is read, the quantised values are written."""
         w = self.policy.widths
         return self.rates.moved(b.shard_size * (w["parameter"] + w["code"]))
 
     def largest(self, b: Bucket) -> Seconds:
-        """Of a shard, read for its weights' largest values."""
+        """Reading a shard for the largest absolute values of its weights."""
         return self.rates.moved(b.shard_size * self.policy.widths["parameter"])
 
     def update(self, b: Bucket, elements: int = 0) -> Seconds:
-        """Of moving a bucket's parameters, or `elements` of this rank's; but for what its matrices take."""
+        """Updating this rank's parameters of a bucket, or `elements` of them; without Muon's matrix products."""
         p, n = self.policy, elements or b.shard_size
-        read = n * p.widths["gradient"]  # for the norm, which is not the update's
+        read = n * p.widths["gradient"]  # counted in `squares`
         every = muon.bytes_moved(b, p) if b.optimizer_kind.by_matrix else bytes_moved(n, p.keeping(b.moments))
         return self.rates.update(every - read)
 
     def matrices(self, b: Bucket, rank: int) -> tuple[Sequence[Wire], Seconds]:
-        """What a rank puts on wires to move the matrices of a bucket; and the products of the rank whose own take
-        longest."""
+        """Muon's update of a bucket's matrices: a rank's collectives, and the seconds of products on the slowest
+        rank."""
         hands = deal(b.matrices, len(b.team))
         wires = [
             (w.kind, w.group, self.rates.collective(w.kind, GroupSpan.of(w.group, self.gpus_per_node), w.amount))

@@ -1,5 +1,5 @@
-"""The bucket events of a rank's step, in equal circumstances derived once: every action as runs of segments, and what
-comes before and after them in the walk's order.
+"""The ops of a rank's step, with its bucket events: every action as runs of segments, and what comes before and after
+the actions, in the order of the walk. Actions in equal circumstances are derived once.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from penteract.parallel.data import NONE
 from penteract.readings.time.clock import PART, WAIT, Key, Op
 from penteract.readings.time.ops import DATA
 from penteract.readings.time.rank_clock import MESSAGE, Run, Runs, Step
-from penteract.readings.time.stage import NEVER, At, Beside, Stage, Walk
+from penteract.readings.time.stage import NEVER, At, Inserted, PassKey, Stage
 from penteract.schedule.actions import Compute
 from penteract.step import names
 from penteract.step.fsdp import Due, Event, FsdpState, upcoming
 from penteract.step.walk import closing, opening
 
 PIPELINE = PART["pipeline"]
-# The kind of an action, first and last of its kind, the number of what was left to it, the unit that follows.
-Circumstances = tuple[Walk, bool, bool, int, int]
+# The kind of an action, whether it is the first and the last of its kind, the number of the FSDP state before it, the
+# unit that follows it.
+Circumstances = tuple[PassKey, bool, bool, int, int]
 
 
 class Derived(NamedTuple):
-    """A rank's step, in numbers of its clock.
+    """A rank's step, as numbers of its clock.
 
-    opening  before the first action; `closing`: after the last, to the sum of squares and losses; `update`: what
-             follows that
-    actions  the runs of each; `left`: a number for what lies in the rings before it
+    opening  before the first action; `closing`: after the last, up to the sum of squares and losses; `update`: after
+             that
+    actions  the runs of each action; `left`: the number of the FSDP state before it
     """
 
     opening: int
@@ -41,12 +42,12 @@ class Derived(NamedTuple):
 
 @dataclass(slots=True)
 class Shared:
-    """What is derived for ranks that read first and write last in the same places.
+    """Results shared by ranks that first read and last write their buckets in the same places.
 
-    actions  in their circumstances: the runs, the number of what is left, events of sums
-    made     ops, by what happens to which bucket and how far away
-    lefts    what was left by some action; `numbers`: of each
-    outside  what comes before and after all actions, by the last events and the sums on the wire
+    actions  by circumstances: the runs, the number of the FSDP state after the action, events of reductions
+    made     the number of ops, by event, bucket and distance in units
+    lefts    FSDP states after actions; `numbers`: the number of each
+    outside  what comes before and after all actions, by the last events and the reductions in flight
     """
 
     actions: dict[Circumstances, tuple[int, int, tuple[Event, ...]]] = field(
@@ -60,59 +61,59 @@ class Shared:
     )
 
     def number(self, left: FsdpState) -> int:
-        """The same for the same."""
-        if (known := self.numbers.get(left)) is not None:
-            return known
+        """The number of an FSDP state: equal states have one number."""
+        if (found := self.numbers.get(left)) is not None:
+            return found
         self.lefts.append(left)
         self.numbers[left] = len(self.lefts) - 1
         return len(self.lefts) - 1
 
 
 def derive(stage: Stage, actions: Sequence[Compute]) -> Derived:
-    """A rank's step that computes `actions`."""
+    """Derive the step of a rank that computes `actions`."""
     return _Derivation(stage, actions).derive()
 
 
 @dataclass(slots=True)
 class _Derivation:
-    """One list of actions.
+    """The derivation for one list of actions.
 
-    needs    by kind of action: where buckets that are gathered after the update are read for the first time
-    sums     where buckets that gather all micro-batches are written for the last time
-    written  of each bucket: the last action that writes it, its kind, where there
-    home     of each bucket: the unit that names its sums, and its number among those of that unit
-    summing  buckets whose sum is on the wire, in the order in which it was put there
+    needs    by kind of action: where buckets that are gathered after the update are first read
+    sums     by kind of action: where buckets that are reduced once a step are last written
+    written  of each bucket: the last action that writes it, its kind, the position there
+    home     of each bucket: the unit in the keys of its reductions, and its number among the buckets of that unit
+    summing  buckets whose reduction is in flight, in the order in which these were started
     """
 
     stage: Stage
     actions: Sequence[Compute]
-    needs: dict[Walk, list[tuple[At, int]]] = field(default_factory=dict[Walk, list[tuple[At, int]]])
-    sums: dict[Walk, list[tuple[At, int]]] = field(default_factory=dict[Walk, list[tuple[At, int]]])
-    written: dict[int, tuple[int, Walk, At]] = field(default_factory=dict[int, tuple[int, Walk, At]])
+    needs: dict[PassKey, list[tuple[At, int]]] = field(default_factory=dict[PassKey, list[tuple[At, int]]])
+    sums: dict[PassKey, list[tuple[At, int]]] = field(default_factory=dict[PassKey, list[tuple[At, int]]])
+    written: dict[int, tuple[int, PassKey, At]] = field(default_factory=dict[int, tuple[int, PassKey, At]])
     home: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     summing: dict[int, Key] = field(default_factory=dict[int, Key])
     shared: Shared = field(default_factory=Shared)
 
     def derive(self) -> Derived:
         stage, rule = self.stage, self.stage.rule
-        walks: list[Walk] = [(a.kind, a.chunk) for a in self.actions]
-        first, last = dict[Walk, int](), dict[Walk, int]()
+        walks: list[PassKey] = [(a.kind, a.chunk) for a in self.actions]
+        first, last = dict[PassKey, int](), dict[PassKey, int]()
         for i, walk in enumerate(walks):
             first.setdefault(walk, i)
             last[walk] = i
         self._look(first, last)
-        # Ranks that read first and write last in the same places share what they derive.
+        # Ranks that first read and last write buckets in the same places share results.
         places = tuple([(b, walk, at) for b, (_, walk, at) in self.written.items()])
         read = tuple([(walk, tuple(some)) for walk, some in self.needs.items()])
         self.shared = shared = stage.derived.setdefault((places, read), self.shared)
-        known, left, runs, before = shared.actions, shared.number(rule.begin()), list[int](), list[int]()
+        cached, left, runs, before = shared.actions, shared.number(rule.begin()), list[int](), list[int]()
         after = upcoming([stage.walk(walk).turns for walk in walks])
         for i, (walk, following) in enumerate(zip(walks, after, strict=True)):
             before.append(left)
             key = (walk, first[walk] == i, last[walk] == i, left, following)
-            found = known.get(key)
+            found = cached.get(key)
             if found is None:
-                found = known[key] = self._action(key)
+                found = cached[key] = self._action(key)
             action, left, sums = found
             if sums:
                 self._note(sums)
@@ -123,9 +124,9 @@ class _Derivation:
         opening, closing, update = self._outside(events)
         return Derived(opening, runs, before, closing, update)
 
-    def _look(self, first: Mapping[Walk, int], last: Mapping[Walk, int]) -> None:
-        """Where buckets are read first and written last."""
-        stage, read, written = self.stage, dict[int, tuple[int, Walk, At]](), self.written
+    def _look(self, first: Mapping[PassKey, int], last: Mapping[PassKey, int]) -> None:
+        """Find where buckets are first read and last written."""
+        stage, read, written = self.stage, dict[int, tuple[int, PassKey, At]](), self.written
         for walk, when in first.items():
             until, through = last[walk], stage.walk(walk)
             for b, at in through.reads.items():
@@ -151,14 +152,14 @@ class _Derivation:
     # ---- actions ---------------------------------------------------------------------------------------------
 
     def _action(self, circumstances: Circumstances) -> tuple[int, int, tuple[Event, ...]]:
-        """One action's runs, the number of what it leaves, and its events of sums."""
+        """One action's runs, the number of the FSDP state after it, and its events of reductions."""
         walk, first, last, number, following = circumstances
         stage, through, left = self.stage, self.stage.walk(walk), self.shared.lefts[number]
         due = Due(self.needs.get(walk, ()) if first else (), self.sums.get(walk, ()) if last else ())
         before, after, left = stage.rule.action(
-            left, through.passing, due, following, lambda b: last and self.written[b][1] == walk
+            left, through.unit_turns, due, following, lambda b: last and self.written[b][1] == walk
         )
-        beside = defaultdict[int, list[tuple[int, int, int]]](list)
+        inserted = defaultdict[int, list[tuple[int, int, int]]](list)
         needs, sums = defaultdict[int, tuple[int, ...]](tuple), list[Event]()
         for at, when, events in sorted([(at, when, some) for when, table in enumerate((before, after))
                                         for at, some in table.items()]):  # fmt: skip
@@ -166,27 +167,27 @@ class _Derivation:
             unit = through.units[k]
             for event in events:
                 if event[0] == "wait_all_gather" and not stage.buckets[event[1]].cut_parameters:
-                    beside[k].append((pos, when, self._number(("p", 0, 0, len(needs[k])))))
+                    inserted[k].append((pos, when, self._number(("p", 0, 0, len(needs[k])))))
                     needs[k] += (event[1],)
                 elif event[0] != "acquire_gradient_buffer":
-                    beside[k].append((pos, when, self._event(event, unit)))
+                    inserted[k].append((pos, when, self._event(event, unit)))
                     if event[0] in ("reduce", "replicate", "wait_reduce_scatter") and stage.buckets[event[1]].summed:
                         sums.append(event)
-        if through.arrives != NEVER:  # after what happens to buckets, right before it is read
-            beside[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
-        action = stage.clock.action(repeats(self._row(walk, beside, needs)))
+        if through.arrives != NEVER:  # wait for the message after bucket events, right before it is read
+            inserted[0].append((through.arrives, 0, self._number(("m", 0, 0, 0))))
+        action = stage.clock.action(repeats(self._row(walk, inserted, needs)))
         return action, self.shared.number(left), tuple(sums)
 
-    def _row(self, walk: Walk, beside: Mapping[int, Beside], needs: Mapping[int, tuple[int, ...]]) -> list[Step]:
+    def _row(self, walk: PassKey, inserted: Mapping[int, Inserted], needs: Mapping[int, tuple[int, ...]]) -> list[Step]:
         row, stage, through = list[Step](), self.stage, self.stage.walk(walk)
         for k, unit in enumerate(through.units):
             lent, whole = through.lent.get(k, ()), k in through.whole
-            segment = stage.segment(stage.row[unit], walk[0], beside.get(k, ()), lent, whole=whole)
+            segment = stage.segment(stage.row[unit], walk[0], inserted.get(k, ()), lent, whole=whole)
             row.append((segment, unit, needs.get(k, ())))
         return row
 
     def _event(self, event: Event, unit: int) -> int:
-        """What happens to a bucket in a segment of `unit`, as a number of ops."""
+        """The number of the ops of a bucket event in a segment of `unit`."""
         question, b = event
         own, number = self._gathered(b) if question in ("gather", "wait_all_gather") else self.home[b]
         key = (question, id(self.stage.buckets[b]), own - unit, number)
@@ -198,11 +199,11 @@ class _Derivation:
         return unit, self.stage.rule.cut[unit].index(b)
 
     def _number(self, key: tuple[str, int, int, int], b: int = NONE) -> int:
-        """Ops that are the same for equal buckets as far away."""
+        """The number of these ops; they are the same for equal buckets at the same distance in units."""
         made = self.shared.made
         if key not in made:
-            made[key] = len(self.stage.beside)
-            self.stage.beside.append(tuple(self._ops(key, b)))
+            made[key] = len(self.stage.bucket_ops)
+            self.stage.bucket_ops.append(tuple(self._ops(key, b)))
         return made[key]
 
     def _ops(self, key: tuple[str, int, int, int], b: int) -> Sequence[Op]:
@@ -225,7 +226,7 @@ class _Derivation:
                 return list(make.replicate(bucket, ("r", away, number), ("r", away, number)))
 
     def _note(self, events: Sequence[Event]) -> None:
-        """Keep which sums are on the wire."""
+        """Keep track of the reductions in flight."""
         for question, b in events:
             self.summing.pop(b, None)
             if question != "wait_reduce_scatter" and self.stage.buckets[b].summed:
@@ -234,7 +235,8 @@ class _Derivation:
     # ---- outside of the actions ------------------------------------------------------------------------------
 
     def _outside(self, events: Sequence[Event]) -> tuple[int, int, Sequence[Step]]:
-        """What comes before the actions, after them, and after that. `events`: of buckets after the last action."""
+        """The segments before the actions, those after them, and those of the update. `events`: bucket events after the
+        last action."""
         key = (tuple(events), tuple(self.summing.items()), tuple(self.home.items()))
         if key not in self.shared.outside:
             self.shared.outside[key] = self._outside_of(events)
@@ -242,12 +244,12 @@ class _Derivation:
 
     def _outside_of(self, events: Sequence[Event]) -> tuple[int, int, Sequence[Step]]:
         stage, clock = self.stage, self.stage.clock
-        before = [self._step(ops) for asked in opening(stage.outside) if (ops := self._asked(asked))]
-        rows = [self._step(stage.beside[self._event(event, 0)]) for event in events]
+        before = [self._step(ops) for event in opening(stage.outside) if (ops := self._outside_ops(event))]
+        rows = [self._step(stage.bucket_ops[self._event(event, 0)]) for event in events]
         after, summed = list[Step](), False
         for question, *about in closing(stage.outside, self.summing):
             unit = self.home[about[0]][0] if question == "widen" else about[0] if question == "gather" else 0
-            if ops := self._asked((question, *about), unit):
+            if ops := self._outside_ops((question, *about), unit):
                 (after if summed else rows).append(self._step(ops, unit))
             summed = summed or (question == "agree" and about[0].axis == "world")
         return clock.action(repeats(before)), clock.action(repeats(rows)), after
@@ -255,10 +257,10 @@ class _Derivation:
     def _step(self, ops: Sequence[Op], unit: int = 0) -> Step:
         return self.stage.clock.segment(tuple(ops)), unit, ()
 
-    def _asked(self, asked: tuple[Any, ...], unit: int = 0) -> Sequence[Op]:
-        """A question of the walk outside of the actions, as ops in a segment of `unit`."""
+    def _outside_ops(self, event: tuple[Any, ...], unit: int = 0) -> Sequence[Op]:
+        """The ops of an event of the walk outside of the actions, in a segment of `unit`."""
         stage, make = self.stage, self.stage.ops
-        match asked:
+        match event:
             case ("begin",):
                 return [make.largest(b) for b in stage.buckets if b.gathered_as == "code"]
             case ("agree", agreement):
@@ -279,7 +281,7 @@ class _Derivation:
 
 
 def repeats(row: Sequence[Step]) -> Runs:
-    """Runs of equal segments; what waits for gathers of the last step stands alone."""
+    """Runs of equal segments. A segment that waits for gathers of the last step is a run of its own."""
     out, i = list[Run](), 0
     while i < len(row):
         segment, unit, needs = row[i]

@@ -1,4 +1,4 @@
-"""A schedule as the clock plays it: of each pipeline rank its computations and its halves of messages, all numbered."""
+"""A schedule for the clock: the computations of each pipeline rank, and its sends and receives, all numbered."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _NOTHING = frozenset[int]()
 
 
 class Post(NamedTuple):
-    """A rank's half of an exchange: messages in the order in which they are posted, and which of them it sends."""
+    """One rank's side of a p2p batch: messages in the order in which they are posted, and which of them it sends."""
 
     messages: tuple[int, ...]
     sends: frozenset[int]
 
 
 class NumberedMessage(NamedTuple):
-    """`micro` and `where` (what it is, the stage that it comes from) name it; `both`: as much goes the other way."""
+    """A message, named by `micro` and `where` (value or gradient, the stage it comes from). `both`: an equal message
+    goes the other way at the same time."""
 
     source: int
     target: int
@@ -35,7 +36,7 @@ class NumberedMessage(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a rank is: what it does next, and its next computation."""
+    """A position in a rank's list: its next item, and its next computation."""
 
     item: int
     compute: int
@@ -44,15 +45,15 @@ class Position(NamedTuple):
 class NumberedSchedule(NamedTuple):
     """A schedule with its messages numbered.
 
-    todo      of each rank, in order: the number of a computation, or a post
-    computes  of each rank; `asks`: the message that each reads, or `NONE`
-    channels  of each message: those between two ranks, one way, go in order
-    turns     where each turn of micro-batches begins, of each rank; `turn`: how many they are
+    todo      of each rank, in order: numbers of computations, and posts
+    computes  the computations of each rank; `reads`: the message that each reads, or `NONE`
+    channels  the channel of each message: those of one channel (two ranks, one direction) arrive in order
+    turns     where each period begins, on each rank; `turn`: micro-batches in a period
     """
 
     todo: tuple[tuple[int | Post, ...], ...]
     computes: tuple[tuple[Compute, ...], ...]
-    asks: tuple[tuple[int, ...], ...]
+    reads: tuple[tuple[int, ...], ...]
     messages: tuple[NumberedMessage, ...]
     turns: tuple[tuple[Position, ...], ...]
     turn: int
@@ -60,8 +61,8 @@ class NumberedSchedule(NamedTuple):
 
 
 @cache
-def line_of(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> NumberedSchedule:
-    """The messages of a schedule, each once for its two ends."""
+def numbered_schedule(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> NumberedSchedule:
+    """Number the messages of a schedule. The two ends of a message share its number."""
     lists, of = action_lists(schedule, pp, vpp, micros), schedule_of(schedule)
     placement, steady, turn = of.placement(pp, vpp), of.steady_after(pp, vpp), of.turn(pp, vpp)
     numbers, messages = dict[tuple[str, int, int], int](), list[NumberedMessage]()
@@ -77,20 +78,20 @@ def line_of(schedule: ScheduleName, pp: int, vpp: int, micros: int) -> NumberedS
                     post = _post(action, rank, placement, numbers, messages)
                     does += [post] if post.messages else []
                 case _:
-                    raise Bug("SCHEDULE", "no layout names a schedule of overlapped passes", found=str(action))
+                    raise Bug("SCHEDULE", "overlapped passes cannot be simulated", found=str(action))
         todo.append(tuple(does))
         computes.append(tuple(own))
     ways = {way: i for i, way in enumerate(dict.fromkeys((m.where[0], m.source, m.target) for m in messages))}
     channels = tuple([ways[m.where[0], m.source, m.target] for m in messages])
     turns = zip(*(_turns(steady, turn, does, own) for does, own in zip(todo, computes, strict=True)), strict=False)
-    asks = tuple(
-        [tuple([_asked(a, placement.stages[r][a.chunk], numbers) for a in own]) for r, own in enumerate(computes)]
+    reads = tuple(
+        [tuple([_read(a, placement.stages[r][a.chunk], numbers) for a in own]) for r, own in enumerate(computes)]
     )
-    return NumberedSchedule(tuple(todo), tuple(computes), asks, tuple(messages), tuple(turns), turn, channels)
+    return NumberedSchedule(tuple(todo), tuple(computes), reads, tuple(messages), tuple(turns), turn, channels)
 
 
-def _asked(action: Compute, stage: int, numbers: Mapping[tuple[str, int, int], int]) -> int:
-    """The message that a computation reads, if it comes from another stage."""
+def _read(action: Compute, stage: int, numbers: Mapping[tuple[str, int, int], int]) -> int:
+    """The message that a computation reads, or `NONE` if its input does not come from another stage."""
     kind, micro, _ = action
     what, came = ("value", -1) if kind == "Fwd" else ("gradient", 1)
     return NONE if kind == "Wgt" else numbers.get((what, micro, stage + came), NONE)
@@ -104,7 +105,7 @@ def _post(
     both = {t.peer for t in exchange.transfers if t.kind == "Send"}
     both &= {t.peer for t in exchange.transfers if t.kind == "Recv"}
     for t in exchange.transfers:
-        if t.peer == rank:  # a copy: nothing goes over a wire, and nobody waits
+        if t.peer == rank:  # a local copy: no message, and no wait
             continue
         source, target = (rank, t.peer) if t.kind == "Send" else (t.peer, rank)
         stage = message_of(t, rank, placement).source
@@ -118,8 +119,8 @@ def _post(
 
 
 @cache
-def begins_of(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> tuple[int, ...]:
-    """The computations of a rank before which turns of micro-batches begin."""
+def period_begins(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int) -> tuple[int, ...]:
+    """The computations of a rank before which periods of its schedule begin."""
     own, of = compute_lists(schedule, pp, vpp, micros)[rank], schedule_of(schedule)
     computes = [a for a in own if isinstance(a, Compute)]
     found = _turns(of.steady_after(pp, vpp), of.turn(pp, vpp), range(len(own)), computes)
@@ -127,7 +128,7 @@ def begins_of(schedule: ScheduleName, pp: int, vpp: int, micros: int, rank: int)
 
 
 def _turns(steady: int, turn: int, does: Sequence[int | Post], own: Sequence[Compute]) -> list[Position]:
-    """Where each turn of micro-batches begins on a rank: after the computation before the first of its forwards."""
+    """Where each period begins on a rank: right after the computation that precedes its first forward."""
     found, before = list[Position](), 0
     for place, item in enumerate(does):
         if isinstance(item, int):

@@ -1,4 +1,4 @@
-"""From what a rank does to the clock's ops: calls of a piece, what happens to a bucket, sums outside of the tape."""
+"""The clock's ops of a rank: those of a layer's calls, of bucket events, and of reductions outside of the tape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penteract.ops.tape import Phase, Site
 from penteract.parallel.data import Bucket
 from penteract.readings.costs.rates import GroupSpan
 from penteract.readings.layers.layer_program import LayerProgram
-from penteract.readings.time.clock import BESIDE, FIRST, IN, LOOK, OUT, PART, RUN, START, WAIT, Key, Op, ps
+from penteract.readings.time.clock import CHAINED, FIRST, IN, OUT, PART, RUN, START, SYNC, WAIT, Key, Op, ps
 from penteract.readings.time.cost import DIMENSION, BucketCosts, DeviceCosts
 from penteract.step import names
 from penteract.step.agreements import Agreement
@@ -21,14 +21,14 @@ from penteract.step.update import StagingBuffers, kept_apart, staging_buffers
 
 Positions = tuple[tuple[Op, ...], ...]  # ops of each instruction of an action
 DATA, UPDATE, HOST = PART["data"], PART["update"], PART["host"]
-AXES = tuple(DIMENSION)  # along which the tape talks
-Axes = tuple[int, ...]  # the stream of each; 0 where a rank is alone
+AXES = tuple(DIMENSION)  # axes of the tape's collectives
+Axes = tuple[int, ...]  # the stream of each axis; 0 where its group has one rank
 
 
 @dataclass(slots=True)
 class Streams:
-    """The streams of one rank: one for each set of ranks that it talks to, whatever the group is called. Those of the
-    tape's axes come first, so that pieces of many layouts number them alike."""
+    """The streams of one rank: one for each set of ranks with which it communicates; axes with the same ranks share
+    one. Those of the tape's axes come first, so that layers of many layouts use the same numbers."""
 
     mesh: Mesh
     rank: int
@@ -42,7 +42,8 @@ class Streams:
         self.axes = tuple([self.of(ranks, part) if len(ranks) > 1 else 0 for ranks, part in groups])
 
     def of(self, ranks: tuple[int, ...], part: int) -> int:
-        """`part`: of a step, that waiting for it is; where groups coincide, the first one's."""
+        """The stream of a group. `part`: the part of a step to which waits for it belong; if groups coincide, that of
+        the first."""
         if ranks not in self.by_ranks:
             self.by_ranks[ranks] = FIRST + len(self.by_ranks)
             self.parts.append(part)
@@ -50,13 +51,13 @@ class Streams:
 
 
 class ActionOps(NamedTuple):
-    """An action of a piece.
+    """The ops of an action of a layer.
 
     every  ops of each of its instructions
     own    the same without `moved`
-    moved  copies that belong into a neighbour: the start of what comes back runs beside the layer before it, and what
-           leaves has until the end of the next layer that has some
-    last   ops of neighbours go behind this many of its instructions
+    moved  copies that run during a neighbour: a copy from the host starts during the layer before, and a copy to the
+           host is waited for at the end of the next layer that has copies
+    last   copies of neighbours are inserted after this many of its instructions
     """
 
     every: Positions
@@ -66,16 +67,16 @@ class ActionOps(NamedTuple):
 
 
 def piece_ops(piece: LayerProgram, device: DeviceCosts, axes: Axes) -> Mapping[str, ActionOps]:
-    """Of each action of a piece, what its instructions are to the clock."""
-    out, known = dict[str, ActionOps](), dict[int, tuple[Op, ...]]()  # what is computed again takes as long
+    """The clock's ops of each action of a layer."""
+    out, ops_of_job = dict[str, ActionOps](), dict[int, tuple[Op, ...]]()  # a recomputed call takes as long
     for name, calls in piece.outline.calls.items():
         jobs = [piece.outline.jobs[job] for job, _, _ in calls]
         every = list[tuple[Op, ...]]()
         for (place, phase), (job, ins, outs) in zip(jobs, calls, strict=True):
-            if (ops := known.get(job)) is None:
+            if (ops := ops_of_job.get(job)) is None:
                 ops = _call(piece, device, axes, place, phase, ins, outs)
                 if phase not in ("start", "finish"):
-                    known[job] = ops
+                    ops_of_job[job] = ops
             every.append(ops)
         out[name] = _without_copies(every, [_is_copy(piece, *job) for job in jobs], name)
     return out
@@ -86,7 +87,8 @@ def _is_copy(piece: LayerProgram, place: int, phase: Phase) -> bool:
 
 
 def _without_copies(every: Sequence[tuple[Op, ...]], copies: Sequence[bool], action: str) -> ActionOps:
-    """Apart from copies that neighbours make (`ops/offload.py`). A layer's input leaves while the layer itself runs."""
+    """Separate the copies that run during neighbours (`ops/offload.py`). The copy of a layer's input to the host runs
+    during the layer itself."""
     own = [i for i, copy in enumerate(copies) if not copy]
     if len(own) == len(every):
         return ActionOps(tuple(every), tuple(every), (), len(every))
@@ -117,12 +119,12 @@ def _call(
         copies = {OFFLOAD_OPS[0]: OUT, OFFLOAD_OPS[1]: IN}
         stream = copies[site.op_name] if site.op_name in OFFLOAD_OPS else axes[AXES.index(str(site.attrs["axis"]))]
         return ((START, stream, ps(device.collective(site)), ("c", 0, outs[0]), name),)
-    part, seconds, asked = device.call(site, phase, piece.specs, (*ins, *outs))
+    part, seconds, scale_reduce = device.call(site, phase, piece.specs, (*ins, *outs))
     run: Op = (RUN, ps(seconds), PART[part], name)
     if site.op_name == "split_sizes":
-        return (run, (LOOK, name))
-    if asked is not None:
-        axis, took = asked
+        return (run, (SYNC, name))
+    if scale_reduce is not None:
+        axis, took = scale_reduce
         part = "tensor" if axis == "sequence" else DIMENSION[axis]
         key: Key = ("a", 0, 0)
         scale = names.of_scale(name)
@@ -136,32 +138,32 @@ def _part(site: Site) -> int:
 
 @dataclass(slots=True)
 class BucketOps:
-    """What happens to the buckets of one rank. Keys tell collectives under way apart."""
+    """The ops of bucket events of one rank. A key identifies a collective in flight."""
 
     buckets: Sequence[Bucket]
     costs: BucketCosts
     streams: Streams
-    known: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
-    passing: StreamedUpdate | None = None
+    durations: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    streamed: StreamedUpdate | None = None
 
     def _took(self, what: str, b: Bucket) -> int:
         key = what, id(b)
-        if key not in self.known:
+        if key not in self.durations:
             seconds = getattr(self.costs, what)(b) if what not in _WIRES else self.costs.on_wire(what, b)
-            self.known[key] = ps(seconds)
-        return self.known[key]
+            self.durations[key] = ps(seconds)
+        return self.durations[key]
 
     def _stream(self, ranks: tuple[int, ...]) -> int:
         return self.streams.of(ranks, DATA)
 
     def gather(self, b: Bucket, key: Key) -> Iterator[Op]:
-        """Shards of parameters to all who share the bucket; as codes of FP8 where they travel so."""
+        """All-gather a bucket's parameters over its shard group; quantised to FP8 first where the bucket says so."""
         if b.gathered_as == "code":
-            yield RUN, self._took("coded", b), DATA, names.CODE
+            yield RUN, self._took("quantise", b), DATA, names.CODE
         yield START, self._stream(b.shard_ranks), self._took("all_gather", b), key, names.GATHER
 
     def reduce(self, b: Bucket, key: Key) -> Iterator[Op]:
-        """The sum of its gradients: to each who shares it its own shard, or all of it."""
+        """Reduce-scatter a bucket's gradients, or all-reduce them where they are not sharded."""
         if len(b.reduce_ranks) == 1:
             return
         if took := self._took("narrowed", b):
@@ -170,41 +172,49 @@ class BucketOps:
         yield START, self._stream(ranks), self._took(kind, b), key, names.of_sum(b)
 
     def replicate(self, b: Bucket, waited: Key, key: Key) -> Iterator[Op]:
-        """The sum of a shard's gradients over its replicas."""
+        """All-reduce a shard's gradients over its replicate group."""
         before = self._took("narrowed_shard", b) if b.cut_gradients else 0
-        yield BESIDE, waited, before, self._stream(b.replicate_ranks), self._took("all_reduce", b), key, names.REPLICATE
+        yield (
+            CHAINED,
+            waited,
+            before,
+            self._stream(b.replicate_ranks),
+            self._took("all_reduce", b),
+            key,
+            names.REPLICATE,
+        )
 
     def wait_reduce_scatter(self, b: Bucket, key: Key) -> Iterator[Op]:
-        """Wait for a sum of gradients that are cut, and add it to the shard's."""
+        """Wait for the reduce-scatter of sharded gradients, and add the result to the shard's gradients."""
         if len(b.reduce_ranks) > 1:
             yield WAIT, key, DATA, names.WAIT_GRADIENTS
-        yield RUN, self._took("landed", b), DATA, names.ADD
+        yield RUN, self._took("accumulate", b), DATA, names.ADD
 
     def widen(self, b: Bucket, key: Key) -> Iterator[Op]:
-        """Wait for a sum, and put it in the dtype of gradients."""
+        """Wait for a reduction, and convert its result to the dtype of gradients."""
         yield WAIT, key, DATA, names.WAIT_GRADIENTS
         if took := self._took("narrowed_shard", b):
             yield RUN, took, DATA, names.WIDEN
 
     def measure(self, b: Bucket) -> Op:
-        """The squares of this rank's gradients."""
+        """Sum the squares of this rank's gradients."""
         return RUN, self._took("squares", b), UPDATE, names.MEASURE
 
     def update(self, bucket: int) -> Iterator[Op]:
-        """Move this rank's shard."""
+        """Update this rank's shard."""
         b = self.buckets[bucket]
         if b.offloaded:
-            if self.passing is None:
-                self.passing = StreamedUpdate(self)
-            yield from self.passing.update(bucket)
+            if self.streamed is None:
+                self.streamed = StreamedUpdate(self)
+            yield from self.streamed.update(bucket)
             return
         yield RUN, self._took("update", b), UPDATE, names.UPDATE
         if b.optimizer_kind.by_matrix:
             yield from self._matrices(b)
 
     def _matrices(self, b: Bucket) -> Iterator[Op]:
-        """Make a bucket's matrices whole, this rank's own orthogonal, and sum them. All wait for the rank whose own
-        take longest, so that is what they take."""
+        """Muon: gather a bucket's matrices, orthogonalise this rank's own, and reduce them. All ranks wait for the rank
+        whose matrices take longest, so this is the time of all."""
         wires, slowest = self.costs.matrices(b, self.streams.rank)
         run: Op = (RUN, ps(slowest), UPDATE, names.ORTHOGONALISE)
         there, back = (wires[:-1], wires[-1:]) if len(b.team) > 1 else (wires, wires[:0])
@@ -214,12 +224,12 @@ class BucketOps:
 
     def end(self) -> Iterator[Op]:
         """After the last update."""
-        if self.passing is not None:
-            yield from self.passing.end()
-            self.passing = None
+        if self.streamed is not None:
+            yield from self.streamed.end()
+            self.streamed = None
 
     def agree(self, a: Agreement) -> tuple[Op, ...]:
-        """A few numbers reduced over ranks, and waited for."""
+        """All-reduce a few numbers, and wait for them."""
         ranks = self.streams.mesh.group(a.axis, self.streams.rank)
         if len(ranks) == 1:
             return ()
@@ -227,19 +237,19 @@ class BucketOps:
         return self._at_once(ranks, ps(took), names.of_agreement(a))
 
     def _at_once(self, ranks: tuple[int, ...], took: int, name: str) -> tuple[Op, ...]:
-        """A collective that nothing is done beside."""
+        """A collective that is waited for at once."""
         key: Key = ("b", 0, 0)
         return (START, self.streams.of(ranks, UPDATE), took, key, name), (WAIT, key, UPDATE, name)
 
     def largest(self, b: Bucket) -> Op:
-        """The largest values of a shard's weights, which codes are scaled by."""
+        """The largest absolute values of a shard's weights, for the scales of their quantised values."""
         return RUN, self._took("largest", b), DATA, names.LARGEST
 
 
 @dataclass(slots=True)
 class StreamedUpdate:
-    """What the optimizer keeps on the host passes through the device: one slice comes while the one before it is
-    moved, into the place of the one that left longest ago (`engine/optim/streamed.py`)."""
+    """Optimizer states on the host are streamed through the device: one slice is copied in while the one before it is
+    updated. It takes the staging buffer of the slice that left longest ago (`engine/optim/streamed.py`)."""
 
     ops: BucketOps
     staging: StagingBuffers = field(init=False)
@@ -255,7 +265,7 @@ class StreamedUpdate:
         self.ahead = iter([(i, n) for i in reversed(range(len(buckets))) for n in self._slices(buckets[i])])
 
     def update(self, bucket: int) -> Iterator[Op]:
-        """Of a bucket, slice after slice."""
+        """Update a bucket, slice after slice."""
         if not self.coming:
             yield from self._fetch()
         for n in self._slices(self.ops.buckets[bucket]):
@@ -268,12 +278,12 @@ class StreamedUpdate:
             self.leaving.append(keys)
 
     def end(self) -> Iterator[Op]:
-        """All is back."""
+        """Wait until all slices are back on the host."""
         while self.leaving:
             yield from _waits(self.leaving.popleft())
 
     def _slices(self, b: Bucket) -> list[int]:
-        """Elements of each."""
+        """The number of elements of each slice."""
         whole, each = b.shard_size, self.staging.elements
         return [min(each, whole - at) for at in range(0, whole, each)]
 

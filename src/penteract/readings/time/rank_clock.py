@@ -1,5 +1,5 @@
-"""Machines: what a rank's clocks are between segments, and who advances them: remembering what a segment makes of a
-state, and jumping over runs once their state comes again.
+"""The state of a rank's clocks between segments, and the `Clock` that advances it. It caches what a segment makes of a
+state, and skips runs of equal segments once their state repeats.
 """
 
 from __future__ import annotations
@@ -9,45 +9,47 @@ from dataclasses import dataclass, field
 
 from penteract.parallel.data import NONE
 from penteract.readings.ideal import PARTS
-from penteract.readings.time.clock import COMPUTE, FAR, LONG, RELATIVE, Flights, Key, Op, Parts, play
+from penteract.readings.time.clock import COMPUTE, FAR, LONG, RELATIVE, InFlight, Key, Op, Parts, simulate
 
 Step = tuple[int, int, tuple[int, ...]]  # a segment, its unit, the buckets whose gather after the update it waits for
-Run = tuple[tuple[Step, ...], int, int]  # a declaration, how often, and how many units on each time
+Run = tuple[tuple[Step, ...], int, int]  # steps, how often they repeat, and by how many units each repeat advances
 Runs = tuple[Run, ...]
 MESSAGE: Key = ("m", 0, 0)  # from another stage
 
 
 def seen_from(key: Key, unit: int) -> Key:
-    """A key's name where `unit` is 0."""
+    """A key with its unit counted from `unit`."""
     return (key[0], key[1] - unit, key[2]) if key[0] in RELATIVE else key
 
 
 @dataclass(slots=True)
 class StreamState:
-    """A machine's streams and flights relative to its `now`, named from a unit: interned, so equal ones are one."""
+    """A rank's streams and its ops in flight, relative to `now`, with units counted from one unit. Equal states are one
+    object."""
 
     free: tuple[int, ...]
-    flights: Flights
+    in_flight: InFlight
     number: int
-    fixed: bool  # nothing in it is named from a unit
+    fixed: bool  # no key in it depends on a unit
     shifted: dict[int, StreamState] = field(default_factory=dict[int, "StreamState"])
 
 
-# What a segment or an action makes of a state: (picoseconds, state, those of the host, latest host, its floor, parts)
+# What a segment or an action makes of a state: (picoseconds, state, picoseconds of the host, latest host for which this
+# holds, earliest end of the host, parts)
 Answer = tuple[int, StreamState, int, int, int, Parts]
-Whole = tuple[int, StreamState, int, int, int, tuple[Parts, int], int]  # of an action; and the unit that it ends with
-Trace = tuple[int, Answer | None, int]  # when it began, what it gave; or picoseconds of the host for turns left out
+Whole = tuple[int, StreamState, int, int, int, tuple[Parts, int], int]  # the same of an action, and its last unit
+Trace = tuple[int, Answer | None, int]  # when it began, its result; or the host's picoseconds of skipped repeats
 
 
 @dataclass(slots=True)
 class RankClock:
-    """One rank's clocks. `host` and `pending` are absolute.
+    """One rank's clocks: `now` of the device, and the host's. `now`, `host` and `pending` are absolute.
 
-    unit     that names in `state` are counted from
-    pending  when parameters that were gathered after the last update are there, by bucket
-    held     how often the host held something up; `looked`: whether it waits for the device within a step
-    doing    the number of the computation that it is in, or `NONE`
-    spent    what was played, and how often
+    unit     the unit from which keys in `state` are counted
+    pending  when parameters gathered after the last update arrive, by bucket
+    held     how often the host delayed the device; `synced`: whether it waits for the device within a step
+    doing    the number of the current computation, or `NONE`
+    spent    the parts of what was simulated, and how often
     """
 
     state: StreamState
@@ -56,12 +58,12 @@ class RankClock:
     unit: int = 0
     pending: dict[int, int] = field(default_factory=dict[int, int])
     held: int = 0
-    looked: bool = False
-    doing: int = NONE  # the number of the computation, if any
+    synced: bool = False
+    doing: int = NONE
     spent: list[tuple[Parts, int]] = field(default_factory=list[tuple[Parts, int]])
 
     def parts(self, since: int = 0) -> list[int]:
-        """Picoseconds of each part of what was played, after the first `since` of `spent`."""
+        """Picoseconds of each part, without the first `since` records of `spent`."""
         total = [0] * len(PARTS)
         for parts, times in self.spent[since:]:
             for i, n in enumerate(parts):
@@ -69,19 +71,21 @@ class RankClock:
         return total
 
 
-Log = Callable[[RankClock, int, str, int, int], None]  # who, the stream, what, from when to when
+Log = Callable[[RankClock, int, str, int, int], None]  # rank, stream, name, start, end
 
 
 @dataclass(slots=True)
 class Clock:
-    """Advances machines by segments, remembers, and jumps over runs once their state comes again.
+    """Advances rank clocks by segments, caches the results, and skips runs once their state repeats.
 
-    A host that runs ahead never returns to a state, and need not: what was played holds for every host that is no later
-    than `latest`. So states leave the host out, and a jump needs that it holds nothing up and falls no further behind.
+    A host that runs ahead never repeats a state, and need not: a result holds for every host that is no later than
+    `latest`. So states leave the host out. A skip requires that the host delays nothing and falls no further behind.
 
-    launch picoseconds of the host for an op by its name
-    owner  of each stream, the part of a step that waiting for it is
-    log    of every op that is played, by whom; for clocks that remember nothing
+    launch    picoseconds of the host for an op, by its name
+    slower    millionths by which compute is slower while a collective runs
+    owner     the part of a step to which waits for a stream belong, of each stream
+    remembers whether results are cached
+    log       receives every simulated op and its rank; only for clocks that cache nothing
     """
 
     launch: Callable[[str], int]
@@ -95,78 +99,81 @@ class Clock:
     segments: dict[tuple[Op, ...], int] = field(default_factory=dict[tuple[Op, ...], int])
     runs: list[Runs] = field(default_factory=list[Runs])
     actions: dict[Runs, int] = field(default_factory=dict[Runs, int])
-    states: dict[tuple[tuple[int, ...], Flights], StreamState] = field(
-        default_factory=dict[tuple[tuple[int, ...], Flights], StreamState]
+    states: dict[tuple[tuple[int, ...], InFlight], StreamState] = field(
+        default_factory=dict[tuple[tuple[int, ...], InFlight], StreamState]
     )
-    known: dict[tuple[int, int], Answer] = field(default_factory=dict[tuple[int, int], Answer])
-    late: dict[tuple[int, int, int], Answer] = field(default_factory=dict[tuple[int, int, int], Answer])
+    answers: dict[tuple[int, int], Answer] = field(default_factory=dict[tuple[int, int], Answer])
+    late: dict[tuple[int, int, int], Answer] = field(
+        default_factory=dict[tuple[int, int, int], Answer]
+    )  # of late hosts
     whole: dict[tuple[int, int, int], Whole] = field(default_factory=dict[tuple[int, int, int], "Whole"])
-    played: int = 0
-    idle: StreamState = field(init=False)  # nothing under way
+    simulated: int = 0
+    idle: StreamState = field(init=False)  # nothing in flight
 
     def __post_init__(self) -> None:
         """Make the idle state."""
         self.idle = self.state((0,) * len(self.owner), ())
 
-    # ---- what is played --------------------------------------------------------------------------------------
+    # ---- segments, actions and states ------------------------------------------------------------------------
 
     def segment(self, ops: tuple[Op, ...]) -> int:
-        """A number for these ops, the same for the same."""
-        if (known := self.segments.get(ops)) is not None:
-            return known
+        """The number of these ops: equal ops have one number."""
+        if (found := self.segments.get(ops)) is not None:
+            return found
         self.segments[ops] = len(self.ops)
         self.ops.append(ops)
         self.launches.append(tuple([self.launch(op[-1]) for op in ops]))
         return len(self.ops) - 1
 
     def action(self, runs: Runs) -> int:
-        """A number for these runs, the same for the same."""
-        if (known := self.actions.get(runs)) is not None:
-            return known
+        """The number of these runs: equal runs have one number."""
+        if (found := self.actions.get(runs)) is not None:
+            return found
         self.actions[runs] = len(self.runs)
         self.runs.append(runs)
         return len(self.runs) - 1
 
-    def machine(self) -> RankClock:
-        """One with nothing under way."""
+    def rank_clock(self) -> RankClock:
+        """An idle rank clock."""
         return RankClock(self.idle)
 
-    def state(self, free: tuple[int, ...], flights: Flights) -> StreamState:
-        """One object for equal states. `free`: picoseconds until each stream is free; `flights`: until each is done."""
-        key = (free, flights)
-        if (known := self.states.get(key)) is not None:
-            return known
-        fixed = not any(name[0] in RELATIVE for name, _ in flights)
-        made = self.states[key] = StreamState(free, flights, len(self.states), fixed)
+    def state(self, free: tuple[int, ...], in_flight: InFlight) -> StreamState:
+        """The state of these streams; equal states are one object. `free`: picoseconds until each stream is free;
+        `in_flight`: until each op in flight is done."""
+        key = (free, in_flight)
+        if (found := self.states.get(key)) is not None:
+            return found
+        fixed = not any(name[0] in RELATIVE for name, _ in in_flight)
+        made = self.states[key] = StreamState(free, in_flight, len(self.states), fixed)
         return made
 
     def _seen_from(self, state: StreamState, by: int) -> StreamState:
-        """The same, named from `by` units on."""
+        """The same state, with units counted from `by` units later."""
         if state.fixed or not by:
             return state
-        if (known := state.shifted.get(by)) is None:
-            flights = tuple(sorted([(seen_from(key, by), t) for key, t in state.flights]))
-            known = state.shifted[by] = self.state(state.free, flights)
-        return known
+        if (found := state.shifted.get(by)) is None:
+            in_flight = tuple(sorted([(seen_from(key, by), t) for key, t in state.in_flight]))
+            found = state.shifted[by] = self.state(state.free, in_flight)
+        return found
 
-    # ---- playing ---------------------------------------------------------------------------------------------
+    # ---- simulation ------------------------------------------------------------------------------------------
 
     def wait_until(self, m: RankClock, moment: int, name: str) -> None:
-        """Compute stands still until then, in no segment."""
+        """Compute waits until `moment`, outside of any segment."""
         if (dt := moment - m.now) > 0:
             if self.log is not None:
                 self.log(m, COMPUTE, name, m.now, moment)
             if m.state is not self.idle:
                 free = tuple([f - dt if f > dt else 0 for f in m.state.free])
-                m.state = self.state(free, tuple([(k, t - dt) for k, t in m.state.flights if t > dt]))
+                m.state = self.state(free, tuple([(k, t - dt) for k, t in m.state.in_flight if t > dt]))
             m.now = moment
 
     def expect(self, m: RankClock, moment: int) -> None:
-        """A message is there at a moment to come: the next action waits for it where it reads it."""
-        m.state = self.state(m.state.free, tuple(sorted((*m.state.flights, (MESSAGE, moment - m.now)))))
+        """A message arrives at a future `moment`: the next action waits for it where it reads it."""
+        m.state = self.state(m.state.free, tuple(sorted((*m.state.in_flight, (MESSAGE, moment - m.now)))))
 
     def take(self, m: RankClock, action: int) -> None:
-        """Play an action, or take what is remembered of it."""
+        """Simulate an action, or apply its cached result."""
         state = m.state
         key = (action, state.number, 0 if state.fixed else m.unit)
         found = self.whole.get(key)
@@ -206,7 +213,7 @@ class Clock:
                 return
 
     def _jump(self, m: RankClock, trail: list[Trace], begun: int, turn: tuple[int, int, int]) -> None:
-        """Leave out what repeats. `turn`: picoseconds of one, those of the host, and how many are left."""
+        """Skip the remaining repeats. `turn`: picoseconds of one repeat, those of the host, and how many remain."""
         each, calls, left = turn
         last = [(at + each * left, answer, 0) for at, answer, _ in trail[begun:]]
         trail.append((0, None, (left - 1) * sum(answer[2] for _, answer, _ in last if answer)))
@@ -220,25 +227,25 @@ class Clock:
         self, m: RankClock, segment: int, unit: int = 0, needs: tuple[int, ...] = (),
         trail: list[Trace] | None = None,
     ) -> None:  # fmt: skip
-        """A segment of a unit, from where the machine is."""
+        """Advance by a segment of a unit."""
         state = m.state if unit == m.unit else self._seen_from(m.state, unit - m.unit)
         if needs:
             late = [(("p", 0, i), t) for i, b in enumerate(needs) if (t := m.pending.pop(b, 0) - m.now) > 0]
-            state = self.state(state.free, tuple(sorted((*state.flights, *late)))) if late else state
+            state = self.state(state.free, tuple(sorted((*state.in_flight, *late)))) if late else state
         behind = m.host - m.now
         key = (segment, state.number)
-        answer = self.known.get(key)
+        answer = self.answers.get(key)
         if answer is None:
-            answer = self.known[key] = self._play(m, segment, state, -LONG)
+            answer = self.answers[key] = self._simulate(m, segment, state, -LONG)
         if not self.remembers:
             m.unit = unit
-            answer = self._play(m, segment, state, behind, logged=True)
+            answer = self._simulate(m, segment, state, behind, logged=True)
         elif behind > answer[3]:
             m.held += 1
             late_key = (segment, state.number, behind)
             answer = self.late.get(late_key)
             if answer is None:
-                answer = self.late[late_key] = self._play(m, segment, state, behind)
+                answer = self.late[late_key] = self._simulate(m, segment, state, behind)
         if trail is not None:
             trail.append((m.now, answer, 0))
         done, m.state, calls, _, floor, parts = answer
@@ -246,31 +253,31 @@ class Clock:
         m.now += done
         m.unit = unit
         m.spent.append((parts, 1))
-        if m.state.flights and m.state.flights[-1][0][0] == "u":  # sorted: gathers after an update come last
+        if m.state.in_flight and m.state.in_flight[-1][0][0] == "u":  # sorted: gathers after an update come last
             self._set_aside(m)
 
     def _set_aside(self, m: RankClock) -> None:
-        """What is gathered after the update is waited for in the next step, by bucket."""
-        kept = [(key, t) for key, t in m.state.flights if key[0] != "u"]
-        m.pending |= {m.unit + key[1]: m.now + t for key, t in m.state.flights if key[0] == "u"}
+        """Keep gathers after the update, by bucket: the next step waits for them."""
+        kept = [(key, t) for key, t in m.state.in_flight if key[0] != "u"]
+        m.pending |= {m.unit + key[1]: m.now + t for key, t in m.state.in_flight if key[0] == "u"}
         m.state = self.state(m.state.free, tuple(kept))
 
-    def _play(self, m: RankClock, segment: int, state: StreamState, behind: int, *, logged: bool = False) -> Answer:
-        self.played += 1
-        free, at, tell = list(state.free), m.now, self.log if logged else None
+    def _simulate(self, m: RankClock, segment: int, state: StreamState, behind: int, *, logged: bool = False) -> Answer:
+        self.simulated += 1
+        free, at, sink = list(state.free), m.now, self.log if logged else None
         ops, launches = self.ops[segment], self.launches[segment]
 
         def log(stream: int, name: str, start: int, end: int) -> None:
-            if tell is not None:
-                tell(m, stream, name, at + start, at + end)
+            if sink is not None:
+                sink(m, stream, name, at + start, at + end)
 
-        told = play(ops, free, dict(state.flights), behind, launches, self.slower, self.owner, tell and log)
-        done = told.done
-        after = sorted([(key, t - done) for key, t in told.flights.items() if t > done])
+        result = simulate(ops, free, dict(state.in_flight), behind, launches, self.slower, self.owner, sink and log)
+        done = result.done
+        after = sorted([(key, t - done) for key, t in result.in_flight.items() if t > done])
         left = self.state(tuple([f - done if f > done else 0 for f in free]), tuple(after))
         if behind == -LONG:
-            return done, left, sum(launches), told.latest - LONG, told.floor, tuple(told.parts)
-        return done, left, told.host - behind, FAR, -FAR, tuple(told.parts)
+            return done, left, sum(launches), result.latest - LONG, result.floor, tuple(result.parts)
+        return done, left, result.host - behind, FAR, -FAR, tuple(result.parts)
 
 
 def _looks(trail: list[Trace], begun: int) -> bool:
@@ -279,7 +286,7 @@ def _looks(trail: list[Trace], begun: int) -> bool:
 
 
 def _joined(trail: Sequence[Trace], m: RankClock, at: int, spent: Sequence[tuple[Parts, int]]) -> Answer:
-    """One answer for all that was played since `at`."""
+    """One result for all that was simulated since `at`."""
     calls, latest, floor = 0, FAR, -FAR
     for begun, answer, left_out in trail:
         if answer is None:

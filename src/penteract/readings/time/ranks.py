@@ -1,5 +1,6 @@
-"""A step of all pipeline ranks: each plays its actions until it needs a message, which moves when both its ends have
-posted it. Long schedules repeat a turn: once all ranks' relative states come again, the turns that are left are jumped.
+"""A step of all pipeline ranks. Each simulates its actions until it needs a message; a message moves once both ends
+have posted it. Long schedules are periodic (a period is a `turn` of micro-batches): once the relative states of all
+ranks repeat, the remaining periods are skipped.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ _NOTHING = frozenset[int]()
 
 
 class Unsettled(Exception):
-    """No state came again in the turns that were played."""
+    """No state repeated in the periods that were simulated."""
 
 
 class Mark(NamedTuple):
-    """All ranks at the beginning of a turn, relative to the first one's clock.
+    """All ranks at the beginning of a period, relative to the first rank's clock.
 
     at      the first rank's clock
-    states  what decides all that comes, but for hosts
-    behind  how far each host is behind its device; `held`: how often it has held something up
-    spent   how much each machine has noted
-    left    turns that are still to be jumped
+    states  all that decides what follows, except for hosts
+    behind  how far each host is behind its device; `held`: how often it has delayed the device
+    spent   the number of records of each rank clock
+    left    periods that are still to be skipped
     """
 
     at: int
@@ -48,12 +49,12 @@ class Ranks:
     stages, derived  of each pipeline rank
     wires            picoseconds of each message
     launch           picoseconds that the host needs to post a message, or to wait for one
-    skipped          turns of the schedule that `line` leaves out
-    jumps            whether what comes again is left out; else all is played
-    log              of messages
+    skipped          periods of the schedule that `schedule` leaves out
+    jumps            whether repeated states are skipped; otherwise all is simulated
+    log              receives each message
     """
 
-    line: NumberedSchedule
+    schedule: NumberedSchedule
     stages: Sequence[Stage]
     derived: Sequence[Derived]
     wires: Sequence[int]
@@ -61,16 +62,16 @@ class Ranks:
     skipped: int = 0
     jumps: bool = True
     log: Callable[[NumberedMessage, int, int], None] | None = None
-    machines: list[RankClock] = field(init=False)
+    rank_clocks: list[RankClock] = field(init=False)
     ends: list[int] = field(default_factory=list[int])  # of steps
-    met: list[int] = field(default_factory=list[int])  # when all ranks have come to a step's norm
+    met: list[int] = field(default_factory=list[int])  # when all ranks have reached the gradient norm of a step
     marks: list[list[Mark]] = field(default_factory=list[list[Mark]])  # of each step
     _at: list[int] = field(init=False)
-    _sent: list[int] = field(init=False)  # of each message: when its sender has posted it
-    _asked: list[int] = field(init=False)  # and its receiver
-    _there: list[int] = field(init=False)  # when it has arrived
+    _send_posted: list[int] = field(init=False)  # of each message: when its sender has posted it
+    _recv_posted: list[int] = field(init=False)  # when its receiver has posted it
+    _arrived: list[int] = field(init=False)  # when it has arrived
     _free: list[int] = field(init=False)  # of each channel
-    _leaving: list[frozenset[int]] = field(init=False)  # of each rank: messages sent, and not waited for
+    _leaving: list[frozenset[int]] = field(init=False)  # of each rank: messages posted to send and not yet waited for
     _asleep: dict[int, list[int]] = field(init=False)  # message -> ranks that wait for its other end
     _awake: list[int] = field(init=False)
     _unmet: dict[int, None] = field(init=False)  # messages that one end has posted
@@ -80,49 +81,49 @@ class Ranks:
     spent_at_end: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])  # of each step
 
     def __post_init__(self) -> None:
-        """Give each rank an idle machine."""
-        self.machines = [stage.clock.machine() for stage in self.stages]
+        """Give each rank an idle clock."""
+        self.rank_clocks = [stage.clock.rank_clock() for stage in self.stages]
 
     def step(self) -> None:
-        """One step of all ranks, from what the last one left."""
-        n, messages = len(self.machines), len(self.line.messages)
+        """Simulate one step of all ranks, from the state that the last one left."""
+        n, messages = len(self.rank_clocks), len(self.schedule.messages)
         self._at, self._leaving = [0] * n, [_NOTHING] * n
-        self._sent, self._asked, self._there = ([NONE] * messages for _ in range(3))
-        self._free, self._asleep, self._unmet = [0] * len(self.line.channels), {}, {}
+        self._send_posted, self._recv_posted, self._arrived = ([NONE] * messages for _ in range(3))
+        self._free, self._asleep, self._unmet = [0] * len(self.schedule.channels), {}, {}
         self.marks.append([])
-        for m, stage, derived in zip(self.machines, self.stages, self.derived, strict=True):
+        for m, stage, derived in zip(self.rank_clocks, self.stages, self.derived, strict=True):
             m.doing = NONE
             stage.clock.take(m, derived.opening)
         if self.jumps and self._turns():
             self._note_end(self.left[-1])
             return
-        self._until([len(todo) for todo in self.line.todo])
-        for r, (m, stage, derived) in enumerate(zip(self.machines, self.stages, self.derived, strict=True)):
+        self._until([len(todo) for todo in self.schedule.todo])
+        for r, (m, stage, derived) in enumerate(zip(self.rank_clocks, self.stages, self.derived, strict=True)):
             if self._leaving[r] and not self._settle(r):
                 raise Bug("SCHEDULE", f"a message of rank {r} is never met")
             m.doing = NONE
             stage.clock.take(m, derived.closing)
-        # What the world sums is there when its last rank has come: nobody updates before.
-        last = max(m.now for m in self.machines)
-        together = max(m.now + max(m.state.free) for m in self.machines) if len(self.machines) > 1 else 0
+        # The gradient norm is summed over all ranks: none updates before the last has come.
+        last = max(m.now for m in self.rank_clocks)
+        together = max(m.now + max(m.state.free) for m in self.rank_clocks) if len(self.rank_clocks) > 1 else 0
         self.met.append(max(last, together))
-        for m, stage, derived in zip(self.machines, self.stages, self.derived, strict=True):
-            if last > m.now or len(self.machines) > 1:
+        for m, stage, derived in zip(self.rank_clocks, self.stages, self.derived, strict=True):
+            if last > m.now or len(self.rank_clocks) > 1:
                 stage.clock.wait_until(m, together, names.WAIT_RANKS)
             for segment, unit, needs in derived.update:
                 stage.clock.advance(m, segment, unit, needs)
-            m.host = max(m.host, m.now)  # it looks at the losses
-        self.slowest = max(range(n), key=lambda r: self.machines[r].now)
-        self.ends.append(end := self.machines[self.slowest].now)
+            m.host = max(m.host, m.now)  # the host reads the losses
+        self.slowest = max(range(n), key=lambda r: self.rank_clocks[r].now)
+        self.ends.append(end := self.rank_clocks[self.slowest].now)
         self._note_end(tuple([
             (end - m.now, m.host - m.now, m.state.number, m.state.fixed or m.unit,
              tuple(sorted((b, t - m.now) for b, t in m.pending.items())))
-            for m in self.machines
+            for m in self.rank_clocks
         ]))  # fmt: skip
 
     @property
     def steady(self) -> bool:
-        """Whether the last step has left what it was left: then all others take as long."""
+        """Whether the last step ended in the state in which it began: then all later ones take as long."""
         return len(self.left) > 1 and self.left[-1] == self.left[-2]
 
     @property
@@ -132,16 +133,16 @@ class Ranks:
 
     def _note_end(self, left: tuple[Any, ...]) -> None:
         self.left.append(left)
-        self.held_at_end = tuple([m.held for m in self.machines])
-        self.spent_at_end.append(tuple([len(m.spent) for m in self.machines]))
+        self.held_at_end = tuple([m.held for m in self.rank_clocks])
+        self.spent_at_end.append(tuple([len(m.spent) for m in self.rank_clocks]))
 
     # ---- turns -----------------------------------------------------------------------------------------------
 
     def _turns(self) -> bool:
-        """Play turn after turn, and jump once all ranks' states come again; whether the rest of the step is as that of
-        the step before."""
+        """Simulate period after period, and skip the others once the states of all ranks repeat. Returns whether the
+        rest of the step equals that of the step before; it is copied then."""
         marks, seen, left = self.marks[-1], dict[tuple[Any, ...], int](), self.skipped
-        for k, places in enumerate(self.line.turns):
+        for k, places in enumerate(self.schedule.turns):
             self._until([place.item for place in places])
             mark = self._mark(k, places, left)
             marks.append(mark)
@@ -150,8 +151,8 @@ class Ranks:
             before = seen.get(mark.states)
             if left and before is not None and left % (k - before) == 0:
                 quiet = [
-                    a == b and not m.looked
-                    for a, b, m in zip(mark.held, marks[before].held, self.machines, strict=True)
+                    a == b and not m.synced
+                    for a, b, m in zip(mark.held, marks[before].held, self.rank_clocks, strict=True)
                 ]
                 if _as_late(mark, marks[before], quiet):
                     self._jump(marks[before], mark, left // (k - before))
@@ -162,8 +163,8 @@ class Ranks:
         return False
 
     def _mark(self, k: int, places: Sequence[Position], left: int) -> Mark:
-        at, ms = self.machines[0].now, self.machines
-        micro = k * self.line.turn
+        at, ms = self.rank_clocks[0].now, self.rank_clocks
+        micro = k * self.schedule.turn
         own = [
             (
                 m.now - at,
@@ -178,7 +179,9 @@ class Ranks:
         under_way = [
             (message.where, message.micro - micro, *[t - at if t != NONE else None for t in times])
             for i in self._open([m.now for m in ms])
-            for message, times in [(self.line.messages[i], (self._sent[i], self._asked[i], self._there[i]))]
+            for message, times in [
+                (self.schedule.messages[i], (self._send_posted[i], self._recv_posted[i], self._arrived[i]))
+            ]
         ]
         free = [max(0, t - at) for t in self._free]
         states = (*own, tuple(sorted(under_way, key=str)), tuple(free))
@@ -188,47 +191,47 @@ class Ranks:
         )  # fmt: skip
 
     def _jump(self, before: Mark, now: Mark, times: int) -> None:
-        """Leave out `times` of what lies between two marks."""
-        by, open_ = (now.at - before.at) * times, self._open([m.now for m in self.machines])
-        for r, m in enumerate(self.machines):
+        """Skip what lies between two marks, `times` times."""
+        by, open_ = (now.at - before.at) * times, self._open([m.now for m in self.rank_clocks])
+        for r, m in enumerate(self.rank_clocks):
             m.spent.extend([(parts, n * times) for parts, n in m.spent[before.spent[r] : now.spent[r]]])
             m.host += by + (now.behind[r] - before.behind[r]) * times
             m.now += by
         for i in open_:
-            for times_of in (self._sent, self._asked, self._there):
+            for times_of in (self._send_posted, self._recv_posted, self._arrived):
                 times_of[i] += by if times_of[i] != NONE else 0
         self._free = [t + by for t in self._free]
 
     def _goes_on_as_before(self, k: int) -> bool:
-        """Whether a mark is that of the step before: then the rest of the step is that of the step before, too."""
+        """Whether a mark equals that of the step before. Then so does the rest of the step, and it is copied."""
         mark, old = self.marks[-1][k], self.marks[-2][k]
-        quiet = [a == b and not m.looked for a, b, m in zip(old.held, self.held_at_end, self.machines, strict=True)]
+        quiet = [a == b and not m.synced for a, b, m in zip(old.held, self.held_at_end, self.rank_clocks, strict=True)]
         if (
             mark.states != old.states
             or mark.left != old.left
-            or any(m.pending for m in self.machines)
+            or any(m.pending for m in self.rank_clocks)
             or not _as_late(mark, old, quiet)
         ):
             return False
         self.ends.append(mark.at + self.ends[-1] - old.at)
-        for r, m in enumerate(self.machines):
+        for r, m in enumerate(self.rank_clocks):
             m.spent.extend(m.spent[old.spent[r] : self.spent_at_end[-1][r]])
         return True
 
     # ---- messages --------------------------------------------------------------------------------------------
 
     def _until(self, caps: Sequence[int]) -> None:
-        """Play every rank up to its cap, or to where it waits for a peer that stands at its own."""
-        awake, at, there = list(range(len(caps))), self._at, self._there
+        """Simulate every rank up to its cap, or until it waits for a peer that is at its own cap."""
+        awake, at, there = list(range(len(caps))), self._at, self._arrived
         self._awake = awake
         while awake:
             r = awake.pop()
-            m, todo, cap, i = self.machines[r], self.line.todo[r], caps[r], at[r]
-            actions, asks, clock = self.derived[r].actions, self.line.asks[r], self.stages[r].clock
+            m, todo, cap, i = self.rank_clocks[r], self.schedule.todo[r], caps[r], at[r]
+            actions, reads, clock = self.derived[r].actions, self.schedule.reads[r], self.stages[r].clock
             while i < cap:
                 item = todo[i]
                 if isinstance(item, int):
-                    if (message := asks[item]) != NONE:
+                    if (message := reads[item]) != NONE:
                         if there[message] == NONE:
                             self._asleep.setdefault(message, []).append(r)
                             break
@@ -242,13 +245,15 @@ class Ranks:
             at[r] = i
 
     def _exchange(self, r: int, m: RankClock, post: Post) -> bool:
-        """Wait for what was sent, and post; False where a peer is not there yet."""
+        """Wait for earlier sends, and post an exchange; False if a peer has not posted its side yet."""
         if self._leaving[r] and not self._settle(r):
             return False
         m.host += self.launch * len(post.messages)
         now = m.now if m.now > m.host else m.host
         for i in post.messages:
-            own, other = (self._sent, self._asked) if i in post.sends else (self._asked, self._sent)
+            own, other = (
+                (self._send_posted, self._recv_posted) if i in post.sends else (self._recv_posted, self._send_posted)
+            )
             own[i] = now
             if other[i] == NONE:
                 self._unmet[i] = None
@@ -258,19 +263,19 @@ class Ranks:
         return True
 
     def _settle(self, r: int) -> bool:
-        """Wait until what was sent has left."""
+        """Wait until all sends of this rank are complete; False if one is not."""
         if not self._arrive(r, self._leaving[r]):
             return False
         self._leaving[r] = _NOTHING
         return True
 
     def _meet(self, i: int) -> None:
-        """Both ends of a message have posted it: it moves as soon as those before it have."""
-        channel = self.line.channels[i]
-        begin = max(self._sent[i], self._asked[i], self._free[channel])
-        self._there[i] = self._free[channel] = begin + self.wires[i]
+        """Both ends have posted a message: it moves after those before it in its channel."""
+        channel = self.schedule.channels[i]
+        begin = max(self._send_posted[i], self._recv_posted[i], self._free[channel])
+        self._arrived[i] = self._free[channel] = begin + self.wires[i]
         if self.log is not None:
-            self.log(self.line.messages[i], begin, self._there[i])
+            self.log(self.schedule.messages[i], begin, self._arrived[i])
         del self._unmet[i]
         if (asleep := self._asleep.pop(i, None)) is not None:
             self._awake.extend(asleep)
@@ -278,23 +283,23 @@ class Ranks:
     def _arrive(self, r: int, messages: Iterable[int]) -> bool:
         until = 0
         for i in messages:
-            there = self._there[i]
+            there = self._arrived[i]
             if there == NONE:
                 self._asleep.setdefault(i, []).append(r)
                 return False
             if there > until:
                 until = there
-        if until > (m := self.machines[r]).now:
-            m.doing = NONE  # what was sent is of an action before
+        if until > (m := self.rank_clocks[r]).now:
+            m.doing = NONE  # the sends belong to an earlier action
             self.stages[r].clock.wait_until(m, until, names.WAIT_SENT)
         return True
 
     def _open(self, now: Sequence[int]) -> list[int]:
-        """Messages that have not moved, and those that are on their way at the ranks' clocks, or not waited for."""
-        under_way = (i for i, there in enumerate(self._there) if there > now[self.line.messages[i].target])
+        """Messages that one end has posted, that are in flight at the ranks' clocks, or that are not waited for."""
+        under_way = (i for i, there in enumerate(self._arrived) if there > now[self.schedule.messages[i].target])
         return sorted({*self._unmet, *under_way, *(i for some in self._leaving for i in some)})
 
 
 def _as_late(now: Mark, then: Mark, quiet: Sequence[bool]) -> bool:
-    """Whether hosts are as far behind as they were, or less where that held nothing up."""
+    """Whether each host is as far behind as before; or less far, if it has delayed nothing."""
     return all(h == b or (h < b and q) for h, b, q in zip(now.behind, then.behind, quiet, strict=True))

@@ -1,5 +1,5 @@
-"""What a pipeline rank goes through: its units in order, pieces as ops, which buckets each touches, and the copies that
-neighbouring units make for each other. Equal layers in equal circumstances are one segment.
+"""The program of a pipeline rank for the clock: its units in order, the ops of each layer, the buckets that each reads
+and writes, and the copies that run during a neighbouring unit. Equal layers in equal circumstances are one segment.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from penteract.readings.time.rank_clock import Clock
 from penteract.step.agreements import OutsideTape
 from penteract.step.fsdp import FsdpRule, UnitTurns
 
-Walk = tuple[str, int]  # kind of an action, chunk
-At = tuple[int, int]  # unit in the order of its action, position of an instruction
-Beside = Sequence[tuple[int, int, int]]  # position, before it (0) or after (1), number of ops
+PassKey = tuple[str, int]  # kind of an action, chunk
+At = tuple[int, int]  # index of a unit in its action, position of an instruction
+Inserted = Sequence[tuple[int, int, int]]  # position, before it (0) or after (1), number of bucket ops
 NEVER = -1
 _NO_OPS = ActionOps((), (), (), 0)
 
 
 class Cut(NamedTuple):
-    """A bucket as the rule sees it."""
+    """The fields of a bucket that `FsdpRule` uses."""
 
     unit: int
     cut_parameters: bool
@@ -37,7 +37,8 @@ class Cut(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """A parameter of a piece in one action: where it is read first, where its gradient is written first and last."""
+    """A parameter of a layer in one action: where it is first read, and where its gradient is first and last
+    written."""
 
     name: str
     read: int
@@ -48,15 +49,16 @@ class Touched(NamedTuple):
 class Pass(NamedTuple):
     """One kind of action of a chunk.
 
-    units    in the order in which it comes to them
-    passing  what the rule of buckets looks at; `turns`: the units whose cut parameters are read
-    reads    where buckets that are gathered after the update are read first; `writes`: where any is written last
-    lent     copies of other units that a unit makes, by its place; `whole`: those that wait for their own, too
-    arrives  where the first unit reads what another stage sends, or `NEVER`
+    units       in the order in which it computes them
+    unit_turns  the input of `FsdpRule`; `turns`: the units whose sharded parameters are read
+    reads       where buckets that are gathered after the update are first read; `writes`: where each is last written
+    lent        copies of other units that run during a unit, by its index; `whole`: units that wait for their own
+                copies, too
+    arrives     where the first unit reads the message from another stage, or `NEVER`
     """
 
     units: Sequence[int]
-    passing: UnitTurns
+    unit_turns: UnitTurns
     turns: tuple[int, ...]
     reads: Mapping[int, At]
     writes: Mapping[int, At]
@@ -69,13 +71,13 @@ class Pass(NamedTuple):
 class Stage:
     """One rank's program.
 
-    row           the kinds of its units, in the order of forward; `chunks`: the units of each chunk
-    pieces        of each kind: the piece, and its ops by action
-    bucket_plans  whose parameters each of `buckets` has; equal buckets are one object
+    row           the types of its units, in the order of forward; `chunks`: the units of each chunk
+    pieces        of each type: the layer program, and its ops by action
+    bucket_plans  the parameters of each of `buckets`; equal buckets are one object
     owned         the parameters that each unit is the first to use
-    depth         of the ring buffer of parameters
-    outside       what decides its work outside of the tape
-    offloads whether activations are kept on the host
+    depth         units in the ring buffer of parameters
+    outside       the inputs of its work outside of the tape
+    offloads      whether activations are kept on the host
     """
 
     clock: Clock
@@ -94,22 +96,22 @@ class Stage:
     _touched: dict[tuple[LayerType, str], Sequence[Touched]] = field(
         default_factory=dict[tuple[LayerType, str], Sequence[Touched]]
     )
-    _passes: dict[Walk, Pass] = field(default_factory=dict[Walk, Pass])
+    _passes: dict[PassKey, Pass] = field(default_factory=dict[PassKey, Pass])
     _segments: dict[Any, int] = field(default_factory=dict[Any, int])
-    beside: list[tuple[Op, ...]] = field(default_factory=list[tuple[Op, ...]])  # ops by their number
-    derived: dict[Any, Any] = field(default_factory=dict[Any, Any])  # by `derive.py`
+    bucket_ops: list[tuple[Op, ...]] = field(default_factory=list[tuple[Op, ...]])  # by their number
+    derived: dict[Any, Any] = field(default_factory=dict[Any, Any])  # the cache of `derive.py`
 
     def __post_init__(self) -> None:
         """Make the FSDP rule of the buckets, and find the bucket of each unit's parameters."""
-        held = [
+        cuts = [
             Cut(plan.unit, b.cut_parameters, b.cut_gradients, b.shards, b.replicate_ranks)
             for plan, b in zip(self.bucket_plans, self.buckets, strict=True)
         ]
-        self.rule = FsdpRule(held, self.depth)
+        self.rule = FsdpRule(cuts, self.depth)
         self.of = dict(self._owners())
 
-    def walk(self, walk: Walk) -> Pass:
-        """What a kind of action of a chunk goes through."""
+    def walk(self, walk: PassKey) -> Pass:
+        """The pass of a kind of action through a chunk."""
         if walk not in self._passes:
             kind, chunk = walk
             units = self.chunks[chunk] if kind == "Fwd" else self.chunks[chunk][::-1]
@@ -117,7 +119,7 @@ class Stage:
         return self._passes[walk]
 
     def _arrives(self, action: str, kind: LayerType) -> int:
-        """Where a unit that comes first in its chunk reads the value or the gradient of another stage."""
+        """Where the first unit of a chunk reads the value or the gradient from another stage."""
         outline = self.pieces[kind][0].outline
         register = outline.chunk.entry if action == "Fwd" else outline.chunk.exit_gradient
         reads = (pos for pos, (_, ins, _) in enumerate(outline.calls.get(action, ())) if register in ins)
@@ -144,12 +146,12 @@ class Stage:
             if turn != NEVER:
                 turns.append(((k, turn), unit))
         cut = sorted((at, b) for b, at in first.items() if buckets[b].cut_gradients)
-        passing = UnitTurns(turns, [(at, b, last[b]) for at, b in cut])
-        return Pass(units, passing, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
+        unit_turns = UnitTurns(turns, [(at, b, last[b]) for at, b in cut])
+        return Pass(units, unit_turns, tuple([unit for _, unit in turns]), reads, last, *self._lent(units, action),
                     self._arrives(action, self.row[units[0]]))  # fmt: skip
 
     def _touches_of(self, kind: LayerType, action: str) -> Sequence[Touched]:
-        """The parameters that a piece touches."""
+        """The parameters that a layer reads or whose gradients it writes."""
         key = kind, action
         if key not in self._touched:
             piece, found = self.pieces[kind][0], dict[str, Touched]()
@@ -166,12 +168,13 @@ class Stage:
         return self._touched[key]
 
     def _owners(self) -> Iterator[tuple[tuple[int, str], int]]:
-        """Layers that are alike share their parameters: bucket plans take them in the order of backward."""
+        """The bucket of each (unit, parameter). Equal layers share `Param` objects: bucket plans take them in the order
+        of backward."""
         units, ends = defaultdict[int, list[int]](list), defaultdict[str, list[int]](list)
         for unit in reversed(range(len(self.row))):
             for p in self.owned[unit]:
                 units[id(p)].append(unit)
-            if self.row[unit] in EMBEDDING_AND_HEAD:  # two ends may use one table
+            if self.row[unit] in EMBEDDING_AND_HEAD:  # embedding and head may be tied
                 for name in {name for site in self.pieces[self.row[unit]][0].sites for name in site.params}:
                     ends[name].append(unit)
         turn = {p: iter(some) for p, some in units.items()}
@@ -184,17 +187,17 @@ class Stage:
     # ---- segments --------------------------------------------------------------------------------------------
 
     def segment(
-        self, kind: LayerType, action: str, beside: Beside, lent: tuple[Op, ...] = (), *, whole: bool = False
+        self, kind: LayerType, action: str, inserted: Inserted, lent: tuple[Op, ...] = (), *, whole: bool = False
     ) -> int:
-        """A unit's calls with ops beside some of them, and copies that it makes for its neighbours.
+        """The segment of a unit's calls, with bucket ops inserted, and the copies of its neighbours (`lent`).
 
         whole  it waits for all of its own copies, too
         """
-        key = (kind, action, tuple(beside), lent, whole)
+        key = (kind, action, tuple(inserted), lent, whole)
         if key not in self._segments:
             around, own = dict[tuple[int, int], list[Op]](), self._ops_of(kind, action)
-            for pos, when, number in beside:
-                around.setdefault((pos, when), []).extend(self.beside[number])
+            for pos, when, number in inserted:
+                around.setdefault((pos, when), []).extend(self.bucket_ops[number])
             ops = [*(lent if action != "Fwd" else ())]
             for pos, some in enumerate(own.every if whole else own.own):
                 if pos == own.last and action == "Fwd":
@@ -205,16 +208,16 @@ class Stage:
         return self._segments[key]
 
     def _lent(self, units: Sequence[int], action: str) -> tuple[Mapping[int, tuple[Op, ...]], frozenset[int]]:
-        """Copies to and from the host that a unit makes for its neighbours, by its place; and the units that wait for
-        their own: of those that leave, the last."""
+        """Copies to and from the host that run during another unit, by its index; and the units that wait for their own
+        copies to the host: only the last."""
         if not self.offloads:
             return {}, frozenset()
         moved = [self._ops_of(self.row[unit], action).moved for unit in units]
         having = [k for k, some in enumerate(moved) if some]
         alone = action == "Fwd" and having[-1:] == [len(units) - 1]
-        if action == "Fwd":  # until the end of the next that has some, or of the pass
+        if action == "Fwd":  # waited for at the end of the next unit with copies, or of the pass
             pairs = [*pairwise(having), *((k, len(units) - 1) for k in having[-1:] if not alone)]
-        else:  # what comes back first is asked for at once
+        else:  # the first copy from the host starts at once
             pairs = zip(having, (0, *having), strict=False)
         lent = defaultdict[int, tuple[Op, ...]](tuple)
         for of, to in pairs:
@@ -226,7 +229,7 @@ class Stage:
 
 
 def _renamed(op: Op, away: int) -> Op:
-    """An op of another unit, `away` from this one."""
+    """An op of another unit, with the key seen from this one."""
     place = 1 if op[0] == WAIT else 3
     op_name, unit, number = op[place]
     return (*op[:place], (op_name, unit + away, number), *op[place + 1 :])

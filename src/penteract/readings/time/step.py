@@ -1,5 +1,6 @@
-"""The time of a step: the program of every pipeline rank, played by the clock for two steps, and on until a step leaves
-what it was left. The last is reported: it begins with what the one before has left under way.
+"""The time of a step: the clock simulates the programs of all pipeline ranks, step after step, until a step ends in
+the state in which it began (nearly always the second). The last step is reported: it begins with the communication
+that the step before has left in flight.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from penteract.readings.time.alone import alone
 from penteract.readings.time.clock import PART, PS, ps
 from penteract.readings.time.cost import BucketCosts, Cost, DeviceCosts
 from penteract.readings.time.derive import Derived, derive
-from penteract.readings.time.line import NumberedSchedule, begins_of, line_of
+from penteract.readings.time.line import NumberedSchedule, numbered_schedule, period_begins
 from penteract.readings.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, piece_ops
 from penteract.readings.time.rank_clock import Clock, Log
 from penteract.readings.time.ranks import Ranks, Unsettled
@@ -39,14 +40,14 @@ from penteract.step.agreements import after_backward, at_begin, totals
 from penteract.step.ring_buffer import depth
 from penteract.units import Bytes, Seconds
 
-_STEPS = 64  # after which a step need not leave what it was left, if no later one differs in a digit that is told
-_MOST = 4096  # that are played: an optimizer on the host, in buckets of a few KiB, has taken 208
-_DIGITS = 10**4  # parts of a step that are not told apart
-_TURNS = 4  # of a schedule that are played before others are jumped
+_STEPS = 64  # after so many, it is enough that no later step can differ in a reported digit
+_MOST = 4096  # steps simulated at most: an optimizer on the host, in buckets of a few KiB, has needed 208
+_DIGITS = 10**4  # differences below this fraction of a step are not reported
+_TURNS = 4  # periods of a schedule that are simulated before others are skipped
 
 
 class Ends(NamedTuple):
-    """What decides a rank's work outside of the tape (`step/agreements.py`)."""
+    """The inputs of a rank's work outside of the tape (`step/agreements.py`)."""
 
     model: ModelSpec
     rank: int
@@ -57,8 +58,8 @@ class Ends(NamedTuple):
     balanced: Sequence[str]
 
 
-class PlayedStep(NamedTuple):
-    """Seconds of a step, and those of each part (`ideal.PARTS`) on the rank that ends last."""
+class SimulatedStep(NamedTuple):
+    """Seconds of a step, and of each part (`ideal.PARTS`) on the rank that ends last."""
 
     seconds: Seconds
     parts: tuple[Seconds, ...]
@@ -66,30 +67,31 @@ class PlayedStep(NamedTuple):
 
 @dataclass(slots=True)
 class StepClock:
-    """Plays steps of layouts of one model on one cluster."""
+    """Simulates steps of layouts of one model on one cluster."""
 
     composer: Composer
     cluster: Cluster
     rates: Rates
     jumps: bool = True
-    log: Log | None = None  # of all that is played, where nothing is to be left out or remembered
+    log: Log | None = None  # receives every simulated op; needs a clock that skips and caches nothing
     costs: Memo[Cost] = field(default_factory=Memo[Cost])
     spans: Memo[GroupSpan] = field(default_factory=Memo[GroupSpan])
     launches: dict[str, int] = field(default_factory=dict[str, int])
     memos: Memos = field(default_factory=Memos)
     derived: dict[tuple[Stage, int, object], Derived] = field(default_factory=dict[tuple[Stage, int, object], Derived])
     clocks: dict[tuple[int, ...], Clock] = field(default_factory=dict[tuple[int, ...], Clock])
-    begun: dict[Layout, Ranks] = field(default_factory=dict[Layout, Ranks])  # of which one step is played
+    begun: dict[Layout, Ranks] = field(default_factory=dict[Layout, Ranks])  # after one simulated step
 
     def first(self, layout: Layout) -> Seconds:
-        """From the beginning of a run to its first norm: a step takes no less, as it begins with more under way."""
+        """Seconds from the beginning of a run to its first gradient norm. No step takes less: later ones begin with
+        communication in flight."""
         if layout not in self.begun:
             self.begun[layout] = self._begin(layout, _TURNS)
         return self.begun[layout].met[0] / PS
 
     def ranks(self, layout: Layout) -> Ranks:
-        """Steps of all pipeline ranks, played until one leaves what it was left, nearly always two; or until all later
-        ones are known to take as long, to the digits that are told. Raises Bug where neither comes."""
+        """Simulate steps of all pipeline ranks until one ends in the state in which it began (nearly always two), or
+        until all later ones provably take as long, to the reported digits. Raises Bug if neither happens."""
         ranks, turns = self.begun.pop(layout, None) or self._begin(layout, _TURNS), _TURNS
         while len(ranks.ends) < _MOST:
             try:
@@ -98,13 +100,13 @@ class StepClock:
                 turns *= 2
                 ranks = self._begin(layout, turns)
                 continue
-            if ranks.steady or (len(ranks.ends) > _STEPS and apart(ranks) * _DIGITS <= ranks.last):
+            if ranks.steady or (len(ranks.ends) > _STEPS and largest_change(ranks) * _DIGITS <= ranks.last):
                 return ranks
         raise Bug("UNSTEADY", f"{_MOST} steps of a layout, and no two alike", found=layout,
                   fix="report it; another layout may be timed (--fix)")  # fmt: skip
 
     def _begin(self, layout: Layout, turns: int) -> Ranks:
-        """With one step played."""
+        """The ranks after one simulated step."""
         while True:
             ranks = self.build(layout, turns if self.jumps else 0)
             try:
@@ -115,49 +117,52 @@ class StepClock:
                 return ranks
 
     def seconds(self, layout: Layout) -> Seconds:
-        """Of a step."""
+        """Seconds of a step mid-run."""
         return self.step(layout).seconds
 
-    def step(self, layout: Layout) -> PlayedStep:
+    def step(self, layout: Layout) -> SimulatedStep:
         """A step mid-run."""
         ranks = self.ranks(layout)
         last = ranks.slowest
-        told = ranks.machines[last].parts(ranks.spent_at_end[-2][last])
-        told[PART["pipeline"]] += ranks.last - sum(told)  # what it waits for other ranks outside of actions
-        return PlayedStep(ranks.last / PS, tuple([n / PS for n in told]))
+        parts = ranks.rank_clocks[last].parts(ranks.spent_at_end[-2][last])
+        parts[PART["pipeline"]] += ranks.last - sum(parts)  # waits for other ranks outside of actions
+        return SimulatedStep(ranks.last / PS, tuple([n / PS for n in parts]))
 
     # ---- the program -----------------------------------------------------------------------------------------
 
     def build(self, layout: Layout, turns: int) -> Ranks:
-        """The ranks of a layout before their first step; `turns`: how many the schedule keeps beside those it leaves
-        out; 0: all are played."""
+        """The ranks of a layout before their first step. `turns`: how many periods of the schedule are kept when
+        others are left out; 0: none is left out."""
         lay = layout
         micros, skipped = _shortened(lay, turns)
-        line = line_of(lay.schedule, lay.pp, lay.vpp, micros)
+        line = numbered_schedule(lay.schedule, lay.pp, lay.vpp, micros)
         stages = self.stages(lay)
         derived = [self._derived(lay, micros, stage, r) for r, stage in enumerate(stages)]
         return Ranks(line, stages, derived, self._wires(lay, line), ps(self.rates.launch), skipped, self.jumps)
 
     def _derived(self, layout: Layout, micros: int, stage: Stage, r: int) -> Derived:
-        what = (layout.schedule, layout.pp, layout.vpp, micros)
-        if (stage, r, what) not in self.derived:
-            own = [a for a in compute_lists(*what)[r] if isinstance(a, Compute)]
-            self.derived[stage, r, what] = derive(stage, own)
-        return self.derived[stage, r, what]
+        schedule = (layout.schedule, layout.pp, layout.vpp, micros)
+        if (stage, r, schedule) not in self.derived:
+            own = [a for a in compute_lists(*schedule)[r] if isinstance(a, Compute)]
+            self.derived[stage, r, schedule] = derive(stage, own)
+        return self.derived[stage, r, schedule]
 
     def alone(self, layout: Layout, r: int, arrives: Seconds, back: Seconds) -> Seconds:
-        """What a step takes at least, from pipeline rank `r` alone: its first micro-batch `arrives` so late after all
-        know the norm, and its last gradient must go `back`."""
+        """A lower bound of the step time from pipeline rank `r` alone.
+
+        `arrives`: seconds from when all ranks know the gradient norm until its first micro-batch can be there; `back`:
+        seconds that its last gradient needs to go back to the first stage.
+        """
         lay, runs = layout, self.composer.packer.groups(layout)
         micros, skipped = _shortened(lay, _TURNS)
         group = self.composer.assignment(lay).group[r]
         stage = self.stage(lay, runs.runs[group], runs.ranks[group][0] if self.alike(lay) else r)
-        turns = begins_of(lay.schedule, lay.pp, lay.vpp, micros, r)
-        last = 0 if lay.split_backward else ps(back)  # there, that gradient has gone before
+        turns = period_begins(lay.schedule, lay.pp, lay.vpp, micros, r)
+        last = 0 if lay.split_backward else ps(back)  # with a split backward, the gradient is sent before the end
         return alone(stage, self._derived(lay, micros, stage, r), turns, skipped, ps(arrives), last) / PS
 
     def stages(self, layout: Layout) -> list[Stage]:
-        """The program of each pipeline rank; ranks with the same units, which lie on nodes alike, have one object."""
+        """The program of each pipeline rank. Ranks with the same units and the same position on nodes share one."""
         alike, groups = self.alike(layout), self.composer.packer.groups(layout)
         found = list[Stage | None]([None] * layout.pp)
         for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
@@ -166,49 +171,49 @@ class StepClock:
         return [stage for stage in found if stage]
 
     def wire(self, layout: Layout, source: int, target: int, *, both: bool = False) -> Seconds:
-        """Seconds of a message between two stages; `both`: as much goes the other way meanwhile."""
+        """Seconds of a message between two stages; `both`: an equal message goes the other way at the same time."""
         span = GroupSpan(2, 1 + self.across(layout, source, target))
         return self.rates.collective("shift" if both else "send", span, self.message(layout))
 
     def across(self, layout: Layout, one: int, other: int) -> bool:
-        """Whether some rank of a stage lies on another node than its neighbour of another stage."""
+        """Whether some rank of a stage is on another node than its neighbour of the other stage."""
         node, each = self.cluster.gpus_per_node, layout.world // layout.pp
         first, last = min(one, other) * each, (max(one, other) + 1) * each - 1
         return one != other and first // node != last // node
 
     def message(self, layout: Layout) -> Bytes:
-        """Of a border between two stages."""
+        """Bytes of a message between two stages."""
         rows = self.composer.sequence_length // layout.cp // layout.tp * layout.micro_batch_size
         return rows * self.composer.model.hidden_size * self.composer.widths["compute"]
 
     def _wires(self, layout: Layout, line: NumberedSchedule) -> list[int]:
-        """Of each message."""
-        known, out = dict[tuple[int, int, bool], int](), list[int]()
+        """Picoseconds of each message."""
+        by_channel, out = dict[tuple[int, int, bool], int](), list[int]()
         for m in line.messages:
-            way = (m.source, m.target, m.both)
-            if way not in known:
-                known[way] = ps(self.wire(layout, m.source, m.target, both=m.both))
-            out.append(known[way])
+            channel = (m.source, m.target, m.both)
+            if channel not in by_channel:
+                by_channel[channel] = ps(self.wire(layout, m.source, m.target, both=m.both))
+            out.append(by_channel[channel])
         return out
 
     def alike(self, layout: Layout) -> bool:
-        """Whether all stages lie on nodes alike."""
+        """Whether all stages are placed on nodes in the same way."""
         node, each = self.cluster.gpus_per_node, layout.world // layout.pp
         return each % node == 0 or node % each == 0
 
     @property
     def bucket_costs(self) -> BucketCosts:
-        """What gives the seconds of collectives and updates of buckets on this cluster."""
+        """Seconds of collectives and updates of buckets on this cluster."""
         return BucketCosts(self.rates, self.composer.policy, self.cluster.gpus_per_node)
 
     def device(self, layout: Layout) -> DeviceCosts:
-        """What a rank's passes run on."""
+        """Seconds of the calls of a rank's passes."""
         load, node = Balanced.of(self.composer.model, layout, self.composer.sequence_length), self.cluster.gpus_per_node
         return DeviceCosts(self.rates, self.composer.widths, Mesh(layout), node, load, self.costs, self.spans)
 
     @tracked
     def stage(self, layout: Layout, runs: Runs, r: int) -> Stage:
-        """The program of pipeline coordinate `r`, which has these units. Layouts that show the same have one object."""
+        """The program of pipeline coordinate `r`, which has these units. Layouts with equal inputs share one object."""
         lay, mesh = layout, Mesh(layout)
         rank, packer = first_rank(mesh, r), self.composer.packer
         streams, placed, bucket_plans = Streams(mesh, rank), packer.placed(lay, r), tuple(packer.bucket_plans(lay, r))
@@ -216,20 +221,20 @@ class StepClock:
         for kind in dict.fromkeys(run.kind for run in runs.units):
             piece = self.composer.piece(lay, kind)
             pieces[kind] = piece, self.piece_ops(lay, piece, streams.axes)
-        known = dict[object, Bucket]()
+        distinct = dict[object, Bucket]()
         buckets = list[Bucket]()
         for plan in bucket_plans:
             key = (plan.key, plan.elements, plan.unit < 0, plan.shapes)
-            if key not in known:
-                known[key] = bucket_of(plan, mesh, rank)
-            buckets.append(known[key])
+            if key not in distinct:
+                distinct[key] = bucket_of(plan, mesh, rank)
+            buckets.append(distinct[key])
         ops = BucketOps(buckets, self.bucket_costs, streams)
         ends, chunks = 0, list[range]()
         for chain in self.composer.chains_of(lay, r):
             chunks.append(range(ends, ends := ends + sum(n for _, n in chain)))
         row = [kind for kind, _ in placed]
         outside = self._ends(rank, row, pieces, buckets)
-        for b in known.values():
+        for b in distinct.values():
             _streams(ops, b)
         for agreement in (*at_begin(outside, counted=True), *after_backward(outside), totals(outside)):
             if len(group := mesh.group(agreement.axis, rank)) > 1:
@@ -239,17 +244,17 @@ class StepClock:
 
     @tracked
     def piece_ops(self, layout: Layout, piece: LayerProgram, axes: Axes) -> Mapping[str, ActionOps]:
-        """Of each action of a piece, where the tape's axes have these streams."""
+        """The ops of each action of a layer. `axes`: the stream of each axis of the tape."""
         return piece_ops(piece, self.device(layout), axes)
 
     def launched(self, name: str) -> int:
-        """Picoseconds of the host for a part of a step."""
+        """Picoseconds that the host needs to launch an op of this name."""
         if name not in self.launches:
             self.launches[name] = ps(self.rates.launched(name))
         return self.launches[name]
 
     def _clock(self, owner: tuple[int, ...]) -> Clock:
-        """For ranks with these streams."""
+        """The clock of ranks with these streams."""
         if owner not in self.clocks:
             slower = round((self.rates.beside - 1) * 10**6)
             self.clocks[owner] = Clock(
@@ -261,50 +266,51 @@ class StepClock:
         self, rank: int, row: Sequence[LayerType], pieces: Mapping[LayerType, tuple[LayerProgram, object]],
         buckets: Sequence[Bucket],
     ) -> Ends:  # fmt: skip
-        """What decides a rank's work outside of the tape."""
-        asked = self.composer.policy.fp8 is not None or self.composer.model.moe is not None
-        sites = [site for kind in row for site in pieces[kind][0].sites] if asked else []
-        kept = [site for site in sites if fp8_state_bytes(site)]
+        """The inputs of a rank's work outside of the tape."""
+        needed = self.composer.policy.fp8 is not None or self.composer.model.moe is not None
+        sites = [site for kind in row for site in pieces[kind][0].sites] if needed else []
+        scaled = [site for site in sites if fp8_state_bytes(site)]
         quantised_weights, delayed = (
-            [s for s in kept if reads_quantised_weight(s)],
-            [s for s in kept if not reads_quantised_weight(s)],
+            [s for s in scaled if reads_quantised_weight(s)],
+            [s for s in scaled if not reads_quantised_weight(s)],
         )
         balanced = [str(s.attrs["name"]) for s in sites if s.op_name == "tokens_per_expert"]
         model, widths = self.composer.model, self.composer.widths
         return Ends(model, rank, widths, buckets, quantised_weights, delayed, balanced)
 
 
-def apart(ranks: Ranks) -> int:
-    """Picoseconds by which no later step differs from the last one by more.
+def largest_change(ranks: Ranks) -> int:
+    """Picoseconds: the most by which any later step can differ from the last one.
 
-    Of all moments that a step leaves to the next, `gains` are how much later each is than a step before. From moments
-    that are all later by so much, a step leaves moments later by so much; and from later ones no earlier ones. So a
-    step's gains lie between the least and the most of the step before, and so does what it takes.
+    A step hands moments to the next one; `gains` are how much later each is than in the step before. Shifting all
+    moments of a step's beginning shifts those of its end equally, and a later beginning never makes an earlier end. So
+    all gains of a step, and its duration, lie between the least and the largest gain of the step before.
     """
     gains = list[int]()
     for was, now in zip(ranks.left[-2], ranks.left[-1], strict=True):
-        (early, host, *streams, flights), (early_now, host_now, *streams_now, flights_now) = was, now
-        if streams != streams_now or [b for b, _ in flights] != [b for b, _ in flights_now]:
-            return ranks.last  # what is under way is another: nothing is known
+        (early, host, *streams, in_flight), (early_now, host_now, *streams_now, flights_now) = was, now
+        if streams != streams_now or [b for b, _ in in_flight] != [b for b, _ in flights_now]:
+            return ranks.last  # other communication is in flight: no bound
         gain = ranks.last + early - early_now
         gains += [
             gain,
             gain + host_now - host,
-            *(gain + b - a for (_, a), (_, b) in zip(flights, flights_now, strict=True)),
+            *(gain + b - a for (_, a), (_, b) in zip(in_flight, flights_now, strict=True)),
         ]
     return max(gains) - min(gains)
 
 
 def _streams(ops: BucketOps, b: Bucket) -> None:
-    """Of all that a bucket is moved over, so that a clock knows every stream of its ranks."""
+    """Open the streams of a bucket's collectives, so that a clock has every stream of its ranks."""
     for ranks in (b.shard_ranks, b.replicate_ranks, b.peers):
         if len(ranks) > 1:
             ops.streams.of(ranks, DATA)
 
 
 def _shortened(layout: Layout, turns: int) -> tuple[int, int]:
-    """Micro-batches that are played, and turns that are jumped: a multiple of four, as rings and uneven ranks may
-    need a few turns to come round. Where all goes forward before anything goes back, a turn is of one half alone."""
+    """How many micro-batches are simulated, and how many periods of the schedule are skipped: a multiple of four, as
+    ring buffers and uneven ranks may repeat only after a few periods. None is skipped in a schedule that runs all
+    forwards before the first backward, where a period is of one half only."""
     lay, m, schedule = layout, layout.gradient_accumulation_steps, schedule_of(layout.schedule)
     turn = schedule.turn(lay.pp, lay.vpp)
     spare = (m - schedule.steady_after(lay.pp, lay.vpp) - lay.pp) // turn - turns

@@ -1,5 +1,5 @@
-"""The timeline of a step: every call, wire, wait and copy of every stage, with its stream, from when to when, and what
-it is of. Nothing is jumped, so it is as long as the step; it is told event by event, so that a file need not be held.
+"""The timeline of a step: every call, collective, wait and copy of every stage, with its stream, start, end and origin.
+No period is skipped, so it covers the whole step. Events are emitted one by one, so a writer need not keep them all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _AXES = tuple(name for name in AXES if name != "pp")
 
 
 class Event(NamedTuple):
-    """What one stream of a stage does, in picoseconds from when the first stage begins the step.
+    """An event on one stream of a stage, in picoseconds from when the first stage begins the step.
 
-    action  such as "F3": of micro-batch 3; "" outside of the actions
-    unit    "embedding", "layer 7", "head", or "" where it is of none; of a message, its micro-batch
+    action  such as "F3" (forward of micro-batch 3); "" outside of the actions
+    unit    "embedding", "layer 7", "head", or ""; of a message, its micro-batch
     """
 
     stage: int  # a pipeline coordinate
@@ -43,13 +43,13 @@ class Event(NamedTuple):
     unit: str = ""
 
 
-Tell = Callable[[Event], None]
+Emit = Callable[[Event], None]
 
 
 class StepSpan(NamedTuple):
-    """Picoseconds of a step, which are the same for every stage, and when each begins it.
+    """The picoseconds of a step, the same for every stage, and when each stage begins it.
 
-    A stage begins as soon as its own last update is done, so not all begin at once.
+    A stage begins as soon as its own update is done, so stages begin at different times.
     """
 
     picoseconds: int
@@ -58,8 +58,8 @@ class StepSpan(NamedTuple):
 
 @dataclass(slots=True)
 class Timeline:
-    """Events of a step mid-run, and how long it is. A gather after the update may go on into the next step, and what
-    the step before has left on a wire is there from the beginning."""
+    """Events of a step mid-run, and its length. A gather after the update may continue into the next step; likewise,
+    collectives of the step before may be in flight at the beginning."""
 
     layout: Layout
     span: StepSpan
@@ -71,62 +71,62 @@ class Timeline:
         return self.span.picoseconds
 
     def of(self, stage: int) -> Iterator[Event]:
-        """Those of one stage, as they begin."""
+        """The events of one stage, by their start."""
         return iter(sorted((e for e in self.events if e.stage == stage), key=lambda e: (e.start, e.end)))
 
 
 @dataclass(slots=True)
 class _Writer:
-    """Hands on what machines and messages tell, once `tell` is there.
+    """Turns ops of rank clocks and messages into events, once `emit` is set.
 
     zero   when the first stage begins
-    wires  what is put on wires outside of the actions: the next step may begin with it
+    wires  collectives outside of the actions: they may be in flight when the next step begins
     """
 
     layout: Layout
     layers: int
     ranks: Ranks | None = None
-    tell: Tell | None = None
+    emit: Emit | None = None
     zero: int = 0
     wires: list[Event] = field(default_factory=list[Event])
-    numbers: dict[int, int] = field(default_factory=dict[int, int])  # of machines, by identity
+    numbers: dict[int, int] = field(default_factory=dict[int, int])  # the rank of each clock, by its identity
     streams: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
     units: list[Sequence[str]] = field(default_factory=list[Sequence[str]])
 
     def attach(self, ranks: Ranks) -> None:
-        """Whose machines and streams they are."""
+        """Take the clocks, streams and units of these ranks."""
         self.ranks, mesh = ranks, Mesh(self.layout)
-        self.numbers = {id(m): r for r, m in enumerate(ranks.machines)}
+        self.numbers = {id(m): r for r, m in enumerate(ranks.rank_clocks)}
         self.streams = [_named(stage, mesh) for stage in ranks.stages]
         self.units = [_units(self.layout, self.layers, r, stage) for r, stage in enumerate(ranks.stages)]
         ranks.log = self.message
 
     def op(self, m: RankClock, stream: int, name: str, start: int, end: int) -> None:
-        """What a machine tells."""
-        if self.tell is None:
+        """Emit an op of a rank."""
+        if self.emit is None:
             return
         assert self.ranks is not None
         r = self.numbers[id(m)]
-        action = str(self.ranks.line.computes[r][m.doing]) if m.doing != NONE else ""
+        action = str(self.ranks.schedule.computes[r][m.doing]) if m.doing != NONE else ""
         unit = self.units[r][m.unit] if action and m.unit < len(self.units[r]) else ""
         where = _STREAMS[stream] if stream in _STREAMS else self.streams[r][stream]
         event = Event(r, where, name, start - self.zero, end - self.zero, action, unit)
         if stream >= FIRST and not action:
             self.wires.append(event)
-        self.tell(event)
+        self.emit(event)
 
     def message(self, m: NumberedMessage, start: int, end: int) -> None:
-        """What a message is at both of its ends."""
-        if self.tell is None:
+        """Emit a message at both of its ends."""
+        if self.emit is None:
             return
         what, of = m.where[0], f"micro-batch {m.micro}"
         for r, way, other in ((m.source, "send", f"to stage {m.target}"), (m.target, "recv", f"from stage {m.source}")):
             name = names.of_message(way, what)
-            self.tell(Event(r, f"{what}s {other}", name, start - self.zero, end - self.zero, unit=of))
+            self.emit(Event(r, f"{what}s {other}", name, start - self.zero, end - self.zero, unit=of))
 
 
-def told(steps: StepClock, layout: Layout, tell: Tell) -> StepSpan:
-    """One step of a layout, mid-run, event by event: on each stream of a stage in their order."""
+def emit_events(steps: StepClock, layout: Layout, emit: Emit) -> StepSpan:
+    """Emit one step of a layout, mid-run, event by event. The events of one stream come in their order."""
     writer = _Writer(layout, steps.composer.model.layers)
     alone = replace(steps, jumps=False, log=writer.op, clocks={}, memos=Memos(), derived={})
     ranks, before = alone.build(layout, 0), len(steps.ranks(layout).ends) - 1
@@ -134,15 +134,15 @@ def told(steps: StepClock, layout: Layout, tell: Tell) -> StepSpan:
     _remember(alone, yes=True)
     for _ in range(before):
         ranks.step()
-    _remember(alone, yes=False)  # the last is told, op by op
-    begins = [m.now for m in ranks.machines]
-    writer.zero, writer.tell = min(begins), tell
+    _remember(alone, yes=False)  # the last step is logged, op by op
+    begins = [m.now for m in ranks.rank_clocks]
+    writer.zero, writer.emit = min(begins), emit
     ranks.step()
     took = ranks.last
-    for e in writer.wires:  # the step before has left the same
+    for e in writer.wires:  # the step before has left the same collectives in flight
         begin = begins[e.stage] - writer.zero
         if e.end - took > begin:
-            tell(e._replace(start=max(begin, e.start - took), end=e.end - took))
+            emit(e._replace(start=max(begin, e.start - took), end=e.end - took))
     return StepSpan(took, tuple([begin - writer.zero for begin in begins]))
 
 
@@ -152,13 +152,13 @@ def _remember(steps: StepClock, *, yes: bool) -> None:
 
 
 def timeline(steps: StepClock, layout: Layout) -> Timeline:
-    """The same in one piece."""
+    """All events of one step of a layout."""
     events = list[Event]()
-    return Timeline(layout, told(steps, layout, events.append), events)
+    return Timeline(layout, emit_events(steps, layout, events.append), events)
 
 
 def _named(stage: Stage, mesh: Mesh) -> list[str]:
-    """Each stream of a process group, by the axes that it serves."""
+    """Name each stream of a process group after its axis."""
     rank, found = stage.ops.streams.rank, dict[int, str]()
     for ranks, number in stage.ops.streams.by_ranks.items():
         axes = [axis for axis in _AXES if mesh.group(axis, rank) == ranks]
@@ -167,7 +167,7 @@ def _named(stage: Stage, mesh: Mesh) -> list[str]:
 
 
 def _units(layout: Layout, layers: int, r: int, stage: Stage) -> list[str]:
-    """What each unit of a rank is."""
+    """The name of each unit of a rank."""
     cut, out = stage_layers(layers, layout.stages), list[str]()
     for s, units in zip(layout.placement.stages[r], stage.chunks, strict=True):
         own = iter(cut[s])

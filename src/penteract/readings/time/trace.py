@@ -1,4 +1,4 @@
-"""A timeline as a Chrome trace, which Perfetto opens: a process a stage, a thread a stream, and bytes as a counter."""
+"""A timeline as a Chrome trace, which Perfetto opens: a process per stage, a thread per stream, memory as a counter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penteract.readings.buckets.planned import first_rank
 from penteract.readings.layers.expert_load import Balanced
 from penteract.readings.price import Pricing, gather_workspace, resident, update_workspace
 from penteract.readings.time.step import StepClock
-from penteract.readings.time.timeline import Event, StepSpan, told
+from penteract.readings.time.timeline import Event, StepSpan, emit_events
 from penteract.step import names, update
 from penteract.step.arena import plan_arena
 from penteract.step.program import BufferKey, Program, compile_step
@@ -28,12 +28,12 @@ BYTES = "bytes by owner"
 
 
 @dataclass(slots=True)
-class Alive(Pricing):
-    """The reading that prices, with what lives at each call that computes, in their order.
+class MemoryTrace(Pricing):
+    """The reading that prices, with the bytes alive at each computing call, in order.
 
-    arena, outside  registers while it runs: with a place in the arena, and those whose size is data; `after`: then
-    workspace       what its declaration allocates
-    high            the most of `outside` between two calls: it is told with the second
+    arena, outside  bytes of registers while a call runs: in the arena, and those of routed size; `…_after`: after it
+    workspace       what the kernel of a call allocates
+    high            the most of `outside` since the last call: it is recorded with the next one
     """
 
     arena: array[int] = field(default_factory=lambda: array("q"))
@@ -70,70 +70,70 @@ class Alive(Pricing):
 
 
 @dataclass(slots=True)
-class MemoryOf:
+class MemoryCounter:
     """The bytes of one rank, call after call.
 
-    held    all the time, by owner; `block`: the arena, of which registers have a part
-    beside  what is allocated for buckets while an event of a name runs: for the largest of them
+    resident    bytes that are always allocated, by owner; `block`: the arena's, of which registers use a part
+    workspaces  the most that bucket events of a name allocate
     """
 
-    held: Mapping[str, Bytes]
+    resident: Mapping[str, Bytes]
     block: Bytes
-    alive: Alive
-    beside: Mapping[str, Bytes]
+    trace: MemoryTrace
+    workspaces: Mapping[str, Bytes]
     place: int = 0
 
     @staticmethod
-    def of(p: Program) -> MemoryOf:
-        """Price one rank's step call after call, with balanced experts, and what its buckets take beside it."""
-        alive = Alive(p, Balanced.of(p.model, p.layout, p.sequence_length))
-        walk(p, alive)
-        buckets, made = p.buckets, p.layout.elementwise
-        beside = {
+    def of(p: Program) -> MemoryCounter:
+        """Price one rank's step call after call, with balanced experts, and the workspaces of its bucket events."""
+        trace = MemoryTrace(p, Balanced.of(p.model, p.layout, p.sequence_length))
+        walk(p, trace)
+        buckets, elementwise = p.buckets, p.layout.elementwise
+        workspaces = {
             names.NARROW: [update.wire_workspace(b.size, p.precision) for b in buckets if b.summed],
-            names.UPDATE: [update_workspace(b, p.precision, made) for b in buckets],
-            names.CODE: [gather_workspace(b, made) for b in buckets],
+            names.UPDATE: [update_workspace(b, p.precision, elementwise) for b in buckets],
+            names.CODE: [gather_workspace(b, elementwise) for b in buckets],
         }
-        most = {name: max(some, default=0) for name, some in beside.items()}
-        return MemoryOf({k: n for k, n in resident(p).items() if n}, plan_arena(p).size, alive, most)
+        most = {name: max(some, default=0) for name, some in workspaces.items()}
+        return MemoryCounter({k: n for k, n in resident(p).items() if n}, plan_arena(p).size, trace, most)
 
     def around(self, e: Event) -> tuple[Mapping[str, Bytes], Mapping[str, Bytes]] | None:
-        """Bytes by owner while an event of compute runs, and then; None where it changes nothing."""
-        alive, i = self.alive, self.place
+        """Bytes by owner while an event of compute runs, and after it; None if it changes nothing."""
+        trace, i = self.trace, self.place
         if e.name.split(" ", 1)[0] in COMPUTED:
             self.place += 1
-            return (self._now(alive.arena[i], alive.outside[i], alive.workspace[i]),
-                    self._now(alive.arena_after[i], alive.outside_after[i], 0))  # fmt: skip
-        if own := self.beside.get(e.name):
-            before = (alive.arena_after[i - 1], alive.outside_after[i - 1]) if i else (0, 0)
+            return (self._now(trace.arena[i], trace.outside[i], trace.workspace[i]),
+                    self._now(trace.arena_after[i], trace.outside_after[i], 0))  # fmt: skip
+        if own := self.workspaces.get(e.name):
+            before = (trace.arena_after[i - 1], trace.outside_after[i - 1]) if i else (0, 0)
             return self._now(*before, own), self._now(*before, 0)
         return None
 
     def _now(self, arena: Bytes, outside: Bytes, workspace: Bytes) -> Mapping[str, Bytes]:
-        """`arena, unused`: of the block that is there all the time, what no register lies in now."""
-        return {**self.held, "activations": arena + outside, "workspace": workspace,
+        """Bytes by owner. `arena, unused`: the part of the arena without a live register."""
+        return {**self.resident, "activations": arena + outside, "workspace": workspace,
                 "arena, unused": self.block - arena}  # fmt: skip
 
     @property
     def done(self) -> bool:
-        """Whether a timeline had every call of the program."""
-        return self.place == len(self.alive.workspace)
+        """Whether the timeline had every call of the program."""
+        return self.place == len(self.trace.workspace)
 
 
 def program(steps: StepClock, layout: Layout, stage: int) -> Program:
-    """Of the first rank of a stage."""
+    """The program of the first rank of a stage."""
     c = steps.composer
     return compile_step(c.model, layout, c.sequence_length, rank=first_rank(Mesh(layout), stage), precision=c.policy,
                         optimizer_kinds=c.optimizer_kinds)  # fmt: skip
 
 
 def write_trace(steps: StepClock, layout: Layout, write: Callable[[str], object], stages: Collection[int]) -> StepSpan:
-    """The JSON of a layout's step, piece by piece as it is played."""
+    """Write the JSON of a layout's step, part by part while it is simulated."""
     file = _Trace(write, {stage: _Stage(stage, program(steps, layout, stage)) for stage in sorted(stages)})
     write('{"displayTimeUnit": "ms", "traceEvents": [\n')
     for stage in file.stages.values():
         file.put(stage.named())
-    span = told(steps, layout, file.tell)
+    span = emit_events(steps, layout, file.event)
     for stage in file.stages.values():
         file.put(stage.last(span.begins[stage.number] + span.picoseconds))
         assert stage.memory.done, "a timeline and its program have the same calls"
@@ -147,7 +147,7 @@ class _Trace:
     stages: Mapping[int, _Stage]
     first: bool = True
 
-    def tell(self, e: Event) -> None:
+    def event(self, e: Event) -> None:
         if (stage := self.stages.get(e.stage)) is not None:
             self.put(stage.rows(e))
 
@@ -159,20 +159,20 @@ class _Trace:
 
 @dataclass(slots=True)
 class _Stage:
-    """Rows of one stage. What a call leaves is said once the next does not begin at the same moment."""
+    """Rows of one stage. The memory after a call is written only if the next does not begin at the same moment."""
 
     number: int
     program: Program
-    memory: MemoryOf = field(init=False)
+    memory: MemoryCounter = field(init=False)
     threads: dict[str, int] = field(default_factory=dict[str, int])
     left: tuple[int, Mapping[str, Bytes]] | None = None
 
     def __post_init__(self) -> None:
-        self.memory = MemoryOf.of(self.program)
+        self.memory = MemoryCounter.of(self.program)
 
     @property
     def process(self) -> int:
-        """From 1: a viewer takes process 0 for the idle one."""
+        """The process id, from 1: viewers treat process 0 as idle."""
         return self.number + 1
 
     def named(self) -> Iterator[dict[str, Any]]:
@@ -184,7 +184,7 @@ class _Stage:
     def rows(self, e: Event) -> Iterator[dict[str, Any]]:
         thread = self.threads.get(e.stream)
         if thread is None:
-            # Perfetto sorts by this number, and shows one that is its process's, and 0, elsewhere than the others.
+            # Perfetto sorts by this number; it places 0, and a thread with its process's number, apart from the others.
             at = _place(e.stream)
             thread = 1000 * self.process + 100 * at + sum(_place(stream) == at for stream in self.threads)
             self.threads[e.stream] = thread
@@ -203,7 +203,7 @@ class _Stage:
             self.left = e.end, around[1]
 
     def last(self, end: int) -> Iterator[dict[str, Any]]:
-        """Until the step's end, too: Chrome draws a counter no further than it is told."""
+        """Repeat the last bytes at the end of the step: Chrome draws a counter only up to its last row."""
         if self.left is not None:
             yield self._bytes(*self.left)
             yield self._bytes(end, self.left[1])
@@ -216,17 +216,18 @@ class _Stage:
 
 
 def _nanoseconds(picoseconds: int) -> int:
-    """Perfetto counts in whole ones and drops a slice that begins one before the last ends: both are rounded alike."""
+    """Whole nanoseconds, as Perfetto uses. It drops a slice that begins before the last ends: so starts and ends are
+    rounded alike."""
     return (picoseconds + 500) // 1000
 
 
 def _moment(nanoseconds: int) -> float:
-    """In microseconds. Some viewers round to nanoseconds and some cut off: a tenth more is the same to both."""
+    """In microseconds. Some viewers round to nanoseconds and some truncate: with a tenth more, both give the same."""
     return (10 * nanoseconds + 1) / 10_000
 
 
 def _place(stream: str) -> int:
-    """Where a stream's track is among those of its stage: its own, process groups, messages, copies."""
+    """The place of a stream's track in its stage: the stage's own streams, process groups, messages, copies."""
     if stream in _OWN:
         return _OWN.index(stream)
     if stream.startswith("copies"):
@@ -235,7 +236,7 @@ def _place(stream: str) -> int:
 
 
 def kind(e: Event) -> str:
-    """What an event is of, in one op: the category by which a viewer filters and colours."""
+    """The category of an event, by which a viewer filters and colours."""
     if e.stream == "host":
         return "launch"
     if e.stream != "compute":
@@ -246,5 +247,5 @@ def kind(e: Event) -> str:
     return "bucket" if op_name not in _WAITS or e.name == names.LARGEST else "wait"
 
 
-# Collectives on the stream of compute are waits for them.
+# On the compute stream, events with these names are waits for collectives and copies.
 _WAITS = frozenset(("wait", "finish", "copy", "largest", "all_reduce", "all_gather", "reduce_scatter"))
