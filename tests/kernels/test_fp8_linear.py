@@ -18,7 +18,7 @@ from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.precision.fp8 import Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.fp8_linear import TORCH, Caster, Codes, Fp8Kernels
+from penteract.engine.kernels.fp8_linear import TORCH, Caster, Casters, Codes, Fp8Kernels, Slopes
 from penteract.engine.kernels.triton.fp8_linear import TRITON
 from penteract.engine.kernels.triton.fusions import rotate_
 from penteract.ops.declarations import OPS, declaration_of
@@ -26,16 +26,22 @@ from penteract.ops.declarations import fp8_linear as declared
 from penteract.ops.tape import Site
 
 
-def put_codes(*about: Any) -> None:
+def let_casts_go(how: Caster) -> Caster:
     """Without what the interpreter holds in cycles after it."""
-    TRITON.put_codes(*about)
-    gc.collect()
+
+    def put_codes(*about: Any) -> None:
+        how.put_codes(*about)
+        gc.collect()
+
+    return how._replace(put_codes=put_codes)
 
 
-KERNELS = Fp8Kernels(TRITON._replace(put_codes=put_codes), counted, rotate_).table()
+CASTERS = TRITON._replace(of_values=let_casts_go(TRITON.of_values), of_slopes=let_casts_go(TRITON.of_slopes))
+KERNELS = Fp8Kernels(CASTERS, counted, rotate_).table()
 FP8 = Fp8(kind="tensorwise")
 ABOUT = {"fp8": FP8, "features": 112}
 TRIED = [case for case in CASES if case.op_name in KERNELS] + [
+    Case("fp8_glu", "several tiles", of_codes((67, 2), 136), ((144, 136), (144, 136)), {"fp8": FP8, "features": 288}),
     Case("quantise", "several tiles", (x(67, 2, 150),), (), {"fp8": FP8}),
     Case("fp8_linear", "several tiles", of_codes((67, 2), 136), ((80, 136), (32, 136)), ABOUT),
 ]
@@ -52,15 +58,17 @@ def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
     assert check(case, precision, declaration, let_go(KERNELS[case.op_name])) == []
 
 
-def cast(how: Caster, fp8: Fp8, name: Format, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+def cast(how: Casters, fp8: Fp8, name: Format, parts: list[torch.Tensor]) -> list[torch.Tensor]:
     """Codes both ways round, and the scale, of matrices that lie one below the other."""
     rows, k = sum(len(x) for x in parts), parts[0].shape[1]
     into = Codes(torch.full((rows, k), 7, dtype=torch.uint8), torch.full((k, rows), 7, dtype=torch.uint8))
     largest, scale, begin = torch.zeros(1), torch.zeros(1), 0
     for part in parts:
-        how.put_largest(part, largest)
+        how.of_values.put_largest(part, largest)
     for i, part in enumerate(parts):
-        how.put_codes(fp8, name, part, None if i else largest.clone(), scale, into.part(begin, begin + len(part)))
+        how.of_values.put_codes(
+            fp8, name, part, None if i else largest.clone(), scale, into.part(begin, begin + len(part))
+        )
         begin += len(part)
     assert into.straight is not None and into.turned is not None
     return [into.straight, into.turned, scale]
@@ -81,6 +89,25 @@ def test_codes_are_those_of_plain_torch(name: Format, powers: bool, bad: float |
     assert torch.equal(other[0].t(), other[1])
     if not powers:  # powers of two hide that a scale is none; the code of what is no number does not
         assert other[2].isfinite().item() == (bad is None)
+
+
+@pytest.mark.usefixtures("small_heap")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", FORMATS)
+def test_codes_of_slopes_are_those_of_plain_torch_but_for_last_bits(name: Format) -> None:
+    packed, g = drawn(96, 288).div(50), drawn(96, 144)
+    found = list[list[torch.Tensor]]()
+    for how in (TORCH, TRITON):
+        codes, turned = torch.empty(96, 288, dtype=torch.uint8), torch.empty(288, 96, dtype=torch.uint8)
+        out, largest, scale, of_out = torch.empty_like(g), torch.zeros(1), torch.zeros(1), torch.zeros(1)
+        how.put_glu(packed, out, of_out)
+        how.of_slopes.put_largest(Slopes(packed, g), largest)
+        how.of_slopes.put_codes(FP8, name, Slopes(packed, g), largest, scale, Codes(codes, turned))
+        assert torch.equal(codes.t(), turned)
+        assert of_out == out.abs().max()
+        found.append([codes.view(FORMATS[name]).float() * scale, out.float()])
+    for a, b in zip(*found, strict=True):
+        assert ((a - b).norm() / b.norm()).item() < 1e-2
 
 
 @pytest.mark.usefixtures("small_heap")

@@ -95,6 +95,8 @@ def _fp8() -> list[Case]:
         Case("fp8_linear", "two, powers of two", of_codes((5, 2), 6), ((7, 6), (4, 6)), {"fp8": other, "features": 11}),
         Case("fp8_linear", "heads that turn", (*of_codes((5, 2), 6), draw(90, 5, 2)), ((8, 6), (8, 6), (16, 6)),
              {"fp8": fp8, "features": 32, **rope}),
+        Case("quantise", "known", (x(5, 3, 7), given([9.0], "stat")), (), {"fp8": fp8}),
+        Case("fp8_glu", "rows", of_codes((5, 2), 6), ((7, 6), (7, 6)), {"fp8": fp8, "features": 14}),
     ]  # fmt: skip
 
 

@@ -44,6 +44,7 @@ class Room:
     scale: torch.Tensor
     bias: torch.Tensor
     gradients: Tensors  # of the outs that have one
+    compute: torch.dtype = torch.float64  # of activations, where their rounding decides more than last bits
 
 
 Formula = Callable[[Room, Tensors, Tensors], Truth]
@@ -138,7 +139,8 @@ def _turn(room: Room, packed: torch.Tensor, positions: torch.Tensor) -> torch.Te
 
 
 def quantise(room: Room, ins: Tensors, weights: Tensors) -> Truth:
-    codes, scale = coded(ins[0], room.attrs["fp8"], room.attrs["fp8"].operand)
+    largest = ins[1].item() if len(ins) > 1 else None
+    codes, scale = coded(ins[0], room.attrs["fp8"], room.attrs["fp8"].operand, largest)
     return Truth([codes, codes.flatten(0, -2).t(), scale])
 
 
@@ -153,6 +155,23 @@ def fp8_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     slopes = torch.einsum("tf,dt->fd", gradient.flatten(0, -2), b)
     objective = (x * torch.einsum("...f,fd->...d", gradient, whole)).sum() + (torch.cat(weights) * slopes).sum()
     return Truth([_turn(room, y, positions[0]) if positions else y, of_w], objective)
+
+
+def fp8_glu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Gate and up, and what SwiGLU makes of them; their gradients are codes before they are multiplied."""
+    fp8, (x, codes, turned, scale) = room.attrs["fp8"], ins
+    w, of_w = coded(torch.cat([w.detach() for w in weights]), fp8, fp8.operand)
+    whole = decoded(w, of_w, fp8.operand)
+    packed = torch.einsum("...d,fd->...f", decoded(codes, scale, fp8.operand), whole).to(room.compute).double()
+    leaf = packed.requires_grad_()
+    out = packed_swiglu(room, [leaf], []).outs[0]
+    (slopes,) = torch.autograd.grad((out * room.gradients[0]).sum(), leaf)
+    g, of_g = coded(slopes.to(room.compute).double(), fp8, fp8.gradient)
+    gradient = decoded(g, of_g, fp8.gradient)
+    of_weights = torch.einsum("tf,dt->fd", gradient.flatten(0, -2), decoded(turned, scale, fp8.operand))
+    objective = (x * torch.einsum("...f,fd->...d", gradient, whole)).sum() + (torch.cat(weights) * of_weights).sum()
+    made, packed = out.detach(), packed.detach()
+    return Truth([made, made.abs().max().view(1), of_w, packed], objective)
 
 
 def swiglu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
@@ -417,7 +436,7 @@ FORMULAS: dict[str, Formula] = {
     f.__name__: f
     for f in (
         embedding, linear, add_bias, rms_norm, fork_norm, loss_and_gradient, merged_linear, packed_swiglu,
-        quantise, fp8_linear,
+        quantise, fp8_linear, fp8_glu,
         packed_attention, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
         pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,

@@ -63,9 +63,11 @@ def rounded(x: torch.Tensor, fp8: Fp8, name: str, *, square: bool = False) -> to
 # ---- one scale, and its inverse --------------------------------------------------------------------------------------
 
 
-def coded(x: torch.Tensor, fp8: Fp8, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in fp64 -> codes uint8, and the scale of all [1]: each value times the inverse of the scale, in fp32."""
-    scale = scales(x.flatten()[None], replace(fp8, kind="tensorwise"), name)[0, :1]
+def coded(x: torch.Tensor, fp8: Fp8, name: str, largest: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in fp64 -> codes uint8, and the scale of all [1]: each value times the inverse of the scale, in fp32.
+    `largest`: the value that the scale is of."""
+    looked = x.flatten()[None] if largest is None else torch.tensor([[largest]], dtype=torch.float64)
+    scale = scales(looked, replace(fp8, kind="tensorwise"), name)[0, :1]
     inverse = torch.ones(1) / scale.float()
     numbers = [nearest(v, name) for v in (x.float() * inverse).flatten().tolist()]
     table = values(name)

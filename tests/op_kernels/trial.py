@@ -111,7 +111,7 @@ class Trial:
             leaf.requires_grad_()
         index = self.env.index(case.attrs["axis"]) if case.attrs.get("axis") else 0
         room = Room(case.attrs, index, beside, self.env.scale["term"].double(), self.env.biases["steer"].double(),
-                    gradients)  # fmt: skip
+                    gradients, dtype_of("compute", self.precision))  # fmt: skip
         truth = FORMULAS[case.op_name](room, ins, weights)
         if truth.objective is None:
             outs = zip(self.kernel.gradients(case.attrs), gradients, strict=True)

@@ -104,7 +104,11 @@ class _Edit:
             self._put(OpCall(packed, ins, attention.outs, attention.extras, stands_for="attention"), (attention,))
 
     def casts(self) -> None:
-        """linear(x)   becomes   quantise(x) -> codes; fp8_linear(x, codes). One cast for all that read x."""
+        """linear(x)   becomes   quantise(x) -> codes; fp8_linear(x, codes). One cast for all that read x.
+
+        merged_linear(x) -> packed_swiglu   becomes   quantise(x) -> codes; fp8_glu(x, codes).
+        """
+        readers, glus, largest = self._readers(), dict[OpCall, OpCall](), dict[int, int]()
         root = {v: fork.ins[0] for fork in self.tape.ops if fork.site.op_name == "fork" for v in fork.outs}
         made = dict[tuple[object, ...], tuple[int, ...]]()
         edited = list[OpCall]()
@@ -112,14 +116,21 @@ class _Edit:
             fp8: Fp8 | None = op.site.attrs.get("fp8")
             one_matrix = op.site.op_name == "merged_linear" or len(op.site.params) == 1
             linear = op.name == "linear" and one_matrix and self.tape.flows[op.ins[0]]
-            if fp8 is None or not linear or not is_cast_once(fp8):
+            if op in glus:
+                op, fp8 = glus[op], glus[op].site.attrs["fp8"]
+            elif fp8 is None or not linear or not is_cast_once(fp8):
                 edited.append(op)
+                continue
+            elif (reader := readers.get(op.outs[0])) is not None and reader.site.op_name == "packed_swiglu":
+                glus[reader] = replace(op, outs=reader.outs)
                 continue
             key = (root.get(op.ins[0], op.ins[0]), fp8.operand, fp8.powers)
             if key not in made:
-                edited.append(self._quantise(op, fp8))
+                edited.append(self._quantise(op, fp8, largest.get(op.ins[0])))
                 made[key] = edited[-1].outs
             edited.append(self._of_codes(op, made[key]))
+            if len(edited[-1].outs) > 1:
+                largest[op.outs[0]] = edited[-1].outs[1]
         self.tape.ops = edited
 
     # ---- patterns --------------------------------------------------------------------------------------------
@@ -167,22 +178,25 @@ class _Edit:
         site = Site("merged_linear", specs, outs, names, weights, attrs, linears[0].site.layer, linears[0].site.line)
         return OpCall(site, ins, (self.tape.new(outs[0], flows=True),), stands_for="linear")
 
-    def _quantise(self, op: OpCall, fp8: Fp8) -> OpCall:
-        """The cast of what a linear layer reads."""
-        x, attrs = op.site.ins[0], {"fp8": fp8}
-        outs, _ = OPS["quantise"].declaration.results((x,), (), attrs)
-        site = Site("quantise", (x,), outs, attrs=attrs, layer=op.site.layer, line=op.site.line)
-        return OpCall(site, op.ins[:1], tuple([self.tape.new(spec, flows=False) for spec in outs]))
+    def _quantise(self, op: OpCall, fp8: Fp8, largest: int | None) -> OpCall:
+        """The cast of what a linear layer reads. `largest`: its largest value, where that is known."""
+        ins = op.ins[:1] if largest is None else (op.ins[0], largest)
+        specs, attrs = tuple([self.tape.specs[v] for v in ins]), {"fp8": fp8}
+        outs, _ = OPS["quantise"].declaration.results(specs, (), attrs)
+        site = Site("quantise", specs, outs, attrs=attrs, layer=op.site.layer, line=op.site.line)
+        return OpCall(site, ins, tuple([self.tape.new(spec, flows=False) for spec in outs]))
 
     def _of_codes(self, op: OpCall, codes: tuple[int, ...]) -> OpCall:
-        """A linear layer, or several merged ones, of what was cast."""
-        site, (out,) = op.site, op.site.outs
+        """A linear layer, or several merged ones, of what was cast; with SwiGLU where that is what it makes."""
+        site, glu = op.site, self.tape.specs[op.outs[0]] != op.site.outs[0]
         specs = (site.ins[0], *(self.tape.specs[v] for v in codes), *site.ins[1:])
-        attrs = {**site.attrs, "features": out.shape[-1]}
-        _, extras = OPS["fp8_linear"].declaration.results(specs, site.weights, attrs)
-        made = replace(site, op_name="fp8_linear", ins=specs, outs=(out, *extras), attrs=attrs)
-        kept = tuple([self.tape.new(spec, flows=False) for spec in extras])
-        return OpCall(made, (op.ins[0], *codes, *op.ins[1:]), op.outs, kept, stands_for="linear")
+        attrs, name = {**site.attrs, "features": site.outs[0].shape[-1]}, "fp8_glu" if glu else "fp8_linear"
+        outs, extras = OPS[name].declaration.results(specs, site.weights, attrs)
+        made = replace(site, op_name=name, ins=specs, outs=(*outs, *extras), attrs=attrs)
+        more = [self.tape.new(spec, flows=False) for spec in (*outs[1:], *extras)]
+        beside = len(outs) - 1
+        results = (op.outs[0], *more[:beside])
+        return OpCall(made, (op.ins[0], *codes, *op.ins[1:]), results, tuple(more[beside:]), stands_for="linear")
 
     def _put(self, fused: OpCall, parts: Iterable[OpCall]) -> None:
         """In the place of the last of its parts."""

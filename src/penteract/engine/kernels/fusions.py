@@ -96,14 +96,24 @@ def merged_linear_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add:
 
 def packed_swiglu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """silu(gate)·up of the two halves."""
-    gate, up = ins[0].chunk(2, -1)
-    torch.ops.aten.silu.out(gate, out=outs[0]).mul_(up)
+    put_swiglu(ins[0], outs[0])
+
+
+def put_swiglu(packed: torch.Tensor, out: torch.Tensor) -> None:
+    """silu(gate)·up of a packed tensor [.., 2·F], into [.., F]."""
+    gate, up = packed.chunk(2, -1)
+    torch.ops.aten.silu.out(gate, out=out).mul_(up)
 
 
 def packed_swiglu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """The gradients of both halves, side by side."""
-    (gate, up), g = ins[0].chunk(2, -1), ins[1]
-    of_gate, of_up = outs[0].chunk(2, -1)
+    put_swiglu_input(*ins, *outs)
+
+
+def put_swiglu_input(packed: torch.Tensor, g: torch.Tensor, out: torch.Tensor) -> None:
+    """The gradients of gate and up [.., 2·F], from both and g [.., F]."""
+    gate, up = packed.chunk(2, -1)
+    of_gate, of_up = out.chunk(2, -1)
     torch.ops.aten.silu.out(gate, out=of_up).mul_(g)
     torch.mul(g, up, out=of_gate)
     torch.ops.aten.silu_backward.grad_input(of_gate, gate, grad_input=of_gate)

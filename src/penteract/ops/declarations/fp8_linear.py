@@ -56,7 +56,7 @@ def scaling(fp8: Fp8, elementwise: Elementwise, shape: tuple[int, int]) -> Bytes
 
 class Quantise(OpDeclaration):
     """x [.., D] -> codes [.., D], the same turned [D, T], and their scale [1]. The ranks that hold one micro-batch
-    agree on the largest value."""
+    agree on the largest value. Second in, where what made x has found it: the largest of this rank [1]."""
 
     differentiable = ()
     elementwise: Elementwise = "reference"
@@ -80,8 +80,9 @@ class Quantise(OpDeclaration):
         return FLOAT + scaling(attrs["fp8"], self.elementwise, (prod(ins[0]) // width, width))
 
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        """x is read for its largest value, and again for its codes."""
-        return "pointwise", rates.moved(prod(call.ins[0]) * (2 * widths["compute"] + 2 * FP8_BYTES))
+        """x is read for its largest value, unless it is known, and for its codes."""
+        reads = 1 if len(call.ins) > 1 else 2
+        return "pointwise", rates.moved(prod(call.ins[0]) * (reads * widths["compute"] + 2 * FP8_BYTES))
 
 
 class OnePassQuantise(Quantise):
@@ -171,9 +172,54 @@ class OnePassFp8Linear(Fp8Linear):
         return one_pass_rotation(rates, ins, attrs, widths)
 
 
-FP8_LINEAR: dict[str, OpDeclaration] = {"quantise": Quantise(), "fp8_linear": Fp8Linear()}
+class Fp8Glu(Fp8Linear):
+    """Gate and up projections as one `fp8_linear`, and SwiGLU of them: x, codes, turned codes, scale; w1 [F, D],
+    w2 [F, D] -> [.., F], and its largest absolute value [1]; beside them the scale of the weights, and gate and up
+    [.., 2·F], which backward keeps. Their gradients are made as codes."""
 
-_ONE_PASS: dict[str, OpDeclaration] = {"quantise": OnePassQuantise(), "fp8_linear": OnePassFp8Linear()}
+    input_keeps = ("extra0", "extra1")
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        rows, features, one = ins[0].shape[:-1], attrs["features"], Spec((1,), "stat")
+        return (Spec((*rows, features // 2)), one), (one, Spec((*rows, features)))
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Bytes:
+        """In plain torch the gradients of gate and up are made before their codes."""
+        found = super().workspace(phase, ins, weights, attrs, widths)
+        if phase != "input_gradient" or self.elementwise == "triton":
+            return found
+        fp8, tokens, features = attrs["fp8"], prod(ins[0][:-1]), attrs["features"]
+        made = tokens * features * widths["compute"]
+        return max(found, tokens * features * FP8_BYTES + FLOAT + made + scaling(fp8, "reference", (tokens, features)))
+
+    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
+        """SwiGLU reads gate and up and writes; backward reads both and the gradient, for the largest of what they make
+        and for its codes."""
+        of_weights, wide = sum(map(prod, weights)), widths["compute"]
+        elements = of_weights // ins[0][-1] * prod(ins[0][:-1])  # of gate and up
+        if phase == "forward":
+            return super().passes(phase, ins, weights, widths) + elements * wide * 3 // 2
+        if phase == "weight_gradient":
+            return super().passes(phase, ins, weights, widths)
+        return elements * (3 * wide + 2 * FP8_BYTES) + of_weights * (wide + FP8_BYTES)
+
+
+class OnePassFp8Glu(Fp8Glu):
+    """By kernels: SwiGLU finds the largest value on its way; backward goes twice over gate, up and the gradient, and
+    makes their gradients in registers."""
+
+    elementwise: Elementwise = "triton"
+
+
+FP8_LINEAR: dict[str, OpDeclaration] = {"quantise": Quantise(), "fp8_linear": Fp8Linear(), "fp8_glu": Fp8Glu()}
+
+_ONE_PASS: dict[str, OpDeclaration] = {
+    "quantise": OnePassQuantise(),
+    "fp8_linear": OnePassFp8Linear(),
+    "fp8_glu": OnePassFp8Glu(),
+}
 
 
 @cache

@@ -16,14 +16,14 @@ import triton.language as tl
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.kernels.fp8 import real
-from penteract.engine.kernels.fp8_linear import Caster, Codes, Fp8Kernels
+from penteract.engine.kernels.fp8_linear import Caster, Casters, Codes, Fp8Kernels
 from penteract.engine.kernels.quantise import TINY
+from penteract.engine.kernels.triton.fp8_glu import put_glu, put_largest_slope, put_slopes
+from penteract.engine.kernels.triton.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_tile
 from penteract.engine.kernels.triton.fusions import as_one, rotate_
-from penteract.engine.kernels.triton.quantise import patterns_of, scale_of
+from penteract.engine.kernels.triton.quantise import patterns_of
 
-ROWS, COLUMNS = 64, 128  # of a tile: lines of 64 bytes at least, whichever way codes lie
 _AT_ONCE, _TIMES = 4096, 8  # numbers that a program looks at, and how often
-_WARPS = 8
 
 
 @triton.jit
@@ -48,28 +48,12 @@ def _codes(
     c = tl.program_id(1).to(tl.int64) * K + tl.arange(0, K)
     inside = (r < rows)[:, None] & (c < k)[None, :]
     tile = tl.load(x + r[:, None] * by_row + c[None, :], mask=inside, other=0.0)
-    one = tl.zeros((1, 1), tl.int32)
-    if largest is None:
-        made = tl.load(scale + one)
-    else:
-        made = scale_of(tl.load(largest + one), least, limit, POWERS)
-        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-            tl.store(scale + one, made)
-    inverse = tl.div_rn(1.0 + tl.zeros_like(made), made)
+    inverse = inverse_of(largest, scale, least, limit, POWERS)
     if straight is not None:
-        _put(tile, inverse, limit, straight + r[:, None] * straight_by_row + c[None, :], inside)
+        put_tile(tile, inverse, limit, straight + r[:, None] * straight_by_row + c[None, :], inside)
     if turned is not None:
         there = (c < k)[:, None] & (r < rows)[None, :]
-        _put(tl.trans(tile), inverse, limit, turned + c[:, None] * turned_by_row + r[None, :], there)
-
-
-@triton.jit
-def _put(tile, inverse, limit, out, inside):
-    """Multiply, saturate, round to the nearest code, ties to even. A NaN stays one."""
-    scaled = tile.to(tl.float32) * inverse
-    scaled = tl.maximum(scaled, -limit, propagate_nan=tl.PropagateNan.ALL)
-    scaled = tl.minimum(scaled, limit, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(out, scaled.to(out.dtype.element_ty), mask=inside)
+        put_tile(tl.trans(tile), inverse, limit, turned + c[:, None] * turned_by_row + r[None, :], there)
 
 
 def put_largest(x: torch.Tensor, largest: torch.Tensor) -> None:
@@ -77,7 +61,7 @@ def put_largest(x: torch.Tensor, largest: torch.Tensor) -> None:
     if not x.is_contiguous():
         raise ValueError(f"a tensor with strides {x.stride()} is not whole")
     grid = (triton.cdiv(x.numel(), _AT_ONCE * _TIMES),)
-    _largest[grid](x, largest.view(torch.int32), x.numel(), SIZE=_AT_ONCE, TIMES=_TIMES, num_warps=_WARPS)
+    _largest[grid](x, largest.view(torch.int32), x.numel(), SIZE=_AT_ONCE, TIMES=_TIMES, num_warps=WARPS)
 
 
 def put_codes(
@@ -89,9 +73,9 @@ def put_codes(
     _codes[triton.cdiv(rows, ROWS), triton.cdiv(k, COLUMNS)](
         x, None if largest is None else largest.view(torch.int32), scale, straight, turned, rows, k, x.stride(0),
         0 if straight is None else straight.stride(0), 0 if turned is None else turned.stride(0), LARGEST[name], TINY,
-        POWERS=fp8.powers, R=ROWS, K=COLUMNS, num_warps=_WARPS,
+        POWERS=fp8.powers, R=ROWS, K=COLUMNS, num_warps=WARPS,
     )  # fmt: skip
 
 
-TRITON = Caster(put_largest, put_codes, as_one)
+TRITON = Casters(Caster(put_largest, put_codes), Caster(put_largest_slope, put_slopes), put_glu, as_one)
 FP8_LINEAR = Fp8Kernels(TRITON, real, rotate_).table()
