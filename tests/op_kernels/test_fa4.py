@@ -12,7 +12,7 @@ from op_kernels.fused import Case, Trial
 from penteract.config.kernel_limits import installed_packages, most_documents
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.executor.storages import Storages
-from penteract.engine.kernels.fa4 import documents, library
+from penteract.engine.kernels.fused_attention.fa4 import documents, library
 from penteract.ops.declarations import declaration_of
 
 CALLED = ("_flash_attn_fwd", "_flash_attn_bwd")

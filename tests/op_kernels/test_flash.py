@@ -13,10 +13,10 @@ from op_kernels.fused import NAMES, SMALL, Case, Trial
 from penteract.config.kernel_limits import most_documents
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.executor.storages import Storages
-from penteract.engine.kernels.chunk_order import ChunkOrder, QueryRun
-from penteract.engine.kernels.cudnn import cudnn
-from penteract.engine.kernels.fa4 import documents, whole
-from penteract.engine.kernels.flash import ends, flash
+from penteract.engine.kernels.fused_attention.chunk_order import ChunkOrder, QueryRun
+from penteract.engine.kernels.fused_attention.cudnn import cudnn
+from penteract.engine.kernels.fused_attention.fa4 import documents, whole
+from penteract.engine.kernels.fused_attention.flash import ends, flash
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.ops.declarations import declaration_of
 
@@ -114,6 +114,6 @@ def test_ends_that_ignore_documents_are_seen(monkeypatch: pytest.MonkeyPatch):
     def blind(start: torch.Tensor, piece: QueryRun) -> Any:
         return ends(torch.zeros_like(start), piece)
 
-    monkeypatch.setattr("penteract.engine.kernels.flash.ends", blind)
+    monkeypatch.setattr("penteract.engine.kernels.fused_attention.flash.ends", blind)
     with pytest.raises(AssertionError):
         test_fused_attention_is_the_reference(SMALL[0])

@@ -31,7 +31,7 @@ from tolerances import PARITY
 TOLERANCE = {"fp64": PARITY, "fp32": 1e-5, "bf16": 4e-2, "bf16_pure": 4e-2, "fp16": 5e-3}
 
 # What emulates products of codes has workspace of its own, which no GPU has.
-KERNELS = {**REFERENCE, **Fp8Kernels(TORCH, counted).table()}
+QUIET = Fp8Kernels(TORCH, counted).table()
 
 INTEGERS = ("index", "offset", "code")
 
@@ -40,7 +40,7 @@ def check(
     case: Case, precision: str, kernel: OpDeclaration | None = None, torch_kernel: TorchKernel | None = None
 ) -> list[str]:
     """All differences between what is declared or known of an op and what its kernel does."""
-    trial = Trial(case, precision, kernel or OPS[case.op_name].declaration, torch_kernel or KERNELS[case.op_name])
+    trial = Trial(case, precision, kernel or OPS[case.op_name].declaration, torch_kernel or QUIET.get(case.op_name) or REFERENCE[case.op_name])
     trial.run()
     return trial.differences
 

@@ -113,23 +113,21 @@ class _Edit:
         made = dict[tuple[object, ...], tuple[int, ...]]()
         edited = list[OpCall]()
         for op in self.tape.ops:
-            fp8: Fp8 | None = op.site.attrs.get("fp8")
-            one_matrix = op.site.op_name == "merged_linear" or len(op.site.params) == 1
-            linear = op.name == "linear" and one_matrix and self.tape.flows[op.ins[0]]
-            if op in glus:
-                op, fp8 = glus[op], glus[op].site.attrs["fp8"]
-            elif fp8 is None or not linear or not is_cast_once(fp8):
+            linear = glus.get(op, op)
+            if linear is op and not self._is_cast_once(op):
                 edited.append(op)
                 continue
-            elif (reader := readers.get(op.outs[0])) is not None and reader.site.op_name == "packed_swiglu":
+            reader = readers.get(op.outs[0])
+            if reader is not None and reader.site.op_name == "packed_swiglu":
                 glus[reader] = replace(op, outs=reader.outs)
                 continue
-            key = (root.get(op.ins[0], op.ins[0]), fp8.operand, fp8.powers)
+            x, fp8 = linear.ins[0], linear.site.attrs["fp8"]
+            key = (root.get(x, x), fp8.operand, fp8.powers)
             if key not in made:
-                edited.append(self._quantise(op, fp8, largest.get(op.ins[0])))
+                edited.append(self._quantise(linear, fp8, largest.get(x)))
                 made[key] = edited[-1].outs
-            edited.append(self._of_codes(op, made[key]))
-            if len(edited[-1].outs) > 1:
+            edited.append(self._of_codes(linear, made[key]))
+            if linear is not op:
                 largest[op.outs[0]] = edited[-1].outs[1]
         self.tape.ops = edited
 
@@ -154,6 +152,12 @@ class _Edit:
         plain = all(len(one.site.params) == 1 and self._merges(one.site.attrs, found[0].site.attrs) for one in found)
         cuts = {self.params[one.site.params[0]].cut(self.mesh) for one in found}
         return found if len(found) == len(fork.outs) and plain and len(cuts) == 1 else []
+
+    def _is_cast_once(self, op: OpCall) -> bool:
+        """Whether an op is a linear layer, or several merged ones, without bias and in FP8, of which what it reads can
+        be cast once."""
+        one_matrix = op.site.op_name == "merged_linear" or (op.site.op_name == "linear" and len(op.site.params) == 1)
+        return one_matrix and is_cast_once(op.site.attrs.get("fp8")) and self.tape.flows[op.ins[0]]
 
     def _merges(self, attrs: Mapping[str, Any], like: Mapping[str, Any]) -> bool:
         """Whether a linear layer is plain, or in FP8 as another is, and cast once."""

@@ -24,7 +24,7 @@ from penteract.config.rules.settle import Settle
 from penteract.engine.executor.feed import TokenSample
 from penteract.engine.kernels.registry import check_devices
 from penteract.errors import BadInput, CorruptData
-from penteract.ops.declarations.flash import piece
+from penteract.ops.declarations.fused_attention.flash import piece
 from penteract.step.program import Program
 
 log = logging.getLogger(__name__)

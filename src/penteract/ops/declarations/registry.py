@@ -16,16 +16,16 @@ from penteract.config.layout import AttentionKernel, Layout
 from penteract.errors import Bug
 from penteract.ops.declarations.attention import ATTENTION
 from penteract.ops.declarations.balance import BALANCE
-from penteract.ops.declarations.cudnn import CudnnAttention
 from penteract.ops.declarations.declaration import OpDeclaration, Serves
 from penteract.ops.declarations.dense import DENSE
 from penteract.ops.declarations.experts import EXPERTS
-from penteract.ops.declarations.fa4 import Fa4Attention, Fa4Documents
-from penteract.ops.declarations.flash import FlashAttention
 from penteract.ops.declarations.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.fp8_experts import scaled_experts
 from penteract.ops.declarations.fp8_linear import FP8_LINEAR, with_kernels
-from penteract.ops.declarations.fused import FusedAttention, when_chosen
+from penteract.ops.declarations.fused_attention.cudnn import CudnnAttention
+from penteract.ops.declarations.fused_attention.fa4 import Fa4Attention, Fa4Documents
+from penteract.ops.declarations.fused_attention.flash import FlashAttention
+from penteract.ops.declarations.fused_attention.fused import FusedAttention, when_chosen
 from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.grouped_experts import by_groups
 from penteract.ops.declarations.loss import LOSS
@@ -89,10 +89,10 @@ def _wide(op_name: str) -> Implementation:
 
 
 _FUSED_ATTENTION: tuple[tuple[AttentionKernel, type[FusedAttention], str], ...] = (
-    ("fa4", Fa4Attention, "fa4:FA4"),
-    ("fa4_documents", Fa4Documents, "fa4:FA4_DOCUMENTS"),
-    ("cudnn", CudnnAttention, "cudnn:CUDNN"),
-    ("flash", FlashAttention, "flash:FLASH"),
+    ("fa4", Fa4Attention, "fused_attention.fa4:FA4"),
+    ("fa4_documents", Fa4Documents, "fused_attention.fa4:FA4_DOCUMENTS"),
+    ("cudnn", CudnnAttention, "fused_attention.cudnn:CUDNN"),
+    ("flash", FlashAttention, "fused_attention.flash:FLASH"),
 )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from penteract.config.kernel_limits import most_documents
-from penteract.engine.kernels.chunk_order import AttentionLayout, QueryRun
+from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, QueryRun
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.ops.tape import Site

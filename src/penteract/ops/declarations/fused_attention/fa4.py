@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from penteract.config.kernel_limits import most_documents
 from penteract.ops.declarations.declaration import FLOAT, Attrs, CallShapes, Registers, Shape, WorkRates
-from penteract.ops.declarations.flash import INT, made_lists, piece
-from penteract.ops.declarations.fused import FusedAttention
+from penteract.ops.declarations.fused_attention.flash import INT, made_lists, piece
+from penteract.ops.declarations.fused_attention.fused import FusedAttention
 from penteract.ops.spec import Widths
 from penteract.units import Seconds
 

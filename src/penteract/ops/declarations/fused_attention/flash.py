@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penteract.config.kernel_limits import most_documents
 from penteract.ops.declarations.declaration import BOOL, FLOAT, Attrs, Shape
-from penteract.ops.declarations.fused import RANDOM, STATE, FusedAttention
+from penteract.ops.declarations.fused_attention.fused import RANDOM, STATE, FusedAttention
 from penteract.ops.spec import Widths
 
 INT = 4  # bytes of the end offset of a document

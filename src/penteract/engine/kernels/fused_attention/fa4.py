@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from penteract.config.kernel_limits import ATTENTION
-from penteract.engine.kernels.chunk_order import AttentionLayout, ChunkOrder, QueryRun
-from penteract.engine.kernels.flash import ends
+from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, ChunkOrder, QueryRun
+from penteract.engine.kernels.fused_attention.flash import ends
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.ops.tape import Site
