@@ -12,10 +12,20 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from layouts import Case
 from penteract.config import case as spec_case
-from penteract.config.layout import CP_METHODS, FUSIONS, LOSS_KERNELS, ZERO_STAGES, CpMethod, Fusion, Layout
+from penteract.config.layout import (
+    CP_METHODS,
+    ELEMENTWISE,
+    FUSIONS,
+    LOSS_KERNELS,
+    ZERO_STAGES,
+    CpMethod,
+    Elementwise,
+    Fusion,
+    Layout,
+)
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.precision.fp8 import Fp8
-from penteract.config.precision.policy import RECIPES
+from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.rules.breaches import breaches
 from penteract.schedule.registry import ScheduleName
 
@@ -128,6 +138,28 @@ def coded_cases(draw: DrawFn) -> Case:
     case = Case(model=model, layout=layout, sequence_length=128, precision=policy)
     assert legal(case), case
     return case
+
+
+FUSES_WITH_FP8: tuple[tuple[Fusion, ...], ...] = (FUSIONS, ("fp8",), ("mlp", "fp8"), ("norm", "mlp", "qkv", "fp8"))
+
+
+@st.composite
+def cast_once_cases(draw: DrawFn) -> Case:
+    """Linear layers in FP8 whose operands are cast once."""
+    case = draw(coded_cases())
+    assert isinstance(case.precision, Policy) and case.precision.fp8 is not None
+    again = draw(st.sampled_from([(), ("quantise",)]))
+    layout = replace(case.layout, fuse=draw(st.sampled_from(FUSES_WITH_FP8)), elementwise=draw(_ELEMENTWISE))
+    layout = replace(layout, recompute=tuple(dict.fromkeys((*layout.recompute, *again))))
+    policy = replace(case.precision, fp8=replace(case.precision.fp8, gather=False))
+    if policy.stat != "fp32":
+        layout = replace(layout, elementwise="reference")
+    case = replace(case, layout=layout, precision=policy)
+    assert legal(case), case
+    return case
+
+
+_ELEMENTWISE: SearchStrategy[Elementwise] = st.sampled_from(ELEMENTWISE)
 
 
 @st.composite

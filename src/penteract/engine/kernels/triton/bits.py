@@ -1,0 +1,36 @@
+"""Conversions between fp32 and bf16 by bits: the same on a GPU and in Triton's interpreter, which rounds bf16
+otherwise and loses its smallest numbers."""
+
+# Triton's stubs know neither launches on a grid nor its language's operators:
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportIndexIssue=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def wide(x):
+    """As fp32."""
+    if x.dtype == tl.bfloat16:
+        return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """fp32 rounded to nearest in another dtype, ties to even."""
+    if dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        nearest = tl.where(x == x, bits + (0x7FFF + ((bits >> 16) & 1)), 0x7FC00000)
+        return upper(nearest)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def upper(bits):
+    """The upper half of fp32's bits, as bf16."""
+    return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
