@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import HealthCheck, assume, given, settings
 
 from layouts import Case, Subject, _prepare, _step, made_once
 from penteract.config.layout import FUSIONS, Layout
@@ -31,6 +32,7 @@ from penteract.step.program import compile_step
 from penteract.step.walk import walk
 from pool import Pool
 from readings.test_why import check_sums
+from strategies import cast_once_cases
 from tolerances import PARITY
 
 DENSE = ModelSpec(
@@ -188,6 +190,33 @@ def test_what_is_cast_once_is_priced_without_a_walk(model: ModelSpec, layout: La
     for layers in (3, 4):
         deep = replace(model, layers=layers) if layers % layout.pp == 0 else model
         same_price(deep, layout, replace(RECIPES["bf16"], fp8=RECIPE["tensorwise"]))
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cast_once_cases())
+def test_any_layout_that_casts_once_is_one_process(pool: Pool, case: Case) -> None:
+    lay = case.layout
+    assume(not case.schedule and lay.world <= 4)
+    fuse = tuple(name for name in lay.fuse if name != "qkv" or lay.cp == 1)
+    layout = replace(lay, fuse=fuse, elementwise="reference")
+    assert isinstance(case.precision, Policy)
+    policy = replace(RECIPES["fp64"], fp8=case.precision.fp8)
+    told = pool.run(held, replace(case, layout=layout, precision=policy), {})
+    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
+
+
+def test_a_step_that_casts_once_is_the_step_that_casts_thrice_within_what_codes_lose() -> None:
+    """Of what is merged, scales are shared: other codes, by half a step of each."""
+    policy = replace(RECIPES["fp64"], fp8=RECIPE["tensorwise"])
+    apart, bf16, *once = (
+        in_one_process(Case(DENSE, Layout(fuse=fuse), 64, precision=p))
+        for fuse, p in (((), policy), ((), RECIPES["fp64"]), (("fp8",), policy), (FUSIONS, policy))
+    )
+    for one in once:
+        assert abs(one.loss / apart.loss - 1) < 1e-2
+        for name, g in one.gradients.items():
+            lost = ((apart.gradients[name] - bf16.gradients[name]).norm() / bf16.gradients[name].norm()).item()
+            assert ((g - bf16.gradients[name]).norm() / bf16.gradients[name].norm()).item() < 1.3 * lost + 1e-2, name
 
 
 def alone(rank: int, groups: ProcessGroups, case: Case) -> list[str]:

@@ -20,10 +20,10 @@ recorder = found.estimator.composer.recorder
 print(json.dumps({
     "enumerated": found.counts.enumerated,
     "calls": pstats.Stats(profile).total_calls,
-    "tapes": len(recorder.memos["_recorded"]) + len(recorder.memos["_told_flat"]),
-    "sized": len(recorder.memos["_told"]),
+    "tapes": len(recorder.memos["_recorded"]) + len(recorder.memos["_flat_recording"]),
+    "sized": len(recorder.memos["_recording"]),
     "lowered": len(recorder.outlines),
-    "pieces": len(recorder.pieces),
+    "pieces": len(recorder.layer_programs),
     "torch": "torch" in sys.modules,
 }))
 """

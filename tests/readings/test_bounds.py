@@ -43,7 +43,7 @@ def test_units_are_gathered_as_often_as_the_program_does(case: Case, deeper: int
         for i, b in enumerate(p.buckets):
             if b.cut_parameters and b.shards > 1:
                 wires[b.shard_ranks] += asked["gather", i] * steps.bucket_costs.on_wire("all_gather", b)  # type: ignore[assignment]
-        told = Bounds(steps).gathers(lay, composer.packer.runs(lay, at), at, at)
+        told = Bounds(steps).gathers(lay, composer.bucket_planner.runs(lay, at), at, at)
         assert dict(told) == pytest.approx(dict(wires))
 
 

@@ -39,12 +39,12 @@ def test_counts_are_those_of_packs_that_travel_as_codes(
 def check(case: Case, precision: Policy, optimizer_kinds: OptimizerKinds) -> None:
     """Of each stage; in the order in which a rank comes to the first of a kind."""
     lay = case.layout
-    packer = Composer(case.model, case.sequence_length, precision, optimizer_kinds).packer
+    bucket_planner = Composer(case.model, case.sequence_length, precision, optimizer_kinds).bucket_planner
     for stage in range(lay.pp):
         one_by_one = Counter[tuple[object, ...]]()
-        for plan in packer.bucket_plans(lay, stage):
+        for plan in bucket_planner.bucket_plans(lay, stage):
             one_by_one[_kind(plan.at(stage))] += 1
-        told = packer.counted(lay, packer.runs(lay, stage), stage)
+        told = bucket_planner.counted(lay, bucket_planner.runs(lay, stage), stage)
         assert [(_kind(plan.at(stage)), n) for plan, n in told] == list(one_by_one.items())
 
 

@@ -161,7 +161,7 @@ def test_data_parallel_volume() -> None:
     assert wires(told(LLAMA, Layout(dp=4)), "gradients of") == {"all_reduce": 4 * N_LLAMA}
     cut = told(LLAMA, Layout(dp=4, zero=1))
     assert wires(cut, "gradients of") == {"reduce_scatter": 4 * N_LLAMA}
-    assert wires(cut, "moved") == {"all_gather": 2 * N_LLAMA}
+    assert wires(cut, "updated") == {"all_gather": 2 * N_LLAMA}
 
 
 @pytest.mark.parametrize(("recompute", "gathers"), [((), 4), (("enter",), 6)])

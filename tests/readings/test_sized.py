@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from layouts import Case
 from penteract.config.mesh import Mesh
 from penteract.model.decoder import record
-from penteract.readings.layers.outline import saying, sites_of
+from penteract.readings.layers.outline import signature, sites_of
 from penteract.readings.layers.sized import OPEN, sized
 from strategies import cases
 
@@ -23,7 +23,7 @@ def test_is_what_is_recorded_with_the_size(case: Case, size: int) -> None:
         open_ = record(case.model, Mesh(replace(lay, micro_batch_size=OPEN)), stage, length)
         told = record(case.model, Mesh(lay), stage, length)
         found, sites = sized(open_.tape, sites_of(open_.tape), size), sites_of(told.tape)
-        assert saying(open_.tape) == saying(told.tape)
+        assert signature(open_.tape) == signature(told.tape)
         assert open_.params == told.params
         assert list(found.specs) == told.tape.specs
         assert found.inputs == {name: told.tape.specs[v] for name, v in told.tape.inputs.items()}

@@ -21,7 +21,7 @@ from penteract.ops.spec import Widths
 from penteract.parallel.data import Bucket
 from penteract.parallel.pipeline import stage_layers
 from penteract.readings.buckets.planned import BucketPlanner, first_rank
-from penteract.readings.layers.holdings import Holder, Holding
+from penteract.readings.layers.layer_memory import LayerMemory, LayerMemoryReading
 from penteract.readings.layers.layer_program import EMBEDDING, HEAD, LayerProgram, LayerType, Recorder, Wire
 from penteract.readings.layers.pools import Pools
 from penteract.readings.layers.reads import Memos, tracked
@@ -71,8 +71,8 @@ class Composer:
     policy: Policy = field(init=False)
     widths: Widths = field(init=False)
     recorder: Recorder = field(init=False)
-    holder: Holder = field(init=False)
-    packer: BucketPlanner = field(init=False)
+    layer_memories: LayerMemoryReading = field(init=False)
+    bucket_planner: BucketPlanner = field(init=False)
     memos: Memos = field(default_factory=Memos)
     assignments: dict[tuple[tuple[StageLayers, ...], Placement], StageAssignment] = field(
         default_factory=dict[tuple[tuple[StageLayers, ...], Placement], StageAssignment]
@@ -86,18 +86,20 @@ class Composer:
         self.policy = policy(self.precision)
         self.widths = self.policy.widths
         self.recorder = Recorder(self.model, self.sequence_length, self.policy)
-        self.holder = Holder(self.model, self.sequence_length, self.widths)
-        self.packer = BucketPlanner(self.model, self.policy, self.optimizer_kinds, self.recorder, self.assignment)
+        self.layer_memories = LayerMemoryReading(self.model, self.sequence_length, self.widths)
+        self.bucket_planner = BucketPlanner(
+            self.model, self.policy, self.optimizer_kinds, self.recorder, self.assignment
+        )
 
-    def piece(self, layout: Layout, kind: LayerType) -> LayerProgram:
+    def layer_program(self, layout: Layout, kind: LayerType) -> LayerProgram:
         """The program of the embedding, the head or a type of layer in a layout."""
-        return self.recorder.piece(layout, kind)
+        return self.recorder.layer_program(layout, kind)
 
-    def holding(self, layout: Layout, kind: LayerType) -> Holding:
+    def layer_memory(self, layout: Layout, kind: LayerType) -> LayerMemory:
         """Memory of a pass through a layer."""
-        return self.holder.measure(layout, self.recorder.piece(layout, kind))
+        return self.layer_memories.measure(layout, self.recorder.layer_program(layout, kind))
 
-    def stage_chains(self, layout: Layout) -> tuple[StageLayers, ...]:
+    def layers_by_stage(self, layout: Layout) -> tuple[StageLayers, ...]:
         """The layers of each stage, with the embedding and the head."""
         stages = layout.stages
         return tuple(
@@ -109,8 +111,8 @@ class Composer:
 
     def rank(self, layout: Layout, pp_rank: int) -> RankPrice:
         """Price the ranks of pipeline coordinate `pp_rank`."""
-        stages, made = self.stages(layout, pp_rank), self.packer.buckets(layout, pp_rank)
-        ring_buffers = self.packer.ring_buffers(layout, self.packer.runs(layout, pp_rank), pp_rank)
+        stages, made = self.stages(layout, pp_rank), self.bucket_planner.buckets(layout, pp_rank)
+        ring_buffers = self.bucket_planner.ring_buffers(layout, self.bucket_planner.runs(layout, pp_rank), pp_rank)
         inputs = {name: spec for s in stages for name, spec in s.inputs.items()}
         bucket_peak = max(bucket_workspace(b, self.policy, layout.elementwise) for b in made)
         data = input_bytes(inputs, layout.gradient_accumulation_steps, self.widths) + sum(
@@ -134,13 +136,13 @@ class Composer:
 
     def work(self, layout: Layout, pp_rank: int) -> tuple[Counter[str], Counter[Wire]]:
         """FLOPs of a step by phase, without the update, and bytes of collectives."""
-        each = [w for chain in self.chains_of(layout, pp_rank) for w in self._work(chain, layout)]
+        each = [w for chain in self.layers_of_rank(layout, pp_rank) for w in self._work(chain, layout)]
         return _total(layout, [flops for flops, _ in each]), _total(layout, [wires for _, wires in each])
 
     def _work(self, chain: StageLayers, layout: Layout) -> Iterator[tuple[Counter[str], Counter[Wire]]]:
         """FLOPs by phase and bytes of collectives, of each layer of a stage."""
         for kind, n in chain:
-            yield from repeat(self.recorder.work(self.piece(layout, kind), layout), n)
+            yield from repeat(self.recorder.work(self.layer_program(layout, kind), layout), n)
 
     def stages(self, layout: Layout, pp_rank: int) -> tuple[StageSum, ...]:
         """The sum of the layers of each model chunk of a pipeline rank. Equal stages share one object."""
@@ -149,7 +151,7 @@ class Composer:
     def stages_by_group(self, layout: Layout) -> list[tuple[StageSum, ...]]:
         """The same, for each group of ranks with the same stages."""
         assignment = self.assignment(layout)
-        memory = {kind: self.holding(layout, kind) for kind in assignment.kinds}
+        memory = {kind: self.layer_memory(layout, kind) for kind in assignment.kinds}
         return assignment.by_group(
             [self._sum(tuple([(memory[kind], n) for kind, n in chain])) for chain in assignment.chains]
         )
@@ -170,14 +172,14 @@ class Composer:
             self.pooled[stages] = Pools.of(stages)
         return self.pooled[stages]
 
-    def chains_of(self, layout: Layout, pp_rank: int) -> RankLayers:
+    def layers_of_rank(self, layout: Layout, pp_rank: int) -> RankLayers:
         """The layers of each model chunk of one pipeline rank."""
         return self.assignment(layout).by_rank[pp_rank]
 
     @tracked
     def assignment(self, layout: Layout) -> StageAssignment:
         """Which layers each pipeline rank has."""
-        key = self.stage_chains(layout), layout.placement
+        key = self.layers_by_stage(layout), layout.placement
         return self.assignments.setdefault(key, StageAssignment.of(*key))
 
 

@@ -104,8 +104,8 @@ class Estimator:
             return
         check_gather(self.composer.policy.fp8, layout)
         pieces = 2 if layout.cp > 1 else 1
-        for kind in {kind for chain in self.composer.stage_chains(layout) for kind, _ in chain}:
-            check_sizes(self.composer.piece(layout, kind).sites, pieces)
+        for kind in {kind for chain in self.composer.layers_by_stage(layout) for kind, _ in chain}:
+            check_sizes(self.composer.layer_program(layout, kind).sites, pieces)
 
     def least(self, layout: Layout) -> Least:
         """A lower bound of a layout's memory, as a function of the micro-batch size."""

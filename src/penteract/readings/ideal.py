@@ -43,7 +43,7 @@ class Forward:
         """Count the FLOPs that the declarations give for one sequence on a single device."""
         single_device, forward, scores = Layout(attention="flash"), 0, 0
         load = Balanced.of(composer.model, single_device, composer.sequence_length)
-        for kind, n in composer.stage_chains(single_device)[0]:
+        for kind, n in composer.layers_by_stage(single_device)[0]:
             for op in composer.recorder.tape(single_device, kind).ops:
                 entry = OPS.get(op.site.op_name)
                 if op.program is None and entry is not None:

@@ -91,12 +91,14 @@ class MemoryReading:
 
     def _states(self, layout: Layout) -> list[BucketMemory]:
         """Bucket memory of each group of pipeline ranks with the same stages."""
-        return self._states_of(layout, self.composer.packer.groups(layout))
+        return self._states_of(layout, self.composer.bucket_planner.groups(layout))
 
     @tracked
     def _states_of(self, layout: Layout, groups: StageGroups) -> list[BucketMemory]:
-        packer, each = self.composer.packer, zip(groups.runs, groups.ranks, strict=True)
-        return [packer.state(layout, runs, ranks[0] if packer.shares(runs) else 0) for runs, ranks in each]
+        bucket_planner, each = self.composer.bucket_planner, zip(groups.runs, groups.ranks, strict=True)
+        return [
+            bucket_planner.state(layout, runs, ranks[0] if bucket_planner.shares(runs) else 0) for runs, ranks in each
+        ]
 
     @tracked
     def _outside(self, layout: Layout) -> _OutsideBuckets:

@@ -64,11 +64,14 @@ class Run:
     host: Arena | None = None  # for offloaded activations
     common: Factors | None = None  # of this step's updates, the same for all buckets
     streamed: StreamedState | None = None  # moves optimizer state to the device and back, where it is on the host
+    squares: SumOfSquares | None = None  # of gradients, in one pass
     latch: torch.Tensor = field(init=False)  # 0; NaN after a step that was not finite or that ends the run
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
         self.device = self.fake or device_of(device)
+        if self.squares is None:
+            self.squares = one_pass_squares(self.p)
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases,
         tokens_per_expert=self.state.tokens_per_expert,
                        agree=partial(_largest, self.comm, self.p))  # fmt: skip
@@ -117,6 +120,8 @@ class Run:
     def agree(self, agreement: Agreement) -> None:
         x = self.agreed[agreement.name]
         if agreement.name == "norm and losses":
+            if self.squares is not None:
+                self.squares.total(self.totals[0])
             self.summed.add_next_targets()
         ranks, largest = self._ranks(agreement.axis), agreement.kind == "max"
         self.comm.finish(self.comm.largest(ranks, x) if largest else self.comm.sum(ranks, x))
@@ -233,7 +238,11 @@ class Run:
             widened(flat.cut_gradient, self.wire, range(len(flat.shard)))
 
     def measure(self, bucket: int) -> None:
-        self.totals[0].add_(_squares(self.state.flats[bucket].own_gradient, self.totals.dtype))
+        gradient = self.state.flats[bucket].own_gradient
+        if self.squares is None:
+            self.totals[0].add_(_squares(gradient, self.totals.dtype))
+        else:
+            self.squares.add(gradient)
 
     def factors(self) -> None:
         self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # a loss that is not finite skips the update too

@@ -1,6 +1,6 @@
-"""The buckets of a pipeline rank, counted by the kinds of its layers: equal layers are packed once, however many.
+"""The buckets of a pipeline rank, counted by the types of its layers: equal layers are packed only once.
 
-`parallel/data.py` says what goes together and what fills a plan; a test holds the counts against its plans one by one.
+`parallel/data.py` has the rules of packing. A test compares the counts here with its plans one by one.
 """
 
 from __future__ import annotations
@@ -35,8 +35,14 @@ from penteract.units import Bytes
 
 @dataclass(frozen=True, slots=True)
 class BucketMemory:
-    """What a rank holds of its buckets: bytes between steps, by kind; ring_buffers, where they are whole for a while;
-    both together; the most that an update allocates; and what the optimizer keeps on the host."""
+    """Memory of a rank's buckets.
+
+    held         bytes between steps, by kind
+    ring_buffer  bytes of the ring buffers of unsharded units
+    resident     both together
+    largest      the most that an update, a reduction or a gather allocates
+    host         optimizer states on the host
+    """
 
     held: Mapping[str, Bytes]
     ring_buffer: Bytes
@@ -46,7 +52,8 @@ class BucketMemory:
 
 
 class _Part(NamedTuple):
-    """A bucket: what a rank holds of it between steps, the most that moving it allocates, and what is on the host."""
+    """A bucket: its bytes between steps by kind, the most that reducing, updating or gathering it allocates, and its
+    bytes on the host."""
 
     bucket: Bucket
     held: Mapping[str, Bytes]
@@ -55,7 +62,7 @@ class _Part(NamedTuple):
 
 
 class Units(NamedTuple):
-    """Equal units of a rank, one after the other."""
+    """Equal units of a rank in a row."""
 
     kind: LayerType
     unit: Unit
@@ -64,15 +71,14 @@ class Units(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """The units of a rank. Ranks that have the same have one object: what follows from them is kept by it."""
+    """The units of a rank. Ranks with equal units share one object, which caches use as their key."""
 
     units: tuple[Units, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageGroups:
-    """The units of pipeline ranks with the same stages, and which ranks these are. Layouts with the same have one
-    object."""
+    """The units of pipeline ranks with the same stages, and which ranks these are. Equal ones are one object."""
 
     runs: tuple[Runs, ...]
     ranks: tuple[tuple[int, ...], ...]
@@ -80,7 +86,7 @@ class StageGroups:
 
 @dataclass(slots=True)
 class BucketPlanner:
-    """Packs the parameters of pipeline ranks. `assignment`: which stages a layout's ranks have."""
+    """Packs the parameters of pipeline ranks into buckets. `assignment`: the stages of a layout's ranks."""
 
     model: ModelSpec
     policy: Policy
@@ -90,19 +96,19 @@ class BucketPlanner:
     memos: Memos = field(default_factory=Memos)
     interned: dict[Hashable, Any] = field(
         default_factory=dict[Hashable, Any]
-    )  # units, runs and bucket plans by what they are
+    )  # one object for equal units, runs and bucket plans
 
     # ---- one by one ------------------------------------------------------------------------------------------
 
     def placed(self, layout: Layout, pp_rank: int) -> list[tuple[LayerType, tuple[Param, ...]]]:
-        """The pieces of a rank, one by one in the order of forward, with the parameters that each is first to use.
+        """The units of a rank in the order of forward, each with the parameters that it is the first to use.
 
-        A layer's are those of the layer that was recorded: equal layers show the same.
+        The parameters of a layer are those of the recorded layer of its type.
         """
         return [(run.kind, run.unit.params) for run in self.runs(layout, pp_rank).units for _ in range(run.number)]
 
     def bucket_plans(self, layout: Layout, pp_rank: int) -> Iterator[BucketPlan]:
-        """The groups of parameters that fill the buckets of a rank."""
+        """The bucket plans of a rank."""
         runs = self.runs(layout, pp_rank)
         units = [run.unit for run in runs.units for _ in range(run.number)]
         return bucket_plans(self._rules(layout, units, pp_rank), units)
@@ -113,7 +119,7 @@ class BucketPlanner:
         rank = first_rank(mesh, pp_rank)
         return tuple(bucket_of(plan, mesh, rank) for plan in self.bucket_plans(layout, pp_rank))
 
-    # ---- by kinds --------------------------------------------------------------------------------------------
+    # ---- by type of layer ------------------------------------------------------------------------------------
 
     def runs(self, layout: Layout, pp_rank: int) -> Runs:
         """The units of a rank."""
@@ -134,7 +140,7 @@ class BucketPlanner:
         return self.interned[key]
 
     def _runs(self, chains: RankLayers, uses: Mapping[LayerType, Uses], *, cut: bool) -> Runs:
-        """What an end uses after the other is the other's."""
+        """The units of a chunk's layers. A parameter of both embedding and head belongs to the first of them."""
         ends, out = set[str](), list[Units]()
         for kind, n in chain.from_iterable(chains):
             names = {p.name for p in uses[kind].params} if kind in EMBEDDING_AND_HEAD else set[str]()
@@ -143,7 +149,7 @@ class BucketPlanner:
         return self.interned.setdefault(tuple(out), Runs(tuple(out)))
 
     def _unit(self, used: Uses, again: frozenset[str], *, cut: bool) -> Unit:
-        """`again`: parameters that are another unit's already."""
+        """The unit of a layer. `again`: parameters that belong to another unit already."""
         key = (used, again, cut)
         if key not in self.interned:
             params = tuple([p for p in used.params if p.name not in again])
@@ -155,9 +161,9 @@ class BucketPlanner:
 
     @tracked
     def counted(self, layout: Layout, runs: Runs, stage: int) -> Counted:
-        """The bucket plans of a rank with these units, as it has them in a pipeline stage."""
+        """The bucket plans of a rank with these units, in a pipeline stage."""
         if not self.shares(runs):
-            stage = 0  # the bucket plans of another are no others
+            stage = 0  # every stage has the same plans
         rules = self._rules(layout, [run.unit for run in runs.units], stage)
         own = {unit: self._unit_plans(layout, unit, stage) for unit in dict.fromkeys(run.unit for run in runs.units)}
         found = count_bucket_plans(rules, [(run.unit, own[run.unit], run.number) for run in runs.units])
@@ -165,12 +171,12 @@ class BucketPlanner:
 
     @tracked
     def _unit_plans(self, layout: Layout, unit: Unit, stage: int) -> list[BucketPlan]:
-        """Those that are of one unit alone."""
+        """The bucket plans with parameters of this unit only."""
         return list(self._rules(layout, [unit], stage).of_unit(unit, 0)) if layout.cuts_units else []
 
     @tracked
     def bucket(self, layout: Layout, plan: BucketPlan, stage: int) -> Bucket:
-        """Of the first rank of a stage."""
+        """The bucket of a plan on the first rank of a stage."""
         mesh = Mesh(layout)
         return bucket_of(plan.at(stage), mesh, first_rank(mesh, stage))
 
@@ -180,19 +186,19 @@ class BucketPlanner:
         return _Part(b, bucket_bytes((b,), p), bucket_workspace(b, p, layout.elementwise), host_optimizer_bytes(b, p))
 
     def unit_buckets(self, layout: Layout, runs: Runs, stage: int) -> list[list[Bucket]]:
-        """The buckets that each of the units has alone, for each run of equal ones."""
+        """The buckets with parameters of one unit only, for each run of equal units."""
         at = stage if self.shares(runs) else 0
         made = {unit: self.buckets_of(layout, unit, at) for unit in dict.fromkeys(run.unit for run in runs.units)}
         return [made[run.unit] for run in runs.units]
 
     @tracked
     def buckets_of(self, layout: Layout, unit: Unit, stage: int) -> list[Bucket]:
-        """Those that a unit has alone."""
+        """The buckets with parameters of this unit only."""
         return [self.bucket(layout, plan, stage) for plan in self._unit_plans(layout, unit, stage)]
 
     @tracked
     def state(self, layout: Layout, runs: Runs, stage: int) -> BucketMemory:
-        """What a rank with these units holds; the stage tells more only where others share its parameters."""
+        """Bucket memory of a rank with these units. It depends on the stage only if other stages share parameters."""
         parts = [(self._part(layout, plan, stage), n) for plan, n in self.counted(layout, runs, stage)]
         kinds = rank_bucket_bytes(
             [(part.bucket, n) for part, n in parts], self.policy, [part.held for part, _ in parts]
@@ -202,14 +208,14 @@ class BucketPlanner:
         return BucketMemory(kinds, ring_buffer, resident, largest, sum([n * part.host for part, n in parts]))
 
     def ring_buffers(self, layout: Layout, runs: Runs, stage: int) -> tuple[Bytes, Bytes]:
-        """Bytes of a rank's ring_buffers: of gathered parameters, and of gradients in one action."""
+        """Bytes of a rank's ring buffers: of gathered parameters, and of gradients in one action."""
         if not layout.cuts_units:
             return 0, 0
         n, widths = depth(layout, sum([run.number for run in runs.units])), self.policy.widths
         parameters, gradients, begin = dict[int, Bytes](), dict[int, Bytes](), 0
         sizes = dict[Unit, tuple[Bytes, Bytes]]()
         for run, own in zip(runs.units, self.unit_buckets(layout, runs, stage), strict=True):
-            # Further units of the run take turns at the same entries.
+            # Further units of the run reuse the same entries.
             if run.unit not in sizes:
                 sizes[run.unit] = (
                     sum([gathered_bytes(b, widths) for b in own]),
@@ -230,5 +236,5 @@ class BucketPlanner:
 
 
 def first_rank(mesh: Mesh, pp_rank: int) -> int:
-    """Of a pipeline stage."""
+    """The first rank of a pipeline stage."""
     return mesh.ranks((pp_rank,), (0,), (0,))[0]

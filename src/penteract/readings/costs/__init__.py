@@ -1,1 +1,1 @@
-"""Seconds of kernels and collectives, by what was measured of the hardware."""
+"""Seconds of kernels and collectives, from measurements of the hardware."""

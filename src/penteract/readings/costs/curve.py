@@ -1,4 +1,4 @@
-"""Time against size, as it was measured: straight between the points."""
+"""Time against size, interpolated between measured points."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from math import fsum, inf
 
 from penteract.units import Seconds
 
-_FAR = 1e18  # where a curve at its best ends; beyond, its rate no longer grows
+_FAR = 1e18  # the last point of an `at_best` curve: beyond it, the rate no longer grows
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds of a size, never falling. Straight between points, and beyond them as the outermost pieces go on: what
-    takes latency + size / rate is met exactly, wherever the points lie."""
+    """Seconds as a function of size, never falling. Linear between points, and extrapolated beyond them along the
+    outermost segments: a time of latency + size / rate is reproduced exactly, wherever the points are."""
 
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
 
     @staticmethod
     def of(points: Iterable[tuple[float, float]]) -> Curve:
-        """Points of one size are averaged. One that took longer than a larger one was disturbed: it gets the larger's
-        time. A single point means a rate without latency."""
+        """A curve through (size, seconds). Points of one size are averaged. A point that took longer than a larger
+        size was disturbed: it gets the larger one's time. A single point gives a rate without latency."""
         by_size: defaultdict[float, list[float]] = defaultdict(list)
         for size, seconds in points:
             by_size[size].append(seconds)
@@ -38,16 +38,16 @@ class Curve:
 
     @property
     def floor(self) -> Seconds:
-        """What the smallest takes."""
+        """Seconds of size 0: the latency."""
         return max(0.0, self(0))
 
     def stretched(self, slower: float) -> Curve:
-        """What lies above the floor takes `slower` times as long."""
+        """The part above the floor takes `slower` times as long."""
         floor = self.floor
         return Curve(self.sizes, tuple(floor + (s - floor) * slower for s in self.seconds))
 
     def at_best(self) -> Curve:
-        """No more anywhere, and seconds over size never rise: each size at the best rate of any up to it."""
+        """A lower bound of the curve whose seconds per size never rise: each size has the best rate of all up to it."""
         sizes, best, seconds = sorted({1.0, *(s for s in self.sizes if s > 1), _FAR}), inf, list[Seconds]()
         for size in sizes:
             best = min(best, max(0.0, self(size)) / size)

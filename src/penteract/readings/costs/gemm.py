@@ -1,4 +1,4 @@
-"""How long matrix products take: a law of four terms, fitted to measured shapes."""
+"""Seconds of matrix products: a formula of four terms, fitted to measured shapes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from penteract.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """Seconds of `times` products [m, k]·[k, n], and never less than their operands take from memory.
+    """Seconds of `times` products [m, k]·[k, n], never less than their memory traffic takes.
 
-    flop      of 2mnk: the inner products
-    result    of mn: filling and draining the pipeline of a tile, writing it. Short inner dimensions pay it
-    operand   of mk + kn: reading that is not hidden. Narrow products pay it
-    start     of a kernel. Small products pay it
+    flop      per FLOP (2mnk): the inner products
+    result    per result (mn): filling and draining the pipeline of a tile, writing it; matters if k is small
+    operand   per operand (mk + kn): reading that is not hidden; matters for narrow products
+    start     of a kernel; matters for small products
+    byte      seconds per byte of memory traffic
+    width     bytes of an element
 
-    All grow with the sizes, so no product is cheaper than a smaller one. Rounding up to whole waves of tiles is not in
-    it: shapes that would fill 1.5 waves were measured at the rate of full ones, as libraries change tiles or split the
-    inner dimension.
+    All terms grow with the sizes, so no product costs less than a smaller one. Wave quantisation is not included:
+    shapes that would fill 1.5 waves of tiles were measured at the rate of full ones, as libraries change tiles or split
+    the inner dimension.
     """
 
     flop: float
@@ -42,7 +44,7 @@ class Gemm:
 
     @staticmethod
     def of(shapes: Sequence[Shape], measured: tuple[Gpu, str], wanted: tuple[Gpu, str], hbm: float, width: int) -> Gemm:
-        """The law of `shapes`, scaled from one device and dtype to another by their peaks.
+        """Fit `shapes`, and scale from the measured device and dtype to the wanted ones by their peaks.
 
         hbm    bytes/s that products get from the wanted device's memory
         width  bytes of an element
@@ -53,13 +55,13 @@ class Gemm:
 
 
 def terms(shape: Shape) -> tuple[float, float, float, float]:
-    """FLOPs, results, operands, one."""
+    """The four terms of a shape: FLOPs, results, operands, one kernel."""
     times, m, n, k, _ = shape
     return 2.0 * times * m * n * k, float(times * m * n), float(times * k * (m + n)), 1.0
 
 
 def fit(shapes: Sequence[Shape]) -> list[float]:
-    """Seconds of each term: least squares of relative errors, none of them negative."""
+    """Seconds of each term: least squares of relative errors, with no negative term."""
     rows = [terms(shape) for shape in shapes]
     scaled = [[x * shape[4] * 1e12 / row[0] for x in row] for row, shape in zip(rows, shapes, strict=True)]
     law, kept = [0.0] * 4, [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""How long what goes over wires takes: inside a node as measured, between nodes as their fabric allows."""
+"""Seconds of collectives and messages: inside a node as measured, between nodes modelled from their fabric."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from penteract.config.hardware import Curves, Fabric, Points
 from penteract.readings.costs.curve import Curve
 from penteract.units import Bytes, Seconds
 
-_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}  # of the whole tensor over every link of a ring
+_PASSES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}  # how often the whole tensor passes a link of a ring
 _HOP = 2e-6  # seconds from rank to rank of one node inside a collective; modelled
 _ALIKE = {"all_to_all_v": "all_to_all"}
 
 
 class GroupSpan(NamedTuple):
-    """How a group lies: `ranks` of them over `nodes`."""
+    """A group of `ranks` ranks over `nodes` nodes."""
 
     ranks: int
     nodes: int
 
     @staticmethod
     def of(ranks: tuple[int, ...], gpus_per_node: int) -> GroupSpan:
-        """Of global ranks, a node being `gpus_per_node` consecutive ones."""
+        """The span of global ranks; a node has `gpus_per_node` consecutive ones."""
         return _span(ranks, gpus_per_node)
 
 
@@ -35,8 +35,8 @@ def _span(ranks: tuple[int, ...], gpus_per_node: int) -> GroupSpan:
 
 
 class CollectiveCost(NamedTuple):
-    """Seconds of a collective of one group: `inside` the nodes, and `fixed + each · bytes` between them. Both go on at
-    once, a piece of the tensor after the other, so the slower one tells."""
+    """Seconds of a collective of one group: `inside` the nodes, and `fixed + each · bytes` between them. Both parts are
+    pipelined over the tensor, so the slower one counts."""
 
     inside: Curve | None
     fixed: Seconds
@@ -54,9 +54,10 @@ class Wires:
     """Rates of collectives and of sends.
 
     measured   (kind, ranks) -> curve, inside a node
-    one_way    a send; `both_ways`: with as much coming back
-    best       whether curves are taken at their best (`Curve.at_best`)
-    lines      what `collective` has been asked for
+    one_way    a send; `both_ways`: with an equal one coming back
+    between    the fabric between nodes; `bus`: its measured bus bandwidth, by kind
+    best       whether curves are replaced by `Curve.at_best`
+    lines      the cache of `collective`
     """
 
     measured: Mapping[tuple[str, int], Curve]
@@ -70,15 +71,16 @@ class Wires:
     )
 
     @staticmethod
-    def of(known: Curves, inside: Fabric, between: Fabric) -> Wires:
-        """`known` as it would be on `inside`: what lies above the latency, stretched by the ratio of their links."""
-        slower = known.inside.gb_per_second / inside.gb_per_second
-        one, both = (_curve(points, slower) for points in known.p2p)
-        measured = {(kind, ranks): _curve(points, slower) for kind, ranks, points in known.collectives}
+    def of(curves: Curves, inside: Fabric, between: Fabric) -> Wires:
+        """The measured `curves`, scaled to the fabric `inside`: the part above the latency is stretched by the ratio of
+        their links."""
+        slower = curves.inside.gb_per_second / inside.gb_per_second
+        one, both = (_curve(points, slower) for points in curves.p2p)
+        measured = {(kind, ranks): _curve(points, slower) for kind, ranks, points in curves.collectives}
         return Wires(measured, one, both, between, dict(between.bus))
 
     def collective(self, kind: str, span: GroupSpan, amount: Bytes) -> Seconds:
-        """`amount`: bytes of the tensor handed over, the output of a gather, the input of others."""
+        """Seconds of a collective. `amount`: bytes of the output of a gather, of the input of others."""
         line = self.lines.get((kind, span))
         if line is None:
             line = self._line(_ALIKE.get(kind, kind), span)
@@ -106,13 +108,13 @@ class Wires:
     # ---- inside a node -------------------------------------------------------------------------------------------
 
     def _inside(self, kind: str, ranks: int) -> Curve:
-        """Between two measured sizes of a group in proportion; beyond them as a ring has it: latency of more rounds,
-        and the bandwidth of the nearest."""
+        """The curve of a group inside a node. Between two measured group sizes it is interpolated; beyond them it
+        follows a ring: the latency of more rounds, and the bandwidth of the nearest size."""
         if (kind, ranks) in self.measured:
             return self.measured[kind, ranks]
-        known = sorted(n for k, n in self.measured if k == kind)
-        below = max((n for n in known if n < ranks), default=known[0])
-        above = min((n for n in known if n > ranks), default=below)
+        sizes = sorted(n for k, n in self.measured if k == kind)
+        below = max((n for n in sizes if n < ranks), default=sizes[0])
+        above = min((n for n in sizes if n > ranks), default=below)
         low = self.measured[kind, below]
         if above != below and below < ranks:
             high, w = self.measured[kind, above], (ranks - below) / (above - below)
@@ -125,13 +127,14 @@ class Wires:
 
     @property
     def _port(self) -> float:
-        """Bytes/s that one device's port reaches."""
+        """Bytes/s of one device's port."""
         return self.between.gb_per_second * 1e9 * self.between.efficiency
 
     def _each(self, kind: str, span: GroupSpan) -> float:
-        """s/byte of what leaves a node: a group uses the ports of its own devices there, its neighbours the others.
+        """s/byte between nodes. A group uses the ports of its own devices, as neighbouring groups use the others.
 
-        Where bus bandwidth of whole nodes was measured, what it lost beyond the rounds is a busier network."""
+        Where the bus bandwidth of whole nodes was measured, the time beyond the latency of rounds gives the rate.
+        """
         local, n = span.ranks / span.nodes, span.ranks
         if kind == "all_to_all":
             return (n - local) / n / self._port
@@ -146,8 +149,8 @@ class Wires:
         return took / fabric.message * share * fabric.devices / local if took > 0 else port
 
     def _rounds(self, kind: str, span: GroupSpan) -> Seconds:
-        """Latency: of the call, and of the hops of a ring, a few of them between nodes. Sums over many nodes go by a
-        tree where that is quicker."""
+        """Latency of the call and of a ring's hops inside and between nodes. An all-reduce takes a tree if that is
+        faster."""
         hop, call = self.between.latency_us * 1e-6, self.one_way.floor
         ring = span.nodes * hop + (span.ranks - span.nodes) * _HOP
         tree = 2 * ceil(log2(span.nodes)) * hop + 2 * span.ranks / span.nodes * _HOP
@@ -155,12 +158,12 @@ class Wires:
 
 
 def _curve(points: Points, slower: float) -> Curve:
-    """Of microseconds."""
+    """A curve from points in microseconds."""
     return Curve.of((size, us * 1e-6) for size, us in points).stretched(slower)
 
 
 def _at(points: Points, x: float) -> float:
-    """Straight between points over the logarithm of both; beyond them as the outermost pieces go on."""
+    """Linear between points in log-log; extrapolated beyond them along the outermost segments."""
     i = min(max(sum(p[0] < x for p in points), 1), len(points) - 1)
     (x0, y0), (x1, y1) = points[i - 1], points[i]
     return y0 * (y1 / y0) ** (log(x / x0) / log(x1 / x0))

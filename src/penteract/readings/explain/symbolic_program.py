@@ -1,6 +1,6 @@
-"""A rank's step in small: one layer for all that are alike, one micro-batch, and sizes that carry their formula.
+"""A rank's step, reduced: one layer for all equal ones, one micro-batch, and sizes that carry their formula.
 
-What it holds and asks for is what the whole step does, so many times over: `alike` and `times` say how many.
+Its memory and work, multiplied by `alike` and `times`, are those of the whole step.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _Reads = Mapping[str, tuple[int, ...]]  # action of a chunk -> the units whose c
 
 
 @dataclass(frozen=True, slots=True)
-class Short(Program):
-    """A program of a few layers that has the routers of all, and the linears of which numbers are kept."""
+class ShortProgram(Program):
+    """A program of a few layers, but with the routers of all layers and all linear layers that keep FP8 state."""
 
     routers: tuple[str, ...] = ()
     linear_layers: tuple[Site, ...] = ()
@@ -54,12 +54,12 @@ class Short(Program):
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A parameter that stands for `times` alike, and the line that uses it first."""
+    """A parameter that stands for `times` equal ones, and the line that uses it first."""
 
     param: Param
     line: str
     times: int
-    gathers: int = 0  # in a step, of all of them; of what is cut
+    gathers: int = 0  # all-gathers in a step of all of them, if they are sharded
 
     @property
     def name(self) -> str:
@@ -69,11 +69,13 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class SymbolicProgram:
-    """`program` has the whole step's chunks in small; its buckets are one for each of `owned`, without padding.
+    """A reduced step, with formulas.
 
-    `layout` is symbolic, while the program's mesh is plain: ranks are numbers.
-    `alike[chunk][layer]`: how many layers the recorded one stands for. `buckets`: those of the whole step, plain.
-    `gathers`: how often a step gathers each of their units.
+    program  the chunks of the whole step with few layers; one bucket for each of `owned`, without padding
+    layout   symbolic; the program's mesh has plain numbers, as ranks are numbers
+    alike    alike[chunk][layer]: how many layers the recorded layer stands for
+    buckets  those of the whole step, with plain numbers
+    gathers  how often a step gathers each of their units
     """
 
     program: Program
@@ -84,11 +86,11 @@ class SymbolicProgram:
     gathers: Mapping[int, int]
 
     def times(self, chunk: int, layer: int) -> int:
-        """How many layers the recorded `layer` of a chunk stands for; 1 where `alike` does not say."""
+        """How many layers the recorded `layer` of a chunk stands for; 1 if it is not in `alike`."""
         return self.alike[chunk].get(layer, 1)
 
     def once(self) -> Program:
-        """Every action of one micro-batch, each bucket summed last."""
+        """Every action of one micro-batch, with all reductions of buckets at the end."""
         summed: tuple[Event, ...] = tuple([("reduce", b) for b in range(len(self.program.buckets))])
         p = self.program
         first = [t for a in p.actions if isinstance(a, Exchange) for t in a.transfers if t.micro == 0]
@@ -98,14 +100,14 @@ class SymbolicProgram:
         return replace(p, actions=actions, events={(len(actions), 0): Around(summed)})
 
     def warm_up(self) -> Program:
-        """The whole schedule's actions until the first that goes back."""
+        """The whole schedule's actions up to the last forward before the first backward."""
         actions = self.program.actions
         backward = next(i for i, a in enumerate(actions) if any(c.kind != "Fwd" for c in computes(a)))
         last = max(i for i in range(backward) if any(c.kind == "Fwd" for c in computes(actions[i])))
         return replace(self.program, actions=actions[: last + 1])
 
 
-def miniature(
+def symbolic_program(
     m: ModelSpec,
     layout: Layout,
     sequence_length: int,
@@ -115,7 +117,7 @@ def miniature(
     schedule: ScheduleName | None,
     optimizer_kinds: OptimizerKinds = PLAIN,
 ) -> SymbolicProgram:
-    """The step of `rank` in small."""
+    """The reduced step of `rank`."""
     name, mesh = schedule or layout.schedule, Mesh(layout)
     at = mesh.coordinates(rank)["pp"]
     model, cut, length = symbolic(m, layout, sequence_length)
@@ -123,7 +125,7 @@ def miniature(
     stages = [cut_at[s] for s in layout.placement.stages[at]]
     linear_layers, like = precision.linear_layers(m.layers, m.mtp_layers), first_like(m, precision)
     alike = tuple(_alike(layout, layers, like) for layers in stages)
-    said = [
+    recorders = [
         _record(
             Do(Mesh(cut), linear_layers), model, length, sorted(some), ends=(layers.start == 0, layers.stop == m.layers)
         )
@@ -131,14 +133,14 @@ def miniature(
     ]
     chunks = tuple(
         lower(do.tape, layout.edit(-1), layer_edits(layout, layers), split=split)
-        for do, layers in zip(said, stages, strict=True)
+        for do, layers in zip(recorders, stages, strict=True)
     )
-    owned = tuple(_owned(said, chunks, alike))
+    owned = tuple(_owned(recorders, chunks, alike))
     where = owning_stages(m, layout, {o.param.name: at for o in owned})
     quantised_weights = {
         op.site.params[0] for chunk in chunks for op in chunk.tape.ops if reads_quantised_weight(op.site)
     }
-    program = Short(
+    program = ShortProgram(
         model, mesh, rank, length, precision, chunks, tuple(o.param for o in owned), (), where,
         tuple(
             replace(
@@ -148,11 +150,11 @@ def miniature(
             )
             for o in owned
         ),
-        tuple(_actions(name, layout)[at]), {}, _routers(chunks, alike), _linears(chunks, alike),
+        tuple(_actions(name, layout)[at]), {}, _routers(chunks, alike), _linear_layers(chunks, alike),
     )  # fmt: skip
     units = [
         [_plain_unit(u) for u in _units(do, some, layers, m, like)]
-        for do, some, layers in zip(said, alike, stages, strict=True)
+        for do, some, layers in zip(recorders, alike, stages, strict=True)
     ]
     whole = [unit for some in units for unit in some]
     real = buckets(
@@ -162,15 +164,15 @@ def miniature(
     reads = _reads(chunks, units, real)
     read = [reads[a.chunk].get(a.kind, ()) for a in program.actions if isinstance(a, Compute)] if any(reads) else []
     turns = gathers(read, depth(layout, len(whole)))
-    told = {
+    stand_ins = {
         i: _stand_in(i, some, like) for layers, some in zip(stages, alike, strict=True) for i in layers
     }  # fmt: skip
-    return SymbolicProgram(program, cut, tuple(_gathered(owned, real, turns, told)), alike, real, turns)
+    return SymbolicProgram(program, cut, tuple(_gathered(owned, real, turns, stand_ins)), alike, real, turns)
 
 
 def _alike(layout: Layout, layers: range, like: Sequence[int]) -> dict[int, int]:
-    """The layers to record, and how many each stands for: one of each kind, and the last, as what follows it may
-    keep something else of it. Where layers differ in their edit, each is recorded."""
+    """The layers to record, and how many each stands for: one of each type, and the last one, since its successor may
+    keep something else of it. If layers differ in recomputation or offload, each is recorded."""
     if not layout.uniform:
         return dict.fromkeys(layers, 1)
     first, found = dict[int, int](), Counter[int]()
@@ -188,9 +190,9 @@ def _actions(name: ScheduleName, layout: Layout) -> list[ActionList]:
     return list(action_lists(name, layout.pp, layout.vpp, layout.gradient_accumulation_steps))
 
 
-def _owned(said: list[Do], chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) -> Iterator[Owned]:
+def _owned(recorders: list[Do], chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) -> Iterator[Owned]:
     seen = set[str]()
-    for do, chunk, times in zip(said, chunks, alike, strict=True):
+    for do, chunk, times in zip(recorders, chunks, alike, strict=True):
         for op in chunk.tape.ops:
             for name in op.site.params:
                 if name not in seen:
@@ -201,7 +203,7 @@ def _owned(said: list[Do], chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, 
 def _bucket(
     q: Param, where: OwningStages, mesh: Mesh, cut: Mesh, rank: int, both: frozenset[str], optimizer_kind: OptimizerKind
 ) -> Bucket:
-    """A parameter as a bucket of its own, summed last. Who holds it is a size too: what cuts it divides the stage."""
+    """A bucket of one parameter, reduced last. The number of ranks that hold it is symbolic, too."""
     members, size = reduce_ranks(q.cut(mesh), where[q.name], mesh, rank), q.numel(cut)
     count = cut.size("stage") // prod(s.pieces(cut) for s in q.shards) * len(where[q.name])
     assert count == len(members), q.name
@@ -220,8 +222,8 @@ def _bucket(
     )  # fmt: skip
 
 
-def _linears(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) -> tuple[Site, ...]:
-    """The linears of which numbers are kept, of all layers."""
+def _linear_layers(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) -> tuple[Site, ...]:
+    """The linear layers that keep FP8 state, of all layers."""
     return tuple(
         op.site
         for chunk, times in zip(chunks, alike, strict=True)
@@ -231,7 +233,7 @@ def _linears(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) ->
 
 
 def _routers(chunks: tuple[Chunk, ...], alike: tuple[Mapping[int, int], ...]) -> tuple[str, ...]:
-    """The routers whose choice a bias steers, of all layers."""
+    """The routers with a balancing bias, of all layers."""
     return tuple(
         str(op.site.attrs["name"])
         for chunk, times in zip(chunks, alike, strict=True)
@@ -245,17 +247,17 @@ def _by_experts(q: Param) -> bool:
 
 
 def _units(do: Do, recorded: Mapping[int, int], layers: range, m: ModelSpec, like: Sequence[int]) -> Iterator[Unit]:
-    """The units of a chunk's layers, each like the one that was recorded for its kind, and of what is at its ends."""
-    told, first = list(units_of([do], m)), layers.start == 0
-    inside = dict(zip(sorted(recorded), told[first:], strict=False))
-    yield from told[:first]
+    """The units of a chunk: the embedding and the head, and all its layers, each like the recorded one of its type."""
+    units, first = list(units_of([do], m)), layers.start == 0
+    inside = dict(zip(sorted(recorded), units[first:], strict=False))
+    yield from units[:first]
     for i in layers:
         yield _as_layer(inside[_stand_in(i, recorded, like)], i)
-    yield from told[first + len(inside) :]
+    yield from units[first + len(inside) :]
 
 
 def _stand_in(layer: int, recorded: Mapping[int, int], like: Sequence[int]) -> int:
-    """The recorded layer that this one is like."""
+    """The recorded layer that stands for this one."""
     return layer if layer in recorded else next(i for i in recorded if like[i] == like[layer])
 
 
@@ -270,7 +272,7 @@ def _as_layer(unit: Unit, layer: int) -> Unit:
 
 
 def _once(units: list[Unit]) -> list[Unit]:
-    """What several units use counts for the first."""
+    """The units, with a parameter of several units only in the first."""
     seen, out = set[str](), list[Unit]()
     for u in units:
         out.append(replace(u, params=tuple(q for q in u.params if q.name not in seen)))
@@ -279,7 +281,7 @@ def _once(units: list[Unit]) -> list[Unit]:
 
 
 def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucket, ...]) -> list[_Reads]:
-    """Which units each action of a chunk reads cut parameters of."""
+    """The units whose sharded parameters each action of a chunk reads."""
     cut = {q.name for b in real if b.cut_parameters for q in b.params}
     out, number = list[_Reads](), 0
     for chunk, own in zip(chunks, units, strict=True):
@@ -299,15 +301,16 @@ def _reads(chunks: tuple[Chunk, ...], units: list[list[Unit]], real: tuple[Bucke
 
 
 def _gathered(
-    owned: tuple[Owned, ...], real: tuple[Bucket, ...], turns: Mapping[int, int], told: Mapping[int, int]
+    owned: tuple[Owned, ...], real: tuple[Bucket, ...], turns: Mapping[int, int], stand_ins: Mapping[int, int]
 ) -> Iterator[Owned]:
-    """With how often each is gathered, whichever layers it stands for. `told`: the layer that stands for each; blocks
-    that predict further stand for themselves."""
+    """The parameters, with the number of gathers of all layers that each stands for. `stand_ins`: the recorded layer
+    for each layer; multi-token prediction blocks stand for themselves."""
     found = Counter[str]()
     for b in real:
         for q in b.params if b.cut_parameters else ():
             at, _, rest = q.name.removeprefix("layers.").partition(".")
-            found[f"layers.{told.get(int(at), at)}.{rest}" if q.name.startswith("layers.") else q.name] += turns[b.unit]
+            stand_in = f"layers.{stand_ins.get(int(at), at)}.{rest}" if q.name.startswith("layers.") else q.name
+            found[stand_in] += turns[b.unit]
     named = {q.name for b in real for q in b.params}
     for o in owned:
         yield replace(o, gathers=found[o.param.name]) if o.param.name in named else o

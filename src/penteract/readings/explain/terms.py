@@ -1,4 +1,4 @@
-"""The rows of a price: what takes how much, by which formula, said by which line; as text and as JSON."""
+"""The rows of a price, as text and as JSON: each with its amount, its formula and its line of code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS: tuple[TermKind, ...] = (
     "parameters", "gradients", "optimizer", "ring_buffer", "data", "kept", "temporary", "workspace", "host", "flops",
     "wires"
 )  # fmt: skip
-# What a plan sums them up as, where that has another name.
+# The name under which a plan shows their sum, if it is another one.
 PART_OF: Mapping[TermKind, str] = {
     "kept": "activations", "temporary": "activations", "ring_buffer": "other", "data": "other", "workspace": "other"
 }  # fmt: skip
@@ -37,12 +37,12 @@ _INDENT = 13
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Term:
-    """`value` is `count · flight · each`, in bytes or FLOPs; `formula` is that of `each`, and `numbers` its numbers.
+    """`value` is `count · flight · each`, in bytes or FLOPs; `formula` is that of `each`, `numbers` has its values.
 
-    `count`   how many layers or lines say the same; `flight`: micro-batches at once, of what is kept
-    `detail`  a shape, a phase, a redistribution and its axis, or what is kept for
-    `names`   those in the formula
-    `ranks`   the group, of what goes over wires
+    `count`   how many layers or lines have the same row; `flight`: micro-batches in flight, of kept activations
+    `detail`  a shape, a phase, a redistribution and its axis, or what needs the value later
+    `names`   the names in the formula
+    `ranks`   the group of a collective
     """
 
     kind: TermKind
@@ -63,7 +63,7 @@ class Term:
         return self.count * self.flight * self.each
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as JSON, with its value, and the number of its ranks in their place."""
+        """The row as JSON, with its value. `ranks` is their number."""
         return {
             "kind": self.kind, "what": self.what, "detail": self.detail, "formula": self.formula,
             "numbers": self.numbers, "each": self.each, "count": self.count, "flight": self.flight,
@@ -71,7 +71,7 @@ class Term:
         }  # fmt: skip
 
     def lines(self, width: int) -> Iterator[str]:
-        """Two lines, or more where they are long: what it is and who says it; how it is made."""
+        """Two lines, or more if they are long: what it is and its line of code; its formula."""
         indent = " " * _INDENT
         amount = f"{_show(self.kind, self.value):>{_INDENT - 1}} "
         *above, name = wrap(f"{self.what} {self.detail}", width, initial_indent=amount, subsequent_indent=indent)
@@ -97,15 +97,14 @@ class Why:
         return sum(r.value for r in self.rows if r.kind == kind)
 
     def whole(self, activations: Bytes, other: Bytes) -> Why:
-        """With the rest of what a rank's price says of the two, so that rows cover all that it allocates.
+        """Add the rest of a rank's `activations` and `other`, so that the rows cover all that it allocates.
 
-        temporary  activations that are not kept: what one action holds, and places that stay empty between lives
-        workspace  of other, what is no data: the most that one declaration, or the update, allocates beside its
-                   registers
+        temporary  activations that are not kept: those of one action, and unused offsets of the arena
+        workspace  the most that one kernel, or the update, allocates in addition to its registers
         """
         temporary, workspace = activations - self.total("kept"), other - self.total("data")
         rest = (
-            _rest("temporary", "of one action, and gaps", temporary), _rest("workspace", "of the largest declaration",
+            _rest("temporary", "of one action, and gaps", temporary), _rest("workspace", "of the largest kernel",
             workspace)
         )  # fmt: skip
         return replace(self, rows=(*self.rows, *(row for row in rest if row.each)))
@@ -125,12 +124,12 @@ class Why:
         return "\n".join([*out, *wrap("; ".join(names), width)])
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The rows as JSON."""
         return {"numbers": dict(self.numbers), "rows": [r.as_dict() for r in self.rows]}
 
 
 def _rest(kind: TermKind, detail: str, size: Bytes) -> Term:
-    """A row that has no formula but its size."""
+    """A row without a formula: only its size."""
     return Term(kind=kind, what=kind, detail=detail, formula=str(size), numbers=str(size), each=size, count=1, flight=1,
                line="")  # fmt: skip
 

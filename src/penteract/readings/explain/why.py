@@ -1,7 +1,7 @@
-"""Why a rank's price is what it is: for each number its formula, its numbers, and the line of the program that says it.
+"""Why a rank's price is what it is: for each amount its formula, the numbers in it, and the line of code it comes from.
 
-The recorded program is priced by the very reading that prices it, once with sizes that carry their formula. Rows add up
-to the price, and a formula holds at other sizes too, as long as the program takes the same branches there.
+The same reading (`price.py`) prices the recorded program with sizes that carry their formula. Rows add up to the price.
+A formula also holds at other sizes, as long as the program takes the same branches there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penteract.ops.expression import Expression
 from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values
 from penteract.ops.tape import Call, Site
-from penteract.readings.explain.symbolic_program import SymbolicProgram, miniature
+from penteract.readings.explain.symbolic_program import SymbolicProgram, symbolic_program
 from penteract.readings.explain.terms import KINDS, Term, TermKind, Why
 from penteract.readings.layers.expert_load import Balanced, Load
 from penteract.readings.price import Pricing, bucket_bytes, host_optimizer_bytes, input_bytes
@@ -42,7 +42,7 @@ _UPDATE = "step/update.py"
 
 
 class _Derived(NamedTuple):
-    """All that makes a row but its formula; those with the same formula too are one row."""
+    """A row without its formula. Equal ones with equal formulas are one row."""
 
     kind: TermKind
     what: str
@@ -62,23 +62,23 @@ def why(
     schedule: ScheduleName | None = None,
     optimizer_kinds: OptimizerKinds = PLAIN,
 ) -> Why:
-    """What `rank` holds, computes and sends in a step, by line of the program.
+    """What `rank` holds, computes and sends in a step, by line of code.
 
-    Kept are the bytes alive after the last forward that comes before a backward; `Why.whole` adds what is beside them.
+    "kept": bytes alive after the last forward before the first backward; `Why.whole` adds the other activations.
     """
-    small = miniature(
+    small = symbolic_program(
         model, layout, sequence_length, policy(precision), rank=rank, schedule=schedule, optimizer_kinds=optimizer_kinds
     )
     load = Balanced.of(small.program.model, small.layout, small.program.sequence_length)
-    telling = _Telling(small, load, values(model, layout, sequence_length))
-    walk(small.once(), telling)
-    telling.data()
-    telling.padding()
-    telling.updates()
-    telling.ring_buffers()
-    telling.temporary()
-    telling.kept()
-    return Why(tuple(telling.rows()), telling.numbers)
+    rows = _Rows(small, load, values(model, layout, sequence_length))
+    walk(small.once(), rows)
+    rows.data()
+    rows.padding()
+    rows.updates()
+    rows.ring_buffers()
+    rows.staging_buffers()
+    rows.kept()
+    return Why(tuple(rows.terms()), rows.numbers)
 
 
 @dataclass(slots=True)
@@ -102,8 +102,8 @@ class _Alive(Silent):
 
 
 @dataclass(slots=True)
-class _Telling(Silent):
-    """The reading that asks the pricing one question at a time, and writes down who asked."""
+class _Rows(Silent):
+    """The reading that prices each event by itself, and records the line of code that it comes from."""
 
     small: SymbolicProgram
     load: Load
@@ -121,7 +121,7 @@ class _Telling(Silent):
     def micros(self) -> int:
         return self.small.layout.gradient_accumulation_steps
 
-    def ask(self) -> Pricing:
+    def pricing(self) -> Pricing:
         return Pricing(self.p, self.load)
 
     # ---- the walk --------------------------------------------------------------------------------------------
@@ -134,55 +134,54 @@ class _Telling(Silent):
             }
 
     def agree(self, agreement: Agreement) -> None:
-        pricing = self.ask()
+        pricing = self.pricing()
         pricing.agree(agreement)
         for (kind, ranks), amount in pricing.price.wires.items():
-            self.tell(_Derived("wires", kind, agreement.name, _AGREED, ranks), amount)
+            self.add(_Derived("wires", kind, agreement.name, _AGREED, ranks), amount)
 
     def call(self, buffer: BufferKey, call: Call) -> None:
         if call.phase == "finish":
             return
-        pricing, site = self.ask(), call.site
+        pricing, site = self.pricing(), call.site
         pricing.call(buffer, call)
         self.sizes |= {(buffer[0], r): n for (_, r), n in pricing.alive.items()}
         again = " again" * ((site, call.phase) in self.seen)
         self.seen.add((site, call.phase))
         times = self.small.times(buffer[0], site.layer)
         for phase, amount in pricing.price.flops.items():
-            said = _Derived("flops", site.op_name, phase.replace("_", " ") + again, site.line)
-            self.tell(said, amount * self.micros, times)
+            row = _Derived("flops", site.op_name, phase.replace("_", " ") + again, site.line)
+            self.add(row, amount * self.micros, times)
         for (kind, ranks), amount in pricing.price.wires.items():
-            asked = (
+            purpose = (
                 "scales" if call.phase != "start" else f"{self.redistributions.get(site, '')} over {site.attrs['axis']}"
             )
-            over = f"{asked}{again}"
-            self.tell(_Derived("wires", kind, over, site.line, ranks), amount * self.micros, times)
+            self.add(_Derived("wires", kind, f"{purpose}{again}", site.line, ranks), amount * self.micros, times)
 
     def exchange(self, transfers: tuple[tuple[Transfer, BufferKey, int], ...]) -> None:
         for t, buffer, r in transfers:
-            pricing = self.ask()
+            pricing = self.pricing()
             pricing.exchange(((t, buffer, r),))
             self.sizes |= {(buffer[0], r): n for (_, r), n in pricing.alive.items()}
             for (kind, ranks), amount in pricing.price.wires.items():
-                said = _Derived("wires", kind, f"{t.what} over pp", self._touched(buffer[0], r), ranks)
-                self.tell(said, amount * self.micros)
+                row = _Derived("wires", kind, f"{t.what} over pp", self._touched(buffer[0], r), ranks)
+                self.add(row, amount * self.micros)
 
     def reduce(self, bucket: int) -> None:
-        """A parameter's own bytes, and the sum of its gradients."""
+        """A parameter's own bytes, and the reduction of its gradients."""
         owned, b = self.small.owned[bucket], self.p.buckets[bucket]
         shape = _shape(Spec(owned.param.local_shape(Mesh(self.small.layout))))
         for kind, amount in bucket_bytes([b], self.p.precision).items():
-            self.tell(_Derived(kind, owned.name, shape, owned.line), amount, owned.times)  # type: ignore[arg-type]
-        self.tell(
+            self.add(_Derived(kind, owned.name, shape, owned.line), amount, owned.times)  # type: ignore[arg-type]
+        self.add(
             _Derived("host", owned.name, shape, owned.line), host_optimizer_bytes(b, self.p.precision), owned.times
         )
         self._bucket(Pricing.reduce, bucket, "gradients of", owned.times * (self.micros if b.cut_gradients else 1))
         if b.shards > 1:
             self._bucket(Pricing.replicate, bucket, "gradients of", owned.times)
-            of, times = ("used", owned.gathers) if b.cut_parameters else ("moved", owned.times)
+            of, times = ("used", owned.gathers) if b.cut_parameters else ("updated", owned.times)
             self._bucket(Pricing.gather, bucket, of, times)
 
-    # ---- what no call asks for -------------------------------------------------------------------------------
+    # ---- outside of calls ------------------------------------------------------------------------------------
 
     def data(self) -> None:
         """Micro-batches, by the line that reads them first."""
@@ -190,58 +189,57 @@ class _Telling(Silent):
             for r, name in chunk.inputs.items():
                 if not any(name in earlier.tape.inputs for earlier in self.p.chunks[:c]):
                     amount = input_bytes({name: chunk.specs[r]}, self.micros, self.p.widths)
-                    self.tell(_Derived("data", name, _shape(chunk.specs[r]), self._touched(c, r)), amount)
+                    self.add(_Derived("data", name, _shape(chunk.specs[r]), self._touched(c, r)), amount)
 
         for c, chunk in enumerate(self.p.chunks):
             for site in (op.site for op in chunk.tape.ops):
                 if amount := self.small.times(c, site.layer) * fp8_state_bytes(site):
-                    said = ("scales", "of weights as codes") if reads_quantised_weight(site) else _PAST
-                    self.tell(_Derived("data", *said, site.line), amount)
+                    state = ("scales", "of quantised weights") if reads_quantised_weight(site) else _PAST
+                    self.add(_Derived("data", *state, site.line), amount)
 
     def padding(self) -> None:
-        """What buckets hold and send beside their parameters; no formula, as it depends on how they are packed."""
+        """What buckets hold and send in addition to their parameters. No formula: it depends on how they are packed."""
         plain = replace(self.p, buckets=self.small.buckets)
         for i, b in enumerate(self.small.buckets):
             if b.shards == grain(b.moments) == 1:
                 continue
             alone = [replace(b, params=(q,), offsets=(0,), size=q.numel(self.p.mesh)) for q in b.params]
-            beside = self._of_bucket(plain, i)
+            extra = self._of_bucket(plain, i)
             for n in range(len(alone)):
-                beside.subtract(self._of_bucket(replace(plain, buckets=tuple(alone)), n))
-            for (kind, what, ranks), amount in beside.items():
-                self.tell(_Derived(kind, what, "padding", ranks=ranks), amount)
+                extra.subtract(self._of_bucket(replace(plain, buckets=tuple(alone)), n))
+            for (kind, what, ranks), amount in extra.items():
+                self.add(_Derived(kind, what, "padding", ranks=ranks), amount)
 
     def updates(self) -> None:
-        """What matrices take that are moved as a whole; no formula, as it depends on how they are packed and
-        by_group."""
+        """Muon's work on whole matrices. No formula: it depends on how they are packed and dealt to ranks."""
         plain = replace(self.p, buckets=self.small.buckets)
         for i, b in enumerate(plain.buckets):
             if b.optimizer_kind.by_matrix:
                 pricing = Pricing(plain, self.load)
                 pricing.update(i)
                 for phase, amount in pricing.price.flops.items():
-                    self.tell(_Derived("flops", b.optimizer_kind.name, phase, _MUON), amount)
+                    self.add(_Derived("flops", b.optimizer_kind.name, phase, _MUON), amount)
                 for (kind, ranks), amount in pricing.price.wires.items():
-                    self.tell(_Derived("wires", kind, "update of matrices", _MUON, ranks), amount)
+                    self.add(_Derived("wires", kind, "update of matrices", _MUON, ranks), amount)
 
     def ring_buffers(self) -> None:
-        """What is whole for a while, by the place that the largest unit needs."""
+        """The ring buffers of unsharded units, entry by entry: each is as large as its largest unit."""
         small, widths = self.small, self.p.widths
         for what, ring_buffer in (
             ("gathered parameters", parameter_ring_buffer(small.buckets, small.layout, widths)),
             ("gradients of one action", gradient_ring_buffer(small.buckets, widths)),
         ):
             for n in ring_buffer.sizes:
-                self.tell(_Derived("ring_buffer", what, "of the largest unit", _RING_BUFFER), n)
+                self.add(_Derived("ring_buffer", what, "of the largest unit", _RING_BUFFER), n)
 
-    def temporary(self) -> None:
-        """Through which what the optimizer keeps on the host passes."""
+    def staging_buffers(self) -> None:
+        """The staging buffers of optimizer states on the host."""
         staging = staging_buffers(((b, 1) for b in self.small.buckets), self.p.precision)
         for _ in range(staging.count):
-            self.tell(_Derived("optimizer", "a slice of the host's", "on its way", _UPDATE), staging.each)
+            self.add(_Derived("optimizer", "staging buffer", "of offloaded states", _UPDATE), staging.each)
 
     def kept(self) -> None:
-        """Registers alive after the last forward that comes before a backward."""
+        """Registers alive after the last forward before the first backward."""
         alive = _Alive()
         walk_forward(replace(self.small.warm_up(), events={}), alive)
         flights = Counter((buffer[0], r) for buffer, r in alive.at_last)
@@ -249,54 +247,54 @@ class _Telling(Silent):
             chunk = self.p.chunks[c]
             made = next((i.call.site for i in chunk.actions["Fwd"] if r in i.call.outs), None)
             what = "received" if made is None else self.redistributions.get(made, made.op_name)
-            said = _Derived("kept", f"{what} {_shape(chunk.specs[r])}", self._kept_for(c, r),
+            row = _Derived("kept", f"{what} {_shape(chunk.specs[r])}", self._kept_for(c, r),
                          made.line if made else self._touched(c, r), flight=flight)  # fmt: skip
-            self.tell(said, self.sizes[c, r], self.small.times(c, made.layer) if made else 1)
+            self.add(row, self.sizes[c, r], self.small.times(c, made.layer) if made else 1)
 
-    # ---- telling ---------------------------------------------------------------------------------------------
+    # ---- rows ------------------------------------------------------------------------------------------------
 
-    def tell(self, said: _Derived, amount: int, times: int = 1) -> None:
+    def add(self, row: _Derived, amount: int, times: int = 1) -> None:
         if amount:
-            self.found[said, expression_of(amount)] += times
+            self.found[row, expression_of(amount)] += times
 
-    def rows(self) -> Iterator[Term]:
-        for (said, expression), count in sorted(self.found.items(), key=lambda item: KINDS.index(item[0][0].kind)):
+    def terms(self) -> Iterator[Term]:
+        for (row, expression), count in sorted(self.found.items(), key=lambda item: KINDS.index(item[0][0].kind)):
             yield Term(
-                kind=said.kind, what=said.what, detail=said.detail, formula=expression.show(),
+                kind=row.kind, what=row.what, detail=row.detail, formula=expression.show(),
                 numbers=expression.show(self.numbers), each=evaluate(expression, self.numbers), count=count,
-                flight=said.flight, line=said.line, names=frozenset(expression.names()), ranks=said.ranks,
+                flight=row.flight, line=row.line, names=frozenset(expression.names()), ranks=row.ranks,
             )  # fmt: skip
 
-    def _bucket(self, question: Callable[[Pricing, int], None], bucket: int, of: str, times: int) -> None:
-        owned, pricing = self.small.owned[bucket], self.ask()
-        question(pricing, bucket)
+    def _bucket(self, event: Callable[[Pricing, int], None], bucket: int, of: str, times: int) -> None:
+        owned, pricing = self.small.owned[bucket], self.pricing()
+        event(pricing, bucket)
         for (kind, ranks), amount in pricing.price.wires.items():
-            self.tell(_Derived("wires", kind, f"{of} {owned.name}", owned.line, ranks), amount, times)
+            self.add(_Derived("wires", kind, f"{of} {owned.name}", owned.line, ranks), amount, times)
 
     def _of_bucket(self, p: Program, bucket: int) -> Counter[tuple[TermKind, str, tuple[int, ...]]]:
-        """All that a bucket takes, in plain numbers."""
+        """Memory and collectives of a bucket, in plain numbers."""
         b = p.buckets[bucket]
-        asked = [(Pricing.reduce, int(self.micros) if b.cut_gradients else 1)]
+        events = [(Pricing.reduce, int(self.micros) if b.cut_gradients else 1)]
         if b.shards > 1:
-            asked += [(Pricing.replicate, 1), (Pricing.gather, self.small.gathers[b.unit] if b.cut_parameters else 1)]
+            events += [(Pricing.replicate, 1), (Pricing.gather, self.small.gathers[b.unit] if b.cut_parameters else 1)]
         found = Counter[tuple[TermKind, str, tuple[int, ...]]]()
         found.update({(kind, kind, ()): n for kind, n in bucket_bytes([b], p.precision).items()})  # type: ignore[misc]
         found["host", "host", ()] += host_optimizer_bytes(b, p.precision)
-        for question, times in asked:
+        for event, times in events:
             pricing = Pricing(p, self.load)
-            question(pricing, bucket)
+            event(pricing, bucket)
             found.update({("wires", kind, ranks): n * times for (kind, ranks), n in pricing.price.wires.items()})
         return found
 
     def _touched(self, chunk: int, register: int) -> str:
-        """The line that makes a register, or else reads it first; copies to and from the host are no line's."""
+        """The line that makes a register, or else first reads it; copies to and from the host have no line."""
         calls = [i.call for some in self.p.chunks[chunk].actions.values() for i in some if i.call.site.line]
         makes = (c.site.line for c in calls if register in c.outs)
         reads = (c.site.line for c in calls if register in c.ins)
         return next(makes, "") or next(reads, "")
 
     def _kept_for(self, chunk: int, register: int) -> str:
-        """Who reads a register after the forward."""
+        """What reads a register after the forward."""
         readers = dict[str, None]()
         for name, instructions in self.p.chunks[chunk].actions.items():
             for call in (i.call for i in instructions if name != "Fwd" and register in i.call.ins):

@@ -1,1 +1,1 @@
-"""What layers and stages hold and do: recorded once for each type of layer, summed over a stage."""
+"""Memory and work of layers and stages: recorded once for each type of layer, summed over a stage."""

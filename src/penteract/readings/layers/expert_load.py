@@ -1,4 +1,4 @@
-"""How tokens spread over experts: an argument of every price, since routing is data."""
+"""How tokens spread over experts. Every price takes this as an argument, since routing depends on data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Balanced:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a run counted: (layer, micro-batch) -> rows."""
+    """Counted in a run: (layer, micro-batch) -> rows."""
 
     rows: Mapping[tuple[int, int], int]
 

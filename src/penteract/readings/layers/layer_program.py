@@ -1,8 +1,8 @@
-"""The pieces that stages are made of: the embedding, one layer of each kind, the head. Each is recorded once for all
-layouts that say the same of it, and every stage is a sum of them.
+"""The layer programs that stages are made of: the embedding, one layer of each type, the head. Each is recorded once
+for all layouts in which it is the same, and every stage is a sum of them. Code here calls one of them a `piece`.
 
-Recorded alone, a piece receives its input and hands on its result. In a stage its neighbours do that: the registers at
-a border are then born in one piece and die in the next (`composed.py`).
+A piece is recorded with a received input and a sent output. In a stage, its neighbours make and use these: the
+registers at a border are born in one piece and die in the next (`stages.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site, Tape
 from penteract.parallel.tensor import chunk_tokens
 from penteract.readings.layers.expert_load import Balanced, Load
-from penteract.readings.layers.outline import Outline, Saying, saying, sites_of
+from penteract.readings.layers.outline import Outline, Signature, signature, sites_of
 from penteract.readings.layers.reads import Memos, changed, tracked
 from penteract.readings.layers.sized import OPEN, Sized, sized
 from penteract.step.events import READS
@@ -45,8 +45,8 @@ Sizes = dict[Spec, tuple[Bytes, Bytes]]
 
 
 class LayerType(NamedTuple):
-    """The embedding, the head, or a kind of layer: by the first that is like it, and the first place of a stage that
-    has its edit."""
+    """The embedding, the head, or a type of layer: named after the first layer like it, and with the first place in a
+    stage that has the same recomputation and offload (-1: these do not matter)."""
 
     name: str
     place: int = -1
@@ -57,11 +57,11 @@ EMBEDDING, HEAD = EMBEDDING_AND_HEAD = (LayerType("embedding"), LayerType("head"
 
 @dataclass(frozen=True, eq=False)
 class LayerProgram:
-    """What one pass of a micro-batch through a piece does on a rank. `holdings.py` tells what it takes. Layouts that
-    say the same have one object: what follows from it is kept by the piece, however many fields told of it.
+    """One pass of a micro-batch through the embedding, a layer or the head on a rank. `layer_memory.py` gives its
+    memory. Layouts in which it is the same share one object, so caches can use it as their key.
 
     `shapes` of its tape; `sites`: those of the tape, then those of copies
-    `sizes`  bytes of registers, and of their places in an arena, so far as they were asked for; by what is routed
+    `sizes`  a cache: bytes of registers, and of their aligned size in an arena, by load
     """
 
     outline: Outline
@@ -71,12 +71,12 @@ class LayerProgram:
 
     @property
     def inputs(self) -> Mapping[str, Spec]:
-        """The data that the piece reads, by name."""
+        """The input data that it reads, by name."""
         return self.shapes.inputs
 
     @cached_property
     def specs(self) -> Mapping[int, Spec]:
-        """Of every register that lives."""
+        """The spec of every live register."""
         return self.outline.specs(self.shapes, self.sites)
 
     @cached_property
@@ -91,7 +91,7 @@ class LayerProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Growth:
-    """What a layer keeps for each sequence, by span: of its own, and its input."""
+    """Bytes that a layer keeps per sequence, by span: its own registers, and its input (`entry`)."""
 
     own: Mapping[Span, Bytes]
     entry: Mapping[Span, Bytes]
@@ -99,8 +99,8 @@ class Growth:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Uses:
-    """The parameters of a piece, in the order of their first use; of these, whose gradients may wait, and which are
-    gathered as codes. Pieces that use the same have one object."""
+    """The parameters of a piece, in the order of their first use; those whose gradients may be delayed; those that are
+    gathered quantised. Equal ones are one object."""
 
     params: tuple[Param, ...]
     delayed: frozenset[str]
@@ -109,11 +109,11 @@ class Uses:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Recorded:
-    """A tape whose micro-batch size is open, with what is asked of it again and again."""
+    """A tape whose micro-batch size is open, with values derived from it."""
 
     tape: Tape
     uses: Uses
-    saying: Saying
+    signature: Signature
     op_names: set[str]
     sites: list[Site]
 
@@ -131,31 +131,33 @@ class _Recording:
 class Recorder:
     """Records pieces of one model at one sequence length and precision.
 
-    What a layout says of a piece is kept by what saying it read. From the tape on the key is what was said: tapes that
-    say the same share an outline, and the same shapes with the same outline are one piece.
+    Tapes are cached by the fields of a layout that recording them read (`reads.py`). Beyond that the tape decides:
+    tapes with equal signatures share an outline, and the same shapes with the same outline are one piece.
     """
 
     model: ModelSpec
     sequence_length: int
     precision: Policy
     memos: Memos = field(default_factory=Memos)
-    outlines: dict[tuple[Saying, Edit, bool], Outline] = field(default_factory=dict[tuple[Saying, Edit, bool], Outline])
-    pieces: dict[tuple[_Recording, Outline], LayerProgram] = field(
+    outlines: dict[tuple[Signature, Edit, bool], Outline] = field(
+        default_factory=dict[tuple[Signature, Edit, bool], Outline]
+    )
+    layer_programs: dict[tuple[_Recording, Outline], LayerProgram] = field(
         default_factory=dict[tuple["_Recording", Outline], LayerProgram]
     )
     used: dict[tuple[object, ...], Uses] = field(default_factory=dict[tuple[object, ...], "Uses"])
     widths: Widths = field(init=False)
     linear_layers: LinearLayers = field(init=False)
-    names: Sequence[str] = field(init=False)  # of the kind of each layer
+    names: Sequence[str] = field(init=False)  # of the type of each layer
 
     def __post_init__(self) -> None:
-        """Ask the policy once for widths, FP8 linears and the kind of each layer."""
+        """Take widths, FP8 linear layers and the type of each layer from the policy."""
         self.widths = self.precision.widths
         self.linear_layers = self.precision.linear_layers(self.model.layers, self.model.mtp_layers)
         self.names = [f"as layer {first}" for first in first_like(self.model, self.precision)]
 
     def kinds(self, layers: range, layout: Layout) -> tuple[tuple[LayerType, int], ...]:
-        """The kinds of a stage's layers in order, runs of the same counted."""
+        """The types of a stage's layers in order, each with how many in a row have it."""
         runs: list[tuple[LayerType, int]] = []
         for place, i in enumerate(layers):
             kind = LayerType(self.names[i], layout.like(place))
@@ -166,15 +168,15 @@ class Recorder:
         return tuple(runs)
 
     @tracked
-    def piece(self, layout: Layout, kind: LayerType) -> LayerProgram:
-        """A piece as a layout shows it."""
-        told = self._told(layout, kind.name)
-        outline = self._outline(told.recorded, layout, kind)
-        if (told, outline) not in self.pieces:
-            shapes = told.shapes
+    def layer_program(self, layout: Layout, kind: LayerType) -> LayerProgram:
+        """The program of this type of layer in a layout."""
+        recording = self._recording(layout, kind.name)
+        outline = self._outline(recording.recorded, layout, kind)
+        if (recording, outline) not in self.layer_programs:
+            shapes = recording.shapes
             sites = [*shapes.sites, *outline.copied(shapes)] if outline.copies else shapes.sites
-            self.pieces[told, outline] = LayerProgram(outline, shapes, sites, told.sizes)
-        return self.pieces[told, outline]
+            self.layer_programs[recording, outline] = LayerProgram(outline, shapes, sites, recording.sizes)
+        return self.layer_programs[recording, outline]
 
     def _outline(self, recorded: _Recorded, layout: Layout, kind: LayerType) -> Outline:
         split, (recompute, offload) = layout.split_backward, layout.edit(kind.place)
@@ -182,22 +184,22 @@ class Recorder:
             tuple([op_name for op_name in recompute if op_name in recorded.op_names]),
             tuple([op_name for op_name in offload if op_name in recorded.op_names or op_name == LAYER_INPUTS]),
         )
-        key = (recorded.saying, edit, split)
+        key = (recorded.signature, edit, split)
         if key not in self.outlines:
             self.outlines[key] = Outline.of(recorded.tape, edit, split=split)
         return self.outlines[key]
 
     @tracked
     def uses(self, layout: Layout, kind: LayerType) -> Uses:
-        """What a piece has of parameters. That is the same for any number of tokens, so it is looked at with few."""
+        """The parameters of a piece. They do not depend on the number of tokens, so a short tape is recorded."""
         few = changed(layout, micro_batch_size=1, loss_chunk=self.sequence_length)
         found = self._tape_of(few, kind.name).uses
         return self.used.setdefault((found.params, found.delayed, found.quantised_weights), found)
 
     @tracked
     def growth(self, layout: Layout, kind: LayerType) -> Growth:
-        """Bytes that a layer keeps for each sequence of a micro-batch at least, by span, what routing sizes left out;
-        and those of its input, which another layer makes."""
+        """A lower bound of the bytes that a layer keeps per sequence of a micro-batch, by span, without registers of
+        routed size; and those of its input, which another layer makes."""
         recorded = self._recorded(changed(layout, micro_batch_size=OPEN), kind.name)
         outline, grown = self._outline(recorded, layout, kind), Counter[Span]()
         tape, chunk = recorded.tape, outline.chunk
@@ -208,59 +210,60 @@ class Recorder:
         for r, life in outline.lives.items():
             if not life.temporary and r not in ends and not specs[r].pinned:
                 grown[life.span] += aligned(specs[r], self.widths) // OPEN
-        handed, r = dict[Span, Bytes](), chunk.entry
+        entry, r = dict[Span, Bytes](), chunk.entry
         if r is not None and r in outline.lives and outline.lives[r].dies[0] != "Fwd" and not specs[r].pinned:
-            handed["Fwd", outline.lives[r].dies[0]] = aligned(specs[r], self.widths) // OPEN
-        return Growth(+grown, handed)
+            entry["Fwd", outline.lives[r].dies[0]] = aligned(specs[r], self.widths) // OPEN
+        return Growth(+grown, entry)
 
     def tape(self, layout: Layout, kind: LayerType) -> Tape:
-        """What a layout says of a piece."""
-        tokens = self._flat(layout, kind.name)
-        return (self._say_flat(layout, tokens) if tokens else self._say(layout, kind.name, self.sequence_length)).tape
+        """The tape of a piece in a layout."""
+        if tokens := self._flat(layout, kind.name):
+            return self._record_flat(layout, tokens).tape
+        return self._record(layout, kind.name, self.sequence_length).tape
 
     @tracked
-    def _told(self, layout: Layout, name: str) -> _Recording:
+    def _recording(self, layout: Layout, name: str) -> _Recording:
         """The tape of a piece, at the layout's micro-batch size."""
         if tokens := self._flat(layout, name):
-            return self._told_flat(layout, tokens)
+            return self._flat_recording(layout, tokens)
         recorded = self._tape_of(layout, name)
         return _Recording(recorded, sized(recorded.tape, recorded.sites, layout.micro_batch_size), {})
 
     def _tape_of(self, layout: Layout, name: str) -> _Recorded:
         if tokens := self._flat(layout, name):
-            return self._told_flat(layout, tokens).recorded
-        chunked = name == HEAD.name and layout.loss == "chunked"  # the micro-batch's size decides how many chunks
+            return self._flat_recording(layout, tokens).recorded
+        chunked = name == HEAD.name and layout.loss == "chunked"  # the micro-batch size decides how many chunks
         return self._recorded(layout if chunked else changed(layout, micro_batch_size=OPEN), name)
 
     @tracked
     def _recorded(self, layout: Layout, name: str) -> _Recorded:
-        return _recording(self._say(layout, name, self.sequence_length))
+        return _recorded(self._record(layout, name, self.sequence_length))
 
     def _flat(self, layout: Layout, name: str) -> int:
-        """Tokens of a rank, where they are all that a head sees: in chunks of whole rows of a micro-batch, it makes of
-        one long sequence what it makes of several. 0 where it sees more."""
+        """The tokens of a rank, if the head's tape depends on them alone; else 0. It does if its chunks are whole rows
+        of a micro-batch: then one long sequence gives the same tape as several short ones."""
         if name != HEAD.name or self.model.mtp_layers or layout.loss != "chunked":
             return 0
         lay, chunk = layout, layout.loss_chunk or chunk_tokens(self.model.vocab_size // layout.tp, layout)
         return 0 if chunk % lay.micro_batch_size else self.sequence_length // lay.cp * lay.micro_batch_size
 
     @tracked
-    def _told_flat(self, layout: Layout, tokens: int) -> _Recording:
-        """The head of one sequence of so many tokens."""
-        recorded = _recording(self._say_flat(layout, tokens))
+    def _flat_recording(self, layout: Layout, tokens: int) -> _Recording:
+        """The head for one sequence of `tokens` tokens."""
+        recorded = _recorded(self._record_flat(layout, tokens))
         return _Recording(recorded, sized(recorded.tape, recorded.sites, 1), {})
 
-    def _say_flat(self, layout: Layout, tokens: int) -> Do:
-        return self._say(changed(layout, cp=1, micro_batch_size=1), HEAD.name, tokens)
+    def _record_flat(self, layout: Layout, tokens: int) -> Do:
+        return self._record(changed(layout, cp=1, micro_batch_size=1), HEAD.name, tokens)
 
-    def _say(self, layout: Layout, name: str, length: int) -> Do:
+    def _record(self, layout: Layout, name: str, length: int) -> Do:
         do = Do(Mesh(layout), self.linear_layers, trains=True)
         first, last = name == EMBEDDING.name, name == HEAD.name
         part(do, self.model, () if first or last else (self.names.index(name),), length, first=first, last=last)
         return do
 
     def work(self, piece: LayerProgram, layout: Layout) -> tuple[Counter[str], Counter[Wire]]:
-        """FLOPs by phase, and bytes on wires."""
+        """FLOPs by phase, and bytes of collectives."""
         load, flops, wires = Balanced.of(self.model, layout, self.sequence_length), Counter[str](), Counter[Wire]()
         mesh = Mesh(layout)
         for job, _, _ in chain.from_iterable(piece.outline.calls.values()):
@@ -281,22 +284,22 @@ class Recorder:
         return +flops, +wires
 
 
-def _recording(do: Do) -> _Recorded:
+def _recorded(do: Do) -> _Recorded:
     sites = sites_of(do.tape)
     op_names = {op.name for op in do.tape.ops}
-    if any(op.site.layer >= 0 for op in do.tape.ops):  # where there is no layer, none is recomputed as a whole
+    if any(op.site.layer >= 0 for op in do.tape.ops):  # without a layer, "*" (a whole layer) recomputes nothing
         op_names.add("*")
-    waiting = frozenset(
+    delayed = frozenset(
         n for site in sites if site.params and OPS[site.op_name].declaration.deferrable for n in site.params
     )
     quantised_weights = frozenset(site.params[0] for site in sites if reads_quantised_weight(site))
     return _Recorded(
-        do.tape, Uses(tuple(do.params.values()), waiting, quantised_weights), saying(do.tape), op_names, sites
+        do.tape, Uses(tuple(do.params.values()), delayed, quantised_weights), signature(do.tape), op_names, sites
     )
 
 
 def shapes(site: Site, load: Load) -> list[tuple[int, ...]]:
-    """The shapes that a site is about, as numbers."""
+    """The input shapes of a site, as numbers."""
     return [tuple([d if isinstance(d, int) else load.received(d.layer, 0) for d in s.shape]) for s in site.ins]
 
 

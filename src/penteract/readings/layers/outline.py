@@ -1,6 +1,6 @@
-"""What lowering makes of a tape, whatever its sizes: tapes that say the same ops of the same values share it.
+"""The result of lowering a tape, without sizes. Tapes with the same ops on the same values share it.
 
-Most layouts differ in sizes alone, so a search lowers few tapes of the many that it records.
+Most layouts differ only in sizes, so a search lowers few of the many tapes that it records.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from penteract.ops.tape import Call, OpCall, Phase, Site, Tape
 from penteract.readings.layers.sized import Sized
 from penteract.step.offsets import Life, lives
 
-Saying = tuple[object, ...]
-Doing = tuple[int, tuple[int, ...], tuple[int, ...]]  # a call: its job, its registers in, its registers out
+Signature = tuple[object, ...]
+JobCall = tuple[int, tuple[int, ...], tuple[int, ...]]  # a call: its job, its input registers, its output registers
 
 
-def saying(tape: Tape) -> Saying:
-    """All of a tape that lowering looks at: tapes with the same differ in sizes, and in who talks over which axis."""
+def signature(tape: Tape) -> Signature:
+    """All that lowering reads of a tape. Tapes with the same signature differ only in sizes and axes of collectives."""
     values = (*tape.inputs.items(), tape.entry, tape.exit, frozenset(tape.layer_inputs.items()), tuple(tape.flows))
-    return (*values, *map(_said, tape.ops))
+    return (*values, *map(_signature, tape.ops))
 
 
-def _said(op: OpCall) -> Saying:
-    site, known, program = op.site, OPS.get(op.site.op_name), op.program
+def _signature(op: OpCall) -> Signature:
+    site, entry, program = op.site, OPS.get(op.site.op_name), op.program
     own = (site.op_name, op.name, site.layer, bool(site.params), op.ins, op.outs, op.extras, op.passed)
     if program is None:
-        return (*own, known.declaration.gradients(site.attrs) if known else ())
+        return (*own, entry.declaration.gradients(site.attrs) if entry else ())
     calls = [(c.site.layer, c.phase, c.ins, c.outs) for c in (*program.forward, *program.backward)]
     return (*own, len(program.forward), program.kept, program.gradients_in, program.gradients_out, *calls)
 
 
 def sites_of(tape: Tape, sums: Mapping[Site, Site] | None = None) -> list[Site]:
-    """Every site that lowering can call, in the tape's order. `sums`: those of forks, where they are known."""
+    """Every site that lowering can call, in the tape's order. `sums`: the sum of each fork, if already made."""
     return list(_sites(tape, sums))
 
 
@@ -52,7 +52,7 @@ def _sites(tape: Tape, sums: Mapping[Site, Site] | None) -> Iterator[Site]:
 
 
 def results(site: Site, phase: Phase) -> Sequence[Spec]:
-    """What a call makes, in the order of its registers."""
+    """The results of a call, in the order of its registers."""
     if phase in ("forward", "start"):
         return site.outs
     if phase != "input_gradient":
@@ -63,32 +63,33 @@ def results(site: Site, phase: Phase) -> Sequence[Spec]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outline:
-    """A chunk without its sizes. A job is a phase of a site, however often it is called.
+    """A lowered chunk without sizes. A job is a phase of a site, however often it is called.
 
-    chunk   of the first tape that says this
-    jobs    (the site's place in `sites_of`, phase)
+    chunk   of the first tape with this signature
+    jobs    (the site's index in `sites_of`, phase)
     calls   by action
     made    register -> the job that makes it, and which of its results it is
     """
 
     chunk: Chunk
     jobs: tuple[tuple[int, Phase], ...]
-    calls: Mapping[str, tuple[Doing, ...]]
+    calls: Mapping[str, tuple[JobCall, ...]]
     made: Mapping[int, tuple[int, int]]
     lives: Mapping[int, Life]
     copies: tuple[tuple[Copy, int, int], ...]  # op, the value that is copied, its layer: sites beyond the tape's
 
     @staticmethod
     def of(tape: Tape, edit: Edit, *, split: bool) -> Outline:
-        """Lower a tape under an edit and drop its sizes. `split`: gradients of inputs and weights are actions apart."""
+        """Lower a tape under an edit and drop its sizes. `split`: gradients of inputs and of weights are separate
+        actions."""
         chunk = lower(tape, edit, split=split)
         places = {site: i for i, site in enumerate((*sites_of(tape, chunk.sums), *chunk.copies))}
         jobs: dict[tuple[int, Phase], int] = {}
 
-        def doing(call: Call) -> Doing:
+        def job_call(call: Call) -> JobCall:
             return jobs.setdefault((places[call.site], call.phase), len(jobs)), call.ins, call.outs
 
-        calls = {name: tuple([doing(i.call) for i in told]) for name, told in chunk.actions.items()}
+        calls = {name: tuple([job_call(i.call) for i in some]) for name, some in chunk.actions.items()}
         made = {r: (job, k) for some in calls.values() for job, _, outs in some for k, r in enumerate(outs)}
         copies: tuple[tuple[Copy, int, int], ...] = tuple(
             [(as_copy(site.op_name), v, site.layer) for site, v in chunk.copies.items()]
@@ -96,14 +97,15 @@ class Outline:
         return Outline(chunk, tuple(jobs), calls, made, lives(chunk), copies)
 
     def copied(self, shapes: Sized) -> Iterator[Site]:
-        """The sites of copies, for a tape that says this."""
+        """The sites of copies, for a tape with this signature."""
         return (copy_of(op_name, shapes.specs[value], layer, "") for op_name, value, layer in self.copies)
 
     def specs(self, shapes: Sized, sites: Sequence[Site]) -> dict[int, Spec]:
-        """Of every register that lives, for a tape that says this. `sites`: those of `shapes`, then those of copies."""
-        told = [results(sites[site], phase) for site, phase in self.jobs]
+        """The spec of every live register, for a tape with this signature. `sites`: those of `shapes`, then those of
+        copies."""
+        made = [results(sites[site], phase) for site, phase in self.jobs]
         specs = dict(enumerate(shapes.specs))
-        specs |= {r: told[job][k] for r, (job, k) in self.made.items()}
+        specs |= {r: made[job][k] for r, (job, k) in self.made.items()}
         if shapes.exit is not None and self.chunk.exit_gradient is not None:
             specs[self.chunk.exit_gradient] = shapes.exit
         return specs

@@ -1,4 +1,4 @@
-"""The buffers of a pipeline rank: how large each pool's are, and whose micro-batches take them."""
+"""The activation buffers of a pipeline rank: the size of each pool's buffers, and which chunks and spans use them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Members = tuple[tuple[int, Span], ...]  # (chunk, span) that share one pool
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """What a rank holds of its stages: so much at any time, and a buffer of each pool for every micro-batch in flight.
+    """Activations of a rank: temporary ones, and a buffer of each pool for every micro-batch in flight.
 
-    Routed registers have storages of their own: never more than this at once.
+    `routed`: registers of routed size, which have their own storage. Their sum is an upper bound.
     """
 
     temporary: Bytes
@@ -30,7 +30,7 @@ class Pools:
 
     @staticmethod
     def of(stages: Sequence[StageSum]) -> Pools:
-        """Of a rank's chunks. Equal stages are one object. A lone chunk has nobody to share with."""
+        """The pools of a rank's chunks, of which equal ones are one object. A single chunk shares no buffers."""
         if len(stages) == 1:
             [s] = stages
             buffers, routed, host = (
@@ -51,8 +51,8 @@ class Pools:
         )
 
     def activations(self, layout: Layout, ranks: Sequence[int]) -> Iterable[tuple[Bytes, Bytes]]:
-        """The arena, and what is routed, on each of the pipeline `ranks`, whose stages these are: the schedule alone
-        tells them apart."""
+        """Bytes of the arena and of routed registers, on each of the pipeline `ranks` with these stages. They differ
+        only by the schedule."""
         return zip(
             _held(self.temporary, self.buffers, layout, ranks),
             _held(self.routed_temporary, self.routed, layout, ranks),
@@ -60,12 +60,13 @@ class Pools:
         )
 
     def pinned(self, layout: Layout, ranks: Sequence[int]) -> list[Bytes]:
-        """Bytes on the host."""
+        """Bytes on the host, on each of the pipeline `ranks`."""
         return _held(0, self.host, layout, ranks)
 
 
 def _shared(buffers: Sequence[Mapping[Span, Bytes]], places: Sequence[list[int]]) -> tuple[tuple[Bytes, Members], ...]:
-    """Of kinds of stages, and the chunks of each: bytes of the pools' buffers, and who takes them."""
+    """Bytes of each pool's buffers, and which (chunk, span) use it. `buffers`: of each distinct stage; `places`: its
+    chunks."""
     pool, block = share_buffers(buffers)
     members: dict[Pool, list[tuple[int, Span]]] = {}
     for (kind, span), shared in pool.items():
@@ -74,8 +75,8 @@ def _shared(buffers: Sequence[Mapping[Span, Bytes]], places: Sequence[list[int]]
 
 
 def _held(always: Bytes, buffers: Iterable[tuple[Bytes, Members]], layout: Layout, ranks: Sequence[int]) -> list[Bytes]:
-    lay, held = layout, [always] * len(ranks)
+    lay, total = layout, [always] * len(ranks)
     for size, members in buffers:
-        told = most_in_flight(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, members)
-        held = [n + size * told[r] for n, r in zip(held, ranks, strict=True)]
-    return held
+        counts = most_in_flight(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, members)
+        total = [n + size * counts[r] for n, r in zip(total, ranks, strict=True)]
+    return total

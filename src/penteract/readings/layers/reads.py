@@ -1,12 +1,12 @@
-"""Answers kept by what was read of a layout while they were made: which fields those are is noted, and never listed.
+"""Caches whose keys are the fields of a layout that a function reads. The fields are recorded; nobody lists them.
 
-Who makes an answer is handed a `View` of the layout, which notes each field that is read. The answer is found again by
-the values of these fields. Fields come in the order in which they are read, as what is read later may hang on what was
-read before: they make a tree, whose leaves are the answers. Reading the tree is reading the layout: where a view asks
-for an answer that is there already, the fields on the way to it are noted in that view too.
+The function gets a `View` of the layout, which records each field that is read. Its result is cached under the values
+of these fields. Which field is read next may depend on the values of those before: so the cache is a tree of fields in
+the order of reading, with results as leaves. A lookup reads the layout, too: when it is made through another view, the
+fields on the path to the result are recorded in that view.
 
-What an answer hangs on beside the layout is its `key`, values that are looked at whole. All else must be the same for
-as long as there are answers.
+A result may also depend on its `key`, values that are compared as a whole. Everything else must stay the same while the
+cache lives.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ _P = ParamSpec("_P")
 
 
 class _Sealed:
-    """In place of the layout of a view whose answer is kept: a field that is read later would not be in its key."""
+    """Replaces the layout of a view once its result is cached: a field that is read later would be missing in the
+    key."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"{name} of a layout is read after what hangs on it was answered")
+        raise AssertionError(f"{name} of a layout is read after the result that depends on it was cached")
 
 
 _SEALED = _Sealed()
 
 
 class View:
-    """A layout whose fields are noted as they are read. A property counts as one field, and methods read theirs."""
+    """A layout that records which fields are read. A property counts as one field; a method reads its own fields."""
 
-    # What was read lies in the instance's own dictionary: the second read is that of any attribute.
+    # Read fields are in the instance's own dictionary: the second read is that of any attribute.
     __slots__ = ("__dict__", "_of")
 
     def __init__(self, of: object) -> None:
@@ -44,12 +45,12 @@ class View:
         self._of = of
 
     def __getattr__(self, name: str) -> Any:
-        """The first read of a field: it is fetched from the layout and noted."""
+        """The first read of a field: fetch it from the layout, and record it."""
         value = self.__dict__[name] = getattr(self._of, name)
         return value
 
     def seal(self) -> dict[str, Any]:
-        """The fields that were read, with their values; no other can be from now on."""
+        """The fields that were read, with their values. No other field can be read from now on."""
         self._of = _SEALED
         return self.__dict__
 
@@ -61,7 +62,7 @@ class View:
 
 
 class _Changed(View):
-    """A layout with other values of some fields; of the others, who is read notes it."""
+    """A layout with other values of some fields. Reads of the other fields are recorded by the view below it."""
 
     __slots__ = ()
 
@@ -70,7 +71,7 @@ class _Changed(View):
         self.__dict__ = fields
 
 
-# Methods are those of a layout, on the view; what follows from changed fields follows from the view's own.
+# A view has the methods of a layout. A changed view computes properties itself, from its changed fields.
 for _name, _value in vars(Layout).items():
     if isfunction(_value) and not _name.startswith("__"):
         setattr(View, _name, _value)
@@ -79,12 +80,12 @@ for _name, _value in vars(Layout).items():
 
 
 def changed(layout: Layout, **fields: Any) -> Layout:
-    """As `dataclasses.replace`, which would read every field."""
+    """Like `dataclasses.replace`, which would read every field."""
     return cast(Layout, _Changed(layout, fields))
 
 
 class _Fork(dict[Any, Any]):
-    """By the values of fields that are read here: a further fork, or an answer in a tuple of its own."""
+    """A node of the tree: values of the fields that are read here -> a further fork, or a result in a 1-tuple."""
 
     __slots__ = ("names", "read")
 
@@ -97,16 +98,16 @@ class _Fork(dict[Any, Any]):
 
 
 class Memo(Generic[_A]):
-    """Answers to one question, each kept by its key and by what making it read of a layout."""
+    """The cached results of one function, by key and by the fields of a layout that it read."""
 
     __slots__ = ("_roots",)
 
     def __init__(self) -> None:
-        """Begin without answers."""
+        """Begin empty."""
         self._roots: dict[Hashable, Any] = {}
 
     def ask(self, layout: Layout, key: Hashable, make: Callable[..., _A], *about: Any) -> _A:
-        """What `make(*about, layout)` says, of a view of the layout, or said when all that it read was the same."""
+        """The cached result of `make(*about, layout)` for the same field values, or else its result on a view."""
         node: Any = self._roots.get(key)
         while type(node) is _Fork:
             node = node.get(node.read(layout))
@@ -123,11 +124,11 @@ class Memo(Generic[_A]):
         into: dict[Any, Any] = self._roots
         at: Any = key
         while isinstance(fork := into.get(at), _Fork):
-            if fork.names[0] not in reads:  # read on other ways alone: any answer may be kept for this value only
+            if fork.names[0] not in reads:  # only other results read it: cache this one for its present value
                 reads[fork.names[0]] = getattr(layout, fork.names[0])
-            known = next((i for i, name in enumerate(fork.names) if name not in reads), len(fork.names))
-            if known < len(fork.names):
-                fork = into[at] = _split(fork, known)
+            shared = next((i for i, name in enumerate(fork.names) if name not in reads), len(fork.names))
+            if shared < len(fork.names):
+                fork = into[at] = _split(fork, shared)
             into, at = fork, fork.values_of(reads)
             for name in fork.names:
                 del reads[name]
@@ -137,12 +138,12 @@ class Memo(Generic[_A]):
         into[at] = (answer,)
 
     def __len__(self) -> int:
-        """How many answers there are."""
+        """The number of cached results."""
         return sum(map(_leaves, self._roots.values()))
 
 
 def _split(fork: _Fork, first: int) -> _Fork:
-    """The same with its `first` names alone, and the others one fork further."""
+    """The same fork with only its `first` names, and the others one fork further."""
     out, rest = _Fork(fork.names[:first]), fork.names[first:]
     for values, node in fork.items():
         at = values[0] if first == 1 else values[:first]
@@ -156,10 +157,10 @@ def _leaves(node: Any) -> int:
 
 
 class Memos(dict[str, Memo[Any]]):
-    """Of an object whose methods are `tracked`: the answers of each, by its name."""
+    """The caches of an object's `tracked` methods, by name."""
 
     def __missing__(self, name: str) -> Memo[Any]:
-        """A new memo, for a method that is asked for the first time."""
+        """Make a memo, at the first call of a method."""
         memo = self[name] = Memo[Any]()
         return memo
 
@@ -175,14 +176,14 @@ _S = TypeVar("_S", bound=_Tracks)
 def tracked(
     method: Callable[Concatenate[_S, Layout, _P], _A],
 ) -> Callable[Concatenate[_S, Layout, _P], _A]:
-    """A method of a layout and of values that make up its key: it answers as it did when it read the same."""
+    """Cache a method by the fields that it reads of its layout, and by its other arguments, which are the key."""
     name = method.__name__
 
     def make(self: _S, rest: tuple[Any, ...], layout: Layout) -> _A:
         return cast(Callable[..., _A], method)(self, layout, *rest)
 
     @wraps(method)
-    def asked(self: _S, layout: Layout, *rest: Any) -> _A:
+    def cached(self: _S, layout: Layout, *rest: Any) -> _A:
         return self.memos[name].ask(layout, rest, make, self, rest)
 
-    return cast(Callable[Concatenate[_S, Layout, _P], _A], asked)
+    return cast(Callable[Concatenate[_S, Layout, _P], _A], cached)

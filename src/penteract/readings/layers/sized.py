@@ -1,8 +1,7 @@
-"""A tape's shapes at each micro-batch size, of one recording that leaves that size open.
+"""A tape's shapes at any micro-batch size, from one recording that leaves this size open.
 
-What a network says does not hang on the number of sequences of a micro-batch: it is a dim of shapes and no more. So a
-tape is recorded with a size that no other comes near, and in every dim there is a multiple of it and a rest, which
-tell what the dim is at any other size.
+The ops of a network do not depend on the micro-batch size: it only occurs in shapes. So a tape is recorded with a size
+`OPEN` that is far larger than any other dim. Every dim is then a·OPEN + b, and at size n it is a·n + b.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any, NamedTuple
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site, Tape
 
-OPEN = 2**31 - 1  # sequences; a prime above every other dim, so that no product or quotient of those is taken for it
+OPEN = 2**31 - 1  # sequences; a prime above every other dim, so no product or quotient of dims can be mistaken for it
 
 
 class Sized(NamedTuple):
-    """What a tape says at one micro-batch size. `specs` of its values, in their order; `sites` as they are given."""
+    """The shapes of a tape at one micro-batch size. `specs` of its values, in order; `sites` as they were given."""
 
     specs: Sequence[Spec]
     inputs: Mapping[str, Spec]
@@ -26,13 +25,13 @@ class Sized(NamedTuple):
 
 
 def sized(tape: Tape, sites: Iterable[Site], size: int) -> Sized:
-    """A tape that was recorded with micro-batches of `OPEN` sequences, as it is with `size` of them."""
-    known: dict[Spec, Spec] = {}
+    """The shapes, with `size` sequences, of a tape that was recorded with `OPEN` sequences in a micro-batch."""
+    cache: dict[Spec, Spec] = {}
 
     def at_size(spec: Spec) -> Spec:
-        if spec not in known:
-            known[spec] = Spec(tuple([_dim(d, size) for d in spec.shape]), spec.role)
-        return known[spec]
+        if spec not in cache:
+            cache[spec] = Spec(tuple([_dim(d, size) for d in spec.shape]), spec.role)
+        return cache[spec]
 
     specs = [at_size(spec) for spec in tape.specs]
     return Sized(
@@ -48,14 +47,14 @@ def sized(tape: Tape, sites: Iterable[Site], size: int) -> Sized:
 
 
 def _attributes(attrs: Mapping[str, Any], size: int) -> Mapping[str, Any]:
-    """Few say a size that hangs on the micro-batch's: the others are shared."""
+    """Attributes at this size. Few depend on the micro-batch size; the others are shared."""
     if not any(isinstance(value, int) and value >= OPEN for value in attrs.values()):
         return attrs
     return {name: _dim(value, size) for name, value in attrs.items()}
 
 
 def _dim(dim: Any, size: int) -> Any:
-    """Any other attribute than a size is left as it is."""
+    """A dim at this size. Anything that does not depend on the micro-batch size is returned unchanged."""
     if not isinstance(dim, int) or dim < OPEN:
         return dim
     times, rest = divmod(dim, OPEN)

@@ -16,12 +16,13 @@ RankLayers = tuple[StageLayers, ...]  # of a pipeline rank, one a chunk
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageAssignment:
-    """Which layers the pipeline ranks have. Layouts that assign the same have one object.
+    """Which layers the pipeline ranks have. Equal assignments are one object.
 
-    groups   ranks that have the same, together
-    group    of each rank, its place in `groups`
-    chains   each once; `chunks`: of each group, the place of each of its chains among them
-    kinds    of all pieces, each once
+    by_rank  the layers of each rank, one chain for each model chunk
+    groups   ranks with equal layers
+    group    of each rank, its index in `groups`
+    chains   each distinct chain of layers; `chunks`: of each group, the indices of its chains
+    kinds    each distinct layer type
     """
 
     by_rank: tuple[RankLayers, ...]
@@ -33,7 +34,7 @@ class StageAssignment:
 
     @staticmethod
     def of(chains: Sequence[StageLayers], placement: Placement) -> StageAssignment:
-        """`chains`: of each stage."""
+        """Assign the stages to ranks. `chains`: the layers of each stage."""
         by_rank = tuple(tuple([chains[s] for s in own]) for own in placement.stages)
         groups: dict[RankLayers, list[int]] = {}
         for r, own in enumerate(by_rank):
@@ -50,5 +51,5 @@ class StageAssignment:
         )
 
     def by_group(self, each: Sequence[_T]) -> list[tuple[_T, ...]]:
-        """By group, what there is of each of its chains; `each`: of `chains`."""
+        """For each group, the items of its chains; `each`: one item for each of `chains`."""
         return [tuple([each[i] for i in chunks]) for chunks in self.chunks]

@@ -1,4 +1,5 @@
-"""A stage as a chain of pieces: what they keep adds up, and registers at their borders belong to both neighbours."""
+"""A stage as a chain of pieces (layer programs). Their memory adds up, but a register at a border is shared by both
+neighbours."""
 
 from __future__ import annotations
 
@@ -8,24 +9,24 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from penteract.ops.spec import Spec
-from penteract.readings.layers.holdings import Holding
+from penteract.readings.layers.layer_memory import LayerMemory
 from penteract.readings.layers.layer_program import LayerType
 from penteract.step.fit import first_fit
 from penteract.step.offsets import Life, Span
 from penteract.units import Bytes
 
-StageLayers = tuple[tuple[LayerType, int], ...]  # the pieces of a stage in order, runs of equal ones counted
-Run = tuple[Holding, int]  # of a piece, and how many times in a row
-_Time = tuple[int, int, int]  # piece in the order of the action, its run of one layer, instruction
+StageLayers = tuple[tuple[LayerType, int], ...]  # the layer types of a stage in order, and how many in a row
+Run = tuple[LayerMemory, int]  # the memory of a piece, and how many equal ones are in a row
+_Time = tuple[int, int, int]  # index of the piece in the action, its run of one layer, instruction
 _Crossing = tuple[_Time, _Time, Bytes]
 
-_ENOUGH = 3  # of a run of equal pieces, to see all that can be at their borders
+_ENOUGH = 3  # equal pieces in a row show every kind of border that a longer run has
 _LATER = {"Fwd": 0, "Bwd": 1, "Inp": 1, "Wgt": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageSum:
-    """What one pass of a micro-batch through a stage holds on a rank. As `Holding`, with the stage's borders inside."""
+    """Memory of one pass of a micro-batch through a stage: fields as in `LayerMemory`, `buffers` include borders."""
 
     inputs: Mapping[str, Spec]
     fp8_state_bytes: Bytes
@@ -39,19 +40,20 @@ class StageSum:
 
 @dataclass(frozen=True, slots=True)
 class Borders:
-    """What a chain keeps at its borders, by span, and what crosses them in one action."""
+    """Bytes kept at the borders of a chain, by span (`buffers`), and those that cross a border within one action
+    (`temporary`)."""
 
     buffers: Mapping[Span, Bytes]
     temporary: Mapping[str, Bytes]
 
 
 def shown(chain: Sequence[Run]) -> tuple[Run, ...]:
-    """A chain with no more of a run of equal pieces than show all that can be at its borders."""
+    """A chain with long runs of equal pieces shortened to `_ENOUGH`: it has the same kinds of borders."""
     return tuple([(piece, min(n, _ENOUGH)) for piece, n in chain])
 
 
 def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
-    """The sum of a chain of pieces, first to last. `borders`: those of what it shows."""
+    """The sum of a chain of pieces, first to last. `borders`: those of the shortened chain (`shown`)."""
     buffers, temporary, routed, host = dict(borders.buffers), dict[str, Bytes](), dict[Span, Bytes](), Counter[Span]()
     in_transit: dict[str, tuple[int, Bytes]] = {}  # by action: pieces that have some, bytes of the largest
     for piece, n in chain:
@@ -86,7 +88,7 @@ def add_up(chain: Sequence[Run], borders: Borders) -> StageSum:
 
 
 def borders(chain: Sequence[Run]) -> Borders:
-    """What is at the borders of a chain, all of whose pieces are looked at."""
+    """The borders of a chain, from every one of its pieces."""
     buffers, crossing = Counter[Span](), dict[str, list[_Crossing]]()
     row = [piece for piece, n in chain for _ in range(n)]
     first, last = row[0], row[-1]
@@ -110,10 +112,10 @@ def borders(chain: Sequence[Run]) -> Borders:
     return Borders(buffers, {name: first_fit(sorted(registers))[0] for name, registers in crossing.items()})
 
 
-def _shared(a: Holding, b: Holding) -> Iterator[tuple[Span, tuple[int, int], tuple[int, int]]]:
+def _shared(a: LayerMemory, b: LayerMemory) -> Iterator[tuple[Span, tuple[int, int], tuple[int, int]]]:
     """The two registers at the border of neighbours: a value from a to b, and its gradient from b to a.
 
-    -> its span, when it is born (in its piece), and when it dies there if that is in the same action.
+    -> its span, when it is born in its piece, and when it dies in the other if that is in the same action.
     """
     _, value, gradient_back, _ = a.borders
     entry, _, _, gradient = b.borders

@@ -1,17 +1,17 @@
-"""The recomputation that costs least within a memory.
+"""The cheapest recomputation within a memory budget.
 
-What a set of ops keeps and what it makes again are read off the tape (`choices.py`); its cost is the seconds of what
-it makes again, a sum. Whether it fits is said by the layout's own price, never by an estimate.
+What a set of ops keeps and what it recomputes follow from the tape (`choices.py`). Its cost is the sum of the seconds
+of what it recomputes. Whether it fits is decided by the layout's exact memory.
 
-It is exact in this sense. *One set for all layers*: of all sets of ops, no cheaper one fits. *Two sets*, the first n
-layers of each stage with one and the rest with the other: of all n, and all pairs of sets that none betters in both
-what they keep and what they cost, no cheaper one fits. (A set that another betters has no price here: it would be of
-use only if its temporary activations took less.) Where more than `MANY` sets differ, one set is looked for among those
-too.
+The result is exact in this sense. *One set for all layers*: no cheaper set of ops fits. *Two sets*, one for the first n
+layers of each stage and one for the rest: no cheaper combination fits, over all n and all pairs of sets of the frontier
+(sets that no other set beats in both memory and cost). A set outside the frontier could help only by smaller temporary
+activations; such pairs are not tried. If there are more than `MANY` distinct sets, one set for all layers is also
+searched on the frontier only.
 
-Both are tried from the cheapest up. Prices are spared by a bound below them: what is kept adds up over layers and the
-micro-batches in flight, what recomputing cannot drop is there always, and temporary activations are no less than those
-of one layer program.
+Both searches go from the lowest cost up. A lower bound of memory saves most exact estimates: kept activations add up
+over layers and micro-batches in flight, those that recomputation cannot drop are always there, and temporary
+activations are at least those of one layer.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from penteract.units import Bytes, Seconds, show_bytes
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A layout within a budget, with its estimate and that of the same without recomputation. `cost`: seconds of what a
-    micro-batch makes again on the rank that makes most."""
+    """A layout within a budget, with its estimate, and the estimate without recomputation (`plain`). `cost`: seconds of
+    recomputation per micro-batch, on the rank with most of it."""
 
     estimate: LayoutEstimate
     plain: LayoutEstimate
@@ -49,7 +49,7 @@ class Chosen:
         return self.estimate.layout
 
     def text(self) -> str:
-        """What was chosen, what it spares, and what it costs."""
+        """What was chosen, how much memory it saves, and what it costs."""
         lay, less = self.layout, self.plain.allocated - self.estimate.allocated
         op_names = " ".join(w for w in lay.recompute if w not in NONE) or "nothing"
         where = "every layer" if lay.uniform else f"the first {lay.recompute_first} layers of a stage"
@@ -60,7 +60,8 @@ class Chosen:
 
 
 def within(estimator: Estimator, layout: Layout, budget: MemoryBudget) -> Chosen:
-    """The cheapest recomputation of `layout` within `budget`. Raises BadInput, naming the least that can be reached."""
+    """The cheapest recomputation of `layout` within `budget`. If none fits, raises BadInput with the least memory that
+    can be reached."""
     plain = estimator.estimate(_uniform(layout, NONE))
     kept = plain.memory["activations"]
     limit = budget.allocated or plain.allocated - (1 - budget.fraction) * kept
@@ -81,16 +82,18 @@ def within(estimator: Estimator, layout: Layout, budget: MemoryBudget) -> Chosen
 _Found = tuple[Seconds, Layout]
 _Sums = tuple[tuple[tuple[Sequence[Bytes], Sequence[Seconds]], ...], ...]
 _Amount = TypeVar("_Amount", int, float)
-_Temporaries = tuple[Bytes, Bytes]  # of planned places, and of what is routed
+_Temporaries = tuple[Bytes, Bytes]  # in the arena, and of routed size
 
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """A pipeline rank. `chunks`: the pieces of each, by their place in the stage (-1: an end, which has the ops of
-    the first layers) and that of their kind in `Choice`; `base`: bytes of each that no choice drops.
+    """A pipeline rank.
 
-    spread  of each kind, its first place and its last
-    flight  micro-batches that it holds; `room`: bytes for activations
+    chunks  of each model chunk, its layers: the index in the stage (-1 for embedding and head, which recompute the ops
+            of the first layers), and the index of the layer type in `Choice`
+    base    of each chunk, bytes that no choice drops
+    spread  (layer type, its first and its last index in the stage)
+    flight  micro-batches in flight; `room`: bytes for activations
     """
 
     chunks: tuple[tuple[tuple[int, int], ...], ...]
@@ -107,7 +110,7 @@ class _Solver:
     kinds: tuple[LayerType, ...]
     choices: Choices
     ranks: tuple[_Rank, ...]
-    limit: float  # bytes in all, of the fullest rank
+    limit: float  # total bytes of the fullest rank
     depth: int  # layers of the longest stage
     summed: dict[tuple[str, ...], _Sums] = field(default_factory=dict[tuple[str, ...], _Sums])
     temporaries: dict[tuple[str, ...], tuple[_Temporaries, ...]] = field(
@@ -119,8 +122,8 @@ class _Solver:
         lay, composer = plain.layout, estimator.composer
         by_rank = composer.assignment(lay).by_rank
         kinds = tuple(dict.fromkeys(k for chains in by_rank for chain in chains for k, _ in chain))
-        told = Choices.of(estimator, kinds, lay)
-        none = next(c for c in told.every if c.op_names == NONE)
+        choices = Choices.of(estimator, kinds, lay)
+        none = next(c for c in choices.every if c.op_names == NONE)
         back = "Inp" if lay.split_backward else "Bwd"
         members = tuple((c, ("Fwd", back)) for c in range(lay.vpp))
         flights = most_in_flight(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps, members)
@@ -132,19 +135,20 @@ class _Solver:
                 _through(stage) - sum(none.kept[k] for _, k in chunk)
                 for stage, chunk in zip(composer.stages(lay, r), chunks, strict=True)
             )
-            beside = plain.by_stage[r] - own.arena - own.routed
+            fixed = plain.by_stage[r] - own.arena - own.routed
             places = {
                 k: [at for chunk in chunks for at, kind in chunk if kind == k] for chunk in chunks for _, k in chunk
             }
             spread = tuple((k, min(some), max(some)) for k, some in places.items())
-            ranks.append(_Rank(chunks, spread, base, flights[r], limit - beside))
+            ranks.append(_Rank(chunks, spread, base, flights[r], limit - fixed))
         depth = max(place + 1 for rank in ranks for chunk in rank.chunks for place, _ in chunk)
-        return _Solver(estimator, layout, kinds, told, tuple(ranks), limit, depth)
+        return _Solver(estimator, layout, kinds, choices, tuple(ranks), limit, depth)
 
     # ---- sums ----------------------------------------------------------------------------------------------------
 
     def cost(self, lean: Choice, rest: Choice, first: int) -> Seconds:
-        """Of a micro-batch on the rank that makes most again, the first layers of each stage with `lean`."""
+        """Seconds of recomputation per micro-batch on the rank with most, with `lean` for the `first` layers of each
+        stage."""
         return max(
             [
                 sum([_joined(x, y, first) for (_, x), (_, y) in zip(m, n, strict=True)])
@@ -153,7 +157,7 @@ class _Solver:
         )
 
     def may_fit(self, lean: Choice, rest: Choice, first: int) -> bool:
-        """Whether a lower bound of each rank's activations does."""
+        """Whether a lower bound of each rank's activations fits."""
         for rank, m, n in zip(self.ranks, self._sums(lean), self._sums(rest), strict=True):
             kept = min([_joined(x, y, first) + base for (x, _), (y, _), base in zip(m, n, rank.base, strict=True)])
             left = rank.room - rank.flight * kept
@@ -162,24 +166,25 @@ class _Solver:
         return True
 
     def temporary(self, rank: _Rank, lean: Choice, rest: Choice, first: int) -> Bytes:
-        """A lower bound: that of the piece that takes most."""
+        """A lower bound of temporary activations: those of the layer with most."""
         a, b = self._temporary(lean), self._temporary(rest)
         there = [a[k] for k, lowest, _ in rank.spread if lowest < first]
         there += [b[k] for k, _, highest in rank.spread if highest >= first]
         return max([planned for planned, _ in there]) + max([routed for _, routed in there])
 
     def _temporary(self, choice: Choice) -> tuple[_Temporaries, ...]:
-        """Of a piece of each kind."""
+        """Temporary activations of each layer type."""
         if choice.op_names not in self.temporaries:
             layout = _uniform(self.layout, choice.op_names)
-            pieces = [self.estimator.composer.holding(layout, kind) for kind in self.kinds]
+            pieces = [self.estimator.composer.layer_memory(layout, kind) for kind in self.kinds]
             self.temporaries[choice.op_names] = tuple(
                 [(max(p.temporary.values(), default=0), max(p.routed_temporary.values(), default=0)) for p in pieces]
             )
         return self.temporaries[choice.op_names]
 
     def _sums(self, choice: Choice) -> _Sums:
-        """What the ends and the first layers keep and make again, for each number of layers, of each rank and chunk."""
+        """Kept bytes and recomputation seconds of each rank and chunk: of embedding and head, with the first 0, 1, 2, …
+        layers."""
         if choice.op_names not in self.summed:
             self.summed[choice.op_names] = tuple(
                 tuple([(_summed(chunk, choice.kept), _summed(chunk, choice.cost)) for chunk in rank.chunks])
@@ -188,11 +193,11 @@ class _Solver:
         return self.summed[choice.op_names]
 
     def fits(self, layout: Layout) -> bool:
-        """By its price."""
+        """Whether the exact memory of a layout is within the limit."""
         return self.estimator.estimate(layout).allocated <= self.limit
 
     def leanest(self) -> Bytes:
-        """The least, in all, that one set for all layers reaches, of those that none betters."""
+        """The least total memory with one set of the frontier for all layers."""
         return min(
             [self.estimator.estimate(_uniform(self.layout, c.op_names)).allocated for c in self.choices.frontier]
         )
@@ -200,7 +205,7 @@ class _Solver:
     # ---- searches ------------------------------------------------------------------------------------------------
 
     def uniform(self) -> _Found | None:
-        """One set for all layers: the first that fits, from the cheapest up."""
+        """One set for all layers: the cheapest that fits."""
         depth = self.depth
         some = [(self.cost(c, c, depth), len(c.op_names), c) for c in self.choices.every]
         for cost, _, choice in sorted(some):
@@ -210,12 +215,12 @@ class _Solver:
         return None
 
     def mixed(self, best: _Found | None) -> _Found | None:
-        """Two sets, where that is cheaper than `best`. Few pairs first: what is found spares a look at most others."""
+        """Two sets, if that is cheaper than `best`. A few pairs come first: their result rules out most others."""
         best = self._search(hull(self.choices.frontier), best)
         return self._search(self.choices.frontier, best)
 
     def _search(self, some: Sequence[Choice], best: _Found | None) -> _Found | None:
-        """Pairs of these, from the lowest cost that may fit up."""
+        """Search pairs of `some`, from the lowest cost that may fit."""
         waiting = list(self._pairs(some, best[0] if best else inf))
         heapify(waiting)
         while waiting:
@@ -232,8 +237,8 @@ class _Solver:
     def _pairs(
         self, some: Sequence[Choice], cost: Seconds
     ) -> Iterator[tuple[Seconds, tuple[int, int], int, Choice, Choice]]:
-        """(cost, ops and number, place in their order, lean, rest) of the first number of layers with which each pair
-        may fit and costs less than `cost`."""
+        """For each pair that costs less than `cost`, the cheapest number of layers with which it may fit: (cost,
+        (number of ops, serial), index in `_order`, lean, rest)."""
         number, steady = 0, sum(kind not in EMBEDDING_AND_HEAD for kind in self.kinds) == 1
         others = self._in_layers(some)
         for lean in some if self.depth > 1 else ():
@@ -247,8 +252,8 @@ class _Solver:
                     yield bound, (len(lean.op_names) + len(rest.op_names), number), at, lean, rest
 
     def _first(self, lean: Choice, rest: Choice, order: range, *, steady: bool) -> int | None:
-        """The first place of `order` that may fit. `steady`: one kind of layer, so that what is kept rises or falls
-        all along."""
+        """The first index of `order` that may fit. `steady`: there is one type of layer, so that kept bytes are
+        monotone in the number of layers."""
         if self.may_fit(lean, rest, order[0]):
             return 0
         if not steady:
@@ -262,7 +267,8 @@ class _Solver:
         return high
 
     def _in_layers(self, some: Sequence[Choice]) -> list[Choice]:
-        """Of those that differ at the ends alone, which have the other set's ops, that with fewest ops."""
+        """The distinct sets for the rest of the layers. Sets that differ only in embedding and head are equal here, as
+        these use the other set; the one with fewest ops is taken."""
         places = [k for k, kind in enumerate(self.kinds) if kind not in EMBEDDING_AND_HEAD]
         found = dict[tuple[object, ...], Choice]()
         for c in sorted(some, key=lambda c: len(c.op_names)):
@@ -270,8 +276,8 @@ class _Solver:
         return list(found.values())
 
     def _between(self, lean: Choice, rest: Choice, cost: Seconds) -> bool:
-        """Whether, were layers divisible, some of them could make a pair fit and cost less than `cost`: both are linear
-        in their number on a rank of one chunk that is as deep as any."""
+        """Whether some fractional number of layers could make a pair fit and cost less than `cost`. Both are linear in
+        that number, on a rank with one chunk of the largest depth."""
         last = self.depth - 1
         for rank, m, n in zip(self.ranks, self._sums(lean), self._sums(rest), strict=True):
             (x, u), (y, v) = m[0], n[0]
@@ -284,7 +290,7 @@ class _Solver:
         return True
 
     def _order(self, lean: Choice, rest: Choice) -> range:
-        """Numbers of layers for the first set, from the cheapest up."""
+        """Numbers of layers for the first set, the cheapest first."""
         fewest, most = 1, self.depth - 1
         if self.cost(lean, rest, most) >= self.cost(lean, rest, fewest):
             return range(fewest, most + 1)
@@ -297,7 +303,8 @@ class _Solver:
 
 
 def _under(begin: float, end: float, limit: float) -> tuple[float, float]:
-    """Where between 0 and 1 a line from `begin` to `end` is no larger than `limit`: none where the first is more."""
+    """The part of [0, 1] in which a line from `begin` to `end` is at most `limit`: empty if its first number is larger
+    than its second."""
     if begin <= limit and end <= limit:
         return 0.0, 1.0
     if begin > limit and end > limit:
@@ -307,13 +314,13 @@ def _under(begin: float, end: float, limit: float) -> tuple[float, float]:
 
 
 def _through(stage: StageSum) -> Bytes:
-    """What a micro-batch keeps from its forward to its backward."""
+    """Bytes that a micro-batch keeps from its forward to its backward."""
     spans = (*stage.buffers.items(), *stage.routed.items())
     return sum(n for (born, dies), n in spans if born == "Fwd" and dies in ("Bwd", "Inp", "Wgt"))
 
 
 def _placed(chain: StageLayers, kinds: Sequence[LayerType]) -> Iterator[tuple[int, int]]:
-    """Each piece of a chain: its place among the layers, and that of its kind."""
+    """For each piece of a stage: its index among the layers (-1 for embedding and head), and that of its type."""
     place = 0
     for kind, n in chain:
         for _ in range(n):
@@ -322,14 +329,14 @@ def _placed(chain: StageLayers, kinds: Sequence[LayerType]) -> Iterator[tuple[in
 
 
 def _summed(chunk: Sequence[tuple[int, int]], each: Sequence[_Amount]) -> Sequence[_Amount]:
-    """Of the ends, and then of one layer more after another."""
+    """The sum of embedding and head; then the same with the first layer, with the first two, and so on."""
     ends = [each[k] for place, k in chunk if place < 0] or [each[0] - each[0]]
     layers = [each[k] for place, k in chunk if place >= 0]
     return list(accumulate(layers, initial=sum(ends[1:], ends[0])))
 
 
 def _joined(lean: Sequence[_Amount], rest: Sequence[_Amount], first: int) -> _Amount:
-    """The ends and the first layers of one sum, and the rest of another."""
+    """The sum with embedding, head and the `first` layers of `lean`, and the other layers of `rest`."""
     n = min(first, len(lean) - 1)
     return lean[n] + rest[-1] - rest[n]
 

@@ -1,5 +1,4 @@
-"""What each set of ops to recompute keeps and costs, by kind of piece: sums over groups of ops
-(`ops/liveness.py`)."""
+"""What each set of ops to recompute keeps and costs, by layer type: sums over groups of ops (`ops/liveness.py`)."""
 
 from __future__ import annotations
 
@@ -23,14 +22,15 @@ MANY = 2**15  # sets
 
 
 class Choice(NamedTuple):
-    """A set of ops: what each kind of piece keeps of what could be dropped, and the seconds of what it recomputes."""
+    """A set of ops to recompute: for each layer type, the bytes it keeps of those that can be dropped, and the seconds
+    of its recomputation."""
 
     op_names: tuple[str, ...]
     kept: tuple[Bytes, ...]
     cost: tuple[Seconds, ...]
 
     def __or__(self, other: Choice) -> Choice:
-        """Of two sets that know nothing of each other."""
+        """The union of two independent sets."""
         kept = tuple([a + b for a, b in zip(self.kept, other.kept, strict=True)])
         return Choice(
             self.op_names + other.op_names, kept, tuple([a + b for a, b in zip(self.cost, other.cost, strict=True)])
@@ -38,25 +38,25 @@ class Choice(NamedTuple):
 
     @property
     def sorted(self) -> Choice:
-        """With its ops as a layout says them."""
+        """The same with its ops in the order of a layout's `recompute`."""
         return self._replace(op_names=tuple(dict.fromkeys((*NONE, *sorted(self.op_names)))))
 
 
 class Choices(NamedTuple):
-    """Every set that differs, unless they are more than `MANY`; and those that none betters in what they keep and
-    cost."""
+    """Every distinct set (only the frontier if they are more than `MANY`); and the frontier: sets that no other set
+    beats in both memory and cost."""
 
     every: tuple[Choice, ...]
     frontier: tuple[Choice, ...]
 
     @staticmethod
     def of(estimator: Estimator, kinds: Sequence[LayerType], plain: Layout) -> Choices:
-        """For these kinds of pieces of a layout that recomputes nothing."""
+        """The choices for these layer types. `plain`: the layout without recomputation."""
         tapes = [estimator.composer.recorder.tape(plain, kind) for kind in kinds]
         measures = [_measure(estimator, kind, tape, plain) for kind, tape in zip(kinds, tapes, strict=True)]
         tables = [
             [
-                Choice(tuple(op_names), *zip(*map(_told, measures, lives_of), strict=True))  # type: ignore[arg-type]
+                Choice(tuple(op_names), *zip(*map(_kept_and_cost, measures, lives_of), strict=True))  # type: ignore[arg-type]
                 for op_names, lives_of in table
             ]
             for table in groups([LivenessAnalysis.of(tape) for tape in tapes], NONE)
@@ -72,12 +72,12 @@ class Choices(NamedTuple):
 
 
 def frontier(choices: Iterable[Choice]) -> list[Choice]:
-    """Those that none betters in both what they keep and cost, of equal ones that with fewest ops."""
+    """The choices that no other beats in both memory and cost; of equal ones that with fewest ops."""
     alike = defaultdict[tuple[object, ...], list[Choice]](list)
     some = sorted(choices, key=lambda c: (sum(c.cost), sum(c.kept), len(c.op_names), c.op_names))
     n = len(some[0].kept)
     main = max(range(n), key=lambda k: len({(c.kept[k], c.cost[k]) for c in some}))
-    for c in some:  # where all but one kind are the same, in order of its cost a lower least is a better one
+    for c in some:  # among choices that are equal in all types but `main`, those in order of cost that keep ever less
         alike[tuple([(c.kept[k], c.cost[k]) for k in range(n) if k != main])].append(c)
     left = [c for same in alike.values() for c in _descending(same, main)]
     left.sort(key=lambda c: (sum(c.cost), sum(c.kept), len(c.op_names), c.op_names))
@@ -89,7 +89,7 @@ def frontier(choices: Iterable[Choice]) -> list[Choice]:
 
 
 def hull(choices: Sequence[Choice]) -> list[Choice]:
-    """Those between which, by sums over kinds, no mixture of two others is better."""
+    """The lower convex hull of the choices, by their sums over layer types: no mixture of two others is better."""
     found = list[Choice]()
     for c in sorted(choices, key=lambda c: (sum(c.kept), sum(c.cost))):
         while len(found) > 1 and _turn(found[-2], found[-1], c) <= 0:
@@ -124,7 +124,7 @@ _Measure = tuple[Callable[[int], Bytes], Callable[[int], Seconds]]  # of a regis
 def _measure(estimator: Estimator, kind: LayerType, tape: Tape, layout: Layout) -> _Measure:
     composer = estimator.composer
     load, widths = Balanced.of(composer.model, layout, composer.sequence_length), composer.widths
-    alone = seconds_alone(composer.piece(layout, kind), estimator.steps.device(layout))
+    alone = seconds_alone(composer.layer_program(layout, kind), estimator.steps.device(layout))
     spent = {id(op): sum(alone.get(place, 0.0) for place in places) for op, places in _places(tape)}
 
     def size(r: int) -> Bytes:
@@ -134,7 +134,7 @@ def _measure(estimator: Estimator, kind: LayerType, tape: Tape, layout: Layout) 
 
 
 def _places(tape: Tape) -> Iterable[tuple[object, range]]:
-    """Each op, and the places of its sites among all that lowering can call."""
+    """Each op, and the indices of its sites among all that lowering can call."""
     at = 0
     for op in tape.ops:
         more = 1 if op.program is None else len(op.program.forward) + len(op.program.backward)
@@ -142,8 +142,7 @@ def _places(tape: Tape) -> Iterable[tuple[object, range]]:
         at += more
 
 
-def _told(measure: _Measure, fate: Liveness) -> tuple[Bytes, Seconds]:
-    """What is kept, and the seconds of what is made again; those of what is always recomputed are no cost of a
-    choice."""
+def _kept_and_cost(measure: _Measure, liveness: Liveness) -> tuple[Bytes, Seconds]:
+    """Bytes that are kept, and seconds of recomputation without ops that are always recomputed."""
     size, seconds = measure
-    return sum(map(size, fate.kept)), sum([seconds(id(op)) for op in fate.again if op.name not in NONE])
+    return sum(map(size, liveness.kept)), sum([seconds(id(op)) for op in liveness.again if op.name not in NONE])

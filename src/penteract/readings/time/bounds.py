@@ -99,7 +99,7 @@ class Bounds:
 
     def of(self, layout: Layout) -> Seconds:
         """The bound of a layout's step."""
-        groups = self.steps.composer.packer.groups(layout)
+        groups = self.steps.composer.bucket_planner.groups(layout)
         return self._longest(layout, self.passes(layout), self._once_of(layout, groups),
                              self._gathers_of(layout, groups))  # fmt: skip
 
@@ -124,7 +124,7 @@ class Bounds:
     def alone(self, layout: Layout) -> Seconds:
         """The bound from the last pipeline rank that a micro-batch reaches, simulated without its peers. It costs far
         more than the other bounds."""
-        passes, packer = self.passes(layout), self.steps.composer.packer
+        passes, bucket_planner = self.passes(layout), self.steps.composer.bucket_planner
         reached, group, border = (
             layout.placement.reached,
             self.steps.composer.assignment(layout).group,
@@ -133,7 +133,7 @@ class Bounds:
         there, back = fsum(border), fsum(border)
         for r in reached[:-1]:
             there, back = there + passes[group[r]].on, back + passes[group[r]].off
-        there += self._once_of(layout, packer.groups(layout))[reached[0]].update
+        there += self._once_of(layout, bucket_planner.groups(layout))[reached[0]].update
         return self.steps.alone(layout, reached[-1], there, back)
 
     # ---- passes ----------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Bounds:
     def passes(self, layout: Layout) -> list[Passes]:
         """Seconds of passes, for each group of pipeline ranks with the same stages."""
         assignment = self.steps.composer.assignment(layout)
-        idle = {kind: self._idle(layout, self.steps.composer.piece(layout, kind)) for kind in assignment.kinds}
+        idle = {kind: self._idle(layout, self.steps.composer.layer_program(layout, kind)) for kind in assignment.kinds}
         each = list[tuple[Pass, Seconds, Seconds]]()
         for chain in assignment.chains:
             total, waits, host = defaultdict[str, Seconds](float), 0.0, 0.0
@@ -164,7 +164,7 @@ class Bounds:
         """Bucket events of each pipeline rank."""
         out, unlike = [_NOTHING] * layout.pp, not self.steps.alike(layout)
         for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
-            if unlike or self.steps.composer.packer.shares(runs):
+            if unlike or self.steps.composer.bucket_planner.shares(runs):
                 for r in ranks:
                     out[r] = self._once(layout, runs, r)
                 continue
@@ -186,12 +186,12 @@ class Bounds:
 
     @tracked
     def _once(self, layout: Layout, runs: Runs, stage: int) -> Once:
-        packer, costs = self.steps.composer.packer, self.steps.bucket_costs
+        bucket_planner, costs = self.steps.composer.bucket_planner, self.steps.bucket_costs
         update = measure = accumulate = 0.0
         copies, last = [0.0, 0.0], defaultdict[_Ranks, Seconds](float)
         wires, once = defaultdict[_Ranks, Seconds](float), defaultdict[_Ranks, Seconds](float)
-        for plan, n in packer.counted(layout, runs, stage):
-            b = packer.bucket(layout, plan, stage)
+        for plan, n in bucket_planner.counted(layout, runs, stage):
+            b = bucket_planner.bucket(layout, plan, stage)
             update, measure = update + n * costs.update(b), measure + n * costs.squares(b)
             if b.offloaded:
                 for i, op_name in enumerate(OFFLOAD_OPS):
@@ -226,7 +226,7 @@ class Bounds:
         """How often a step gathers each of a rank's different units."""
         lay, number = layout, {unit: i for i, unit in enumerate(dict.fromkeys(run.unit for run in runs.units))}
         ends, chunks = 0, list[tuple[tuple[int, int], ...]]()
-        for chain in self.steps.composer.chains_of(lay, r):
+        for chain in self.steps.composer.layers_of_rank(lay, r):
             own = runs.units[ends : (ends := ends + len(chain))]
             chunks.append(tuple([(number[run.unit], run.number) for run in own]))
         rank = RankOf(lay.schedule, lay.pp, lay.vpp, r, tuple(chunks), read, keeps=lay.reshard_after_step)
@@ -235,8 +235,12 @@ class Bounds:
     @tracked
     def _unit_wires(self, layout: Layout, unit: Unit, stage: int) -> Mapping[_Ranks, Seconds]:
         """Seconds of gathering a unit, on each stream."""
-        packer, costs, out = self.steps.composer.packer, self.steps.bucket_costs, defaultdict[_Ranks, Seconds](float)
-        for b in packer.buckets_of(layout, unit, stage):
+        bucket_planner, costs, out = (
+            self.steps.composer.bucket_planner,
+            self.steps.bucket_costs,
+            defaultdict[_Ranks, Seconds](float),
+        )
+        for b in bucket_planner.buckets_of(layout, unit, stage):
             if b.cut_parameters and b.shards > 1:
                 out[b.shard_ranks] += costs.on_wire("all_gather", b)
         return dict(out)
@@ -245,8 +249,13 @@ class Bounds:
     def _read(self, layout: Layout, unit: Unit, kind: LayerType, stage: int) -> frozenset[str]:
         """The actions that read sharded parameters of a unit."""
         composer = self.steps.composer
-        read = composer.piece(layout, kind).read_by
-        cut = {p.name for b in composer.packer.buckets_of(layout, unit, stage) if b.cut_parameters for p in b.params}
+        read = composer.layer_program(layout, kind).read_by
+        cut = {
+            p.name
+            for b in composer.bucket_planner.buckets_of(layout, unit, stage)
+            if b.cut_parameters
+            for p in b.params
+        }
         return frozenset([action for action, names in read.items() if cut & names])
 
     # ---- a step ----------------------------------------------------------------------------------------------
@@ -273,7 +282,7 @@ class Bounds:
         """The largest bound of all ranks. The first micro-batch must reach a rank, the rank must compute all of them,
         gradients must be reduced after the last, and the last gradient must go back to the first stage."""
         lay, m = layout, layout.gradient_accumulation_steps
-        slower = 1 - 1 / self.steps.rates.beside  # of a collective's seconds, what overlapped compute loses
+        slower = 1 - 1 / self.steps.rates.contention  # of a collective's seconds, what overlapped compute loses
         reached, group, border = lay.placement.reached, self.steps.composer.assignment(lay).group, self._borders(lay)
         first, there, back, bound = once[reached[0]].update, 0.0, 0.0, 0.0
         sums = [(m * p.work, m * p.work if p.tail is None else p.tail, m * p.late, p.on, p.off) for p in passes]

@@ -153,7 +153,7 @@ class StepClock:
         `arrives`: seconds from when all ranks know the gradient norm until its first micro-batch can be there; `back`:
         seconds that its last gradient needs to go back to the first stage.
         """
-        lay, runs = layout, self.composer.packer.groups(layout)
+        lay, runs = layout, self.composer.bucket_planner.groups(layout)
         micros, skipped = _shortened(lay, _TURNS)
         group = self.composer.assignment(lay).group[r]
         stage = self.stage(lay, runs.runs[group], runs.ranks[group][0] if self.alike(lay) else r)
@@ -163,7 +163,7 @@ class StepClock:
 
     def stages(self, layout: Layout) -> list[Stage]:
         """The program of each pipeline rank. Ranks with the same units and the same position on nodes share one."""
-        alike, groups = self.alike(layout), self.composer.packer.groups(layout)
+        alike, groups = self.alike(layout), self.composer.bucket_planner.groups(layout)
         found = list[Stage | None]([None] * layout.pp)
         for runs, ranks in zip(groups.runs, groups.ranks, strict=True):
             for r in ranks:
@@ -215,11 +215,15 @@ class StepClock:
     def stage(self, layout: Layout, runs: Runs, r: int) -> Stage:
         """The program of pipeline coordinate `r`, which has these units. Layouts with equal inputs share one object."""
         lay, mesh = layout, Mesh(layout)
-        rank, packer = first_rank(mesh, r), self.composer.packer
-        streams, placed, bucket_plans = Streams(mesh, rank), packer.placed(lay, r), tuple(packer.bucket_plans(lay, r))
+        rank, bucket_planner = first_rank(mesh, r), self.composer.bucket_planner
+        streams, placed, bucket_plans = (
+            Streams(mesh, rank),
+            bucket_planner.placed(lay, r),
+            tuple(bucket_planner.bucket_plans(lay, r)),
+        )
         pieces = dict[LayerType, tuple[LayerProgram, Mapping[str, ActionOps]]]()
         for kind in dict.fromkeys(run.kind for run in runs.units):
-            piece = self.composer.piece(lay, kind)
+            piece = self.composer.layer_program(lay, kind)
             pieces[kind] = piece, self.piece_ops(lay, piece, streams.axes)
         distinct = dict[object, Bucket]()
         buckets = list[Bucket]()
@@ -230,7 +234,7 @@ class StepClock:
             buckets.append(distinct[key])
         ops = BucketOps(buckets, self.bucket_costs, streams)
         ends, chunks = 0, list[range]()
-        for chain in self.composer.chains_of(lay, r):
+        for chain in self.composer.layers_of_rank(lay, r):
             chunks.append(range(ends, ends := ends + sum(n for _, n in chain)))
         row = [kind for kind, _ in placed]
         outside = self._ends(rank, row, pieces, buckets)
@@ -256,7 +260,7 @@ class StepClock:
     def _clock(self, owner: tuple[int, ...]) -> Clock:
         """The clock of ranks with these streams."""
         if owner not in self.clocks:
-            slower = round((self.rates.beside - 1) * 10**6)
+            slower = round((self.rates.contention - 1) * 10**6)
             self.clocks[owner] = Clock(
                 self.launched, slower, owner, jumps=self.jumps, remembers=self.log is None, log=self.log
             )  # fmt: skip

@@ -1,5 +1,7 @@
-"""Conversions between fp32 and bf16 by bits: the same on a GPU and in Triton's interpreter, which rounds bf16
-otherwise and loses its smallest numbers."""
+"""Conversions between fp32 and bf16 that are the same on a GPU and in Triton's interpreter.
+
+A GPU has an instruction for each. The interpreter rounds ties of bf16 otherwise and loses its smallest numbers, so there
+they are made by bits."""
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -9,11 +11,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_BY_BITS = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
 
 @triton.jit
 def wide(x):
     """As fp32."""
-    if x.dtype == tl.bfloat16:
+    if _BY_BITS and x.dtype == tl.bfloat16:
         return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
     else:
         return x.to(tl.float32)
@@ -22,7 +26,7 @@ def wide(x):
 @triton.jit
 def narrow(x, dtype: tl.constexpr):
     """fp32 rounded to nearest in another dtype, ties to even."""
-    if dtype == tl.bfloat16:
+    if _BY_BITS and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
         nearest = tl.where(x == x, bits + (0x7FFF + ((bits >> 16) & 1)), 0x7FC00000)
         return upper(nearest)

@@ -1,5 +1,4 @@
-"""What one pass of a micro-batch through a piece holds on a rank: kept, temporary activations, and what a declaration
-allocates."""
+"""Memory of one pass of a micro-batch through a layer on a rank: kept and temporary activations, and workspace."""
 
 from __future__ import annotations
 
@@ -19,22 +18,24 @@ from penteract.readings.layers.reads import Memos, tracked
 from penteract.step.offsets import Life, Span, aligned, lay_out
 from penteract.units import Bytes
 
-_RUNS: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")  # in a declaration; others are collectives
+_RUNS: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")  # of kernels; others are collectives
 Crossings = tuple[tuple[tuple[int, int], tuple[int, int], Bytes], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Holding:
-    """`remembered` bytes that its linears keep between steps
+class LayerMemory:
+    """Bytes of one pass of a micro-batch through the embedding, a layer or the head.
 
-    `buffers`    bytes kept, by span; without the registers at its borders
-    `borders`    the life of what it receives and hands on: value, value, gradient of the second, gradient of the first
-    `stream`     bytes of a register at a border
-    `crossing`   temporary activations by action that crosses between layers inside of the piece: (from, to, bytes)
-    `temporary`  activations of one layer, by action
-    `workspace` the largest of a declaration
-    `routed`      bytes kept whose size is routed, by span; `routed_temporary`: the most at once beside them, by action
-    `in_transit`  bytes on their way to or from the host, by action; `host`: bytes kept there, by span
+    `inputs`           input data that it reads
+    `fp8_state_bytes`  FP8 state that its linear layers keep between steps
+    `buffers`          kept bytes, by span; without the registers at its borders
+    `borders`          lives of the registers at its borders: input, output, gradient of the output, of the input
+    `stream`           bytes of a register at a border
+    `crossing`         temporary activations that live across layers inside of it, by action: (from, to, bytes)
+    `temporary`        temporary activations of one layer, by action
+    `workspace`        the largest workspace of a kernel
+    `routed`           kept bytes of routed size, by span; `routed_temporary`: the most at once in addition, by action
+    `in_transit`       bytes being copied to or from the host, by action; `host`: bytes kept there, by span
     """
 
     inputs: Mapping[str, Spec]
@@ -52,8 +53,8 @@ class Holding:
 
 
 @dataclass(slots=True)
-class Holder:
-    """Measures pieces. What of a layout its kernels and its routing depend on is noted as it is read."""
+class LayerMemoryReading:
+    """Measures the memory of layers. Results are cached by the fields of a layout that were read (`reads.py`)."""
 
     model: ModelSpec
     sequence_length: int
@@ -61,15 +62,15 @@ class Holder:
     memos: Memos = field(default_factory=Memos)
 
     @tracked
-    def measure(self, layout: Layout, piece: LayerProgram) -> Holding:
-        """The registers of a piece laid out as a step lays them out."""
+    def measure(self, layout: Layout, piece: LayerProgram) -> LayerMemory:
+        """Lay out the registers of a layer in the same way as a step does."""
         outline, specs = piece.outline, piece.specs
         chunk, alive = outline.chunk, outline.lives
         load = Balanced.of(self.model, layout, self.sequence_length)
-        known = piece.sizes.setdefault(load, {})
-        for spec in {*specs.values()} - known.keys():
-            known[spec] = bytes_of(spec, self.widths, load), aligned(spec, self.widths)
-        every = {r: known[spec] for r, spec in specs.items()}
+        sizes_of = piece.sizes.setdefault(load, {})
+        for spec in {*specs.values()} - sizes_of.keys():
+            sizes_of[spec] = bytes_of(spec, self.widths, load), aligned(spec, self.widths)
+        every = {r: sizes_of[spec] for r, spec in specs.items()}
         sizes = {r: n for r in alive if not specs[r].pinned and (n := every[r][1])}
         found = lay_out(chunk.actions, alive, sizes, chunk.turns)
         ends = (chunk.entry, chunk.exit, chunk.exit_gradient, chunk.entry_gradient)
@@ -90,7 +91,7 @@ class Holder:
                 host[alive[r].span] += every[r][1]
         for r in {r for r in ends if r is not None}:
             buffers[alive[r].span] -= sizes.get(r, 0)
-        return Holding(
+        return LayerMemory(
             inputs=piece.inputs,
             fp8_state_bytes=sum(map(fp8_state_bytes, piece.shapes.sites)),
             buffers={span: n for span, n in buffers.items() if n},
@@ -104,7 +105,7 @@ class Holder:
         )  # fmt: skip
 
     def _largest(self, piece: LayerProgram, layout: Layout, load: Load) -> Bytes:
-        """The largest workspace of a declaration."""
+        """The largest workspace of a kernel."""
         sites, jobs = piece.shapes.sites, [job for job in piece.outline.jobs if job[1] in _RUNS]
         return max([self._workspace(layout, sites[place], phase, load) for place, phase in jobs], default=0)
 
@@ -114,7 +115,7 @@ class Holder:
 
 
 def _most_at_once(registers: Iterable[tuple[Life, Bytes]]) -> dict[str, Bytes]:
-    """The most bytes at once, by action, of registers that live in one action alone."""
+    """The most bytes at once, by action, of registers that live within one action."""
     most: dict[str, Bytes] = {}
     changes: dict[str, list[tuple[int, int, Bytes]]] = {}
     for life, n in registers:
