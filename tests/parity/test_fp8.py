@@ -197,6 +197,7 @@ def test_what_is_cast_once_is_priced_without_a_walk(model: ModelSpec, layout: La
 def test_any_layout_that_casts_once_is_one_process(pool: Pool, case: Case) -> None:
     lay = case.layout
     assume(not case.schedule and lay.world <= 4)
+    assume(not case.model.latent or lay.cp == 1)  # of keys made by several ranks, each casts its part of the gradients
     fuse = tuple(name for name in lay.fuse if name != "qkv" or lay.cp == 1)
     layout = replace(lay, fuse=fuse, elementwise="reference")
     assert isinstance(case.precision, Policy)
