@@ -1,7 +1,8 @@
 """Conversions between fp32 and bf16 that are the same on a GPU and in Triton's interpreter.
 
-A GPU has an instruction for each. The interpreter rounds ties of bf16 otherwise and loses its smallest numbers, so there
-they are made by bits."""
+A GPU has an instruction for each. The interpreter rounds ties of bf16 otherwise and loses its smallest numbers, so
+there they are made by bits.
+"""
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false

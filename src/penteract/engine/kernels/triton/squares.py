@@ -33,13 +33,12 @@ class Squares:
         n = len(x)
         if not n:
             return
-        first = self.partial is None
         if self.partial is None:
-            self.partial = torch.empty(PARTIAL_SUMS, dtype=torch.float32, device=x.device)
+            self.partial = torch.zeros(PARTIAL_SUMS, dtype=torch.float32, device=x.device)
         grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
-        _add[(PARTIAL_SUMS,)](
-            x, self.partial, n // grain, ADD=not first, TILE=TILE, GRAIN=grain, num_warps=WARPS
-        )  # fmt: skip
+        _add[(min(PARTIAL_SUMS, triton.cdiv(n, TILE)),)](
+            x, self.partial, n // grain, TILE=TILE, GRAIN=grain, num_warps=WARPS, enable_fp_fusion=True
+        )
 
     def total(self, out: torch.Tensor) -> None:
         """Add the sum over all shards since the last total to out: []."""
@@ -49,8 +48,8 @@ class Squares:
 
 
 @triton.jit
-def _add(x, partial, grains, ADD: tl.constexpr, TILE: tl.constexpr, GRAIN: tl.constexpr):
-    """Every so many tiles of x, of `grains` times GRAIN elements: the sum of their squares, into or onto a number of
+def _add(x, partial, grains, TILE: tl.constexpr, GRAIN: tl.constexpr):
+    """Every so many tiles of x, of `grains` times GRAIN elements: the sum of their squares, onto a number of
     `partial`."""
     each: tl.constexpr = TILE // GRAIN
     at, sums = tl.arange(0, TILE), tl.zeros((TILE,), tl.float32)
@@ -58,7 +57,5 @@ def _add(x, partial, grains, ADD: tl.constexpr, TILE: tl.constexpr, GRAIN: tl.co
         left = tl.minimum(grains - first, each).to(tl.int32) * GRAIN
         found = wide(tl.load(x + first * GRAIN + at, at < left, other=0.0))
         sums += found * found
-    found = tl.sum(sums, axis=0)
-    if ADD:
-        found += tl.load(partial + tl.program_id(0))
-    tl.store(partial + tl.program_id(0), found)
+    mine = partial + tl.program_id(0)
+    tl.store(mine, tl.load(mine) + tl.sum(sums, axis=0))
