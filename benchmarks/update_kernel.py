@@ -2,7 +2,8 @@
 
     python benchmarks/update_kernel.py --out FOLDER [--commit HASH] [--only bf16,fp16,...] [--elements 268435456]
 
-Writes FOLDER/update_kernel.json after every policy; one that fails leaves its traceback there and the rest goes on. On a
+Then, as `forms`, the ways to compile the plain kernel, and as `squares` the sum for the gradients' norm: update_forms.py.
+Writes FOLDER/update_kernel.json after every part; one that fails leaves its traceback there and the rest goes on. On a
 CPU (`--device cpu --elements 5000`) the kernel runs in Triton's interpreter: to try the script, not to time it.
 
 Held: from the same state, both kernels leave the same but for roundings. In fp32, by `TOLERANCE` of what is summed; of
@@ -28,6 +29,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 import torch
 from measuring import seconds, told
 from provenance import hexadecimal
+from update_forms import chosen, compared, squares
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
@@ -206,13 +208,18 @@ def main() -> None:
         "torch": torch.__version__, "cuda": torch.version.cuda, "elements": given.elements, "tolerance": TOLERANCE,
         "share": SHARE, "policies": {},
     }  # fmt: skip
-    for name in given.only.split(","):
+    for name in filter(None, given.only.split(",")):
         policy = POLICIES[name]
         whole = given.elements // BLOCK * BLOCK if policy.moments == "int8" else given.elements
         row = told(name, {"all": partial(measured, whole, policy, device)})
         found["policies"][name] = {"precision": policy.name, **row.pop("all"), **row}
         (given.out / "update_kernel.json").write_text(json.dumps(found, indent=1))
         print(_line(name, found["policies"][name]), flush=True)
+    found |= told("forms", {"forms": partial(compared, device), "squares": partial(squares, device)})
+    found["form"] = told("form", {"chosen": partial(chosen, found["forms"])})["chosen"]
+    (given.out / "update_kernel.json").write_text(json.dumps(found, indent=1))
+    for row in [*found["forms"], *found["squares"], found["form"]]:
+        print(row)
 
 
 def _line(name: str, about: dict[str, Any]) -> str:
