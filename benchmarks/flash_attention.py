@@ -29,6 +29,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests")]
 import torch
 
 from op_kernels.fused import LARGE, NAMES, Case, Trial
+from penteract.config.kernel_limits import installed_packages
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
@@ -41,8 +42,8 @@ from penteract.engine.executor.cuda_graph import CapturedStep
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
 from penteract.engine.executor.state import allocate, fill
-from penteract.engine.kernels import flash as flash_kernels
 from penteract.engine.kernels.checks import check_documents, check_kernels
+from penteract.engine.kernels.fused_attention import flash as flash_kernels
 from penteract.engine.kernels.registry import kernels, kernels_by_call
 from penteract.engine.optim.optimizer import AdamW
 from penteract.ops.declarations import declaration_of
@@ -89,12 +90,15 @@ def workspace(trial: Trial, phase: str, kernel: str) -> dict[str, Any]:
     return seen | {"measured_less_declared": seen["measured"] - seen["declared"]}
 
 
-def one_call(case: Case) -> dict[str, Any]:
-    """Errors of the kernel, and of the reference kernel in bf16 beside them, against the reference kernel in fp32."""
+def one_call(case: Case, packed: bool = False) -> dict[str, Any]:
+    """Errors of the kernel, and of the reference kernel in bf16 beside them, against the reference kernel in fp32.
+    `packed`: its q, k, v and their gradients are views of one register each."""
     plain, kernel = kernels_by_call(Layout(), DEVICE)["attention"], kernels_by_call(case.plan, DEVICE)["attention"]
     wanted = Trial(case, "fp32", "bf16", "cuda").run(plain)
     noise = off(Trial(case, "bf16", "bf16", "cuda").run(plain), wanted)
     trial = Trial(case, "bf16", "bf16", "cuda")
+    if packed:
+        trial.pack()
     error = off(trial.run(kernel), wanted)
     del wanted
     held = all(error[n] <= TOLERANCE[n] for n in NAMES)
@@ -103,7 +107,10 @@ def one_call(case: Case) -> dict[str, Any]:
 
 
 def calls() -> dict[str, Any]:
-    rows = [tried(one_call, case) | {"case": str(case)} for case in LARGE]
+    there = [case for case in LARGE if not case.kernel.startswith("fa4") or "flash-attn-4" in installed_packages()]
+    rows = [tried(one_call, case) | {"case": str(case)} for case in there]
+    rows += [tried(one_call, case, True) | {"case": f"{case}, views of one register"} for case in there
+             if case.layout.cp == 1]  # fmt: skip
     exact = [w["measured_less_declared"] for r in rows for w in r.get("workspace", {}).values()]
     return {"tolerance": TOLERANCE, "all_held": all(r.get("held", False) for r in rows),
             "failed": [r["case"] for r in rows if not r.get("held", False)],
@@ -144,6 +151,9 @@ def speed() -> dict[str, Any]:
     whole = replace(SPEED, documents=False)
     cases = [whole, SPEED, replace(whole, batch=2), replace(whole, kernel="cudnn"),
              replace(whole, kernel="cudnn", batch=2), replace(whole, heads=(32, 8), size=64)]  # fmt: skip
+    if "flash-attn-4" in installed_packages():
+        cases += [replace(whole, kernel="fa4"), replace(whole, kernel="fa4", batch=2), replace(SPEED, kernel="fa4_documents"),
+                  replace(whole, kernel="fa4", size=64)]  # fmt: skip
     rows = [tried(timed, case) for case in cases]
     rows.append(tried(timed, replace(whole, kernel="reference"), 5))
     usual, most = flash_kernels.most_documents, dict[str, Any]()

@@ -34,7 +34,8 @@ from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.cuda_graph import CapturedStep
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_count
-from penteract.engine.executor.state import allocate, initialise
+from penteract.engine.executor.initial_weights import initialise
+from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optim.optimizer import AdamW
 from penteract.readings.price import price

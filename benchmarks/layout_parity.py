@@ -28,7 +28,8 @@ from penteract.engine.comm.groups import ProcessGroups, needed
 from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_count
-from penteract.engine.executor.state import allocate, initialise
+from penteract.engine.executor.initial_weights import initialise
+from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.runtime.rank import Rank, join
 from penteract.step.arena import plan_arena

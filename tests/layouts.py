@@ -25,9 +25,11 @@ from penteract.engine.comm.groups import ProcessGroups, Round, needed
 from penteract.engine.executor.allocator import Arena, Fresh
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, samples_of, target_counts
-from penteract.engine.executor.state import ParameterPart, allocate, initialise
+from penteract.engine.executor.initial_weights import initialise
+from penteract.engine.executor.state import ParameterPart, allocate
 from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
+from penteract.engine.kernels.registry import kernels
 from penteract.readings.layers.expert_load import Recorded
 from penteract.readings.price import Price, price
 from penteract.schedule.registry import ScheduleName
@@ -155,7 +157,7 @@ def run_case(rank: int, groups: ProcessGroups, case: Case, mutate: Mutation | No
     p = case.compile(rank)
     groups.make(needed(p))
     with ExitStack() as patches:
-        subject, placed = Subject(p, p, dict(REFERENCE), patches), None
+        subject, placed = Subject(p, p, computed_by(p), patches), None
         if mutate is not None:
             mutate(subject)
         else:
@@ -274,9 +276,14 @@ def _compare_bytes(priced: Price, wires: Wires, watched: Watched, alive: list[in
             yield "kept", f"after {action}: priced {expected}, alive {observed}"
 
 
+def computed_by(p: Program) -> dict[str, TorchKernel]:
+    """The reference, and products by groups where the layout asks for them."""
+    return REFERENCE | ({} if p.layout.experts == "reference" else kernels(p, CPU))
+
+
 def _in_arena(p: Program, groups: ProcessGroups) -> Run:
     """The step with every register at its planned place, unobserved."""
-    run = _prepare(p, groups, dict(REFERENCE))
+    run = _prepare(p, groups, computed_by(p))
     run.memory = Arena(plan_arena(p), p.precision, CPU)
     walk(p, run, counted=False)
     return run

@@ -12,10 +12,20 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from layouts import Case
 from penteract.config import case as spec_case
-from penteract.config.layout import CP_METHODS, LOSS_KERNELS, ZERO_STAGES, CpMethod, Layout
+from penteract.config.layout import (
+    CP_METHODS,
+    ELEMENTWISE,
+    FUSIONS,
+    LOSS_KERNELS,
+    ZERO_STAGES,
+    CpMethod,
+    Elementwise,
+    Fusion,
+    Layout,
+)
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.precision.fp8 import Fp8
-from penteract.config.precision.policy import RECIPES
+from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.rules.breaches import breaches
 from penteract.schedule.registry import ScheduleName
 
@@ -48,6 +58,7 @@ SCALINGS = (
     RopeScaling(kind="yarn", factor=40.0, original_positions=200, attention_factor=1.3, softmax_factor=0.7),
     RopeScaling(kind="linear", factor=4.0),
 )
+FUSES: tuple[tuple[Fusion, ...], ...] = (FUSIONS, (), ("norm",), ("mlp", "qkv"))
 BUCKETS = (25 * 2**20, 2**16, 2**12, 0)  # bytes: all in one, several, and one for each parameter
 
 
@@ -83,6 +94,7 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         **draw(shards(dp * cp, ep)),
         loss=draw(st.sampled_from(LOSS_KERNELS)),
         loss_chunk=draw(st.sampled_from([0, 5, 2, 16])),
+        fuse=draw(st.sampled_from(FUSES)),
     )  # fmt: skip
     tokens = 2 * cp * tp
     length = tokens * draw(st.integers(-(-12 // tokens), max(1, 24 // tokens)))
@@ -92,6 +104,9 @@ def cases(draw: DrawFn, max_ranks: int = 8, *, deepseek: bool = False) -> Case:
         sequence_length=length,
         schedule="overlapped" if schedule == "overlapped" else None,
     )
+    if experts and draw(st.booleans()):
+        grouped = replace(case, layout=replace(layout, experts="grouped"))
+        case = grouped if legal(grouped) else case
     assert legal(case), case
     return case
 
@@ -123,6 +138,28 @@ def coded_cases(draw: DrawFn) -> Case:
     case = Case(model=model, layout=layout, sequence_length=128, precision=policy)
     assert legal(case), case
     return case
+
+
+FUSES_WITH_FP8: tuple[tuple[Fusion, ...], ...] = (FUSIONS, ("fp8",), ("mlp", "fp8"), ("norm", "mlp", "qkv", "fp8"))
+
+
+@st.composite
+def cast_once_cases(draw: DrawFn) -> Case:
+    """Linear layers in FP8 whose operands are cast once."""
+    case = draw(coded_cases())
+    assert isinstance(case.precision, Policy) and case.precision.fp8 is not None
+    again = draw(st.sampled_from([(), ("quantise",)]))
+    layout = replace(case.layout, fuse=draw(st.sampled_from(FUSES_WITH_FP8)), elementwise=draw(_ELEMENTWISE))
+    layout = replace(layout, recompute=tuple(dict.fromkeys((*layout.recompute, *again))))
+    policy = replace(case.precision, fp8=replace(case.precision.fp8, gather=False))
+    if policy.stat != "fp32":
+        layout = replace(layout, elementwise="reference")
+    case = replace(case, layout=layout, precision=policy)
+    assert legal(case), case
+    return case
+
+
+_ELEMENTWISE: SearchStrategy[Elementwise] = st.sampled_from(ELEMENTWISE)
 
 
 @st.composite

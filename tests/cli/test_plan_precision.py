@@ -29,7 +29,8 @@ VALUES = {
     "fp8_bf16_layers": ("fp8_rowwise", "1,1"), "fp8_gradient": ("fp8_rowwise", "e4m3"),
     "fp8_round_scales": ("fp8_rowwise", "true"), "fp8_history": ("fp8_delayed", "4"),
     "fp8_block": ("fp8_blockwise", "64"), "fp8_gather": ("fp8_tensorwise", "true"),
-    "fp8_experts": ("fp8_rowwise", "true"), "modules": ("bf16", "embedding*:moments=int8"),
+    "fp8_fast_accumulation": ("fp8_tensorwise", "true"), "fp8_experts": ("fp8_rowwise", "true"),
+    "modules": ("bf16", "embedding*:moments=int8"),
 }  # fmt: skip
 
 

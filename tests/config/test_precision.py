@@ -156,6 +156,10 @@ def test_sizes_that_are_no_whole_units_are_refused_by_name() -> None:
             ["dtype=fp8_delayed", "fp8_experts=true"],
             "allowed true in fp8_rowwise and fp8_blockwise · fix: --",
         ),
+        (
+            ["dtype=fp8_blockwise", "fp8_fast_accumulation=true"],
+            "precision.fp8_fast_accumulation · found true in fp8_blockwise",
+        ),
         (["dtype=bf16", "fp8_experts=true"], "precision.fp8_experts · found true in bf16 / allowed none"),
     ],
     ids=str,

@@ -66,9 +66,10 @@ def test_what_is_planned_for_records_is_what_the_record_says(monkeypatch: pytest
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     script = importlib.import_module("planned_times")
     record = planned_times()
-    now = {"planned_steps_4xh200": script.planned(), "step_profile_2xh200": script.profiled(),
-           "flash_attention": script.one_gpu(), "peers_h200": script.peers(),
-           **{name: script.options(name) for name in script.OPTIONS}}  # fmt: skip
+    # Steps with `elementwise = "triton"` were timed when that meant quantisation and the update alone. What is planned
+    # for such layouts now is of other kernels, so those records keep what was planned for them then.
+    now = {"planned_steps_4xh200": script.planned(), "flash_attention": script.one_gpu(), "peers_h200": script.peers(),
+           "memory_options_8b_4xh200": script.options("memory_options_8b_4xh200")}  # fmt: skip
     for group, rows in now.items():
         told = {row["row"]: row for row in record[group]["rows"]}
         for name, planned, measured, same in rows:

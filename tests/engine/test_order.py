@@ -19,7 +19,7 @@ from penteract.config.precision.fp8 import Fp8Scaling, usual
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.executor.executor import Run
 from precisions import BY_NAME
-from strategies import cases, coded_cases
+from strategies import cases, cast_once_cases, coded_cases
 from tiny import SIZES
 from walked import expected
 
@@ -52,6 +52,12 @@ def test_a_run_does_what_its_program_says(
 @given(coded_cases(), st.integers(0, 7))
 def test_and_where_weights_travel_as_codes(case: Case, of: int) -> None:
     check(case, of % case.layout.world)
+
+
+@settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)
+@given(cast_once_cases(), st.integers(0, 7))
+def test_and_where_operands_are_cast_once(case: Case, of: int) -> None:
+    check(replace(case, layout=replace(case.layout, elementwise="reference")), of % case.layout.world)
 
 
 @settings(max_examples=6, suppress_health_check=list(HealthCheck), deadline=None)

@@ -14,12 +14,16 @@ from penteract.config.layout import Layout
 from penteract.config.optimizers import OptimizerName
 from penteract.config.precision.policy import BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
-from penteract.engine.executor.state import Flat, TrainingState, allocate, initialise
+from penteract.engine.executor.initial_weights import initialise
+from penteract.engine.executor.state import Flat, TrainingState, allocate
 from penteract.engine.executor.storages import Storages
+from penteract.engine.kernels import registry
+from penteract.engine.kernels.kernel import TorchKernel
 from penteract.engine.kernels.triton.update import TILE, Update
 from penteract.engine.optim import moments
 from penteract.engine.optim.optimizer import AdamW
 from penteract.engine.session import trainer
+from penteract.ops.declarations import OPS, Implementation
 from penteract.parallel.data import Bucket
 from penteract.step import update as step_update
 from penteract.step.program import compile_step
@@ -247,9 +251,16 @@ def test_updates_in_fp64_are_refused() -> None:
 # ---- a trainer ---------------------------------------------------------------------------------------------------
 
 
+def interpreted(op_name: str, one: Implementation, device: str) -> TorchKernel:
+    """Also what is a GPU's alone: Triton's by its interpreter, products by the reference."""
+    reference = OPS[op_name].implementations[-1].kernels[device]
+    table = one.kernels.get(device) or (one.kernels["cuda"] if one.name == "triton" else reference)
+    return registry._found(table)[op_name]
+
+
 def trained(policy: str, kind: OptimizerName = "adamw", **layout: Any) -> tuple[Small, list[float]]:
     optimizer, lay = replace(SPEC, kind=kind), Layout(micro_batch_size=4, **layout)
-    with patch.object(trainer, "check_kernels"):  # which has no interpreter in mind
+    with patch.object(trainer, "check_kernels"), patch.object(registry, "kernel", interpreted):
         run = Small(EVERY[policy], model=replace(MODEL, vocab_size=264), steps=2, layout=lay, optimizer=optimizer)
     return run, run.losses()
 

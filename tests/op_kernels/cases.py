@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from penteract.config.model import RopeScaling
+from penteract.config.precision.fp8 import Fp8
 from penteract.engine.kernels.experts import Splits
 from penteract.ops.spec import Role
 
@@ -73,6 +74,32 @@ def positive(*shape: int) -> In:
     return given(torch.rand(shape, generator=torch.Generator().manual_seed(len(shape))) + 0.5, "stat")
 
 
+def codes(*shape: int) -> In:
+    """Codes of e4m3, all of them numbers."""
+    drawn = torch.randint(0, 127, shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return In("code", shape, (drawn + 128 * (drawn % 2)).to(torch.uint8))
+
+
+def of_codes(tokens: tuple[int, ...], width: int) -> tuple[In, ...]:
+    """What `fp8_linear` reads: x, its codes, turned codes, their scale."""
+    return x(*tokens, width), codes(*tokens, width), codes(width, math.prod(tokens)), given([2.0**-7], "stat")
+
+
+def _fp8() -> list[Case]:
+    fp8, other = Fp8(kind="tensorwise"), Fp8(kind="tensorwise", gradient="e4m3", powers=True)
+    rope = {"head_size": 8, "plain_size": 0, "theta": 1e4, "scaling": None, "turned": 16}
+    return [
+        Case("quantise", "rows", (x(5, 3, 7),), (), {"fp8": fp8}),
+        Case("quantise", "powers of two", (x(4, 2, 6),), (), {"fp8": other}),
+        Case("fp8_linear", "one", of_codes((3, 2), 5), ((7, 5),), {"fp8": fp8, "features": 7}),
+        Case("fp8_linear", "two, powers of two", of_codes((5, 2), 6), ((7, 6), (4, 6)), {"fp8": other, "features": 11}),
+        Case("fp8_linear", "heads that turn", (*of_codes((5, 2), 6), draw(90, 5, 2)), ((8, 6), (8, 6), (16, 6)),
+             {"fp8": fp8, "features": 32, **rope}),
+        Case("quantise", "known", (x(5, 3, 7), given([9.0], "stat")), (), {"fp8": fp8}),
+        Case("fp8_glu", "rows", of_codes((5, 2), 6), ((7, 6), (7, 6)), {"fp8": fp8, "features": 14}),
+    ]  # fmt: skip
+
+
 def _dense() -> list[Case]:
     scaling = RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_positions=32)
     yarn = RopeScaling(kind="yarn", factor=40.0, original_positions=256, attention_factor=1.2)
@@ -105,6 +132,24 @@ def _dense() -> list[Case]:
         Case("rope", "yarn, one token", (x(1, 1, 16), given([[700]])), (), rope | {"head_size": 16, "scaling": yarn}),
         Case("rope", "yarn, no ramp", (x(1, 1, 4), given([[70]])), (), rope | {"head_size": 4, "scaling": sudden}),
         Case("rope", "linear", (x(3, 1, 8), draw(90, 3, 1)), (), rope | {"scaling": linear}),
+        Case("fork_norm", "rows", (x(3, 2, 6),), ((6,),), {"epsilon": 1e-5}),
+        Case("fork_norm", "one row", (x(1, 1, 8),), ((8,),), {"epsilon": 1e-2}),
+        Case("merged_linear", "two", (x(3, 2, 5),), ((7, 5), (7, 5))),
+        Case(
+            "merged_linear",
+            "three, turned",
+            (x(5, 2, 6), draw(90, 5, 2)),
+            ((16, 6), (8, 6), (8, 6)),
+            rope | {"turned": 24},
+        ),
+        Case(
+            "merged_linear",
+            "parts turned",
+            (x(5, 1, 6), draw(90, 5, 1)),
+            ((8, 6), (8, 6), (8, 6)),
+            rope | {"turned": 16, "plain_size": 2, "scaling": scaling},
+        ),
+        Case("packed_swiglu", "rows", (x(4, 2, 10),)),
         Case("swiglu", "rows", (x(4, 2, 5), x(4, 2, 5))),
         Case("gelu", "rows", (x(4, 2, 5),)),
         Case("add", "rows", (x(4, 2, 5), x(4, 2, 5))),
@@ -135,6 +180,15 @@ def _attend(what: str, s: int, b: int, heads: tuple[int, int], **more: Any) -> C
     return Case("attention", what, ins, (), attrs, beside=beside)
 
 
+def _packed(what: str, s: int, b: int, heads: tuple[int, int], **more: Any) -> Case:
+    """The same of own tokens alone, with query, key and value side by side."""
+    plain = _attend(what, s, b, heads, **more)
+    widths = tuple(i.shape[-1] for i in plain.ins[:3])
+    turned = {"turned": sum(widths[:2]), "plain_size": 0, "theta": 1e4, "scaling": more.get("scaling")}
+    ins = (x(s, b, sum(widths)), draw(90, s, b), *plain.ins[3:])
+    return replace(plain, op_name="packed_attention", ins=ins, attrs={**plain.attrs, **turned, "widths": widths})
+
+
 def _attention() -> list[Case]:
     documents = [[0, 0], [0, 0], [2, 0], [2, 3], [2, 3], [5, 3]]
     some = given([[[0.3, -math.inf, 1.0], [2.0, 0.1, -math.inf]]], "stat")  # [B, H, s]
@@ -161,6 +215,11 @@ def _attention() -> list[Case]:
         _attend("wide values, one token", 1, 2, (4, 2), value=33, at=[5], keys=range(6)),
         _attend("a part with wide values", 4, 2, (2, 2), value=6, at=[0, 1, 6, 7], keys=[2, 3, 4, 5],
                 rest=[0, 1, 6, 7]),
+        _packed("causal", 5, 2, (2, 2)),
+        _packed("grouped documents", 6, 2, (4, 2), start=documents),
+        _packed("one token", 1, 1, (2, 1)),
+        _packed("window, yarn", 6, 1, (2, 1), window=3, scaling=RopeScaling(kind="yarn", factor=40.0,
+                original_positions=256, attention_factor=1.2)),
         Case("unfold_heads", "heads", (x(4, 2, 3 * (5 + 4)), x(4, 2, 2)), (), {"plain_size": 5, "value_size": 4}),
         Case("unfold_heads", "one head", (x(3, 1, 3), x(3, 1, 4)), (), {"plain_size": 1, "value_size": 2}),
         Case("merge_attention", "two parts", (x(4, 2, 3 * 4), stat(2, 3, 4), x(4, 2, 3 * 4), stat(2, 3, 4))),
@@ -184,6 +243,9 @@ def _loss() -> list[Case]:
         Case("logits", "all columns together", (x(3, 2, 5),), ((7, 5),), {"columns": 8}),
         Case("logits", "three columns at a time", (x(3, 2, 5),), ((7, 5),), {"columns": 3}),
     ]
+    for what, more in (("", {}), (", with z-loss", {"z": 0.3}), (", some at a time", {"at_once": 3})):
+        out.append(Case("loss_and_gradient", f"two ignored{what}", (x(4, 2, 10), targets, stat()), (),
+                        {"axis": "tp", **more}))  # fmt: skip
     for op_name, beside in (("exp_sum", ()), ("cross_entropy_gradient", (stat(),)), ("logits_gradient", (stat(),))):
         for what, tp, rank in (("whole", 1, 0), ("first shard", 2, 0), ("second shard", 2, 1)):
             row = stat(4, 2) if op_name == "exp_sum" else large
@@ -252,6 +314,8 @@ def _experts() -> list[Case]:
         Case("expert_permutation", "all to one", (given([[[2], [2], [2]]]),), (), {"experts": 3}),
         Case("split_sizes", "two ranks", (given([3, 0, 2, 4]), given([1, 0, 5, 2])), (), {"ranks": 2}),
         Case("split_sizes", "one rank", (given([3, 0, 2]), given([3, 0, 2])), (), {"ranks": 1}),
+        Case("expert_offsets", "two ranks", (given([3, 0, 2, 4]),), (), {"ranks": 2}),
+        Case("expert_offsets", "one rank", (given([3, 0, 2]),), (), {"ranks": 1}),
         Case("permute", "top 2", (x(3, 2, 4), order(12)), (), {"top_k": 2}),
         Case("permute", "top 1", (x(3, 1, 4), order(3)), (), {"top_k": 1}),
         Case("sort_chunks", "by expert", (x(7, 3), rows), (), {"inverse": False}),
@@ -266,4 +330,4 @@ def _experts() -> list[Case]:
     ]
 
 
-CASES: list[Case] = [*_dense(), *_attention(), *_loss(), *_experts()]
+CASES: list[Case] = [*_dense(), *_fp8(), *_attention(), *_loss(), *_experts()]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from op_kernels.fp8 import coded, decoded
 from penteract.config.model import RopeScaling
 
 Tensors = list[Any]
@@ -43,6 +44,7 @@ class Room:
     scale: torch.Tensor
     bias: torch.Tensor
     gradients: Tensors  # of the outs that have one
+    compute: torch.dtype = torch.float64  # of activations, where their rounding decides more than last bits
 
 
 Formula = Callable[[Room, Tensors, Tensors], Truth]
@@ -117,8 +119,79 @@ def turns(size: int, theta: float, scaling: RopeScaling | None) -> list[float]:
     return found
 
 
+def fork_norm(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """The norm of x, and x for another reader: gradients of both."""
+    outs = rms_norm(room, ins, weights).outs
+    of_norm, of_other = room.gradients
+    return Truth(outs, (outs[0] * of_norm).sum() + (ins[0] * of_other).sum())
+
+
+def merged_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Gradients are those of the columns before they turn."""
+    y = torch.cat([torch.einsum("...d,fd->...f", ins[0], w) for w in weights], -1)
+    made = _turn(room, y.detach(), ins[1]) if len(ins) > 1 else y.detach()
+    return Truth([made], (y * room.gradients[0]).sum())
+
+
+def _turn(room: Room, packed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    turned, rest = packed[..., : room.attrs["turned"]], packed[..., room.attrs["turned"] :]
+    return torch.cat([rope(room, [turned, positions], []).outs[0], rest], -1)
+
+
+def quantise(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    largest = ins[1].item() if len(ins) > 1 else None
+    codes, scale = coded(ins[0], room.attrs["fp8"], room.attrs["fp8"].operand, largest)
+    return Truth([codes, codes.flatten(0, -2).t(), scale])
+
+
+def fp8_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Products of what codes stand for. Both codes of x are given, and need not be of one x."""
+    fp8, (x, codes, turned, scale, *positions) = room.attrs["fp8"], ins
+    w, of_w = coded(torch.cat([w.detach() for w in weights]), fp8, fp8.operand)
+    g, of_g = coded(room.gradients[0], fp8, fp8.gradient)
+    a, b = decoded(codes, scale, fp8.operand), decoded(turned, scale, fp8.operand)
+    whole, gradient = decoded(w, of_w, fp8.operand), decoded(g, of_g, fp8.gradient)
+    y = torch.einsum("...d,fd->...f", a, whole)
+    slopes = torch.einsum("tf,dt->fd", gradient.flatten(0, -2), b)
+    objective = (x * torch.einsum("...f,fd->...d", gradient, whole)).sum() + (torch.cat(weights) * slopes).sum()
+    return Truth([_turn(room, y, positions[0]) if positions else y, of_w], objective)
+
+
+def fp8_glu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """Gate and up, and what SwiGLU makes of them; their gradients are codes before they are multiplied."""
+    fp8, (x, codes, turned, scale) = room.attrs["fp8"], ins
+    w, of_w = coded(torch.cat([w.detach() for w in weights]), fp8, fp8.operand)
+    whole = decoded(w, of_w, fp8.operand)
+    packed = torch.einsum("...d,fd->...f", decoded(codes, scale, fp8.operand), whole).to(room.compute).double()
+    leaf = packed.requires_grad_()
+    out = packed_swiglu(room, [leaf], []).outs[0]
+    (slopes,) = torch.autograd.grad((out * room.gradients[0]).sum(), leaf)
+    g, of_g = coded(slopes.to(room.compute).double(), fp8, fp8.gradient)
+    gradient = decoded(g, of_g, fp8.gradient)
+    of_weights = torch.einsum("tf,dt->fd", gradient.flatten(0, -2), decoded(turned, scale, fp8.operand))
+    objective = (x * torch.einsum("...f,fd->...d", gradient, whole)).sum() + (torch.cat(weights) * of_weights).sum()
+    made, packed = out.detach(), packed.detach()
+    return Truth([made, made.abs().max().view(1), of_w, packed], objective)
+
+
 def swiglu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([ins[0] / (1 + torch.exp(-ins[0])) * ins[1]])
+
+
+def packed_swiglu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    return swiglu(room, list(ins[0].chunk(2, -1)), weights)
+
+
+def loss_and_gradient(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    logits, targets, g = ins
+    leaf = logits.detach().requires_grad_()
+    counts = targets >= 0
+    log_sum = leaf.logsumexp(-1)
+    own = leaf.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+    loss, z = ((log_sum - own) * counts).sum(), room.attrs.get("z", 0.0)
+    squares = z * (log_sum.square() * counts).sum()
+    (made,) = torch.autograd.grad((loss + squares) * g, leaf)
+    return Truth([loss.detach(), *([squares.detach()] if z else [])], overwritten={0: made})
 
 
 def gelu(room: Room, ins: Tensors, weights: Tensors) -> Truth:
@@ -165,6 +238,13 @@ def attention(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     whole, whole_sum = _attend(room, q, [(q, k, v, key), (q.detach(), k2, v2, key2)], index, start)
     kept = {"out0": whole.detach(), "extra0": whole_sum.detach()}
     return Truth([o, log_sum], (whole * room.gradients[0]).sum(), kept)
+
+
+def packed_attention(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """What comes has turned already; its gradient is of what it was before: of a change that turns like it."""
+    packed, positions, *rest = ins
+    now = packed.detach() + _turn(room, packed - packed.detach(), positions)
+    return attention(room, [*now.split(room.attrs["widths"], -1), *rest], weights)
 
 
 def _attend(
@@ -305,6 +385,11 @@ def split_sizes(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return Truth([(sent.sum(1).tolist(), table.sum(1).tolist(), table.tolist(), table.sum(0).tolist())])
 
 
+def expert_offsets(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    own = ins[0].view(room.attrs["ranks"], -1).sum(0).tolist()
+    return Truth([torch.tensor([sum(own[:e]) for e in range(len(own) + 1)])])
+
+
 def permute(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     tokens = ins[0].flatten(0, 1)
     return Truth([torch.stack([tokens[i // room.attrs["top_k"]] for i in ins[1].tolist()])])
@@ -320,8 +405,11 @@ def sort_chunks(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 
 
 def expert_linear(room: Room, ins: Tensors, weights: Tensors) -> Truth:
-    x, splits = ins
-    owner = [e for e in range(weights[0].shape[0]) for row in splits.table for _ in range(row[e])]
+    x, rows = ins
+    if isinstance(rows, torch.Tensor):  # offsets
+        owner = [e for e, n in enumerate(rows.diff().tolist()) for _ in range(n)]
+    else:
+        owner = [e for e in range(weights[0].shape[0]) for row in rows.table for _ in range(row[e])]
     return Truth([torch.einsum("rd,rfd->rf", x, weights[0][owner])])
 
 
@@ -347,11 +435,14 @@ def tokens_per_expert(room: Room, ins: Tensors, weights: Tensors) -> Truth:
 FORMULAS: dict[str, Formula] = {
     f.__name__: f
     for f in (
-        embedding, linear, add_bias, rms_norm, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
+        embedding, linear, add_bias, rms_norm, fork_norm, loss_and_gradient, merged_linear, packed_swiglu,
+        quantise, fp8_linear, fp8_glu,
+        packed_attention, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
         pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
         rows, join_rows, logits, logits_gradient,
-        loss, router, expert_permutation, split_sizes, permute, sort_chunks, expert_linear, unpermute, balance_loss,
+        loss, router, expert_permutation, split_sizes, expert_offsets, permute, sort_chunks, expert_linear, unpermute,
+        balance_loss,
         tokens_per_expert,
     )
 }  # fmt: skip

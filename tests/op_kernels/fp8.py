@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from penteract.config.precision.fp8 import Fp8
+from penteract.engine.kernels.fp8 import emulated
 
 MANTISSA = {"e4m3": 3, "e5m2": 2}
 BIAS = {"e4m3": 7, "e5m2": 15}
@@ -53,3 +58,34 @@ def rounded(x: torch.Tensor, fp8: Fp8, name: str, *, square: bool = False) -> to
     by = scales(x, fp8, name, square=square)
     codes = (x.float() / by.float()).tolist()
     return torch.tensor([[nearest(v, name) for v in row] for row in codes], dtype=torch.float64) * by
+
+
+# ---- one scale, and its inverse --------------------------------------------------------------------------------------
+
+
+def coded(x: torch.Tensor, fp8: Fp8, name: str, largest: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in fp64 -> codes uint8, and the scale of all [1]: each value times the inverse of the scale, in fp32.
+    `largest`: the value that the scale is of."""
+    looked = x.flatten()[None] if largest is None else torch.tensor([[largest]], dtype=torch.float64)
+    scale = scales(looked, replace(fp8, kind="tensorwise"), name)[0, :1]
+    inverse = torch.ones(1) / scale.float()
+    numbers = [nearest(v, name) for v in (x.float() * inverse).flatten().tolist()]
+    table = values(name)
+    codes = [table.index(abs(v)) + 128 * (math.copysign(1, v) < 0) for v in numbers]
+    return torch.tensor(codes, dtype=torch.uint8).view(x.shape), scale
+
+
+def decoded(codes: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Tensor:
+    """Codes uint8 -> the values that they stand for, in fp64."""
+    table = torch.tensor(values(name) + (math.nan,) * (128 - len(values(name))), dtype=torch.float64)
+    signs = 1 - 2 * (codes >> 7).double()
+    return table[(codes & 127).long()] * signs * scale.double()
+
+
+def counted(fp8: Fp8, a: Any, b: Any, out: torch.Tensor, forward: bool) -> None:
+    """Emulated products, whose FLOPs are seen and whose memory is not."""
+    with _disable_current_modes(), torch.no_grad():
+        emulated(fp8, a, b, out, forward)
+        like = [torch.empty(x.data.shape, dtype=torch.bfloat16) for x in (a, b)]
+        unread = torch.empty(out.shape, dtype=torch.bfloat16)
+    torch.mm(like[0], like[1].t(), out=unread)

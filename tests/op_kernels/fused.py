@@ -76,6 +76,20 @@ def _cases(tokens: int, size: int) -> list[Case]:
         Case("cudnn", documents=False, batch=3, heads=(6, 2), **more),
         Case("cudnn", documents=False, batch=2, **more),
         Case("cudnn", documents=False, layout=by_group, batch=2, **more),
+        Case("fa4", documents=False, **more),
+        Case("fa4", documents=False, heads=(6, 2), **more),
+        Case("fa4", documents=False, batch=3, heads=(6, 2), **more),
+        Case("fa4", documents=False, batch=2, window=5, **more),
+        Case("fa4", documents=False, layout=by_group, batch=2, heads=(4, 2), **more),
+        Case("fa4_documents", **more),
+        Case("fa4_documents", batch=3, heads=(6, 2), **more),
+        Case("fa4_documents", batch=2, heads=(4, 1), window=5, **more),
+        *(
+            Case("fa4_documents", layout=lay, rank=r, batch=2, heads=(4, 2), **more)
+            for lay in gather
+            for r in range(lay.cp)
+        ),
+        Case("fa4_documents", layout=by_group, rank=1, batch=3, heads=(4, 2), **more),
     ]
 
 
@@ -109,6 +123,12 @@ class Trial:
         self.site = Site("attention", specs, outs, (), (), attrs)
         self.env = Env(Mesh(case.plan), case.rank, dtype_of("stat", self.precision))
         self.outs, self.slopes = [self.poison(s) for s in outs], [self.poison(s) for s in specs[:3]]
+
+    def pack(self) -> None:
+        """q, k and v become views of one register [s, B, (H + 2·K)·C], and so do their gradients: equal rows only."""
+        widths = [x.shape[-1] for x in self.ins[:3]]
+        self.ins[:3] = torch.cat(self.ins[:3], -1).split(widths, -1)
+        self.slopes = list(torch.cat(self.slopes, -1).split(widths, -1))
 
     def poison(self, spec: Spec) -> torch.Tensor:
         """A register before its first write."""

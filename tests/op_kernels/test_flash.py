@@ -8,30 +8,63 @@ import pytest
 import torch
 
 from op_kernels.aten import Aten
+from op_kernels.fa4 import Fa4
 from op_kernels.fused import NAMES, SMALL, Case, Trial
 from penteract.config.kernel_limits import most_documents
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.executor.storages import Storages
-from penteract.engine.kernels.chunk_order import ChunkOrder, QueryRun
-from penteract.engine.kernels.cudnn import cudnn
-from penteract.engine.kernels.flash import ends, flash
+from penteract.engine.kernels.fused_attention.chunk_order import ChunkOrder, QueryRun
+from penteract.engine.kernels.fused_attention.cudnn import cudnn
+from penteract.engine.kernels.fused_attention.fa4 import documents, whole
+from penteract.engine.kernels.fused_attention.flash import ends, flash
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.ops.declarations import declaration_of
 
-KERNELS = {"flash": flash, "cudnn": cudnn}
+KERNELS = {
+    "flash": flash(Aten()),
+    "cudnn": cudnn(Aten()),
+    "fa4": whole(Fa4),
+    "fa4_documents": documents(Fa4),
+}
 
 
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_fused_attention_is_the_reference(case: Case):
     wanted = Trial(case, "fp64").run(REFERENCE["attention"])
-    got = Trial(case, "fp64").run(KERNELS[case.kernel](Aten()))
+    got = Trial(case, "fp64").run(KERNELS[case.kernel])
     for name, x, y in zip(NAMES, got, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
 
 
+PACKED = [case for case in SMALL if case.layout.cp == 1 or case.layout.cp_method == "ulysses"]
+
+
+@pytest.mark.parametrize("case", PACKED, ids=str)
+def test_views_of_one_register_are_read_and_written(case: Case):
+    wanted, views = Trial(case, "fp64").run(REFERENCE["attention"]), Trial(case, "fp64")
+    views.pack()
+    for name, x, y in zip(NAMES, views.run(KERNELS[case.kernel]), wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("case", PACKED, ids=str)
+def test_views_of_one_register_need_no_more(case: Case):
+    test_workspace_is_what_is_declared(case, packed=True)
+
+
+def test_reference_attention_takes_views_of_one_register():
+    case = Case(batch=3, heads=(6, 2))
+    wanted, views = Trial(case, "fp64").run(REFERENCE["attention"]), Trial(case, "fp64")
+    views.pack()
+    for x, y in zip(views.run(REFERENCE["attention"]), wanted, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("case", SMALL, ids=str)
-def test_workspace_is_what_is_declared(case: Case):
-    trial, kernel = Trial(case, "bf16"), KERNELS[case.kernel](Aten())
+def test_workspace_is_what_is_declared(case: Case, packed: bool = False):
+    trial, kernel = Trial(case, "bf16"), KERNELS[case.kernel]
+    if packed:
+        trial.pack()
     declared, shapes = declaration_of(trial.site, case.plan), [s.shape for s in trial.site.ins]
     for phase, call in (("forward", trial.forward), ("input_gradient", trial.backward)):
         with Storages() as storages:
@@ -81,6 +114,6 @@ def test_ends_that_ignore_documents_are_seen(monkeypatch: pytest.MonkeyPatch):
     def blind(start: torch.Tensor, piece: QueryRun) -> Any:
         return ends(torch.zeros_like(start), piece)
 
-    monkeypatch.setattr("penteract.engine.kernels.flash.ends", blind)
+    monkeypatch.setattr("penteract.engine.kernels.fused_attention.flash.ends", blind)
     with pytest.raises(AssertionError):
         test_fused_attention_is_the_reference(SMALL[0])

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from penteract.config.kernel_limits import fastest_attention, installed_packages, installed_version
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
+from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import TINY_LATENT
 from penteract.config.run import Precision, RunSpec
 from penteract.engine.kernels import checks
@@ -77,6 +79,46 @@ def test_what_they_cannot_do_is_refused(layout: Layout, about: dict[str, Any], o
     assert "\n" not in line
     assert line.startswith("error[KERNEL]: ")
     assert [w for w in op_names if w not in line] == []
+
+
+FA4 = ("fa4", "fa4_documents")
+
+
+def _installed(
+    monkeypatch: pytest.MonkeyPatch, version: str = "4.0.0b36", capability: tuple[int, int] = (9, 0)
+) -> None:
+    monkeypatch.setattr(checks, "installed_version", lambda name: version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+
+@pytest.mark.parametrize("kernel", FA4)
+def test_a_kernel_of_a_package_wants_this_version_and_gpu(monkeypatch: pytest.MonkeyPatch, kernel: str):
+    _installed(monkeypatch)
+    assert _refused(_kernel(kernel)) == ""
+    assert _refused(_kernel(kernel, cp=2, cp_method="ulysses")) == ""
+    assert _refused(_kernel(kernel), replace(MODEL, sliding_window=4)) == ""
+    assert ("--kernels.attention fa4_documents" in _refused(_kernel(kernel), packed=True)) == (kernel == "fa4")
+    _installed(monkeypatch, version="4.0.0")
+    line = _refused(_kernel(kernel))
+    assert (
+        "found flash-attn-4 4.0.0 / allowed flash-attn-4 4.0.0b36 · fix: pip install 'flash-attn-4==4.0.0b36'" in line
+    )
+    _installed(monkeypatch, capability=(10, 0))
+    assert "found compute capability 10.0 / allowed 9.0 · fix: --kernels.attention cudnn" in _refused(_kernel(kernel))
+    _installed(monkeypatch, version="")
+    assert "found a python without flash-attn-4" in _refused(_kernel(kernel))
+
+
+def test_plans_have_no_kernel_of_a_package_unasked():
+    asked = (MODEL, 1, "all_gather", RECIPES["bf16"])
+    assert fastest_attention(*asked) == "cudnn"
+    assert fastest_attention(*asked, packages=["flash-attn-4"]) == "fa4"
+    assert fastest_attention(MODEL, 2, "all_gather", RECIPES["bf16"], ["flash-attn-4"]) == "fa4_documents"
+    assert fastest_attention(*asked, packages=["flash-attn-4"], documents=True) == "fa4_documents"
+    assert fastest_attention(*asked, packages=["flash-attn-4"], capability=(8, 0)) == "cudnn"
+    assert fastest_attention(*asked, documents=True) == "flash"
+    assert installed_version("no-such-package") == ""
+    assert installed_packages() <= {"flash-attn-4"}
 
 
 def test_kernels_in_triton_want_triton(monkeypatch: pytest.MonkeyPatch):

@@ -17,7 +17,7 @@ from penteract.ops.declarations import OPS, OpDeclaration
 # Said inside redistributions, whose backward is a program of its own, or of integers alone.
 FORWARD_ONLY = {
     "merge_attention", "row_max", "exp_sum", "negative_log_likelihood", "cross_entropy_gradient", "logits_gradient",
-    "sort_chunks", "pack_heads", "unpack_heads",
+    "loss_and_gradient", "sort_chunks", "pack_heads", "unpack_heads",
 }  # fmt: skip
 
 

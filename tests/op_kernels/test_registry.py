@@ -18,6 +18,7 @@ from penteract.config.precision.fp8 import Fp8
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.kernels.checks import check_kernels
+from penteract.engine.kernels.dense import DENSE
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.kernels.registry import kernel, kernels
@@ -25,6 +26,8 @@ from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, OpDeclaration, declaration_of, implementation
 from penteract.ops.declarations.declaration import CallShapes
 from penteract.ops.declarations.dense import RmsNorm
+from penteract.ops.declarations.fp8_linear import FP8_LINEAR
+from penteract.ops.declarations.one_pass import ONE_PASS
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
 from penteract.readings.composed import Composer
@@ -68,7 +71,7 @@ def forward(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors)
 def backward(name: str) -> Any:
     def run(*about: Any) -> None:
         ran.append(name)
-        getattr(REFERENCE["rms_norm"], name)(*about)
+        getattr(DENSE["rms_norm"], name)(*about)
 
     return run
 
@@ -149,16 +152,29 @@ def test_an_implementation_may_serve_some_calls_alone() -> None:
 # ---- entries -----------------------------------------------------------------------------------------------------
 
 FP8 = Fp8(kind="rowwise", experts=True)
-OF_AN_OP = ("part", "differentiable", "input_keeps", "weight_keeps", "deferrable", "passes_gradient", "overwrites",
+OF_AN_OP = ("part", "differentiable", "input_keeps", "weight_keeps", "deferrable", "passes_gradient", "overwrites", "forks",
             "results", "gradients", "carry", "products", "flops")  # fmt: skip
 OF_AN_IMPLEMENTATION = ("agreed", "workspace", "traffic", "cost")
 CHOSEN = [
     ("attention", {}, Layout(), "reference"),
     ("attention", {}, Layout(attention="flash"), "flash"),
     ("attention", {}, Layout(attention="cudnn", cp=2, cp_method="ulysses"), "cudnn"),
-    ("linear", {}, Layout(elementwise="triton"), "reference"),
+    ("linear", {}, Layout(), "reference"),
+    ("linear", {}, Layout(elementwise="triton"), "wide_product"),
+    ("logits", {}, Layout(elementwise="triton"), "wide_product"),
+    *[(op_name, {}, Layout(elementwise="triton"), "triton") for op_name in ONE_PASS],
+    *[
+        (name, {}, Layout(elementwise="triton"), "triton")
+        for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
+    ],
+    *[("attention", {}, Layout(attention=name), name) for name in ("fa4", "fa4_documents")],
+    *[("packed_attention", {}, Layout(attention=name), name) for name in ("fa4", "fa4_documents", "cudnn", "flash")],
+    *[(name, {"fp8": FP8}, Layout(), "fp8") for name in FP8_LINEAR],
+    *[(name, {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton") for name in FP8_LINEAR],
     ("linear", {"fp8": FP8}, Layout(), "fp8"),
     ("linear", {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton"),
+    ("expert_linear", {}, Layout(experts="grouped"), "grouped"),
+    ("expert_linear", {}, Layout(experts="quack"), "quack"),
     ("expert_linear", {"fp8": FP8}, Layout(), "fp8"),
     ("expert_linear", {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton"),
 ]

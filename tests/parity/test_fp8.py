@@ -12,9 +12,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import HealthCheck, assume, given, settings
 
 from layouts import Case, Subject, _prepare, _step, made_once
-from penteract.config.layout import Layout
+from penteract.config.layout import FUSIONS, Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.config.precision.fp8 import Fp8, usual
@@ -31,6 +32,7 @@ from penteract.step.program import compile_step
 from penteract.step.walk import walk
 from pool import Pool
 from readings.test_why import check_sums
+from strategies import cast_once_cases
 from tolerances import PARITY
 
 DENSE = ModelSpec(
@@ -66,7 +68,8 @@ def on_its_own(case: Case) -> Case:
     """One process that takes the same micro-batches one after the other."""
     lay = case.layout
     micros = lay.dp * lay.gradient_accumulation_steps
-    return replace(case, layout=Layout(micro_batch_size=lay.micro_batch_size, gradient_accumulation_steps=micros))
+    own = Layout(micro_batch_size=lay.micro_batch_size, gradient_accumulation_steps=micros, fuse=lay.fuse)
+    return replace(case, layout=own)
 
 
 def remember(run: Run, past: dict[str, list[float]]) -> None:
@@ -159,6 +162,62 @@ def test_a_layout_is_one_process(pool: Pool, model: ModelSpec, layout: Layout, n
     policy = replace(RECIPES["fp64"], fp8=RECIPE[name])
     told = pool.run(held, Case(model, layout, length(model), precision=policy), names(model))
     assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
+
+
+# Where keys travel, projections are not merged and do not share a scale: one process must not merge them either.
+CAST_ONCE = [
+    (DENSE, Layout(fuse=("fp8",), gradient_accumulation_steps=2)),
+    (DENSE, Layout(dp=2, tp=2, zero=2, bucket_bytes=2**12, fuse=FUSIONS)),
+    (DENSE, Layout(tp=2, cp=2, gradient_accumulation_steps=2, recompute=("enter", "linear"), fuse=("mlp", "fp8"))),
+    (DENSE, Layout(tp=2, cp=2, recompute=("enter", "quantise", "rms_norm"), fuse=("norm", "mlp", "fp8"))),
+    (DENSE, Layout(pp=3, gradient_accumulation_steps=3, schedule="zb_h1", fuse=FUSIONS)),
+    (DENSE, Layout(dp=2, zero=3, recompute=("*",), fuse=FUSIONS)),
+    (DENSE, Layout(dp=2, offload=("linear", "quantise"), fuse=FUSIONS)),
+    (LATENT, Layout(tp=2, cp=2, cp_method="ring", fuse=FUSIONS)),
+    (EXPERTS, Layout(dp=2, cp=2, ep=2, fuse=("norm", "mlp", "fp8"))),
+]
+
+
+@pytest.mark.parametrize(("model", "layout"), CAST_ONCE, ids=str)
+def test_a_layout_that_casts_once_is_one_process(pool: Pool, model: ModelSpec, layout: Layout) -> None:
+    case = Case(model, layout, length(model), precision=replace(RECIPES["fp64"], fp8=RECIPE["tensorwise"]))
+    told = pool.run(held, case, {})
+    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
+
+
+@pytest.mark.parametrize(("model", "layout"), CAST_ONCE, ids=str)
+def test_what_is_cast_once_is_priced_without_a_walk(model: ModelSpec, layout: Layout) -> None:
+    for layers in (3, 4):
+        deep = replace(model, layers=layers) if layers % layout.pp == 0 else model
+        same_price(deep, layout, replace(RECIPES["bf16"], fp8=RECIPE["tensorwise"]))
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cast_once_cases())
+def test_any_layout_that_casts_once_is_one_process(pool: Pool, case: Case) -> None:
+    lay = case.layout
+    assume(not case.schedule and lay.world <= 4)
+    assume(not case.model.latent or lay.cp == 1)  # of keys made by several ranks, each casts its part of the gradients
+    fuse = tuple(name for name in lay.fuse if name != "qkv" or lay.cp == 1)
+    layout = replace(lay, fuse=fuse, elementwise="reference")
+    assert isinstance(case.precision, Policy)
+    policy = replace(RECIPES["fp64"], fp8=case.precision.fp8)
+    told = pool.run(held, replace(case, layout=layout, precision=policy), {})
+    assert [f"rank {r}: {w}" for r, some in enumerate(told) for w in some] == []
+
+
+def test_a_step_that_casts_once_is_the_step_that_casts_thrice_within_what_codes_lose() -> None:
+    """Of what is merged, scales are shared: other codes, by half a step of each."""
+    policy = replace(RECIPES["fp64"], fp8=RECIPE["tensorwise"])
+    apart, bf16, *once = (
+        in_one_process(Case(DENSE, Layout(fuse=fuse), 64, precision=p))
+        for fuse, p in (((), policy), ((), RECIPES["fp64"]), (("fp8",), policy), (FUSIONS, policy))
+    )
+    for one in once:
+        assert abs(one.loss / apart.loss - 1) < 1e-2
+        for name, g in one.gradients.items():
+            lost = ((apart.gradients[name] - bf16.gradients[name]).norm() / bf16.gradients[name].norm()).item()
+            assert ((g - bf16.gradients[name]).norm() / bf16.gradients[name].norm()).item() < 1.3 * lost + 1e-2, name
 
 
 def alone(rank: int, groups: ProcessGroups, case: Case) -> list[str]:

@@ -62,14 +62,17 @@ def test_recomputing_keeps_no_more_and_takes_no_less(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ASKS)
-def test_recomputing_some_takes_no_less_than_none_and_more_the_further_it_goes(name: str) -> None:
+def test_recomputing_some_takes_no_less_than_none_and_no_more_than_all(name: str) -> None:
+    """Some ops of all layers and all ops of some layers have no order: where launches take the time, the latter may be
+    fewer."""
     prices = estimator(ASKS[name])
     for run in drawn(name, 20):
         chain = [replace(run[0], recompute=RECOMPUTE["none"])]
         chain += [replace(run[0], **fields) for fields in recomputations(ASKS[name].model)]
         chain.append(replace(run[0], recompute=RECOMPUTE["full"]))
         seconds = [prices.time(prices.estimate(lay)).seconds for lay in chain]
-        assert all(b >= a * (1 - 1e-9) for a, b in pairwise(seconds)), (run[0], seconds)
+        none, *some, whole = seconds
+        assert all(none * (1 - 1e-9) <= s <= whole * (1 + 1e-9) for s in some), (run[0], seconds)
 
 
 @pytest.mark.parametrize("name", ASKS)

@@ -37,10 +37,11 @@ def counts() -> dict[str, int]:
 
 
 def test_a_plan_stays_within_its_calls() -> None:
-    """13 000 are enumerated, of which 60 are priced: a bound of their passes tells of the rest. Playing thirty of them
-    takes a fifth of the calls, and so does pricing plain torch kernel by kernel; sums took 1.9 million in all."""
+    """13 000 are enumerated, of which some 170 are priced: with kernels that pass over memory once, recomputing norms and
+    activations is so cheap that many layouts come close to the best. Before there were those kernels, 60 were priced
+    with 2.7 million calls."""
     assert counts()["enumerated"] > 13_000
-    assert counts()["calls"] < 3_000_000
+    assert counts()["calls"] < 5_000_000
 
 
 def test_what_layouts_share_is_recorded_and_lowered_once() -> None:

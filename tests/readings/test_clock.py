@@ -27,7 +27,7 @@ from penteract.readings.time.line import Post, numbered_schedule
 from penteract.readings.time.rank_clock import MESSAGE
 from penteract.readings.time.stage import Stage
 from penteract.readings.time.step import StepClock
-from strategies import cases, coded_cases
+from strategies import cases, cast_once_cases, coded_cases
 
 NODE = cluster("8xH100")
 NARROW = replace(RECIPES["bf16"], reduce="bf16")
@@ -178,6 +178,13 @@ def test_plays_what_a_run_does(
         case = replace(case, layout=replace(case.layout, offload_optimizer=False))
     model = replace(case.model, layers=case.model.layers + deeper)
     check(replace(case, model=model, precision=precision, optimizer_kinds=optimizer_kinds), of)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cast_once_cases(), st.integers(0, 7))
+def test_and_where_operands_are_cast_once(case: Case, of: int) -> None:
+    assume(not case.schedule)
+    check(case, of)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))

@@ -22,7 +22,7 @@ from penteract.schedule.in_flight import _most, most_in_flight
 from penteract.schedule.registry import SCHEDULES, schedule_of
 from penteract.step.program import compile_step
 from precisions import BY_NAME
-from strategies import cases, coded_cases
+from strategies import cases, cast_once_cases, coded_cases
 
 NARROW = replace(RECIPES["bf16"], reduce="bf16", master="", stochastic=True, moments="int8")
 OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 3))]
@@ -37,6 +37,13 @@ def test_equals_the_walk_of_every_rank(
     model = replace(case.model, layers=case.model.layers + deeper)
     lay = replace(case.layout, gradient_accumulation_steps=case.layout.gradient_accumulation_steps * longer)
     check(model, lay, case.sequence_length, precision, optimizer_kinds)
+
+
+@settings(max_examples=25)
+@given(cast_once_cases(), st.integers(0, 3), st.sampled_from(OPTIMIZERS))
+def test_equals_the_walk_where_operands_are_cast_once(case: Case, deeper: int, optimizer_kinds: OptimizerKinds) -> None:
+    model = replace(case.model, layers=case.model.layers + deeper)
+    check(model, case.layout, case.sequence_length, case.precision, optimizer_kinds)  # type: ignore[arg-type]
 
 
 @settings(max_examples=25)

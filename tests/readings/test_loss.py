@@ -17,7 +17,8 @@ from penteract.engine.comm.distributed import Gloo
 from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.feed import constants, micro_batch, target_counts
-from penteract.engine.executor.state import allocate, initialise
+from penteract.engine.executor.initial_weights import initialise
+from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.ops.declarations import OPS
 from penteract.ops.do import Do

@@ -31,7 +31,7 @@ from penteract.readings.price import Price, price
 from penteract.schedule.actions import Compute
 from penteract.step.program import Program, compile_step
 from precisions import BY_NAME
-from strategies import cases, coded_cases
+from strategies import cases, cast_once_cases, coded_cases
 
 DENSE = ModelSpec(layers=5, hidden_size=256, heads=16, kv_heads=8, head_size=8, ffn_size=128, vocab_size=256)
 EXPERTS = replace(
@@ -101,6 +101,13 @@ def test_rows_add_up_to_the_price(
     for row in told.rows:
         assert read(row.formula, numbers) == read(row.numbers) == row.each > 0, row
         assert row.line or row.detail == "padding" or row.kind == "data", row
+
+
+@settings(max_examples=20, deadline=None)
+@given(cast_once_cases(), st.integers(0, 7))
+def test_rows_add_up_where_operands_are_cast_once(case: Case, of: int) -> None:
+    rank = of % case.layout.world
+    check_sums(why(case.model, case.layout, case.sequence_length, case.precision, rank), case.compile(rank))
 
 
 @settings(max_examples=20, deadline=None)

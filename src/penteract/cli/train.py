@@ -15,6 +15,7 @@ from cyclopts import Parameter
 
 from penteract.cli.budget import settle_budget
 from penteract.cli.folders import find_run
+from penteract.cli.gpu_defaults import card_here, settle_defaults
 from penteract.cli.weights import check_resumable, check_weights, find_weights, words_of
 from penteract.cli.world import launched
 from penteract.config.files.keys import keys
@@ -76,8 +77,18 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     if weights:
         words = [*words_of(weights, run, preset, words), *words]
         preset = "" if run is None and preset is None else preset
-    resolved = resolve(run, preset, words, launch.world if launch else None)
+    world, file, named = launch.world if launch else None, run, preset
+
+    def again(more: list[str]) -> Resolved:
+        return resolve(file, named, [*more, *words], world)
+
+    resolved = again([])
     check_op_names(resolved.run.layout)
+    if not resumed:
+        card = card_here(resolved.run.precision.device, launched=launch is not None)
+        resolved, line = settle_defaults(resolved, card, again)
+        if line and not json and (launch is None or launch.rank == 0):
+            print(line)
     resolved, chosen = settle_budget(resolved)
     if chosen and not json and (launch is None or launch.rank == 0):
         print(f"Recomputation {chosen.text()}")

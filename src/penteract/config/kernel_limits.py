@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
 
 from penteract.config.layout import AttentionKernel, CpMethod, Elementwise, Layout
 from penteract.config.model import ModelSpec
@@ -24,6 +25,8 @@ class KernelLimits:
     widest     the largest head size
     window     whether it supports sliding windows
     documents  query tokens -> how many documents may share them; None: only one document per sequence
+    package    what it needs beside torch: its name, and the version whose private functions are called
+    capability the compute capability of the GPUs that it is written for; None: any
     """
 
     context: tuple[CpMethod, ...]
@@ -32,10 +35,21 @@ class KernelLimits:
     documents: Callable[[int], int] | None = None
     device: str = "cuda"
     computes: tuple[str, ...] = ("bf16", "fp16")
+    package: tuple[str, str] | None = None
+    module: str = ""
+    capability: tuple[int, int] | None = None
 
 
+FA4 = ("flash-attn-4", "4.0.0b36")
+HOPPER = (9, 0)  # tiles, and so what it allocates, differ on other GPUs
+
+_FA4 = KernelLimits(
+    context=("ulysses",), widest=128, window=True, package=FA4, module="flash_attn.cute.interface", capability=HOPPER
+)
 # Fastest first.
 ATTENTION: Mapping[AttentionKernel, KernelLimits] = {
+    "fa4": _FA4,
+    "fa4_documents": replace(_FA4, context=("all_gather", "ulysses"), documents=most_documents),
     "cudnn": KernelLimits(context=("ulysses",), widest=128, window=False),
     "flash": KernelLimits(context=("all_gather", "ulysses"), widest=256, window=True, documents=most_documents),
 }
@@ -76,11 +90,37 @@ def fastest_elementwise(p: Policy) -> Elementwise:
     return "triton" if p.stat == "fp32" else "reference"
 
 
-def fastest_attention(model: ModelSpec, cp: int, method: CpMethod, p: Policy) -> AttentionKernel:
-    """The fastest attention kernel on a GPU for this model, context method and policy."""
+def installed_packages() -> frozenset[str]:
+    """The packages of kernels that are here in the version that is called."""
+    wanted = dict(can.package for can in ATTENTION.values() if can.package is not None)
+    return frozenset(name for name, version in wanted.items() if installed_version(name) == version)
+
+
+def installed_version(package: str) -> str:
+    """ "" where it is not there."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def fastest_attention(
+    model: ModelSpec,
+    cp: int,
+    method: CpMethod,
+    p: Policy,
+    packages: Collection[str] = (),
+    *,
+    capability: tuple[int, int] = HOPPER,
+    documents: bool = False,
+) -> AttentionKernel:
+    """The fastest that these may have on a GPU of a compute capability, with torch and `packages`. `documents`: whether
+    they share sequences."""
     for kernel, can in ATTENTION.items():
-        if p.compute in can.computes and not any(
-            kernel_breaches(model, Layout(cp=cp, cp_method=method, attention=kernel))
-        ):
+        if p.compute not in can.computes or (can.package and can.package[0] not in packages):
+            continue
+        if (can.capability and can.capability != capability) or (documents and can.documents is None):
+            continue
+        if not any(kernel_breaches(model, Layout(cp=cp, cp_method=method, attention=kernel))):
             return kernel
     return "reference"

@@ -9,14 +9,19 @@ from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.schedule.schedule import Placement
 
 CpMethod = Literal["all_gather", "ring", "ulysses"]
-AttentionKernel = Literal["reference", "flash", "cudnn"]
+AttentionKernel = Literal["reference", "fa4_documents", "fa4", "flash", "cudnn"]
 LossKernel = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
+ExpertKernel = Literal["reference", "grouped", "quack"]
+Fusion = Literal["norm", "mlp", "qkv", "loss", "fp8"]
 
 ZERO_STAGES = (0, 1, 2, 3)
-ATTENTION_KERNELS: tuple[AttentionKernel, ...] = ("reference", "flash", "cudnn")
+# Those of a package of its own before those of torch, and in each the fastest last.
+ATTENTION_KERNELS: tuple[AttentionKernel, ...] = ("reference", "fa4_documents", "fa4", "flash", "cudnn")
 LOSS_KERNELS: tuple[LossKernel, ...] = ("reference", "chunked")
 ELEMENTWISE: tuple[Elementwise, ...] = ("reference", "triton")
+EXPERT_KERNELS: tuple[ExpertKernel, ...] = ("reference", "grouped", "quack")
+FUSIONS: tuple[Fusion, ...] = ("norm", "mlp", "qkv", "loss", "fp8")
 CP_METHODS: tuple[CpMethod, ...] = ("all_gather", "ring", "ulysses")
 
 
@@ -75,7 +80,9 @@ class Layout:
     attention: AttentionKernel = "reference"  # plain torch, or a fused GPU kernel
     loss: LossKernel = "reference"  # chunked: logits of some tokens at a time, all of it in backward
     loss_chunk: int = 0  # tokens of a chunk; 0: as many as make a moderate block of logits
-    elementwise: Elementwise = "reference"  # what quantises and updates: plain torch, or Triton kernels
+    elementwise: Elementwise = "reference"  # norms, activations, loss, update, quantisation: plain torch, or Triton
+    experts: ExpertKernel = "reference"  # a product for each expert, or one for all, of torch or of the package quack
+    fuse: tuple[Fusion, ...] = ()  # ops that become one, see `ops/fuse.py`
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 
     @property

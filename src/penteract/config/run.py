@@ -84,7 +84,10 @@ class Checkpoint:
     keep: int = 2  # the newest; 0: all
 
 
-_FP8 = ("fp8_bf16_layers", "fp8_gradient", "fp8_round_scales", "fp8_history", "fp8_block", "fp8_gather", "fp8_experts")
+_FP8 = (
+    "fp8_bf16_layers", "fp8_gradient", "fp8_round_scales", "fp8_history", "fp8_block", "fp8_gather", "fp8_experts",
+    "fp8_fast_accumulation",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +111,7 @@ class Precision:
     fp8_block: int | Literal["auto", "none"] = "auto"
     fp8_gather: bool | Literal["auto", "none"] = "auto"
     fp8_experts: bool | Literal["auto", "none"] = "auto"
+    fp8_fast_accumulation: bool | Literal["auto", "none"] = "auto"
     modules: tuple[str, ...] | Literal["auto", "none"] = "auto"
 
     @staticmethod
@@ -125,7 +129,7 @@ class Precision:
             values |= {
                 "fp8_bf16_layers": (fp8.first, fp8.last), "fp8_gradient": fp8.gradient, "fp8_round_scales": fp8.powers,
                 "fp8_history": fp8.history, "fp8_block": fp8.block, "fp8_gather": fp8.gather,
-                "fp8_experts": fp8.experts,
+                "fp8_experts": fp8.experts, "fp8_fast_accumulation": fp8.fast_accumulation,
             }  # fmt: skip
         return Precision(**values)
 
@@ -156,7 +160,7 @@ class Precision:
         values = {
             "layers": self.fp8_bf16_layers, "gradient": self.fp8_gradient, "powers": self.fp8_round_scales,
             "history": self.fp8_history, "block": self.fp8_block, "gather": self.fp8_gather,
-            "experts": self.fp8_experts,
+            "experts": self.fp8_experts, "fast_accumulation": self.fp8_fast_accumulation,
         }  # fmt: skip
         allowed = "auto" if recipe else "none"
         for name in _FP8:

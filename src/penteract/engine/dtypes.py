@@ -12,7 +12,7 @@ from penteract.config.precision.policy import Policy, Role, policy
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
         "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
-        "int8": torch.uint8, "int64": torch.int64,
+        "int8": torch.uint8, "int32": torch.int32, "int64": torch.int64,
     }
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ from penteract.model.embedding_head import embed, score
 from penteract.model.mtp import mtp_layers
 from penteract.model.norm import norm
 from penteract.ops.do import Do, Value
+from penteract.ops.fuse import fuse
 from penteract.ops.params import OwningStages, Param
 from penteract.parallel.pipeline import stage_layers
 
@@ -31,6 +32,7 @@ def part(do: Do, m: ModelSpec, layers: Sequence[int], sequence_length: int, *, f
         _head(do, m, x, sequence_length)
     else:
         do.send(x)
+    fuse(do.tape, do.params, do.mesh)
 
 
 def _stream(do: Do, m: ModelSpec, sequence_length: int) -> tuple[int, int, int]:

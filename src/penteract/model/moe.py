@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.model.mlp import mlp
 from penteract.ops.do import Do, Value, single_collective
@@ -50,21 +52,34 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
             do.redistribute(_indices, experts),
         )
     order, copies = do.op("expert_permutation", experts, experts=spec.experts)
-    sizes = expert.split_sizes(do, copies)
+    coming = do.redistribute(expert.counts, copies)
+    matrices = _matrices(do, m, spec, name)
+    grouped = [do.layout.experts != "reference" and do.linear_layers.of_experts(w.name) is None for w in matrices]
+    offsets = expert.offsets(do, coming) if any(grouped) else coming
+    # Whoever exchanges rows, or multiplies those of each expert by themselves, has to know on the host how many.
+    by_host = do.mesh.size("ep") > 1 or not all(grouped)
+    sizes = expert.split_sizes(do, copies, coming) if by_host else offsets
     h = do.redistribute(expert.send, do.op("permute", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]
-    y = do.redistribute(expert.back, _experts(do, m, spec, name, h, sizes), sizes, order)  # [s·B·k, D]
+    rows = [offsets if one else sizes for one in grouped]
+    y = do.redistribute(expert.back, _experts(do, h, matrices, rows), sizes, order)  # [s·B·k, D]
     out = do.op("unpermute", y, weights, order, top_k=spec.top_k)[0]
     return do.redistribute(tensor.leave, out) if split else out
 
 
-def _experts(do: Do, m: ModelSpec, spec: MoESpec, name: str, h: Value, sizes: Value) -> Value:
-    """Every expert's SwiGLU on its rows.   h [R, D] -> same"""
+def _matrices(do: Do, m: ModelSpec, spec: MoESpec, name: str) -> tuple[Param, Param, Param]:
+    """Gate, up and down of every expert."""
     x, d, f, cut = spec.experts, m.hidden_size, spec.ffn_size, do.layout.expert_tp
     columns = (Shard(0, "ep"), Shard(1, "tp", cut))
     gate = Param(f"{name}.experts.gate", (x, f, d), columns, scale=m.initial_std, matrix=True)
     up = Param(f"{name}.experts.up", (x, f, d), columns, scale=m.initial_std, matrix=True)
     rows = (Shard(0, "ep"), Shard(2, "tp", cut))
     down = Param(f"{name}.experts.down", (x, d, f), rows, scale=m.residual_std, matrix=True)
+    return gate, up, down
+
+
+def _experts(do: Do, h: Value, matrices: Sequence[Param], rows: Sequence[Value]) -> Value:
+    """Every expert's SwiGLU on its rows; `rows`: as each of the matrices is told them.   h [R, D] -> same"""
+    gate, up, down = matrices
     hg, hu = do.fork(h)
-    inner = do.swiglu(do.expert_linear(hg, sizes, gate), do.expert_linear(hu, sizes, up))
-    return do.expert_linear(inner, sizes, down)
+    inner = do.swiglu(do.expert_linear(hg, rows[0], gate), do.expert_linear(hu, rows[1], up))
+    return do.expert_linear(inner, rows[2], down)

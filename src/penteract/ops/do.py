@@ -297,10 +297,12 @@ class Do:
         return self.op("linear", x, params=(w,) if bias is None else (w, bias), **attrs)[0]
 
     def expert_linear(self, x: Value, rows: Value, w: Param) -> Value:
-        """x [R, D], rows of each expert on the host, w [X, F, D] -> [R, F]. `cut` is a dim of one expert's matrix."""
-        return self.op("expert_linear", x, rows, params=(w,), **self._scaled(w, self.linear_layers.of_experts(w.name)))[
-            0
-        ]
+        """x [R, D], rows of each expert, w [X, F, D] -> [R, F]. `cut` is a dim of one expert's matrix.
+
+        `rows`: their sizes on the host, or their offsets on the device, as the layout's kernel takes them.
+        """
+        scaled = self._scaled(w, self.linear_layers.of_experts(w.name))
+        return self.op("expert_linear", x, rows, params=(w,), **scaled)[0]
 
     def _scaled(self, w: Param, fp8: Fp8 | None) -> dict[str, Any]:
         if fp8 is None:

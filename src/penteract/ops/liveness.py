@@ -44,6 +44,8 @@ class LivenessAnalysis:
                 root |= dict.fromkeys(op.outs, root.get(op.ins[0], op.ins[0]))
             elif op.site.op_name not in ONCE:
                 producer |= dict.fromkeys((*op.outs, *op.extras), op)
+            if op.passed is not None:
+                root[op.passed] = root.get(op.ins[0], op.ins[0])
         for entry in tape.layer_inputs:
             producer.pop(root.get(entry, entry), None)
         actions = lower(tape).actions
@@ -56,7 +58,7 @@ class LivenessAnalysis:
         while waiting:
             r = waiting.pop()
             op = self.producer[r]
-            if op.site.op_name not in op_names:
+            if op.name not in op_names:
                 kept.add(r)
             elif op not in again:
                 again.add(op)
@@ -82,9 +84,7 @@ def groups(tapes: Sequence[LivenessAnalysis], always: Iterable[str] = ()) -> Ite
         needed = lives.kept | {r for op in lives.again for r in (*op.outs, *op.extras)}
         for op in {*tape.producer.values()}:
             read = {tape.root.get(v, v) for v in op.ins} & tape.producer.keys() - needed
-            together = {
-                o if o.site.op_name in first else o.site.op_name for o in (op, *(tape.producer[r] for r in read))
-            }
+            together = {o if o.name in first else o.name for o in (op, *(tape.producer[r] for r in read))}
             for other in [group_of[op_name] for op_name in together if op_name in group_of]:
                 together |= other
             group_of |= dict.fromkeys(together, together)
@@ -103,9 +103,7 @@ def _sets(
         op_names = waiting.pop()
         lives_of = tuple(_within(tape, tape(always | op_names), group) for tape in tapes)
         yield op_names, lives_of
-        for more in {
-            tape.producer[r].site.op_name for tape, lives in zip(tapes, lives_of, strict=True) for r in lives.kept
-        }:
+        for more in {tape.producer[r].name for tape, lives in zip(tapes, lives_of, strict=True) for r in lives.kept}:
             if (larger := op_names | {more}) not in seen:
                 seen.add(larger)
                 waiting.append(larger)
@@ -113,5 +111,5 @@ def _sets(
 
 def _within(tape: LivenessAnalysis, lives: Liveness, group: set[str]) -> Liveness:
     """The part of `lives` that belongs to the ops of `group`."""
-    kept = frozenset(r for r in lives.kept if tape.producer[r].site.op_name in group)
-    return Liveness(kept, frozenset(op for op in lives.again if op.site.op_name in group))
+    kept = frozenset(r for r in lives.kept if tape.producer[r].name in group)
+    return Liveness(kept, frozenset(op for op in lives.again if op.name in group))

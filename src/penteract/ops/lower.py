@@ -97,6 +97,8 @@ class _Lowering:
                 continue
             for r in (*op.outs, *op.extras):
                 self.producer[r] = op
+            if op.passed is not None:
+                self.alias[op.passed] = op.ins[0]
             if not (self.training and op.ends):
                 self.out.extend(self._forward_calls(op))
         self.layer_inputs = {self.root(v): layer for v, layer in self.tape.layer_inputs.items()}
@@ -119,7 +121,7 @@ class _Lowering:
         if op is None or r in self.layer_inputs or op.site.op_name in ONCE:
             return False
         op_names = self.recompute(op.site.layer)
-        return op.site.op_name in op_names or ("*" in op_names and op.site.layer >= 0)
+        return op.name in op_names or ("*" in op_names and op.site.layer >= 0)
 
     def require(self, v: int) -> int:
         """The register that holds v now, recomputing it if it was dropped."""
@@ -203,6 +205,8 @@ class _Lowering:
     def _declared_op(self, op: OpCall) -> None:
         declaration, attrs = OPS[op.site.op_name].declaration, op.site.attrs
         gradients = [self.gradient.pop(op.outs[i], None) for i in declaration.gradients(attrs)]
+        if op.passed is not None:
+            gradients.append(self.gradient.pop(op.passed, None))
         for o in op.outs:
             self.gradient.pop(o, None)
         if all(g is None for g in gradients) and op.site.op_name != "loss":

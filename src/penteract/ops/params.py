@@ -39,6 +39,7 @@ class Param:
 
     `scale`: standard deviation of the normal initialisation; None: initialised to `fill`.
     `matrix`: its last two dims are a matrix between hidden states, not a table or a router: Muon may update it.
+    `joined`: so many parameters, used right after it, lie behind it in one bucket: one product takes them all.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Param:
     fill: float = 0.0
     decay: bool = True
     matrix: bool = False
+    joined: int = 0
 
     def local_shape(self, mesh: Mesh) -> tuple[int, ...]:
         """Shape of the piece that one rank holds: each cut dim is divided by its pieces."""

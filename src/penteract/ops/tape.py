@@ -58,13 +58,24 @@ class RedistributionProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpCall:
-    """A node of the tape: a declared op, a redistribution (`program`), or a fork."""
+    """A node of the tape: a declared op, a redistribution (`program`), or a fork.
+
+    `passed`: of an op that is a fork too, the value of its first in for that in's other reader.
+    `stands_for`: the op of the network that a fused one is recomputed and offloaded as.
+    """
 
     site: Site
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     extras: tuple[int, ...] = ()
     program: RedistributionProgram | None = None
+    passed: int | None = None
+    stands_for: str = ""
+
+    @property
+    def name(self) -> str:
+        """Under which a layout recomputes or offloads its results."""
+        return self.stands_for or self.site.op_name
 
     @property
     def ends(self) -> bool:

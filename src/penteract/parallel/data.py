@@ -172,6 +172,18 @@ def bucket_plans(rules: BucketRules, units: Sequence[Unit]) -> Iterator[BucketPl
     yield from (filling.close() for filling in open_.values())
 
 
+def as_backward_finishes(params: Iterable[Param]) -> Iterator[Param]:
+    """From the last used to the first. Joined ones, whose gradients one product makes, stay in their order."""
+    runs = list[list[Param]]()
+    for p in params:
+        if runs and runs[-1][-1].joined:
+            runs[-1].append(p)
+        else:
+            runs.append([p])
+    for run in reversed(runs):
+        yield from run
+
+
 _NO_UNIT = Unit(())
 
 
@@ -195,7 +207,8 @@ class Filling:
         """Add a parameter with `n` elements on a rank. -> the plan, if it is now full"""
         self.params.append(p)
         self.ends.append(self.ends[-1] + n)
-        return self.close() if self.limit is not None and self.ends[-1] >= self.limit else None
+        full = self.limit is not None and self.ends[-1] >= self.limit
+        return self.close() if full and not p.joined else None
 
     def close(self) -> BucketPlan:
         """-> the collected parameters as a plan; the next plan begins empty"""
@@ -223,13 +236,13 @@ class BucketRules:
 
     def not_per_unit(self, unit: Unit) -> Iterator[Param]:
         """The parameters that may share a bucket with other units, in the order in which backward finishes them."""
-        return (p for p in reversed(unit.params) if not self._cut(p, unit))
+        return (p for p in as_backward_finishes(unit.params) if not self._cut(p, unit))
 
     def of_unit(self, unit: Unit, number: int) -> Iterator[BucketPlan]:
         """The bucket plans that belong to one unit; `number`: its number on the rank."""
         open_: dict[BucketKey, Filling] = {}
         limit = self.limit if self.mesh.layout.zero == 2 else None
-        for p in reversed(unit.params):
+        for p in as_backward_finishes(unit.params):
             if self._cut(p, unit):
                 key, n = self.kind(p, unit)
                 filling = open_.get(key) or open_.setdefault(key, Filling(key, limit, number))

@@ -45,6 +45,12 @@ send = _redistribution("send", "send", "back")
 back = _redistribution("back", "back", "send")
 
 
-def split_sizes(do: Do, copies: Value) -> Value:
-    """copies [X] of this rank for each expert -> sizes on the host: sent to and received from every rank."""
-    return do.op("split_sizes", copies, do.redistribute(counts, copies), ranks=do.mesh.size("ep"))[0]
+def split_sizes(do: Do, copies: Value, coming: Value) -> Value:
+    """copies [X] of this rank for each expert, and those `coming` to its own by sender -> the host's sizes: what goes
+    to and comes from every rank."""
+    return do.op("split_sizes", copies, coming, ranks=do.mesh.size("ep"))[0]
+
+
+def offsets(do: Do, coming: Value) -> Value:
+    """Copies `coming` to this rank's experts by sender -> where the rows of each begin, on the device."""
+    return do.op("expert_offsets", coming, ranks=do.mesh.size("ep"))[0]

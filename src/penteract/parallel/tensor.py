@@ -19,14 +19,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penteract.config.layout import Layout
 from penteract.ops.do import Do, Redistribution, Steps, Value, Values, single_collective
 from penteract.ops.params import Param
+from penteract.ops.spec import Spec
 
 enter = single_collective("enter", "tp", "all_gather", "reduce_scatter")  # [S@cp·tp, ..] -> [S@cp, ..]
 leave = single_collective("leave", "tp", "reduce_scatter", "all_gather")  # partial [S@cp, ..] -> [S@cp·tp, ..]
 
 
 _LOGITS = 2**28  # of a chunk, if the layout does not set its tokens
+_TOKENS, _MOST_LOGITS = 8192, 2**31  # the fewest for kernels that read logits once, up to so many logits
 _TILE = 128  # tokens: products are computed in tiles of so many
 # Data that is read several times should stay in a GPU's cache of some 50 MiB: fp32 copies of so many logits, and so
 # many elements of a weight gradient that is computed in bf16 outside its bucket.
@@ -83,29 +86,45 @@ class Chunks:
         whole = steps.collective("all_gather", "tp", h)
         found: list[Value] = []
         for x, some in self._chunks(steps, whole, targets):
-            logits, log_sum, loss = self._score(steps, x, some)
-            (g,) = steps.input_gradient("loss", (loss,), (), (), **self._of_term(steps))
-            steps.forward("logits_gradient", logits, log_sum, some, g, axis="tp", z=self.z, at_once=self._wide(logits))
+            logits = self._scored(steps, x, some)
             about: dict[str, Any] = {"params": (self.w,), "columns": self._columns}
             found += steps.input_gradient("logits", (x,), (), (logits,), **about)
             steps.weight_gradient("logits", (x,), (x,), (logits,), **about)
         gradient = found[0] if len(found) == 1 else steps.forward("join_rows", *found)[0]
         return (steps.collective("reduce_scatter", "tp", gradient),)
 
+    def _scored(self, steps: Steps, x: Value, targets: Value) -> Value:
+        """-> the gradient of x's logits, whose loss is counted"""
+        if "loss" in steps.mesh.layout.fuse and steps.mesh.size("tp") == 1:
+            (logits,) = steps.forward("logits", x, params=(self.w,), columns=self._columns)
+            (g,) = steps.input_gradient("loss", (steps.value(Spec((), "stat")),), (), (), **self._of_term(steps))
+            wide = self._wide(logits)
+            found = steps.forward("loss_and_gradient", logits, targets, g, axis="tp", z=self.z, at_once=wide)
+            self._count(steps, *found)
+            return logits
+        logits, log_sum, loss = self._score(steps, x, targets)
+        (g,) = steps.input_gradient("loss", (loss,), (), (), **self._of_term(steps))
+        steps.forward("logits_gradient", logits, log_sum, targets, g, axis="tp", z=self.z, at_once=self._wide(logits))
+        return logits
+
+    def _count(self, steps: Steps, loss: Value, *squares: Value) -> None:
+        """Add them to their terms of the loss."""
+        steps.forward("loss", loss, **self._of_term(steps))
+        for each in squares:
+            steps.forward("loss", each, **self._of_term(steps, "z_loss"))
+
     def _score(self, steps: Steps, x: Value, targets: Value) -> Values:
         """-> logits, log-sum-exp, loss []; the loss is added to its term"""
         (logits,) = steps.forward("logits", x, params=(self.w,), columns=self._columns)
         loss, log_sum, *squares = _probabilities(steps, logits, targets, z=self.z, at_once=self._wide(logits))
-        steps.forward("loss", loss, **self._of_term(steps))
-        for each in squares:
-            steps.forward("loss", each, **self._of_term(steps, "z_loss"))
+        self._count(steps, loss, *squares)
         return logits, log_sum, loss
 
     def _chunks(self, steps: Steps, h: Value, targets: Value) -> Iterator[Values]:
         """The chunks: rows of h and of targets; all of them if one chunk suffices."""
         s, b, _ = h.shape
         assert isinstance(s, int) and isinstance(b, int)
-        rows = max(1, (self.tokens or chunk_tokens(self.w.local_shape(steps.mesh)[0])) // b)
+        rows = max(1, (self.tokens or chunk_tokens(self.w.local_shape(steps.mesh)[0], steps.mesh.layout)) // b)
         last = -(-s // rows) - 1
         if last == 0:
             yield h, targets
@@ -128,9 +147,12 @@ class Chunks:
         return max(1, _FP32_LOGITS // columns)
 
 
-def chunk_tokens(shard: int) -> int:
-    """The default tokens of a chunk, for `shard` rows of the head: whole tiles if possible."""
+def chunk_tokens(shard: int, layout: Layout) -> int:
+    """The default tokens of a chunk, for `shard` rows of the head: whole tiles if possible. With kernels that read
+    logits once, more of them: larger products are faster, and weight gradients are added less often."""
     tokens = _LOGITS // shard
+    if layout.elementwise == "triton":
+        tokens = max(tokens, min(_TOKENS, _MOST_LOGITS // shard))
     return tokens // _TILE * _TILE or tokens
 
 

@@ -14,11 +14,13 @@ from penteract.config.layout import (
     ATTENTION_KERNELS,
     CP_METHODS,
     ELEMENTWISE,
+    FUSIONS,
     LOSS_KERNELS,
     ZERO_STAGES,
     AttentionKernel,
     CpMethod,
     Elementwise,
+    Fusion,
     Layout,
 )
 from penteract.config.model import ModelSpec
@@ -48,7 +50,7 @@ _WORDS: Mapping[str, Collection[str]] = {
 }
 _CHOICES = ("reduce_scatter_once", "reshard_after_step", "offload_optimizer")  # true or false
 AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "cp_method", "micro_batch_size", "zero",
-        "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "recompute_every",
+        "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "fuse", "recompute_every",
         "recompute_first", "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
 LOSS = Kernels().loss  # the default of a run
 # Axes of recomputation and offload.
@@ -57,7 +59,7 @@ EDITS = (
 )  # fmt: skip
 _FROM_0 = ("zero", "shard_group", "recompute_first", "loss_chunk", "bucket_bytes")
 # Left out of a layout's text and JSON if they have their default.
-_QUIET = ("shard_group", *_CHOICES, "loss_chunk", "bucket_bytes")
+_QUIET = ("shard_group", *_CHOICES, "loss_chunk", "fuse", "bucket_bytes")
 
 Values = tuple[Any, ...]
 
@@ -106,6 +108,11 @@ class Ask:
         """The fastest elementwise kernels on GPUs; the reference kernels without a GPU."""
         return "reference" if self.cluster.gpu is None else fastest_elementwise(self.precision)
 
+    @property
+    def fuse(self) -> tuple[Fusion, ...]:
+        """The ops that are fused: all, where kernels of a GPU compute them."""
+        return fusions_of(self.elementwise)
+
     def text(self, layout: Layout) -> str:
         """A layout as text for `--layout`."""
         return as_text(layout, self.elementwise)
@@ -114,6 +121,11 @@ class Ask:
     def usable(self) -> int:
         """Bytes of a GPU that tensors may take; 0 if its memory is not known."""
         return int(self.cluster.memory_gib * 2**30 * (1 - self.headroom))
+
+
+def fusions_of(elementwise: Elementwise) -> tuple[Fusion, ...]:
+    """Those that pay with such kernels."""
+    return FUSIONS if elementwise == "triton" else ()
 
 
 def recompute_of(layout: Layout) -> str:
@@ -164,9 +176,13 @@ def as_axes(layout: Layout) -> dict[str, Any]:
     for name in (*_QUIET, *EDITS):
         value = getattr(layout, name)
         if value != getattr(plain, name):
-            named[name] = value if isinstance(value, int) else _joined(value)
+            named[name] = value if isinstance(value, int) else _fusions(value) if name == "fuse" else _joined(value)
     named = {name: named[name] for name in AXES if name in named}
     return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}
+
+
+def _fusions(fuse: tuple[str, ...]) -> str:
+    return "all" if fuse == FUSIONS else "+".join(fuse) or "none"
 
 
 def as_word(value: Any) -> str:
@@ -177,7 +193,7 @@ def as_word(value: Any) -> str:
 def as_text(layout: Layout, elementwise: Elementwise) -> str:
     """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `elementwise`:
     the default of the device. The attention kernel is left out: the fastest is the default."""
-    plain, axes = as_axes(Layout(loss=LOSS, elementwise=elementwise)), as_axes(layout)
+    plain, axes = as_axes(Layout(loss=LOSS, elementwise=elementwise, fuse=fusions_of(elementwise))), as_axes(layout)
     always = ("dp", "micro_batch_size")
     return ",".join(
         f"{_LONG.get(name, name)}={as_word(axes[name])}"
@@ -245,6 +261,8 @@ def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
 def _value(axis: str, word: str, flag: str) -> Any:
     if axis in ("recompute", "recompute_else", "offload"):
         return word
+    if axis == "fuse":
+        return _read_fusions(word, flag)
     if axis in _WORDS:
         if word in _WORDS[axis]:
             return word
@@ -268,3 +286,14 @@ def _value(axis: str, word: str, flag: str) -> Any:
         allowed = f"{least} or more"
         raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word, allowed=allowed, fix=f"{axis}=1")
     return value
+
+
+def _read_fusions(word: str, flag: str) -> tuple[Fusion, ...]:
+    """`none`, `all`, or names joined by `+`."""
+    if word in ("none", "all"):
+        return FUSIONS if word == "all" else ()
+    names = word.split("+")
+    if unknown := [name for name in names if name not in FUSIONS]:
+        raise BadInput("AXIS", "no such fusion", where=f"{flag} fuse", found=unknown[0],
+                       allowed=", ".join(("none", "all", *FUSIONS)), fix="fuse=all")  # fmt: skip
+    return tuple(name for name in FUSIONS if name in names)

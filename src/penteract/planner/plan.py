@@ -16,7 +16,7 @@ from penteract.config.rules.legal import problems
 from penteract.config.rules.nearest import repair
 from penteract.config.rules.settle import Settle
 from penteract.errors import BadInput
-from penteract.planner.ask import AXES, EDITS, LOSS, Ask, Values, budget_of, edits_of
+from penteract.planner.ask import AXES, EDITS, LOSS, Ask, Values, budget_of, edits_of, fusions_of
 from penteract.planner.options import errors_for
 from penteract.planner.search.best import Search, Timed
 from penteract.planner.search.between import Between, try_between
@@ -236,6 +236,7 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
     given.setdefault("loss", LOSS)
     given.setdefault("elementwise", ask.elementwise)
     check_elementwise(given["elementwise"], ask.precision, where="--layout", fix="leave elementwise out")
+    given.setdefault("fuse", fusions_of(given["elementwise"]))
     given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather")))
     if budget_of(str(given.get("recompute", ""))):
         del given["recompute"]

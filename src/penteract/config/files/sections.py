@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NewType
 
-from penteract.config.layout import AttentionKernel, CpMethod, Elementwise, LossKernel
+from penteract.config.layout import AttentionKernel, CpMethod, Elementwise, ExpertKernel, Fusion, LossKernel
 from penteract.schedule.registry import ScheduleName
 
 Count = NewType("Count", int)  # read from 4096, "1M" (10^6) or "1Mi" (2^20)
@@ -66,6 +66,8 @@ class Kernels:
     loss: LossKernel = "chunked"
     loss_chunk: int = 0
     elementwise: Elementwise = "reference"
+    experts: ExpertKernel = "reference"
+    fuse: Literal["none", "all"] | tuple[Fusion, ...] = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

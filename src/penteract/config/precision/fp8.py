@@ -44,6 +44,7 @@ class Fp8:
     gather             under ZeRO 3 weights are gathered in FP8, each with one scale that ranks agree on once a step
     experts            experts' matrices too, in forward and input gradients. Their weight gradients sum over whichever
                        tokens are on a rank, and stay in the policy's compute dtype
+    fast_accumulation  whether a GPU sums products of gradients in fewer bits too, as it does in forward passes
 
     Raises BadInput if they do not go together.
     """
@@ -58,6 +59,7 @@ class Fp8:
     block: int = 128
     gather: bool = False
     experts: bool = False
+    fast_accumulation: bool = False
 
     def __post_init__(self) -> None:
         """Check the fields, alone and together. Raises BadInput, PRECISION."""
@@ -78,6 +80,9 @@ class Fp8:
             raise _refusal("experts", f"true in fp8_{self.kind}, whose scales depend on all tokens of a rank",
                            f"true in {' and '.join(f'fp8_{kind}' for kind in ALONG_FEATURES)}",
                            "false, or --precision.dtype fp8_rowwise")  # fmt: skip
+        if self.fast_accumulation and self.kind == "blockwise":
+            raise _refusal("fast_accumulation", "true in fp8_blockwise, whose blocks are summed in fp32",
+                           "true in the other recipes", "false")  # fmt: skip
 
     @property
     def unit(self) -> int:
@@ -107,6 +112,7 @@ class Fp8:
             f"blocks of {self.block}": self.block != standard.block,
             "gathered in FP8": self.gather,
             "experts too": self.experts,
+            "fast accumulation": self.fast_accumulation,
         }
         return tuple(words for words, differs in descriptions.items() if differs)
 

@@ -17,15 +17,20 @@ from penteract.config.precision.module_patterns import FP8, LinearLayers, Patter
 from penteract.errors import BadInput
 
 # compute: activations; stat: statistics (1/rms, log-sum-exp), and the dtype in which updates are computed;
-# index: token and expert numbers; host: a value in host memory as plain Python (split sizes), no bytes on the device;
+# index: token and expert numbers; offset: where groups of rows begin, as grouped products take it;
+# host: a value in host memory as plain Python (split sizes), no bytes on the device;
 # parameter: what products read; gradient: where gradients accumulate; reduce: in which they are reduced over ranks;
 # master: master weights (0 bytes: parameters are updated directly); moment: one of the optimizer's moments;
 # code: FP8 data, in which weights may be gathered.
-Role = Literal["compute", "stat", "index", "host", "parameter", "gradient", "reduce", "master", "moment", "code"]
+Role = Literal[
+    "compute", "stat", "index", "offset", "host", "parameter", "gradient", "reduce", "master", "moment", "code"
+]  # fmt: skip
 Widths = Mapping[Role, int]  # bytes of one element of each role
 
 BLOCK = 256  # elements of int8 moments that share a scale
-BYTES: Mapping[str, int] = MappingProxyType({"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int64": 8})
+BYTES: Mapping[str, int] = MappingProxyType(
+    {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int32": 4, "int64": 8}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +152,8 @@ class Policy:
                 return self.moments
             case "index" | "host":
                 return "int64"
+            case "offset":
+                return "int32"
             case "code":
                 return "int8"
             case _:
@@ -211,7 +218,17 @@ def _keeping(p: Policy, moments: str) -> Policy:
 
 @cache
 def _widths(p: Policy) -> Widths:
-    roles: tuple[Role, ...] = ("compute", "stat", "index", "parameter", "gradient", "reduce", "moment", "code")
+    roles: tuple[Role, ...] = (
+        "compute",
+        "stat",
+        "index",
+        "offset",
+        "parameter",
+        "gradient",
+        "reduce",
+        "moment",
+        "code",
+    )
     widths: dict[Role, int] = {role: BYTES[p.dtype(role)] for role in roles}
     widths["host"], widths["master"] = 0, BYTES[p.master] if p.master else 0
     return MappingProxyType(widths)

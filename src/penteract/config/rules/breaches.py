@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from penteract.config.case import Case
+from penteract.config.expert_kernels import expert_breaches
 from penteract.config.kernel_limits import kernel_breaches
-from penteract.config.layout import CP_METHODS, ELEMENTWISE, LOSS_KERNELS, ZERO_STAGES
+from penteract.config.layout import CP_METHODS, ELEMENTWISE, EXPERT_KERNELS, LOSS_KERNELS, ZERO_STAGES
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.schedule.registry import SCHEDULES, breach, schedule_of
 
@@ -21,6 +22,7 @@ _KNOWN: Mapping[str, tuple[Collection[object], str]] = {
     "cp_method": (CP_METHODS, "context method"),
     "loss": (LOSS_KERNELS, "kernel of the loss"),
     "elementwise": (ELEMENTWISE, "kernel of what is done element by element"),
+    "experts": (EXPERT_KERNELS, "kernel of experts' products"),
 }
 
 
@@ -33,6 +35,7 @@ def breaches(case: Case) -> list[Breach]:
     for rule in (_model, _world, _tensor, _context, _pipeline, _experts, _shards, _batch):
         found.extend(rule(case))
     found.extend(kernel_breaches(case.model, case.layout))
+    found.extend(expert_breaches(case.model, case.layout))
     return found
 
 

@@ -11,7 +11,7 @@ from penteract.config.case import Case
 from penteract.config.files.keys import keys
 from penteract.config.files.read import Setting, Settings, read_overrides, read_toml
 from penteract.config.hf import model_from_hf
-from penteract.config.layout import Layout
+from penteract.config.layout import FUSIONS, Fusion, Layout
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.presets import preset as find_preset
 from penteract.config.recompute import MemoryBudget, ops_of
@@ -242,7 +242,7 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
         recompute_else=ops_of(memory["recompute_else"]),
         offload=() if memory["offload"] == "none" else ops_of(memory["offload"]),
         offload_every=memory["offload_every"], offload_optimizer=memory["offload_optimizer"],
-        **_section(settings, "kernels"),
+        **_kernels(settings),
     )  # fmt: skip
     case = settle(
         Case(model=model, layout=layout, sequence_length=length, global_batch_size=total, world=world).counted()
@@ -253,6 +253,13 @@ def _layout(settings: Settings, model: ModelSpec, largest: int, world: int | Non
         origins={k: s.origin for k, s in settings.items()},
     )  # fmt: skip
     return case.layout
+
+
+def _kernels(settings: Settings) -> dict[str, Any]:
+    """The section, with fusions by name."""
+    kernels = _section(settings, "kernels")
+    named: Mapping[object, tuple[Fusion, ...]] = {"none": (), "all": FUSIONS}
+    return kernels | {"fuse": named.get(kernels["fuse"], kernels["fuse"])}
 
 
 def _write_derived(settings: Settings, case: Case, settle: Settle) -> None:

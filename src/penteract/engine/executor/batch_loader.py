@@ -41,7 +41,10 @@ class BatchLoader:
 
     def load(self, samples: Samples, first: int) -> list[int] | None:
         """Fill the tensors with the batch that begins at sample `first`. Returns this rank's target counts; None if the
-        batch was prefetched, as the sums over all ranks are then known."""
+        batch was prefetched, as the sums over all ranks are then known. If the batch could not be prefetched, all ranks
+        stop after the step before, and what they began meanwhile changes nothing."""
+        if self.failed is not None:
+            return None
         prefetched, self.prefetched = self.prefetched, None
         hit = prefetched is not None and prefetched.samples is samples and prefetched.first == first
         loaded = prefetched if prefetched is not None and hit else self._read(samples, first)

@@ -22,9 +22,11 @@ _T = TypeVar("_T")
 
 
 class Device(Protocol):
-    """`pinned`: whether host memory for copies is page-locked. `backend`: of torch.distributed."""
+    """`pinned`: whether host memory for copies is page-locked. `backend`: of torch.distributed. `behind`: whether it
+    computes while the host goes on."""
 
     pinned: ClassVar[bool]
+    behind: ClassVar[bool]
     backend: ClassVar[str]
 
     def share(self, ranks: int) -> None:
@@ -49,6 +51,10 @@ class Device(Protocol):
         """The host tensor x in page-locked memory, so that a copy to the device does not block the host."""
         ...
 
+    def read(self, x: torch.Tensor) -> Callable[[], list[float]]:
+        """The numbers of x [n] as they are once all that was asked for so far is computed. Whoever calls waits."""
+        ...
+
     def settle(self) -> None:
         """Block the host until everything computed so far is done."""
         ...
@@ -68,6 +74,7 @@ class Cpu:
     """The host's cores. Copies are synchronous."""
 
     pinned: ClassVar[bool] = False
+    behind: ClassVar[bool] = False
     backend: ClassVar[str] = "gloo"
 
     def share(self, ranks: int) -> None:
@@ -85,6 +92,10 @@ class Cpu:
 
     def pin(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def read(self, x: torch.Tensor) -> Callable[[], list[float]]:
+        numbers = x.tolist()
+        return lambda: numbers
 
     def settle(self) -> None: ...
 
@@ -115,6 +126,7 @@ class Cuda:
     at: torch.device
     streams: dict[str, torch.cuda.Stream] = field(default_factory=dict[str, torch.cuda.Stream])
     pinned: ClassVar[bool] = True
+    behind: ClassVar[bool] = True
     backend: ClassVar[str] = "cpu:gloo,cuda:nccl"
 
     def share(self, ranks: int) -> None: ...
@@ -141,6 +153,18 @@ class Cuda:
 
     def pin(self, x: torch.Tensor) -> torch.Tensor:
         return x.pin_memory()
+
+    def read(self, x: torch.Tensor) -> Callable[[], list[float]]:
+        there = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        there.copy_(x, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+
+        def numbers() -> list[float]:
+            event.synchronize()
+            return there.tolist()
+
+        return numbers
 
     def settle(self) -> None:
         torch.cuda.current_stream().synchronize()

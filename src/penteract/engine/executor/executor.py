@@ -64,6 +64,7 @@ class Run:
     host: Arena | None = None  # for offloaded activations
     common: Factors | None = None  # of this step's updates, the same for all buckets
     streamed: StreamedState | None = None  # moves optimizer state to the device and back, where it is on the host
+    latch: torch.Tensor = field(init=False)  # 0; NaN after a step that was not finite or that ends the run
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
@@ -79,7 +80,7 @@ class Run:
             self.env.scales.update(self.state.quantised_weights.scales)
         self.summed = Totals(self.p, device)
         self.totals = self.summed.numbers
-        self.stop = torch.zeros((), dtype=stat, device=device)
+        self.stop, self.latch = (torch.zeros((), dtype=stat, device=device) for _ in range(2))
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
         self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed}
         self.agreed["norm and losses"] = self.summed.vector
@@ -236,13 +237,22 @@ class Run:
 
     def factors(self) -> None:
         self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # a loss that is not finite skips the update too
+        self.totals[0].add_(self.latch)
         if self.state.scaling is not None:
             self.state.scaling.unscale(self.totals[0])
         if self.state.history is not None:
             self.state.history.end(self.totals[0])
         if self.optimizer is not None:
             self.common = self.optimizer.factors(self.totals[0])
+        self._latch()
         self.summed.read_next_targets(self.counts)
+
+    def _latch(self) -> None:
+        """After a step that was not finite, or the last before a stop, no later step changes anything: the host reads a
+        step's outcome when the next is under way, and saves the state that this one left."""
+        if self.state.scaling is None:
+            self.latch.add_(self.totals[0] * 0)
+        self.latch.masked_fill_(self.totals[-1] > 0, torch.nan)
 
     def update(self, bucket: int) -> None:
         if self.optimizer is None:

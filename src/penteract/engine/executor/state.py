@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -297,11 +296,6 @@ class _RingBuffer:
         return torch.zeros(n, dtype=self.dtype, device=self.device)
 
 
-def initialise(p: Program, state: TrainingState, seed: int) -> None:
-    """Fill parameters. Each depends on (seed, name) alone, so every layout starts from the same model."""
-    fill(state, ((q, _piece(p, q, seed)) for q in p.params))
-
-
 def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> None:
     """Set parameters and master weights from pairs (parameter, its whole local rectangle), one at a time."""
     kinds = ("master", "parameter")
@@ -312,15 +306,3 @@ def fill(state: TrainingState, whole: Iterable[tuple[Param, torch.Tensor]]) -> N
             state.parameters[q.name].copy_(value)
         for part in (parts[q.name] for parts in (own, master_weights) if q.name in parts):
             part.values.copy_(value.reshape(-1)[part.begin : part.begin + len(part.values)])
-
-
-def _piece(p: Program, q: Param, seed: int) -> torch.Tensor:
-    """This rank's rectangle of the initial parameter, cut from the whole tensor."""
-    if q.scale is None:
-        return torch.full(q.local_shape(p.mesh), q.fill)
-    digest = hashlib.sha256(f"{seed}/{q.name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
-    whole = torch.randn(q.shape, generator=generator).mul_(q.scale)
-    for dim, (at, n) in enumerate(zip(q.offset(p.mesh, p.rank), q.local_shape(p.mesh), strict=True)):
-        whole = whole.narrow(dim, at, n)
-    return whole

@@ -9,14 +9,22 @@ from importlib.util import find_spec
 import torch
 
 from penteract.config import case as spec_case
-from penteract.config.kernel_limits import ATTENTION, check_elementwise, kernel_breaches, takes_documents
+from penteract.config.expert_kernels import EXPERTS
+from penteract.config.kernel_limits import (
+    ATTENTION,
+    KernelLimits,
+    check_elementwise,
+    installed_version,
+    kernel_breaches,
+    takes_documents,
+)
 from penteract.config.precision.policy import Policy
 from penteract.config.rules.nearest import allowed_values
 from penteract.config.rules.settle import Settle
 from penteract.engine.executor.feed import TokenSample
 from penteract.engine.kernels.registry import check_devices
 from penteract.errors import BadInput, CorruptData
-from penteract.ops.declarations.flash import piece
+from penteract.ops.declarations.fused_attention.flash import piece
 from penteract.step.program import Program
 
 log = logging.getLogger(__name__)
@@ -29,6 +37,7 @@ def check_kernels(p: Program, device: torch.device, *, packed: bool) -> None:
     _check_fp8(p.precision, device, first=p.rank == 0)
     _check_elementwise(p, device)
     _check_attention(p, device, packed=packed)
+    _check_experts(p, device)
     check_devices(p, device)
 
 
@@ -48,9 +57,46 @@ def _check_attention(p: Program, device: torch.device, *, packed: bool) -> None:
         raise BadInput("KERNEL", what, where=spec_case.AXES[axis], found=case.get(axis), allowed=", ".join(able),
                        fix=", or ".join(fix))  # fmt: skip
     if packed and not takes_documents(kernel):
-        other = next(iter([f", or --{KEY} {name}" for name in ATTENTION if takes_documents(name)]), "")
+        able = [name for name, its in ATTENTION.items() if takes_documents(name) and its.package == can.package]
+        other = "".join(f", or --{KEY} {name}" for name in able[:1])
         raise _refusal(kernel, "takes whole sequences", "documents that share them", "data.pack_documents false",
                        f"--data.pack_documents false{other}")  # fmt: skip
+    _check_installed(kernel, can, device)
+
+
+def _check_installed(kernel: str, can: KernelLimits, device: torch.device) -> None:
+    """A kernel of another package is called below its public functions: it is that of one version, for some GPUs."""
+    if can.package is not None:
+        name, wanted = can.package
+        if (version := installed_version(name)) != wanted:
+            found = f"{name} {version}" if version else f"a python without {name}"
+            raise _refusal(kernel, "is of another package", found, f"{name} {wanted}",
+                           f"pip install '{name}=={wanted}' (as 'penteract[gpu]' does), or {PLAIN}")  # fmt: skip
+    if can.capability is not None and (on := torch.cuda.get_device_capability(device)) != can.capability:
+        raise _refusal(kernel, "is for Hopper", f"compute capability {on[0]}.{on[1]}", "9.0",
+                       f"--{KEY} cudnn, or {PLAIN}")  # fmt: skip
+
+
+def _check_experts(p: Program, device: torch.device) -> None:
+    """A CPU emulates what has no device of its own."""
+    kernel, key = p.layout.experts, spec_case.AXES["experts"]
+    can = EXPERTS.get(kernel)
+    if can is None or p.model.moe is None or not (can.device or device.type == "cuda"):
+        return
+    version = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+    computes, fix = p.precision.compute, f"--{key} reference"
+    name, wanted = can.package or ("torch", "")
+    here = installed_version(name) if wanted else wanted
+    needs = (
+        (device.type == "cuda", device.type, "cuda"),
+        (computes in can.computes, computes, ", ".join(can.computes)),
+        (version == (can.capability or version) and version >= can.least, f"compute capability {version}", "9.0"),
+        (here == wanted, f"{name} {here}" if here else f"a python without {name}", f"{name} {wanted}"),
+    )
+    for holds, found, allowed in needs:
+        if not holds:
+            raise BadInput("KERNEL", f"the experts' kernel '{kernel}' does not run here", where=key, found=found,
+                           allowed=allowed, fix=fix)  # fmt: skip
 
 
 def _check_elementwise(p: Program, device: torch.device) -> None:

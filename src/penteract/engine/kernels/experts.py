@@ -44,6 +44,14 @@ def split_sizes(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tens
     outs[0] = Splits([sum(to[i * each : (i + 1) * each]) for i in range(n)], [sum(t) for t in table], table)
 
 
+def expert_offsets(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Where the rows of each of this rank's experts begin, [X/ep + 1], on the device."""
+    coming, n = ins[0], int(site.attrs["ranks"])
+    own = coming.view(n, -1).sum(0) if n > 1 else coming
+    outs[0][:1].zero_()
+    torch.cumsum(own, 0, out=outs[0][1:])
+
+
 def router(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """x [S, B, D] -> weights and experts [S, B, k], scores and choices [S, B, X]. Scores in `stat`, as logits."""
     chosen, experts, scores, choices = outs
@@ -204,49 +212,13 @@ def sort_chunks(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tens
         at += len(piece)
 
 
-def _shares(site: Site, scores: torch.Tensor) -> torch.Tensor:
-    """Scores normalised to a sum of one; softmax scores already are."""
-    return scores / scores.sum(-1, keepdim=True) if site.attrs["score"] == "sigmoid" else scores
-
-
-def _load(site: Site, choices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """f of each sequence and expert, over the sequence's length: [B, X]."""
-    s, k, x = (int(site.attrs[n]) for n in ("sequence_length", "top_k", "experts"))
-    return choices.to(dtype).mul_(x / (k * s) / s)
-
-
-def balance_loss(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """The sum over sequences of f·P: how unevenly tokens spread over experts. DeepSeek-V3 (2412.19437) eq. 17."""
-    scores, choices = ins
-    share = _shares(site, scores).sum(0)
-    torch.sum(share.mul_(_load(site, choices, scores.dtype)), (0, 1), out=outs[0])
-
-
-def balance_loss_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """The gradient of the scores."""
-    scores, choices, g = ins
-    f = _load(site, choices, scores.dtype).mul_(g)
-    if site.attrs["score"] == "sigmoid":
-        total = scores.sum(-1, keepdim=True)
-        mean = torch.mul(f, scores, out=outs[0]).sum(-1, keepdim=True).div_(total)
-        torch.sub(f, mean, out=outs[0]).div_(total)
-    else:
-        outs[0].copy_(f.expand_as(outs[0]))
-
-
-def tokens_per_expert(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """Adds up how many tokens chose each expert, [X], for the bias that balances."""
-    env.tokens_per_expert[str(site.attrs["name"])].add_(ins[0].sum(0))
-
-
 EXPERTS = {
     "router": TorchKernel(router, router_input, router_weight),
     "expert_permutation": TorchKernel(expert_permutation),
     "split_sizes": TorchKernel(split_sizes),
+    "expert_offsets": TorchKernel(expert_offsets),
     "permute": TorchKernel(permute, permute_input),
     "unpermute": TorchKernel(unpermute, unpermute_input),
     "expert_linear": TorchKernel(expert_linear, expert_linear_input, expert_linear_weight),
     "sort_chunks": TorchKernel(sort_chunks),
-    "balance_loss": TorchKernel(balance_loss, balance_loss_input),
-    "tokens_per_expert": TorchKernel(tokens_per_expert),
 }

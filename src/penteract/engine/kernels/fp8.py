@@ -135,14 +135,16 @@ def _dequantised(fp8: Fp8, x: Operand, wide: torch.dtype) -> torch.Tensor:
 
 def real(fp8: Fp8, a: Operand, b: Operand, out: torch.Tensor, forward: bool) -> None:
     """On a GPU with FP8 units, by cuBLASLt. The second operand is column-major; scales of blocks are contiguous along
-    the rows that they scale. Forward products may accumulate in fewer bits; those of gradients never do."""
+    the rows that they scale. Forward products may accumulate in fewer bits, and those of gradients where the
+    recipe says so."""
     n, k = b.data.shape
+    fast = fp8.kind != "blockwise" and (forward or fp8.fast_accumulation)
     if fp8.kind == "rowwise":
-        scales, fast = (a.scale[:, None], b.scale[None]), forward
+        scales = (a.scale[:, None], b.scale[None])
     elif fp8.kind != "blockwise":
-        scales, fast = (a.scale, b.scale), forward
+        scales = (a.scale, b.scale)
     else:
-        second, fast = b.scale, False
+        second = b.scale
         if second.shape == (n // fp8.block, k // fp8.block):  # squares, in rows that are multiples of 16 bytes
             second = second.t()
             if k // fp8.block % 4:

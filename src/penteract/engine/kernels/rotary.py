@@ -6,6 +6,7 @@ Su 2021 (2104.09864); Chen 2023 (2306.15595), linear; Peng 2023 (2309.00071), Ya
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 
@@ -27,6 +28,17 @@ def angles(site: Site, positions: torch.Tensor, dtype: torch.dtype) -> tuple[tor
         cos.mul_(scaling.attention_factor)
         angle.mul_(scaling.attention_factor)
     return cos, angle.to(dtype)
+
+
+def turns(site: Site, device: torch.device) -> torch.Tensor:
+    """The same as shares of a whole turn for one step of position, [C/2] of float64: made once, and kept."""
+    half = (int(site.attrs["head_size"]) - int(site.attrs["plain_size"])) // 2
+    return _turns(half, float(site.attrs["theta"]), site.attrs["scaling"], device)
+
+
+@cache
+def _turns(half: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> torch.Tensor:
+    return _frequencies(half, theta, scaling, device).div_(2 * math.pi)
 
 
 def _frequencies(half: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> torch.Tensor:

@@ -8,12 +8,12 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,6 +48,15 @@ class SessionOptions:
     predicted: int = 0  # bytes that rank 0 will allocate
 
 
+class Begun(NamedTuple):
+    """A step that the device was asked for: when, the samples seen with it, and what waits for its outcome."""
+
+    number: int
+    at: float  # by `time.perf_counter`
+    samples: int
+    outcome: Callable[[], Outcome]
+
+
 @dataclass(slots=True)
 class Session:
     """One rank's training loop. Rank 0 alone prints and writes metrics; all ranks do the rest together."""
@@ -64,6 +73,7 @@ class Session:
     losses: list[float] = field(default_factory=list[float])
     times: list[float] = field(default_factory=list[float])
     measured: int = 0  # bytes at the peak of one step; 0: not measured yet
+    ended: float = 0.0  # when the last outcome was read
     asked_to_stop: bool = False
 
     # ---- opening ---------------------------------------------------------------------------------------------
@@ -114,43 +124,68 @@ class Session:
     def go(self) -> dict[str, Any]:
         """Train to the end; returns the closing line of `--json`."""
         compare = Comparison(self.options.compare) if self.options.compare else None
-        with self._showing() as (table, metrics), self._stopping():
+        under_way: Begun | None = None
+        with self._showing() as shown, self._stopping():
             for number in range(self.first, self.spec.train.steps + 1):
-                outcome = self._step(number)
-                comparable = number == 1 and not outcome.skipped  # an overflowed gradient is not saved
-                if comparable and save_gradients(self.trainer, self.options.folder, self.rank) and compare:
-                    compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
-                last = outcome.stop or number == self.spec.train.steps
-                row = self._row(number, outcome, last)
-                if self.rank.number == 0:
-                    metrics.write(row)
-                    table.step(row)
-                if last or _every(self.spec.checkpoint.every, number):
-                    self._save(number)
-                if outcome.stop and number < self.spec.train.steps:
-                    self._check_prefetch(number)
-                    raise Preempted("STOPPED", f"stopped after step {number}, which is saved",
-                                    where=str(self.options.folder),
-                                    fix=f"penteract train --resume {self.options.folder}")  # fmt: skip
-            return self._finish(table if self.rank.number == 0 else None, compare)
+                begun = self._begin(number)
+                if under_way is not None:
+                    self._end(under_way, shown)
+                under_way = begun
+                if self._at_once(number):
+                    self._end(begun, shown, compare)
+                    under_way = None
+            return self._finish(shown[0] if self.rank.number == 0 else None, compare)
 
-    def _step(self, number: int) -> Outcome:
+    def _at_once(self, number: int) -> bool:
+        """Whether a step's outcome is read before the next begins. A GPU need not wait for that, but where the state
+        after this very step is looked at, or where its memory is."""
+        train = self.spec.train
+        looked_at = _every(self.spec.checkpoint.every, number) or _every(train.validation_every, number)
+        return not self.trainer.run.device.behind or number <= self.first + 1 or looked_at or number == train.steps
+
+    def _begin(self, number: int) -> Begun:
+        """Ask the device for a step."""
         self.trainer.run.stop.fill_(float(self.asked_to_stop))
-        start = time.perf_counter()
-        if number == min(self.first + 1, self.spec.train.steps):  # the second step: all buffers are allocated
-            outcome, self.measured = self.trainer.measured_step(number, self.train, self.samples)
-        else:
-            outcome = self.trainer.step(number, self.train, self.samples)
-        self.times.append(time.perf_counter() - start)
+        at, first = time.perf_counter(), self.samples
         self.samples += self.spec.layout.global_batch_size
+        if number == min(self.first + 1, self.spec.train.steps):  # the second: everything is in place, nothing is new
+            outcome, self.measured = self.trainer.measured_step(number, self.train, first)
+            return Begun(number, at, self.samples, lambda: outcome)
+        return Begun(number, at, self.samples, self.trainer.start(number, self.train, first))
+
+    def _end(self, begun: Begun, shown: tuple[Any, Any], compare: Comparison | None = None) -> None:
+        """Read a step's outcome, show it, and save where it is time to."""
+        number, outcome = begun.number, self._outcome(begun)
+        told = number == 1 and not outcome.skipped  # a gradient that overflowed is none
+        if told and save_gradients(self.trainer, self.options.folder, self.rank) and compare:
+            compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
+        last = outcome.stop or number == self.spec.train.steps
+        row = self._row(begun, outcome, last)
+        if self.rank.number == 0:
+            table, metrics = shown
+            metrics.write(row)
+            table.step(row)
+        if last or _every(self.spec.checkpoint.every, number):
+            self._save(number, begun.samples)
+        if outcome.stop and number < self.spec.train.steps:
+            self._check_prefetch(number)
+            raise Preempted("STOPPED", f"stopped after step {number}, which is saved",
+                            where=str(self.options.folder),
+                            fix=f"penteract train --resume {self.options.folder}")  # fmt: skip
+
+    def _outcome(self, begun: Begun) -> Outcome:
+        """Wait for a step's outcome; BadNumerics where it is not finite."""
+        outcome, size = begun.outcome(), self.spec.layout.global_batch_size
+        now = time.perf_counter()
+        self.times.append(now - max(begun.at, self.ended))
+        self.ended = now
         self.losses.append(outcome.loss)
         if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)) and not outcome.skipped:
             # The device skipped the update on every rank, so this saves the state before this step.
-            self.samples -= self.spec.layout.global_batch_size
-            if number > self.first:
-                self._save(number - 1)
+            if begun.number > self.first:
+                self._save(begun.number - 1, begun.samples - size)
             raise BadNumerics("NUMERICS", "the loss or its gradient is not finite; the step before it is saved",
-                              where=f"step {number}", found=f"loss {outcome.loss}, gradient norm {outcome.norm}",
+                              where=f"step {begun.number}", found=f"loss {outcome.loss}, gradient norm {outcome.norm}",
                               fix="a smaller --optimizer.learning_rate, or more warm-up")  # fmt: skip
         return outcome
 
@@ -161,13 +196,12 @@ class Session:
             error.what += f"; step {number} is saved"
             raise error from failed
 
-    def _row(self, number: int, outcome: Outcome, last: bool) -> dict[str, Any]:
+    def _row(self, begun: Begun, outcome: Outcome, last: bool) -> dict[str, Any]:
         """The step's row of metrics.jsonl; runs the validation if it is due."""
-        spec = self.spec
-        assert self.trainer.run.optimizer is not None
+        spec, number = self.spec, begun.number
         row: dict[str, Any] = {
-            "step": number, "tokens": self.samples * spec.sequence_length, "train/loss": outcome.loss,
-            "train/grad_norm": outcome.norm, "train/lr": float(self.trainer.run.optimizer.rate),
+            "step": number, "tokens": begun.samples * spec.sequence_length, "train/loss": outcome.loss,
+            "train/grad_norm": outcome.norm, "train/lr": self.trainer.rate(number),
             "perf/tokens_per_sec": spec.tokens_per_step / self.times[-1], "perf/step_time_s": self.times[-1],
             "mem/predicted_gib": gib(self.options.predicted),
         }  # fmt: skip
@@ -181,14 +215,9 @@ class Session:
             row["val/loss"] = self.trainer.validate(self.validation)
         return row
 
-    def _save(self, number: int) -> None:
+    def _save(self, number: int, samples: int) -> None:
         self.trainer.run.settle_parameters()
-        extra = {
-            "step": number,
-            "samples": self.samples,
-            "layout": asdict(self.spec.layout),
-            **resume_settings(self.spec),
-        }
+        extra = {"step": number, "samples": samples, "layout": asdict(self.spec.layout), **resume_settings(self.spec)}
         checkpoint.save(
             self.options.folder / "checkpoints", number, state_slices(self.trainer.program, self.trainer.state), extra,
             rank=self.rank.number, world=self.rank.world, barrier=self.rank.barrier, keep=self.spec.checkpoint.keep,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from penteract.engine.executor.allocator import Arena
 from penteract.engine.executor.batch_loader import BatchLoader, allocate_batches
 from penteract.engine.executor.device import device_of
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.state import TrainingState, allocate, initialise
+from penteract.engine.executor.initial_weights import initialise
+from penteract.engine.executor.state import TrainingState, allocate
 from penteract.engine.kernels.checks import check_kernels
 from penteract.engine.kernels.registry import kernels
 from penteract.engine.optim.muon import Muon
@@ -99,9 +100,12 @@ class Trainer:
 
     def step(self, number: int, samples: Samples, first: int) -> Outcome:
         """Optimizer step `number`, from 1, on the global batch that begins at sample `first`."""
+        return self.start(number, samples, first)()
+
+    def start(self, number: int, samples: Samples, first: int) -> Callable[[], Outcome]:
+        """Ask the device for a step. -> what waits for its outcome: a GPU need not wait for the host meanwhile."""
         assert self.run.optimizer is not None
-        peak = self.spec.optimizer.learning_rate
-        self.run.optimizer.rate.fill_(rate(self.spec.schedule, peak, number, self.spec.train.steps))
+        self.run.optimizer.rate.fill_(self.rate(number))
         self.run.optimizer.step.fill_(number)
         counts = self.loader.load(samples, first)
         if counts is not None:
@@ -113,6 +117,10 @@ class Trainer:
         walk(self.program, self.run, counted=counts is None)
         return self._outcome(self.run)
 
+    def rate(self, number: int) -> float:
+        """The learning rate of a step."""
+        return rate(self.spec.schedule, self.spec.optimizer.learning_rate, number, self.spec.train.steps)
+
     def validate(self, samples: Samples) -> float:
         """Mean cross entropy of the first validation samples, nats a token."""
         total, tokens = 0.0, 0
@@ -121,7 +129,7 @@ class Trainer:
             self.validation_run.counts.copy_(torch.tensor(self.validation_loader.load(samples, first)))
             walk_forward(self.validation_run.p, self.validation_run)
             count = int(self.validation_run.counts[0])
-            total, tokens = total + self._outcome(self.validation_run).loss * count, tokens + count
+            total, tokens = total + self._outcome(self.validation_run)().loss * count, tokens + count
         return total / max(1, tokens)
 
     def check_validation(self, samples: Samples) -> None:
@@ -144,15 +152,19 @@ class Trainer:
 
         return self.run.device.peak(lambda: self.step(number, samples, first), resident)
 
-    def _outcome(self, run: Run) -> Outcome:
-        scaling = run.state.scaling
-        totals = (
-            run.totals if scaling is None else torch.cat([run.totals, scaling.used.view(1)])
-        )  # one copy to the host
-        norm, *losses, stop = (numbers := totals.tolist())[: len(run.totals)]
-        terms = dict(zip(run.p.losses, losses, strict=True))
-        scale = numbers[-1] if scaling is not None else 0.0
-        return Outcome(terms.pop("cross_entropy"), terms, norm**0.5, stop > 0, scale)
+    def _outcome(self, run: Run) -> Callable[[], Outcome]:
+        scaling, terms = run.state.scaling, run.p.losses
+        totals = run.totals if scaling is None else torch.cat([run.totals, scaling.used.view(1)])  # one look at both
+        numbers = run.device.read(totals)
+
+        def outcome() -> Outcome:
+            norm, *rest = numbers()
+            scale = rest.pop() if scaling is not None else 0.0
+            stop = rest.pop()
+            losses = dict(zip(terms, rest, strict=True))
+            return Outcome(losses.pop("cross_entropy"), losses, norm**0.5, stop > 0, scale)
+
+        return outcome
 
 
 def _optimizer(spec: RunSpec, rank: Rank, state: TrainingState, comm: Comm) -> AdamW:

@@ -89,6 +89,7 @@ class OpDeclaration:
     weight_keeps: tuple[str, ...] = ()
     deferrable = False  # whether the weight gradient may run at any later time
     passes_gradient = False  # the input gradient of every differentiable in *is* the gradient of out0
+    forks = False  # its first in has another reader, whose gradient is the last that the input gradient reads
     overwrites: tuple[int, ...] = ()  # ins that forward overwrites with its results: no other op may need them
 
     def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:

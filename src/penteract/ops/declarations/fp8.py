@@ -152,10 +152,11 @@ def check_sizes(sites: Iterable[Site], pieces: int) -> None:
     """
     for site in sites:
         fp8: Fp8 | None = site.attrs.get("fp8")
-        if fp8 is None:
+        if fp8 is None or not site.weights:
             continue
-        *several, f, d = site.weights[0]
-        found = [("features in", d, fp8.unit), ("features out", f, fp8.unit)]
+        *several, _, d = site.weights[0]
+        found = [("features in", d, fp8.unit)]
+        found += [("features out", w[-2], fp8.unit) for w in site.weights if len(w) > 1]
         if not several:
             t, *_ = sizes("forward", [s.shape for s in site.ins], site.weights)  # type: ignore[arg-type]
             run = fp8.unit * (pieces if fp8.kind == "blockwise" else 1)

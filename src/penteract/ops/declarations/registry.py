@@ -8,22 +8,29 @@ chosen (`config/kernel_limits.py`, `engine/kernels/checks.py`): a kernel that ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penteract.config.layout import Layout
+from penteract.config.layout import AttentionKernel, Layout
 from penteract.errors import Bug
 from penteract.ops.declarations.attention import ATTENTION
-from penteract.ops.declarations.cudnn import CudnnAttention
+from penteract.ops.declarations.balance import BALANCE
 from penteract.ops.declarations.declaration import OpDeclaration, Serves
 from penteract.ops.declarations.dense import DENSE
 from penteract.ops.declarations.experts import EXPERTS
-from penteract.ops.declarations.flash import FlashAttention
 from penteract.ops.declarations.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.fp8_experts import scaled_experts
-from penteract.ops.declarations.fused import when_chosen
+from penteract.ops.declarations.fp8_linear import FP8_LINEAR, with_kernels
+from penteract.ops.declarations.fused_attention.cudnn import CudnnAttention
+from penteract.ops.declarations.fused_attention.fa4 import Fa4Attention, Fa4Documents
+from penteract.ops.declarations.fused_attention.flash import FlashAttention
+from penteract.ops.declarations.fused_attention.fused import FusedAttention, when_chosen
+from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
+from penteract.ops.declarations.grouped_experts import by_groups
 from penteract.ops.declarations.loss import LOSS
+from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
+from penteract.ops.declarations.wide_product import WIDE_PRODUCT, without_recipe
 from penteract.ops.tape import Site
 
 _RUNS = "penteract.engine"
@@ -75,19 +82,65 @@ def _ops(declarations: Mapping[str, OpDeclaration], reference: str) -> dict[str,
     return made
 
 
-# FP8 products run on a GPU's FP8 units; elsewhere they are emulated, with the same quantised data and scales.
+def _wide(op_name: str) -> Implementation:
+    """Products whose weight gradients are summed straight into the bucket."""
+    serves = without_recipe(WIDE_PRODUCT[op_name])
+    return Implementation("wide_product", serves, {"cuda": f"{_RUNS}.kernels.wide_product:WIDE_PRODUCT"})
+
+
+_FUSED_ATTENTION: tuple[tuple[AttentionKernel, type[FusedAttention], str], ...] = (
+    ("fa4", Fa4Attention, "fused_attention.fa4:FA4"),
+    ("fa4_documents", Fa4Documents, "fused_attention.fa4:FA4_DOCUMENTS"),
+    ("cudnn", CudnnAttention, "fused_attention.cudnn:CUDNN"),
+    ("flash", FlashAttention, "fused_attention.flash:FLASH"),
+)
+
+
+def _attention(over: Callable[[Serves], Serves]) -> tuple[Implementation, ...]:
+    """The fused kernels that layouts ask for by name; `over`: how their registers lie."""
+    return tuple(
+        Implementation(name, over(when_chosen(name, kind)), {"cuda": f"{_RUNS}.kernels.{table}"})
+        for name, kind, table in _FUSED_ATTENTION
+    )
+
+
+def _one_pass(op_name: str) -> Implementation:
+    """A kernel that goes over its tensors once."""
+    table = f"{_RUNS}.kernels.triton.one_pass:ONE_PASS"
+    return Implementation("triton", gpu_kernels(ONE_PASS[op_name]), {"cuda": table})
+
+
+# FP8 products run in units that GPUs have; elsewhere they are emulated, with the same codes and scales.
 _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
-    "attention": (
-        Implementation("cudnn", when_chosen("cudnn", CudnnAttention), {"cuda": f"{_RUNS}.kernels.cudnn:CUDNN"}),
-        Implementation("flash", when_chosen("flash", FlashAttention), {"cuda": f"{_RUNS}.kernels.flash:FLASH"}),
-    ),
+    **{op_name: (_one_pass(op_name),) for op_name in ONE_PASS},
+    "attention": _attention(lambda serves: serves),
+    **{
+        name: (Implementation("triton", one_pass(name), {"cuda": f"{_RUNS}.kernels.triton.fusions:FUSIONS"}),)
+        for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
+    },
+    "packed_attention": _attention(packed),
+    **{
+        name: (
+            Implementation(
+                "fp8", with_kernels(name, "reference"),
+                {"cuda": f"{_RUNS}.kernels.fp8_linear:FP8", "cpu": f"{_RUNS}.kernels.fp8_linear:EMULATED"},
+            ),
+            Implementation(
+                "fp8_triton", with_kernels(name, "triton"),
+                {"cuda": f"{_RUNS}.kernels.triton.fp8_linear:FP8_LINEAR"},
+            ),
+        )
+        for name in FP8_LINEAR
+    },
     "linear": (
         Implementation(
             "fp8", with_recipe(scaled_linear, "reference"),
             {"cuda": f"{_RUNS}.kernels.fp8:FP8", "cpu": f"{_RUNS}.kernels.fp8:EMULATED"},
         ),
         Implementation("fp8_triton", with_recipe(scaled_linear, "triton"), {"cuda": f"{_RUNS}.kernels.triton.fp8:FP8"}),
+        _wide("linear"),
     ),
+    "logits": (_wide("logits"),),
     "expert_linear": (
         Implementation(
             "fp8", with_recipe(scaled_experts, "reference"),
@@ -95,6 +148,11 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         ),
         Implementation("fp8_triton", with_recipe(scaled_experts, "triton"),
         {"cuda": f"{_RUNS}.kernels.triton.fp8:FP8"}),
+        Implementation(
+            "grouped", by_groups("grouped"),
+            {"cuda": f"{_RUNS}.kernels.grouped_experts:GROUPED", "cpu": f"{_RUNS}.kernels.grouped_experts:EMULATED"},
+        ),
+        Implementation("quack", by_groups("quack"), {"cuda": f"{_RUNS}.kernels.grouped_experts:QUACK"}),
     ),
 }  # fmt: skip
 
@@ -103,4 +161,7 @@ OPS: dict[str, Op] = (
     | _ops(ATTENTION, "attention:ATTENTION")
     | _ops(LOSS, "loss:LOSS")
     | _ops(EXPERTS, "experts:EXPERTS")
+    | _ops(BALANCE, "balance:BALANCE")
+    | _ops(FUSIONS, "fusions:FUSIONS")
+    | _ops(FP8_LINEAR, "fp8_linear:EMULATED")
 )

@@ -15,6 +15,7 @@ from penteract.config.layout import (
     AttentionKernel,
     CpMethod,
     Elementwise,
+    Fusion,
     Layout,
     LossKernel,
 )
@@ -40,6 +41,7 @@ class MemoryOptions(NamedTuple):
     loss: LossKernel
     loss_chunk: int
     elementwise: Elementwise
+    fuse: tuple[Fusion, ...]
     bucket_bytes: int
     offload_optimizer: bool
 
@@ -89,7 +91,7 @@ class Space:
     recompute              none, full; `between.py` tries some in between
     loss                   in chunks, the default of runs
     attention              the fastest kernel that the other axes allow on GPUs in bf16
-    elementwise            the fastest kernels on GPUs
+    elementwise, fuse      the fastest kernels on GPUs, and all fusions with them
     micro_batch_size       the divisors of a replica's share of the batch
 
     All GPUs are used. `NOT_TRIED` lists what is left out.
@@ -161,7 +163,7 @@ class Space:
         kernels = product(
             self._values("attention", (self.ask.attention(cp, method),)),
             self._values("loss", (LOSS,)), self._values("loss_chunk", (0,)),
-            self._values("elementwise", (self.ask.elementwise,)),
+            self._values("elementwise", (self.ask.elementwise,)), self._values("fuse", (self.ask.fuse,)),
             self._values("bucket_bytes", (Layout().bucket_bytes,)), self._values("offload_optimizer", (False,)),
         )  # fmt: skip
         return [

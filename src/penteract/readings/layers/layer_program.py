@@ -244,7 +244,7 @@ class Recorder:
         of a micro-batch: then one long sequence gives the same tape as several short ones."""
         if name != HEAD.name or self.model.mtp_layers or layout.loss != "chunked":
             return 0
-        lay, chunk = layout, layout.loss_chunk or chunk_tokens(self.model.vocab_size // layout.tp)
+        lay, chunk = layout, layout.loss_chunk or chunk_tokens(self.model.vocab_size // layout.tp, layout)
         return 0 if chunk % lay.micro_batch_size else self.sequence_length // lay.cp * lay.micro_batch_size
 
     @tracked
@@ -286,7 +286,7 @@ class Recorder:
 
 def _recorded(do: Do) -> _Recorded:
     sites = sites_of(do.tape)
-    op_names = {op.site.op_name for op in do.tape.ops}
+    op_names = {op.name for op in do.tape.ops}
     if any(op.site.layer >= 0 for op in do.tape.ops):  # without a layer, "*" (a whole layer) recomputes nothing
         op_names.add("*")
     delayed = frozenset(

@@ -29,7 +29,7 @@ def signature(tape: Tape) -> Signature:
 
 def _signature(op: OpCall) -> Signature:
     site, entry, program = op.site, OPS.get(op.site.op_name), op.program
-    own = (site.op_name, site.layer, bool(site.params), op.ins, op.outs, op.extras)
+    own = (site.op_name, op.name, site.layer, bool(site.params), op.ins, op.outs, op.extras, op.passed)
     if program is None:
         return (*own, entry.declaration.gradients(site.attrs) if entry else ())
     calls = [(c.site.layer, c.phase, c.ins, c.outs) for c in (*program.forward, *program.backward)]

@@ -145,4 +145,4 @@ def _places(tape: Tape) -> Iterable[tuple[object, range]]:
 def _kept_and_cost(measure: _Measure, liveness: Liveness) -> tuple[Bytes, Seconds]:
     """Bytes that are kept, and seconds of recomputation without ops that are always recomputed."""
     size, seconds = measure
-    return sum(map(size, liveness.kept)), sum([seconds(id(op)) for op in liveness.again if op.site.op_name not in NONE])
+    return sum(map(size, liveness.kept)), sum([seconds(id(op)) for op in liveness.again if op.name not in NONE])

@@ -37,7 +37,7 @@ def _read(x, rows, k, by_row, by_k, R: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def _patterns(tile):
+def patterns_of(tile):
     """Bit patterns of absolute values, which have the same order."""
     return tile.to(tl.int32, bitcast=True) & _MAGNITUDE
 
@@ -46,7 +46,7 @@ def _patterns(tile):
 def _largest(x, out, rows, k, by_row, by_k, BY_ROW: tl.constexpr, R: tl.constexpr, K: tl.constexpr):
     """Put the patterns of the largest values into out: int32 [1], or BY_ROW [rows]."""
     tile, r, _, _ = _read(x, rows, k, by_row, by_k, R, K)
-    of_rows = tl.max(_patterns(tile), axis=1)
+    of_rows = tl.max(patterns_of(tile), axis=1)
     if BY_ROW:
         tl.atomic_max(out + r, of_rows[:, None], mask=r < rows)
     else:
@@ -54,7 +54,7 @@ def _largest(x, out, rows, k, by_row, by_k, BY_ROW: tl.constexpr, R: tl.constexp
 
 
 @triton.jit
-def _scale(patterns, least, limit, POWERS: tl.constexpr):
+def scale_of(patterns, least, limit, POWERS: tl.constexpr):
     """The scales for these amax patterns; POWERS: rounded up to powers of two."""
     largest = tl.maximum(patterns.to(tl.float32, bitcast=True), least, propagate_nan=tl.PropagateNan.ALL)
     made = tl.div_rn(largest, limit + tl.zeros_like(largest))
@@ -80,7 +80,7 @@ def _quantise(
     """scale, and the patterns of the amax: [1], or BY_ROW [rows]."""
     tile, r, c, inside = _read(x, rows, k, by_row, by_k, R, K)
     at = r if BY_ROW else tl.zeros_like(r)
-    made = _scale(tl.load(largest + at, mask=at < rows, other=0), least, limit, POWERS)
+    made = scale_of(tl.load(largest + at, mask=at < rows, other=0), least, limit, POWERS)
     if tl.program_id(1) == 0:  # programs that share a scale write the same value
         tl.store(scale + at, made, mask=at < rows)
     _quantise_into(tile, made, limit, out, r * k + c, inside)
@@ -93,10 +93,10 @@ def _quantise_blocks(
 ):  # fmt: skip
     """A tile is one block (K) wide; SQUARE: it is one square block. scale: [k / K, rows], or [rows / R, k / K]."""
     tile, r, c, inside = _read(x, rows, k, by_row, by_k, R, K)
-    largest = tl.max(_patterns(tile), axis=1, keep_dims=True)
+    largest = tl.max(patterns_of(tile), axis=1, keep_dims=True)
     if SQUARE:
         largest = tl.max(largest, axis=0, keep_dims=True)
-    made = _scale(largest, least, limit, POWERS)
+    made = scale_of(largest, least, limit, POWERS)
     block = tl.program_id(1)
     if SQUARE:
         tl.store(scale + tl.program_id(0) * tl.num_programs(1) + block + tl.zeros_like(largest), made)

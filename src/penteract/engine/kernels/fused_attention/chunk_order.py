@@ -17,9 +17,14 @@ class ChunkOrder:
 
     chunks: tuple[int, ...] = (0,)
 
+    @property
+    def whole(self) -> bool:
+        """Whether it lies in the order of the sequence already."""
+        return len(self.chunks) == 1
+
     def restore(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
         """x in stored order -> in sequence order."""
-        if len(self.chunks) == 1:
+        if self.whole:
             return x
         parts = x.chunk(len(self.chunks), dim)
         return torch.cat([parts[self.chunks.index(c)] for c in range(len(parts))], dim)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from penteract.config.kernel_limits import most_documents
-from penteract.engine.kernels.chunk_order import AttentionLayout, QueryRun
+from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, QueryRun
+from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.ops.tape import Site
 
@@ -114,4 +115,5 @@ def flash(aten: Any) -> TorchKernel:
     return TorchKernel(partial(_forward, aten), partial(_input_gradient, aten))
 
 
-FLASH = {"attention": flash(torch.ops.aten)}
+_KERNEL = flash(torch.ops.aten)
+FLASH = {"attention": _KERNEL, "packed_attention": packed(_KERNEL, rotate_on_gpu_)}

@@ -6,11 +6,18 @@ from collections.abc import Sequence
 
 from penteract.config.kernel_limits import most_documents
 from penteract.ops.declarations.declaration import BOOL, FLOAT, Attrs, Shape
-from penteract.ops.declarations.fused import RANDOM, STATE, FusedAttention
+from penteract.ops.declarations.fused_attention.fused import RANDOM, STATE, FusedAttention
 from penteract.ops.spec import Widths
 
 INT = 4  # bytes of the end offset of a document
 BLOCK = 128  # rows of padding between documents in the kernel's sums
+
+
+def made_lists(n: int) -> tuple[int, int]:
+    """Bytes of making the two lists of where the documents of n query tokens end, at worst; and of both."""
+    count = most_documents(n)
+    ends = (count + 2) * INT
+    return max(2 * ends, ends + (n - 1) * INT + max((n - 1) * BOOL, count * INT)), 2 * ends
 
 
 def piece(s: int, t: int) -> int:
@@ -28,16 +35,14 @@ class FlashAttention(FusedAttention):
     ) -> int:
         (s, b, width), (t, _, kv_width), size = ins[0], ins[1], attrs["head_size"]
         heads, n, compute = width // size, piece(s, t), widths["compute"]
-        count = most_documents(n)
-        ends = (count + 2) * INT
-        made = max(2 * ends, ends + (n - 1) * INT + max((n - 1) * BOOL, count * INT))
+        made, lists = made_lists(n)
         restored = self.restored(phase, ins, attrs, widths) + self.ulysses * s * b * widths["index"]  # starts too
         out, log_sum = n * heads * attrs["value_size"] * compute, n * heads * FLOAT
         if phase == "forward":
-            return restored + max(made, 2 * ends + out + log_sum + RANDOM)
-        apart = n + BLOCK * (count + 1)
+            return restored + max(made, lists + out + log_sum + RANDOM)
+        apart = n + BLOCK * (most_documents(n) + 1)
         sums = apart * heads * (-size % 32 + size + 1) * FLOAT  # of dq, and of o times its gradient
         results = (n * width + t * (kv_width + ins[2][2])) * compute
         shared = t * (width + heads * attrs["value_size"]) * compute if kv_width < width else 0  # by query head
         part = (log_sum if n < s else 0) + (2 * out if b > 1 else 0)  # of several sequences, o and its gradient too
-        return restored + max(made, 2 * ends + part + STATE + results + sums + shared)
+        return restored + max(made, lists + part + STATE + results + sums + shared)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.ops.declarations.declaration import FLOAT, Attrs, Shape
-from penteract.ops.declarations.fused import FusedAttention
+from penteract.ops.declarations.fused_attention.fused import FusedAttention
 from penteract.ops.spec import Widths
 
 HEADER = 272  # bytes of seed, offset and what the library keeps of a call

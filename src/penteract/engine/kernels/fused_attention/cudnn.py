@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from penteract.engine.kernels.chunk_order import AttentionLayout
+from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout
+from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.ops.tape import Site
 
@@ -47,4 +48,5 @@ def cudnn(aten: Any) -> TorchKernel:
     return TorchKernel(partial(_forward, aten), partial(_input_gradient, aten))
 
 
-CUDNN = {"attention": cudnn(torch.ops.aten)}
+_KERNEL = cudnn(torch.ops.aten)
+CUDNN = {"attention": _KERNEL, "packed_attention": packed(_KERNEL, rotate_on_gpu_)}

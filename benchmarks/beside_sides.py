@@ -1,0 +1,106 @@
+"""What both sides of `beside_torchtitan.py` share: cases, batches and the clock.
+
+Batches are four of random tokens, drawn once and cycled, so a model that trains learns them by heart and its loss falls.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+DRAWN = 4  # batches
+STEPS, MEASURED = 18, 10  # the last of them are measured
+RATE, WARM = 1e-4, 2  # learning rate, and steps over which it rises
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model on one GPU. `model` and `changes`: ours; `peer` and `flavor`: torchtitan's, with `peer_changes`."""
+
+    name: str
+    model: str
+    changes: Mapping[str, Any]
+    peer: str
+    flavor: str
+    peer_changes: Mapping[str, Any]
+    sequence_length: int
+    micro_batch_size: int
+    vocabulary: int
+    precision: str = "bf16"
+    peer_words: tuple[str, ...] = ()
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])  # of our model
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.sequence_length * self.micro_batch_size
+
+
+_FP8 = ("--model.converters", "quantize.linear.float8", "--quantize.linear.float8.filter_fqns", "output")
+_A: dict[str, Any] = {
+    "model": "llama-3.1-8b", "changes": {"layers": 8}, "peer": "llama3", "flavor": "8B", "peer_changes": {"n_layers": 8},
+    "sequence_length": 8192, "micro_batch_size": 2, "vocabulary": 128_256,
+}  # fmt: skip
+_B: dict[str, Any] = {
+    "model": "llama-3.2-1b", "changes": {"tied": False}, "peer": "llama3", "flavor": "8B",
+    "peer_changes": {"dim": 2048, "n_layers": 16, "ffn_dim_multiplier": 1.5}, "vocabulary": 128_256,
+}  # fmt: skip
+CASES = {case.name: case for case in (
+    Case("A1", **_A),
+    Case("A1_fp8", **_A, precision="fp8_tensorwise", peer_words=_FP8),
+    Case("B1", **_B, sequence_length=4096, micro_batch_size=4),
+    Case("E1", **_B, sequence_length=32_768, micro_batch_size=1),
+    Case("F1", "qwen3-30b-a3b", {"layers": 4}, "qwen3", "30B-A3B", {"n_layers": 4, "max_seq_len": 4096}, 4096, 4, 151_936,
+         parts={"moe": {"balance": "none"}}),
+)}  # fmt: skip
+
+
+def batches(case: Case, dp_rank: int = 0) -> list[torch.Tensor]:
+    """[sequences, length + 1] each, on the host."""
+    generator = torch.Generator().manual_seed(1234 + dp_rank)
+    shape = (case.micro_batch_size, case.sequence_length + 1)
+    return [torch.randint(0, case.vocabulary, shape, generator=generator) for _ in range(DRAWN)]
+
+
+class Clock:
+    """`mark()` at the end of every optimizer step: an event, and nothing that waits for the device."""
+
+    def __init__(self) -> None:
+        self.events: list[torch.cuda.Event] = []
+        self.begun = 0.0
+
+    def mark(self) -> None:
+        self.events.append(torch.cuda.Event(enable_timing=True))
+        self.events[-1].record()
+        if len(self.events) == STEPS - MEASURED:
+            torch.cuda.reset_peak_memory_stats()
+            self.begun = time.time()
+
+    def report(self, case: Case, losses: list[float], **more: Any) -> dict[str, Any]:
+        """Of the steps that are measured, once all are done."""
+        torch.cuda.synchronize()
+        ended = time.time()
+        every = [a.elapsed_time(b) for a, b in pairwise(self.events)]
+        took = every[-MEASURED:]
+        middle = median(took)
+        return {
+            "tok_s_gpu": case.tokens / middle * 1e3, "median_ms": middle, "spread_ms": [min(took), max(took)],
+            "step_ms": every, "allocated_gib": torch.cuda.max_memory_allocated() / 2**30,
+            "reserved_gib": torch.cuda.max_memory_reserved() / 2**30, "losses": losses,
+            "learns": all(map(isfinite, losses)) and losses[-1] < losses[0],
+            "device": torch.cuda.get_device_name(), "torch": torch.__version__, "between": [self.begun, ended], **more,
+        }  # fmt: skip
+
+
+def leave(record: Mapping[str, Any], out: Path) -> None:
+    """What the other process reads."""
+    out.write_text(json.dumps(record))

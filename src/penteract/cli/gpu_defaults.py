@@ -1,0 +1,127 @@
+"""What a run on GPUs has where nobody says: the fastest that they can do. A line tells what was chosen, and the run's
+file keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from penteract.config.expert_kernels import expert_packages, fastest_experts
+from penteract.config.hardware import Cluster, reference
+from penteract.config.kernel_limits import fastest_attention, fastest_elementwise, installed_packages
+from penteract.config.layout import Layout
+from penteract.config.rules.resolve import Resolved
+from penteract.config.run import RunSpec
+from penteract.errors import BadInput
+from penteract.readings.estimator import Estimator
+from penteract.units import Bytes, show_bytes
+
+DRIVER = Path("/proc/driver/nvidia/version")
+BF16 = (8, 0)  # compute capability from which GPUs multiply bf16
+ROOM = 0.92  # of a GPU's free memory that tensors may take: the rest is for libraries and gaps between blocks
+LONGEST = 2**16  # tokens of a micro-batch: more make no product faster
+
+Again = Callable[[list[str]], Resolved]  # resolves the run anew, with these words before those of the command line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """The GPU of a rank on this host. `packages`: kernel libraries that are installed."""
+
+    name: str
+    free: Bytes
+    capability: tuple[int, int]
+    packages: frozenset[str]
+
+
+def card_here(device: str, *, launched: bool = False) -> Card | None:
+    """The GPU with the least free memory, if ranks will use GPUs; None where none answers.
+
+    `launched`: other hosts decide for themselves, and must come to the same: by the memory that a GPU has, not by what
+    happens to be free.
+    """
+    if device == "cpu" or not DRIVER.exists() or find_spec("torch") is None:
+        return None
+    found = import_module("penteract.engine.doctor.probe.gpus").gpus(None).devices
+    known = [gpu for gpu in found if gpu.free and gpu.capability]
+    if not known:
+        return None
+    least = min(known, key=lambda gpu: gpu.memory if launched else gpu.free)
+    triton = {"triton"} if find_spec("triton") is not None else set[str]()
+    room = least.memory if launched else least.free
+    return Card(
+        name=least.name, free=room, capability=tuple(least.capability), packages=installed_packages() | expert_packages() | triton
+    )  # fmt: skip
+
+
+def settle_defaults(resolved: Resolved, card: Card | None, again: Again) -> tuple[Resolved, str]:
+    """The run with what nobody decided chosen for a card, and a line that says so; "" where nothing was open."""
+    if card is None:
+        return resolved, ""
+    words, made = list[str](), resolved
+    if _open(resolved, "precision.dtype") and card.capability >= BF16:
+        words.append("precision.dtype=bf16")
+        made = again(words)
+    words += [f"{key}={value}" for key, value in _kernels(made, card) if _open(resolved, key)]
+    made = again(words) if words else resolved
+    if resolved.origins["batch.micro_batch_size"].startswith("derived"):
+        made, size = _largest(made, card, lambda more: again([*words, *more]))
+        words += size
+    if not words:
+        return resolved, ""
+    origins = dict(made.origins) | dict.fromkeys((w.partition("=")[0] for w in words), f"chosen for {card.name}")
+    chosen = ", ".join(word.partition(".")[2].replace("=", " ") for word in words)
+    line = f"Chosen for {card.name} with {show_bytes(card.free)} free: {chosen}"
+    return Resolved(run=made.run, origins=origins, budget=made.budget), line
+
+
+def _open(resolved: Resolved, key: str) -> bool:
+    return resolved.origins.get(key, "default") == "default"
+
+
+def _kernels(resolved: Resolved, card: Card) -> Iterator[tuple[str, str]]:
+    """The fastest kernels that the card, the precision and the data allow."""
+    run, policy = resolved.run, resolved.run.precision.policy
+    if "triton" in card.packages and fastest_elementwise(policy) == "triton":
+        yield "kernels.elementwise", "triton"
+        yield "kernels.fuse", "all"
+    attention = fastest_attention(
+        run.model, run.layout.cp, run.layout.cp_method, policy, card.packages,
+        capability=card.capability, documents=run.data.pack_documents,
+    )  # fmt: skip
+    if attention != "reference":
+        yield "kernels.attention", attention
+    experts = fastest_experts(run.model, run.layout, policy, card.packages, capability=card.capability)
+    if experts != "reference":
+        yield "kernels.experts", experts
+
+
+def _largest(resolved: Resolved, card: Card, again: Again) -> tuple[Resolved, list[str]]:
+    """With the largest micro-batch that fits by prediction; as it is where that is the one it has."""
+    run, best = resolved.run, resolved
+    share = run.layout.global_batch_size // run.layout.dp
+    room, word = int(card.free * ROOM), list[str]()
+    for size in (n for n in range(run.layout.micro_batch_size + 1, share + 1) if share % n == 0):
+        if size * run.sequence_length > LONGEST:
+            break
+        try:
+            larger = again([f"batch.micro_batch_size={size}"])
+        except BadInput:  # a pipeline may want more micro-batches than are left
+            continue
+        if _allocated(larger.run, larger.run.layout) > room:
+            break
+        best, word = larger, [f"batch.micro_batch_size={size}"]
+    return best, word
+
+
+def _allocated(run: RunSpec, layout: Layout) -> Bytes:
+    """Bytes of the fullest rank. Work and time are not asked for, so any node will do."""
+    known = reference()
+    node = Cluster(name="reference", gpus=layout.world, gpu=known.gpu, inside=known.inside, curves=known)
+    estimator = Estimator(
+        run.model, node, run.sequence_length, run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds
+    )
+    return estimator.estimate(layout).allocated

@@ -1,0 +1,77 @@
+"""Which kernels of experts' products a layout may have, by arithmetic.
+
+Products by groups take all experts of a rank at once, and find on the device where the rows of each begin: a step does
+not wait for the host to count them, but where rows are exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from penteract.config.kernel_limits import HOPPER, installed_version
+from penteract.config.layout import ExpertKernel, Layout
+from penteract.config.model import ModelSpec
+from penteract.config.precision.policy import Policy
+
+MULTIPLE = 8  # of 16-bit numbers in a row: they are loaded 16 bytes at a time
+QUACK = ("quack-kernels", "0.6.5")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpertLimits:
+    """What products by groups can do.
+
+    computes   of which numbers, on a GPU
+    device     the only type of device that has it; "": a CPU emulates it
+    package    what it needs beside torch, and the version
+    capability of the GPUs that its tiles have been chosen for; None: `least` or more
+    """
+
+    computes: tuple[str, ...]
+    device: str = ""
+    package: tuple[str, str] | None = None
+    capability: tuple[int, int] | None = None
+    least: tuple[int, int] = HOPPER
+
+
+# Fastest first.
+EXPERTS: Mapping[ExpertKernel, ExpertLimits] = {
+    "quack": ExpertLimits(computes=("bf16", "fp16"), device="cuda", package=QUACK, capability=HOPPER),
+    "grouped": ExpertLimits(computes=("bf16",)),
+}
+
+
+def expert_breaches(model: ModelSpec, layout: Layout) -> Iterator[tuple[str, str]]:
+    """(axis, what is wrong), as in `rules`."""
+    if layout.experts not in EXPERTS or model.moe is None:
+        return
+    own = model.moe.ffn_size // layout.expert_tp
+    for name, size in (("hidden_size", model.hidden_size), ("an expert's ffn_size on a rank", own)):
+        if size % MULTIPLE:
+            yield (
+                "experts",
+                f"the kernel '{layout.experts}' takes rows of a multiple of {MULTIPLE}, and {name} is {size}",
+            )
+
+
+def fastest_experts(
+    model: ModelSpec, layout: Layout, p: Policy, packages: Collection[str] = (), *, capability: tuple[int, int] = HOPPER
+) -> ExpertKernel:
+    """The fastest that a layout may have on a GPU of a compute capability, with torch and `packages`."""
+    if model.moe is None:
+        return "reference"
+    for kernel, can in EXPERTS.items():
+        fits = capability == can.capability if can.capability else capability >= can.least
+        if not fits or p.compute not in can.computes or (can.package and can.package[0] not in packages):
+            continue
+        sizes = (model.hidden_size, model.moe.ffn_size // layout.expert_tp)
+        if not any(size % MULTIPLE for size in sizes):
+            return kernel
+    return "reference"
+
+
+def expert_packages() -> frozenset[str]:
+    """The packages of these kernels that are here in the version that is called."""
+    wanted = dict(can.package for can in EXPERTS.values() if can.package is not None)
+    return frozenset(name for name, version in wanted.items() if installed_version(name) == version)

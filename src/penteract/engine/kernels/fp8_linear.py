@@ -1,0 +1,265 @@
+"""Linear layers in FP8 whose operands are cast once: as declared in `ops/declarations/fp8_linear.py`.
+
+x [T, D], w [F, D] of all weights, g [T, F]. Every product is a · bᵀ of operands whose codes lie along its sum:
+
+    forward          x8  [T, D]     w8  [F, D]
+    input_gradient   g8  [T, F]     w8ᵀ [D, F]
+    weight_gradient  g8ᵀ [F, T]     x8ᵀ [D, T]
+
+A code is a value times the inverse of its tensor's scale, in fp32, rounded. What casts and what multiplies is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from penteract.config.precision.fp8 import Format, Fp8
+from penteract.engine.dtypes import FORMATS
+from penteract.engine.kernels.fp8 import Product, emulated, real
+from penteract.engine.kernels.fusions import Rotate, put_swiglu, put_swiglu_input, rotate_
+from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.quantise import Operand, make_scales, round_into
+from penteract.ops.declarations.fp8 import rows_at_once
+from penteract.ops.declarations.fp8_linear import POSITIONS, rows_of_room
+from penteract.ops.declarations.fusions import columns
+from penteract.ops.tape import Site
+
+
+class Codes(NamedTuple):
+    """Where the codes of a tensor [rows, k] go: as they lie [rows, k], turned [k, rows]; None: not asked for."""
+
+    straight: torch.Tensor | None
+    turned: torch.Tensor | None
+
+    def part(self, begin: int, end: int) -> Codes:
+        """Those of some rows."""
+        return Codes(
+            None if self.straight is None else self.straight[begin:end],
+            None if self.turned is None else self.turned[:, begin:end],
+        )
+
+
+class Slopes(NamedTuple):
+    """What the gradients of gate and up, side by side [T, 2·F], are made of: both of them so [T, 2·F], and the gradient
+    of SwiGLU's result [T, F]."""
+
+    packed: torch.Tensor
+    gradient: torch.Tensor
+
+
+Cast = tuple[Any, Codes]  # a tensor [rows, k], or what it is made of; where its codes go
+
+
+class Caster(NamedTuple):
+    """What makes codes.
+
+    put_largest  the largest absolute value of x [rows, k] and of what is in `largest` [1], into it
+    put_codes    the codes of x; its scale [1] is made of `largest`, or known where that is None
+    """
+
+    put_largest: Callable[[Any, torch.Tensor], None]
+    put_codes: Callable[[Fp8, Format, Any, torch.Tensor | None, torch.Tensor, Codes], None]
+
+
+class Casters(NamedTuple):
+    """All that makes codes and what is beside them.
+
+    of_values  codes of tensors
+    of_slopes  codes of what `Slopes` make, with or without making it
+    put_glu    SwiGLU of a packed tensor [T, 2·F], into [T, F]; its largest value too, and of what is in `largest`
+    whole      several matrices as one, where they lie behind each other
+    """
+
+    of_values: Caster
+    of_slopes: Caster
+    put_glu: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+    whole: Callable[[Sequence[torch.Tensor]], torch.Tensor | None]
+
+
+# ---- plain torch -----------------------------------------------------------------------------------------------------
+
+
+def put_largest(x: torch.Tensor, largest: torch.Tensor) -> None:
+    """A NaN is the largest of all."""
+    torch.maximum(largest, torch.linalg.vector_norm(x, torch.inf), out=largest)
+
+
+def put_codes(
+    fp8: Fp8, name: Format, x: torch.Tensor, largest: torch.Tensor | None, scale: torch.Tensor, into: Codes
+) -> None:
+    """Some rows at a time, in fp32."""
+    if largest is not None:
+        make_scales(fp8, name, largest)
+        scale.copy_(largest)
+    rows, k = x.shape
+    some = rows_at_once(fp8, k, square=False)
+    inverse = torch.empty(1, dtype=torch.float32, device=x.device).copy_(scale).reciprocal_()
+    wide = torch.empty(min(some, rows), k, dtype=torch.float32, device=x.device)
+    for begin in range(0, rows, some):
+        end = min(begin + some, rows)
+        part, codes = wide[: end - begin].copy_(x[begin:end]).mul_(inverse), into.part(begin, end)
+        for target, values in ((codes.straight, part), (codes.turned, part.t())):
+            if target is not None:
+                round_into(target.view(FORMATS[name]), values, name)
+
+
+def _made(x: Slopes) -> torch.Tensor:
+    made = torch.empty_like(x.packed)
+    put_swiglu_input(*x, made)
+    return made
+
+
+def put_largest_slope(x: Slopes, largest: torch.Tensor) -> None:
+    """Of the gradients, which are made for this."""
+    put_largest(_made(x), largest)
+
+
+def put_slopes(
+    fp8: Fp8, name: Format, x: Slopes, largest: torch.Tensor | None, scale: torch.Tensor, into: Codes
+) -> None:
+    """Codes of the gradients, which are made again."""
+    put_codes(fp8, name, _made(x), largest, scale, into)
+
+
+def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> None:
+    """One after the other."""
+    put_swiglu(packed, out)
+    put_largest(out, largest)
+
+
+TORCH = Casters(
+    Caster(put_largest, put_codes), Caster(put_largest_slope, put_slopes), put_glu,
+    lambda parts: parts[0] if len(parts) == 1 else None,
+)  # fmt: skip
+
+
+# ---- phases ----------------------------------------------------------------------------------------------------------
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Kernels:
+    """`quantise` and the three phases of `fp8_linear` and `fp8_glu`."""
+
+    casters: Casters
+    product: Product
+    rotate: Rotate = rotate_
+
+    def quantise(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        """Codes of x, and its scale; its largest value may be known."""
+        fp8: Fp8 = site.attrs["fp8"]
+        codes, turned, scale = outs
+        cast = (_flat(ins[0]), Codes(_flat(codes), turned))
+        self._cast(env, fp8, fp8.operand, [cast], scale, known=ins[1] if len(ins) > 1 else None)
+
+    def forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        """x·wᵀ of all weights; heads are turned by position."""
+        out, scale = outs
+        self._product(env, site, ins, weights, out, scale)
+        if len(ins) > POSITIONS:
+            self.rotate(env, site, out, ins[POSITIONS], 1)
+
+    def glu_forward(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        """Gate and up, side by side; their SwiGLU, and its largest value."""
+        out, largest, scale, packed = outs
+        self._product(env, site, ins, weights, packed, scale)
+        self.casters.put_glu(_flat(packed), _flat(out), largest.zero_())
+
+    def input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        """g·w of all weights; the codes of g, turned, for the weight gradient."""
+        of_weights, g = ins
+        self._input_gradient(env, site, self.casters.of_values, _flat(g), of_weights, weights, outs)
+
+    def glu_input_gradient(self, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        """The same, of the gradients of gate and up."""
+        of_weights, packed, g = ins
+        self._input_gradient(
+            env, site, self.casters.of_slopes, Slopes(_flat(packed), _flat(g)), of_weights, weights, outs
+        )
+
+    def _product(
+        self, env: Env, site: Site, ins: Tensors, weights: Tensors, out: torch.Tensor, scale: torch.Tensor
+    ) -> None:
+        fp8: Fp8 = site.attrs["fp8"]
+        codes, of_x = ins[1], ins[3]
+        made = torch.empty(site.attrs["features"], codes.shape[-1], dtype=torch.uint8, device=codes.device)
+        self._cast(env, fp8, fp8.operand, _each(self._matrices(weights), Codes(made, None)), scale)
+        a, b = _operand(_flat(codes), fp8.operand, of_x), _operand(made, fp8.operand, scale)
+        self.product(fp8, a, b, _flat(out), True)
+
+    def _input_gradient(
+        self, env: Env, site: Site, caster: Caster, g: Any, of_weights: torch.Tensor, weights: Tensors, outs: Tensors
+    ) -> None:
+        fp8: Fp8 = site.attrs["fp8"]
+        out, turned, of_g = outs
+        codes = torch.empty(turned.shape[::-1], dtype=torch.uint8, device=turned.device)
+        self._cast(env, fp8, fp8.gradient, [(g, Codes(codes, turned))], of_g, caster)
+        made = torch.empty(out.shape[-1], codes.shape[1], dtype=torch.uint8, device=turned.device)
+        for part, into in _each(self._matrices(weights), Codes(None, made)):
+            self.casters.of_values.put_codes(fp8, fp8.operand, part, None, of_weights, into)
+        a, b = _operand(codes, fp8.gradient, of_g), _operand(made, fp8.operand, of_weights)
+        self.product(fp8, a, b, _flat(out), False)
+
+    def weight_gradient(self, env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+        """gᵀ·x into each bucket; added to what is there some rows at a time, as no product of codes adds."""
+        fp8: Fp8 = site.attrs["fp8"]
+        x, of_x, g, of_g = ins
+        parts, width = self._matrices(into), x.shape[0]
+        n = rows_of_room(site.attrs["features"], width)
+        room = torch.empty(n, width, dtype=parts[0].dtype, device=x.device)
+        b = _operand(x, fp8.operand, of_x)
+        for (begin, end), part in zip(columns([len(w) for w in parts]), parts, strict=True):
+            for at in range(begin, end, n if add else end - begin):
+                to = min(at + n, end) if add else end
+                made = room[: to - at] if add else part
+                self.product(fp8, _operand(g[at:to], fp8.gradient, of_g), b, made, False)
+                if add:
+                    part[at - begin : to - begin].add_(made)
+
+    def _matrices(self, several: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """As few as they are in memory."""
+        whole = self.casters.whole(several)
+        return list(several) if whole is None else [whole]
+
+    def _cast(
+        self, env: Env, fp8: Fp8, name: Format, parts: Sequence[Cast], scale: torch.Tensor,
+        caster: Caster | None = None, known: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Codes of what shares a scale, once ranks have agreed on it. `known`: the largest value of this rank."""
+        caster = caster or self.casters.of_values
+        largest = torch.zeros(1, dtype=torch.float32, device=scale.device)
+        if known is not None:
+            largest.copy_(known)
+        for part, _ in parts if known is None else ():
+            caster.put_largest(part, largest)
+        env.agree("sequence", largest)
+        for i, (part, codes) in enumerate(parts):
+            caster.put_codes(fp8, name, part, None if i else largest, scale, codes)
+
+    def table(self) -> dict[str, TorchKernel]:
+        """By op."""
+        return {
+            "quantise": TorchKernel(self.quantise),
+            "fp8_linear": TorchKernel(self.forward, self.input_gradient, self.weight_gradient),
+            "fp8_glu": TorchKernel(self.glu_forward, self.glu_input_gradient, self.weight_gradient),
+        }
+
+
+def _each(parts: Sequence[torch.Tensor], into: Codes) -> list[Cast]:
+    """Matrices one below the other, and where the codes of each go."""
+    return [(part, into.part(*at)) for at, part in zip(columns([len(w) for w in parts]), parts, strict=True)]
+
+
+def _operand(codes: torch.Tensor, name: Format, scale: torch.Tensor) -> Operand:
+    return Operand(codes.view(FORMATS[name]), scale)
+
+
+EMULATED = Fp8Kernels(TORCH, emulated).table()
+FP8 = Fp8Kernels(TORCH, real).table()

@@ -1,0 +1,158 @@
+"""Fused attention on Hopper: FlashAttention-4 (package flash-attn-4), which reads and writes registers as they lie.
+
+Its public functions allocate results, so the private ones beneath are called. They are those of one version
+(`config/kernel_limits.py`); `tests/op_kernels/test_fa4.py` holds their signatures where the package is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from penteract.config.kernel_limits import ATTENTION
+from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, ChunkOrder, QueryRun
+from penteract.engine.kernels.fused_attention.flash import ends
+from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
+from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.ops.tape import Site
+
+Library = Callable[[], Any]  # -> the module with `_flash_attn_fwd` and `_flash_attn_bwd`
+
+
+@cache
+def library() -> Any:
+    """The package, imported when a run first computes with it: that takes seconds."""
+    return import_module(ATTENTION["fa4"].module)
+
+
+def _heads(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[.., H·C] -> [.., H, C], a view."""
+    return x.unflatten(-1, (-1, size))
+
+
+def _batch(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[s, B, H·C] -> [B, s, H, C], a view."""
+    return _heads(x, size).transpose(0, 1)
+
+
+def _about(site: Site) -> dict[str, Any]:
+    """What all calls are told. A window counts the token itself."""
+    window = int(site.attrs["window"])
+    return {
+        "softmax_scale": float(site.attrs["scale"]),
+        "causal": True,
+        "window_size_left": window - 1 if window else None,
+    }
+
+
+def _room(into: torch.Tensor, *, direct: bool) -> torch.Tensor:
+    """Where a result is made: in its register, or beside it, in the order of the sequence."""
+    return into if direct else torch.empty(into.shape, dtype=into.dtype, device=into.device)
+
+
+# ---- whole sequences -------------------------------------------------------------------------------------------------
+
+
+def _forward(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """q, k, v -> o [s, B, H·C], log-sum-exp [B, H, s]."""
+    size, places = int(site.attrs["head_size"]), AttentionLayout.of(env, site)
+    q, k, v = (_batch(places.keys.restore(x), size) for x in ins[:3])
+    o, log_sum = (_room(x, direct=places.queries.whole) for x in outs)
+    lib()._flash_attn_fwd(q, k, v, **_about(site), return_lse=True, out=_batch(o, size), lse=log_sum)
+    _put(places.queries, o, outs[0])
+    _put(places.queries, log_sum, outs[1], 2)
+
+
+def _put(order: ChunkOrder, made: torch.Tensor, into: torch.Tensor, dim: int = 0, end: int | None = None) -> None:
+    """Where it was not made there."""
+    if made is not into:
+        order.put(made, into, dim, end)
+
+
+def _input_gradient(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    q, k, v, _, _, _, o, log_sum, g = ins
+    size, order = int(site.attrs["head_size"]), AttentionLayout.of(env, site).queries
+    q, k, v, o, g = (_batch(order.restore(x), size) for x in (q, k, v, o, g))
+    made = [_room(x, direct=order.whole) for x in outs]
+    dq, dk, dv = (_batch(x, size) for x in made)
+    log_sum = order.restore(log_sum, 2)
+    lib()._flash_attn_bwd(q, k, v, o, g, log_sum, **_about(site), dq=dq, dk=dk, dv=dv)
+    for y, into in zip(made, outs, strict=True):
+        _put(order, y, into)
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def _runs(piece: QueryRun, start: torch.Tensor) -> dict[str, Any]:
+    """Documents of a piece whose tokens see from `start` [n] on, as both calls are told them."""
+    queries, keys = ends(start, piece)
+    return {
+        "cu_seqlens_q": queries,
+        "cu_seqlens_k": keys,
+        "max_seqlen_q": piece.tokens,
+        "max_seqlen_k": piece.end,
+    }
+
+
+def _documents(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Sequence after sequence, and of a context rank piece after piece."""
+    q, k, v, _, start, _ = ins
+    size, places = int(site.attrs["head_size"]), AttentionLayout.of(env, site)
+    q, start = places.queries.restore(q), places.queries.restore(start)
+    k, v = places.keys.restore(k), places.keys.restore(v)
+    for b in range(q.shape[1]):
+        for piece in places.pieces:
+            rows, into = piece.rows, (outs[0][piece.rows, b], outs[1][b, :, piece.rows])
+            told = _runs(piece, start[rows, b])
+            o, log_sum = (_room(x, direct=places.queries.whole) for x in into)
+            q_, k_, v_ = (_heads(x, size) for x in (q[rows, b], k[:, b], v[:, b]))
+            lib()._flash_attn_fwd(
+                q_, k_, v_, **told, **_about(site), return_lse=True, out=_heads(o, size), lse=log_sum
+            )  # fmt: skip
+            _put(places.queries, o, into[0])
+            _put(places.queries, log_sum, into[1], 1)
+            del told, o, log_sum  # before the next call makes its own
+
+
+def _documents_input(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    q, k, v, _, start, _, o, log_sum, g = ins
+    size, places = int(site.attrs["head_size"]), AttentionLayout.of(env, site)
+    q, start, o, g = (places.queries.restore(x) for x in (q, start, o, g))
+    k, v, log_sum = places.keys.restore(k), places.keys.restore(v), places.queries.restore(log_sum, 2)
+    for b in range(q.shape[1]):
+        for i, piece in enumerate(places.pieces):  # the first writes gradients of all keys, others add
+            rows, into = piece.rows, (outs[0][piece.rows, b], outs[1][:, b], outs[2][:, b])
+            told = _runs(piece, start[rows, b])
+            direct = (places.queries.whole, places.keys.whole, places.keys.whole)
+            made = [_room(x, direct=there) for x, there in zip(into, direct, strict=True)]
+            tensors = [_heads(x, size) for x in (q[rows, b], k[:, b], v[:, b], o[rows, b], g[rows, b])]
+            dq, dk, dv = (_heads(x, size) for x in made)
+            logs = log_sum[b, :, rows].contiguous()
+            lib()._flash_attn_bwd(*tensors, logs, **told, **_about(site), dq=dq, dk=dk, dv=dv)
+            _put(places.queries, made[0], into[0])
+            for y, x in zip(made[1:], into[1:], strict=True):
+                if i == 0:
+                    _put(places.keys, y, x, end=piece.end)
+                else:
+                    places.keys.add(y, x, piece.end)
+            del told, logs, made, dq, dk, dv, y
+
+
+def whole(lib: Library) -> TorchKernel:
+    """The kernel of whole sequences, over the functions of `lib`."""
+    return TorchKernel(partial(_forward, lib), partial(_input_gradient, lib))
+
+
+def documents(lib: Library) -> TorchKernel:
+    """The kernel of documents that share sequences, over the functions of `lib`."""
+    return TorchKernel(partial(_documents, lib), partial(_documents_input, lib))
+
+
+_WHOLE, _DOCUMENTS = whole(library), documents(library)
+FA4 = {"attention": _WHOLE, "packed_attention": packed(_WHOLE, rotate_on_gpu_)}
+FA4_DOCUMENTS = {"attention": _DOCUMENTS, "packed_attention": packed(_DOCUMENTS, rotate_on_gpu_)}

@@ -1,0 +1,145 @@
+"""Experts' products by groups: one kernel for all experts of a rank. Rows of a group begin and end where `offsets` say,
+on the device, so that nobody waits for a count.
+
+    rows   a [R, k], b [X, k, n] -> [R, n]: the rows of each expert times its matrix
+    sums   a [m, R], b [R, n] -> [X, m, n]: products over the rows of each expert, zeros for one without rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+
+from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put
+from penteract.ops.tape import Site
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # a, b, offsets -> rows, or sums
+Tile = tuple[int, int, bool]  # rows, columns, whether two of them take turns
+
+
+class Groups(Protocol):
+    """What multiplies."""
+
+    def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+        """Write [R, n] into `out`."""
+        ...
+
+    def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
+        """Write [X, m, n] `into` a view of a bucket, or add it."""
+        ...
+
+
+def expert_products(groups: Groups) -> TorchKernel:
+    """The kernel of `expert_linear`, over what multiplies. Without any rows nothing is launched."""
+
+    def forward(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        x, offsets = ins
+        if len(x):
+            groups.rows(x, weights[0].transpose(1, 2), offsets, outs[0])
+
+    def input_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+        offsets, g = ins
+        if len(g):
+            groups.rows(g, weights[0], offsets, outs[0])
+
+    def weight_gradient(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+        x, offsets, g = ins
+        if len(x):
+            groups.sums(g.t(), x, offsets, into[0], add)
+        elif not add:
+            into[0].zero_()
+
+    return TorchKernel(forward, input_gradient, weight_gradient)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeBeside:
+    """A product that makes its result by itself, as torch's does: it is copied to where it belongs."""
+
+    product: Product
+
+    def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+        """Copied to `out`."""
+        out.copy_(self.product(a, b, offsets))
+
+    def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
+        """What the product leaves for experts without rows is not said: it is cleared."""
+        made = self.product(a, b, offsets)
+        none = offsets[1:] == offsets[:-1]
+        put(into, made.masked_fill_(none[:, None, None], 0.0), add)
+
+
+def by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """torch's own, of bf16 on a GPU."""
+    return torch._grouped_mm(a, b, offs=offsets[1:])
+
+
+def emulated(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The same one by one, in any dtype: a CPU may look at the offsets."""
+    ends = offsets.tolist()
+    groups = [slice(begin, end) for begin, end in pairwise(ends)]
+    if b.dim() == 3:
+        made = a.new_empty(len(a), b.shape[2])
+        for rows, matrix in zip(groups, b, strict=True):
+            if rows.stop > rows.start:
+                torch.mm(a[rows], matrix, out=made[rows])
+        return made
+    made = a.new_empty(len(groups), len(a), b.shape[1])
+    for rows, one in zip(groups, made, strict=True):
+        if rows.stop > rows.start:
+            torch.mm(a[:, rows], b[rows], out=one)
+    return made
+
+
+# ---- quack -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def library() -> Any:
+    """The package, imported when a run first computes with it: that takes seconds."""
+    return import_module("quack.gemm_interface")
+
+
+@cache
+def config(tile: Tile) -> Any:
+    """A configuration of its products. Tiles are dealt in a fixed order, so that it allocates no counter for them."""
+    rows, columns, turns = tile
+    return import_module("quack.gemm_config").GemmConfig(
+        tile_m=rows, tile_n=columns, pingpong=turns, cluster_m=2, cluster_n=1, is_dynamic_persistent=False,
+        device_capacity=9,
+    )  # fmt: skip
+
+
+def tile_of(columns: int) -> Tile:
+    """For results of so many columns: the package's own choice on Hopper; another, where only that leaves no rest."""
+    return (128, 256, False) if columns % 192 and columns % 256 == 0 else (128, 192, True)
+
+
+@dataclass(frozen=True, slots=True)
+class Quack:
+    """The products of package quack, written or added to where they belong, fp32 too."""
+
+    load: Callable[[], Any] = library
+    configure: Callable[[Tile], Any] = config
+    tile: Callable[[int], Tile] = tile_of
+
+    def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+        """Written into `out`."""
+        how = self.configure(self.tile(out.shape[1]))
+        self.load().gemm_tuned.fn(a, b, out, config=how, cu_seqlens_m=offsets)
+
+    def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
+        """Written `into` the bucket, or added by its stores."""
+        how = self.configure(self.tile(into.shape[2]))
+        self.load().gemm_tuned.fn(a, b, into, config=how, cu_seqlens_k=offsets, add_to_output=add)
+
+
+GROUPED = {"expert_linear": expert_products(MadeBeside(by_torch))}
+EMULATED = {"expert_linear": expert_products(MadeBeside(emulated))}
+QUACK = {"expert_linear": expert_products(Quack())}

@@ -1,0 +1,198 @@
+"""Routing on GPUs: the order of token copies, copies sent to their experts, and summed again, each in one pass.
+
+Copies are sorted by counting: a block of them counts its experts, sums over the blocks before say where it begins, and
+each copy goes behind those of its expert before it. Rows of width D are moved token by token: `places` [tokens·k], the
+inverse of the order, says where the copies of a token lie. Sums are in one order, so every run gives the same bits.
+"""
+
+# Triton's stubs know neither launches on a grid nor its language's operators:
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportIndexIssue=false
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.triton.strides import row_stride
+from penteract.ops.declarations.one_pass_experts import COPIES
+from penteract.ops.tape import Site
+
+_COLUMNS = 2048  # of a row that a program has at a time, at most
+_AT_ONCE = 128  # experts that a block is compared with at a time
+_BLOCKS = 1024  # whose counts are summed at a time
+_INVERSE = 1024  # copies of a program that finds places
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _count(experts, counts, copies, blocks, X: tl.constexpr, COPIES: tl.constexpr, AT_ONCE: tl.constexpr):
+    """counts [X, blocks]: copies of each expert in each block."""
+    block = tl.program_id(0)
+    at = block * COPIES + tl.arange(0, COPIES)
+    own = tl.load(experts + at, at < copies, other=-1).to(tl.int32)
+    for first in tl.static_range(0, X, AT_ONCE):
+        x = first + tl.arange(0, AT_ONCE)
+        found = tl.sum((own[:, None] == x[None, :]).to(tl.int32), axis=0)
+        tl.store(counts + x * blocks + block, found, x < X)
+
+
+@triton.jit
+def _sum_blocks(counts, totals, blocks, BLOCKS: tl.constexpr):
+    """A program for each expert: counts become those of the blocks before; `totals` [X]."""
+    x = tl.program_id(0)
+    total = x * 0
+    for first in range(0, blocks, BLOCKS):
+        block = first + tl.arange(0, BLOCKS)
+        some = tl.load(counts + x * blocks + block, block < blocks, other=0)
+        tl.store(counts + x * blocks + block, total + tl.cumsum(some, axis=0) - some, block < blocks)
+        total += tl.sum(some, axis=0)
+    tl.store(totals + x, total.to(totals.dtype.element_ty))
+
+
+@triton.jit
+def _put_in_order(
+    experts, counts, totals, order, copies, blocks, X: tl.constexpr, COPIES: tl.constexpr, AT_ONCE: tl.constexpr
+):
+    """Behind all of the experts before, those of its own in the blocks before, and those before it in its block."""
+    block = tl.program_id(0)
+    i = tl.arange(0, COPIES)
+    at = block * COPIES + i
+    own = tl.load(experts + at, at < copies, other=-1).to(tl.int32)
+    place = tl.load(counts + own * blocks + block, at < copies, other=0)
+    for first in tl.static_range(0, X, AT_ONCE):
+        x = first + tl.arange(0, AT_ONCE)
+        total = tl.load(totals + x, x < X, other=0).to(tl.int32)
+        place += tl.sum(tl.where(x[None, :] < own[:, None], total[None, :], 0), axis=1)
+    before = (own[:, None] == own[None, :]) & (i[None, :] < i[:, None])
+    place += tl.sum(before.to(tl.int32), axis=1)
+    tl.store(order + place, at.to(order.dtype.element_ty), at < copies)
+
+
+def expert_permutation(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The order that sorts token copies by expert, [s·B·k], and how many each expert has, [X]."""
+    experts, (order, totals) = ins[0], outs
+    copies, x = experts.numel(), len(totals)
+    blocks = triton.cdiv(copies, COPIES)
+    counts = torch.empty(x * blocks, dtype=torch.int32, device=experts.device)
+    tile = {"X": x, "COPIES": COPIES, "AT_ONCE": min(_AT_ONCE, triton.next_power_of_2(x)), "num_warps": 4}
+    _count[(blocks,)](experts, counts, copies, blocks, **tile)
+    _sum_blocks[(x,)](counts, totals, blocks, BLOCKS=min(_BLOCKS, triton.next_power_of_2(blocks)), num_warps=4)
+    _put_in_order[(blocks,)](experts, counts, totals, order, copies, blocks, **tile)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _invert(order, places, copies, COPIES: tl.constexpr):
+    at = tl.program_id(0) * COPIES + tl.arange(0, COPIES)
+    copy = tl.load(order + at, at < copies, other=0)
+    tl.store(places + copy, at, at < copies)
+
+
+@triton.jit
+def _send(x, places, out, x_row, out_row, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """x [tokens, D] -> out [tokens·K, D]: a token's row to the places of its copies."""
+    token = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.load(x + token * x_row + c, c < WIDTH, other=0.0)
+    for k in tl.static_range(K):
+        place = tl.load(places + token * K + k).to(tl.int64)
+        tl.store(out + place * out_row + c, row, c < WIDTH)
+
+
+@triton.jit
+def _sum_copies(
+    y, w, places, out, y_row, out_row, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    WEIGHED: tl.constexpr,
+):  # fmt: skip
+    """y [tokens·K, D] -> out [tokens, D]: the sum of a token's copies, `WEIGHED` by w [tokens, K]."""
+    token = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for k in tl.static_range(K):
+        place = tl.load(places + token * K + k).to(tl.int64)
+        one = tl.load(y + place * y_row + c, c < WIDTH, other=0.0).to(tl.float32)
+        if WEIGHED:
+            one = one * tl.load(w + token * K + k).to(tl.float32)
+        total += one
+    tl.store(out + token * out_row + c, total.to(out.dtype.element_ty), c < WIDTH)
+
+
+@triton.jit
+def _send_weighed(
+    y, w, places, g, of_y, of_w, y_row, g_row, of_y_row, K: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """g [tokens, D] -> gradients of the copies y and of their weights: g times the weight, g times the copy summed."""
+    token = tl.program_id(0).to(tl.int64)
+    c = tl.arange(0, COLUMNS)
+    gradient = tl.load(g + token * g_row + c, c < WIDTH, other=0.0).to(tl.float32)
+    for k in tl.static_range(K):
+        place = tl.load(places + token * K + k).to(tl.int64)
+        weight = tl.load(w + token * K + k).to(tl.float32)
+        both = tl.zeros((COLUMNS,), tl.float32)
+        for first in tl.static_range(0, WIDTH, COLUMNS):
+            c = first + tl.arange(0, COLUMNS)
+            if WIDTH > COLUMNS:  # else the one piece of it is there
+                gradient = tl.load(g + token * g_row + c, c < WIDTH, other=0.0).to(tl.float32)
+            both += gradient * tl.load(y + place * y_row + c, c < WIDTH, other=0.0).to(tl.float32)
+            tl.store(of_y + place * of_y_row + c, (gradient * weight).to(of_y.dtype.element_ty), c < WIDTH)
+        tl.store(of_w + token * K + k, tl.sum(both, axis=0).to(of_w.dtype.element_ty))
+
+
+def _places(order: torch.Tensor) -> torch.Tensor:
+    """order [copies] -> the place of each, [copies]."""
+    places = torch.empty(order.shape, dtype=torch.int32, device=order.device)
+    _invert[(triton.cdiv(len(order), _INVERSE),)](order, places, len(order), COPIES=_INVERSE, num_warps=4)
+    return places
+
+
+def _tile(width: int) -> dict[str, int]:
+    wide = min(_COLUMNS, triton.next_power_of_2(width))
+    return {"WIDTH": width, "COLUMNS": wide, "num_warps": max(1, min(8, wide // 256))}
+
+
+def permute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Token copies in the order of their experts: [s, B, D] -> [s·B·k, D]."""
+    (x, order), out, k = ins, outs[0], int(site.attrs["top_k"])
+    tile = _tile(x.shape[-1])
+    grid = (len(order) // k, triton.cdiv(x.shape[-1], tile["COLUMNS"]))
+    _send[grid](x, _places(order), out, row_stride(x), row_stride(out), K=k, **tile)
+
+
+def _put_sums(y: torch.Tensor, w: torch.Tensor | None, order: torch.Tensor, out: torch.Tensor, k: int) -> None:
+    tile = _tile(y.shape[-1])
+    grid = (len(order) // k, triton.cdiv(y.shape[-1], tile["COLUMNS"]))
+    rows = row_stride(y), row_stride(out)
+    _sum_copies[grid](y, y if w is None else w, _places(order), out, *rows, K=k, WEIGHED=w is not None, **tile)
+
+
+def permute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The sum of the gradients of a token's copies, in the order of its experts' ranks."""
+    order, g = ins
+    _put_sums(g, None, order, outs[0], int(site.attrs["top_k"]))
+
+
+def unpermute(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Each token's sum of its copies, weighted: [s·B·k, D] -> [s, B, D]."""
+    y, w, order = ins
+    _put_sums(y, w, order, outs[0], int(site.attrs["top_k"]))
+
+
+def unpermute_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Gradients of the copies and of the weights."""
+    y, w, order, g = ins
+    of_y, of_w = outs
+    k, rows = int(site.attrs["top_k"]), (row_stride(y), row_stride(g), row_stride(of_y))
+    _send_weighed[(len(order) // k,)](y, w, _places(order), g, of_y, of_w, *rows, K=k, **_tile(y.shape[-1]))
+
+
+EXPERTS = {
+    "expert_permutation": TorchKernel(expert_permutation),
+    "permute": TorchKernel(permute, permute_input),
+    "unpermute": TorchKernel(unpermute, unpermute_input),
+}

@@ -1,0 +1,63 @@
+"""The backward of RMSNorm beside a fork, in one pass: the norm's gradient, plus that of x's other reader, and partial
+sums of the weight's gradient.
+
+A program takes every PARTS-th row and keeps its partial sum in registers, so there are no atomics, and results do not
+depend on how many processors a card has.
+"""
+
+# Triton's stubs know neither launches on a grid nor its language's operators:
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportIndexIssue=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from penteract.engine.kernels.kernel import Env, Tensors
+from penteract.engine.kernels.triton.norm import put_sum
+from penteract.ops.declarations.fusions import PARTS
+from penteract.ops.tape import Site
+
+
+def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """x, its scale, the gradients of the norm and of x's other reader [rows, D] -> their sum, partial sums [PARTS, D]."""
+    x, scale, g, other = ins
+    gradient, parts = outs
+    width = x.shape[-1]
+    _backward[(PARTS,)](
+        x, scale, weights[0], g, other, gradient, parts, x.numel() // width, width,
+        STRIDE=PARTS, BLOCK=triton.next_power_of_2(width), num_warps=_warps(width),
+    )  # fmt: skip
+
+
+def fork_norm_weight(env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    """Partial sums [PARTS, D] -> the weight's gradient [D], written or added."""
+    put_sum(ins[0], into[0], add)
+
+
+def _warps(width: int) -> int:
+    """So that a thread has sixteen elements of a row at most."""
+    return min(16, max(1, triton.next_power_of_2(width) // 512))
+
+
+@triton.jit
+def _backward(
+    x, scale, weight, g, other, gradient, parts, rows, width, STRIDE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    at = tl.arange(0, BLOCK)
+    here = at < width
+    w = tl.load(weight + at, here, other=0.0).to(tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    part = tl.program_id(0)
+    for row in range(part, rows, STRIDE):
+        begin = tl.cast(row, tl.int64) * width
+        s = tl.load(scale + row)
+        normed = tl.load(x + begin + at, here, other=0.0).to(tl.float32) * s
+        slope = tl.load(g + begin + at, here, other=0.0).to(tl.float32)
+        branch = tl.load(other + begin + at, here, other=0.0).to(tl.float32)
+        total += slope * normed
+        slope = slope * w
+        mean = tl.sum(slope * normed, axis=0) / width
+        made = (slope - normed * mean) * s + branch
+        tl.store(gradient + begin + at, made.to(gradient.dtype.element_ty), here)
+    tl.store(parts + part * width + at, total, here)

@@ -1,0 +1,118 @@
+"""SwiGLU beside FP8: its largest value on the way; the gradients of gate and up as codes, made in registers.
+
+They are rounded as they would be in memory, so that codes are those of plain torch. Gate and up lie side by side
+[T, 2·F], and so do the codes of their gradients.
+"""
+
+# Triton's stubs know neither launches on a grid nor its language's operators:
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportIndexIssue=false
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from penteract.config.precision.fp8 import LARGEST, Format, Fp8
+from penteract.engine.dtypes import FORMATS
+from penteract.engine.kernels.fp8_linear import Codes, Slopes
+from penteract.engine.kernels.quantise import TINY
+from penteract.engine.kernels.triton.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_tile
+from penteract.engine.kernels.triton.quantise import patterns_of
+
+_HIGH, _TIMES = 16, 16  # rows of a tile, and tiles, of a program that looks for the largest value
+
+
+@triton.jit
+def _slopes(packed, gradient, width, r, c, inside):
+    """A tile of the gradients of gate and up, as they would be in memory."""
+    at = r[:, None] * (2 * width) + c[None, :]
+    a = tl.load(packed + at, inside, other=0.0).to(tl.float32)
+    b = tl.load(packed + width + at, inside, other=0.0).to(tl.float32)
+    d = tl.load(gradient + r[:, None] * width + c[None, :], inside, other=0.0).to(tl.float32)
+    share = tl.sigmoid(a)
+    silu = a * share
+    by_gate = d * b * (share + silu * (1.0 - share))
+    return by_gate.to(packed.dtype.element_ty), (d * silu).to(packed.dtype.element_ty)
+
+
+@triton.jit
+def _forward(packed, out, largest, rows, width, R: tl.constexpr, C: tl.constexpr, TIMES: tl.constexpr):
+    """silu(gate)·up. largest: int32 [1], with the pattern of what was found before."""
+    c = tl.program_id(1).to(tl.int64) * C + tl.arange(0, C)
+    found = tl.zeros((R, C), tl.int32)
+    for i in range(TIMES):
+        r = (tl.program_id(0).to(tl.int64) * TIMES + i) * R + tl.arange(0, R)
+        inside = (r < rows)[:, None] & (c < width)[None, :]
+        at = r[:, None] * (2 * width) + c[None, :]
+        a = tl.load(packed + at, inside, other=0.0).to(tl.float32)
+        b = tl.load(packed + width + at, inside, other=0.0).to(tl.float32)
+        made = (a * tl.sigmoid(a) * b).to(out.dtype.element_ty)
+        tl.store(out + r[:, None] * width + c[None, :], made, inside)
+        found = tl.maximum(found, patterns_of(made.to(tl.float32)))
+    tl.atomic_max(largest, tl.max(tl.max(found, axis=1), axis=0))
+
+
+@triton.jit
+def _largest(packed, gradient, largest, rows, width, R: tl.constexpr, C: tl.constexpr, TIMES: tl.constexpr):
+    """Of the gradients of gate and up."""
+    c = tl.program_id(1).to(tl.int64) * C + tl.arange(0, C)
+    found = tl.zeros((R, C), tl.int32)
+    for i in range(TIMES):
+        r = (tl.program_id(0).to(tl.int64) * TIMES + i) * R + tl.arange(0, R)
+        inside = (r < rows)[:, None] & (c < width)[None, :]
+        by_gate, by_up = _slopes(packed, gradient, width, r, c, inside)
+        both = tl.maximum(patterns_of(by_gate.to(tl.float32)), patterns_of(by_up.to(tl.float32)))
+        found = tl.maximum(found, both)
+    tl.atomic_max(largest, tl.max(tl.max(found, axis=1), axis=0))
+
+
+@triton.jit
+def _codes(
+    packed, gradient, largest, scale, straight, turned, rows, width, turned_by_row, limit, least,
+    POWERS: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """A tile of both gradients. straight: [rows, 2·width]; turned: [2·width, rows]."""
+    r = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    c = tl.program_id(1).to(tl.int64) * C + tl.arange(0, C)
+    inside = (r < rows)[:, None] & (c < width)[None, :]
+    there = (c < width)[:, None] & (r < rows)[None, :]
+    inverse = inverse_of(largest, scale, least, limit, POWERS)
+    by_gate, by_up = _slopes(packed, gradient, width, r, c, inside)
+    at = straight + r[:, None] * (2 * width) + c[None, :]
+    put_tile(by_gate, inverse, limit, at, inside)
+    put_tile(by_up, inverse, limit, at + width, inside)
+    put_tile(tl.trans(by_gate), inverse, limit, turned + c[:, None] * turned_by_row + r[None, :], there)
+    put_tile(tl.trans(by_up), inverse, limit, turned + (c + width)[:, None] * turned_by_row + r[None, :], there)
+
+
+def _grid(rows: int, width: int, high: int) -> tuple[int, int]:
+    return triton.cdiv(rows, high), triton.cdiv(width, COLUMNS)
+
+
+def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> None:
+    """SwiGLU of packed [T, 2·F] into [T, F]; its largest value, and of what is in `largest` [1]."""
+    rows, width = out.shape
+    _forward[_grid(rows, width, _HIGH * _TIMES)](
+        packed, out, largest.view(torch.int32), rows, width, R=_HIGH, C=COLUMNS, TIMES=_TIMES, num_warps=WARPS
+    )
+
+
+def put_largest_slope(x: Slopes, largest: torch.Tensor) -> None:
+    """Of the gradients of gate and up, and of what is in `largest` [1]."""
+    rows, width = x.gradient.shape
+    _largest[_grid(rows, width, _HIGH * _TIMES)](
+        *x, largest.view(torch.int32), rows, width, R=_HIGH, C=COLUMNS, TIMES=_TIMES, num_warps=WARPS
+    )
+
+
+def put_slopes(
+    fp8: Fp8, name: Format, x: Slopes, largest: torch.Tensor | None, scale: torch.Tensor, into: Codes
+) -> None:
+    """Codes of the gradients of gate and up, both ways round."""
+    (rows, width), dtype = x.gradient.shape, FORMATS[name]
+    assert into.straight is not None and into.turned is not None and largest is not None
+    _codes[_grid(rows, width, ROWS)](
+        *x, largest.view(torch.int32), scale, into.straight.view(dtype), into.turned.view(dtype), rows, width,
+        into.turned.stride(0), LARGEST[name], TINY, POWERS=fp8.powers, R=ROWS, C=COLUMNS, num_warps=WARPS,
+    )  # fmt: skip

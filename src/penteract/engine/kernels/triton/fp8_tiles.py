@@ -1,0 +1,36 @@
+"""A tile of numbers as codes of FP8: the scale of its tensor, and how a tile is written."""
+
+# Triton's stubs know neither launches on a grid nor its language's operators:
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportIndexIssue=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from penteract.engine.kernels.triton.quantise import scale_of
+
+ROWS, COLUMNS = 64, 128  # of a tile: lines of 64 bytes at least, whichever way codes lie
+WARPS = 8
+
+
+@triton.jit
+def inverse_of(largest, scale, least, limit, POWERS: tl.constexpr):
+    """1 / scale [1, 1]. largest: int32 [1], of which the scale is made, and written; None: it is known."""
+    one = tl.zeros((1, 1), tl.int32)
+    if largest is None:
+        made = tl.load(scale + one)
+    else:
+        made = scale_of(tl.load(largest + one), least, limit, POWERS)
+        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+            tl.store(scale + one, made)
+    return tl.div_rn(1.0 + tl.zeros_like(made), made)
+
+
+@triton.jit
+def put_tile(tile, inverse, limit, out, inside):
+    """Multiply, saturate, round to the nearest code, ties to even. A NaN stays one."""
+    scaled = tile.to(tl.float32) * inverse
+    scaled = tl.maximum(scaled, -limit, propagate_nan=tl.PropagateNan.ALL)
+    scaled = tl.minimum(scaled, limit, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out, scaled.to(out.dtype.element_ty), mask=inside)

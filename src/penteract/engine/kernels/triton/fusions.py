@@ -1,0 +1,98 @@
+"""Fused ops on GPUs: one product for weights that lie behind each other, and kernels that pass over packed registers
+once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from penteract.engine.kernels.fusions import merged_linear, merged_linear_input
+from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.triton.fork_norm import fork_norm_input, fork_norm_weight
+from penteract.engine.kernels.triton.loss_and_gradient import loss_and_gradient
+from penteract.engine.kernels.triton.norm import rms_norm
+from penteract.engine.kernels.triton.rotary import rotate
+from penteract.engine.kernels.triton.swiglu import put_swiglu, put_swiglu_input
+from penteract.engine.kernels.wide_product import put_wide_product
+from penteract.ops.declarations.fusions import columns
+from penteract.ops.tape import Site
+
+
+def rotate_(env: Env, site: Site, packed: torch.Tensor, positions: torch.Tensor, sign: int) -> None:
+    """Turn the first `turned` columns of a packed register by position, in place; back with sign -1."""
+    heads = packed[..., : site.attrs["turned"]]
+    rotate(site, heads, positions, sign, heads)
+
+
+def as_one(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Matrices [Fi, D] that lie behind each other in one buffer, as [F1 + F2 + …, D]; None where they do not."""
+    first, at = parts[0], parts[0].storage_offset()
+    for x in parts:
+        if not x.is_contiguous() or x.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        if x.storage_offset() != at:
+            return None
+        at += x.numel()
+    return first.as_strided((sum(len(x) for x in parts), first.shape[1]), first.stride())
+
+
+def _linear(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """x·wᵀ of all weights; heads are turned by position."""
+    whole = as_one(weights)
+    if whole is None:
+        merged_linear(env, site, ins[:1], weights, outs)
+    else:
+        torch.mm(_rows(ins[0]), whole.t(), out=_rows(outs[0]))
+    if len(ins) > 1:
+        rotate_(env, site, outs[0], ins[1], 1)
+
+
+def _linear_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """g·w of all weights."""
+    whole = as_one(weights)
+    if whole is None:
+        merged_linear_input(env, site, ins, weights, outs)
+    else:
+        torch.mm(_rows(ins[0]), whole, out=_rows(outs[0]))
+
+
+def _linear_weight(aten: Any, env: Env, site: Site, ins: Tensors, into: Tensors, add: bool) -> None:
+    """gᵀ·x of all weights."""
+    x, g, whole = _rows(ins[0]), _rows(ins[1]), as_one(into)
+    if whole is not None:
+        put_wide_product(aten, whole, g.t(), x, add)
+        return
+    for (begin, end), part in zip(columns([len(w) for w in into]), into, strict=True):
+        put_wide_product(aten, part, g[:, begin:end].t(), x, add)
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _swiglu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """silu(gate)·up of the two halves."""
+    gate, up = ins[0].chunk(2, -1)
+    put_swiglu(gate, up, outs[0])
+
+
+def _swiglu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """The gradients of both halves, side by side."""
+    (gate, up), (of_gate, of_up) = ins[0].chunk(2, -1), outs[0].chunk(2, -1)
+    put_swiglu_input(gate, up, ins[1], of_gate, of_up)
+
+
+def fusions(aten: Any) -> dict[str, TorchKernel]:
+    """The kernels, over the operators of `aten`."""
+    return {
+        "fork_norm": TorchKernel(rms_norm, fork_norm_input, fork_norm_weight),
+        "merged_linear": TorchKernel(_linear, _linear_input, partial(_linear_weight, aten)),
+        "packed_swiglu": TorchKernel(_swiglu, _swiglu_input),
+        "loss_and_gradient": TorchKernel(loss_and_gradient),
+    }
+
+
+FUSIONS = fusions(torch.ops.aten)

@@ -1,0 +1,86 @@
+"""SwiGLU in one pass: what `engine/kernels/dense.py` says in plain torch. Rows may be some columns of wider ones."""
+
+# Triton's stubs know neither launches on a grid nor its language's operators:
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportIndexIssue=false
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.triton.strides import columns, row_count, row_stride
+from penteract.ops.tape import Site
+
+_TILE = 2048  # elements of each tensor in a program: 16 of each thread
+_WARPS = 4
+_ROUTED = ("rows",)  # which may be other ones in every step: no kernel is compiled for some of them
+
+
+@triton.jit
+def _place(rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Rows and columns of a tile, and which are there."""
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    return row, column, (row < rows) & (column < width)
+
+
+@triton.jit(do_not_specialize=_ROUTED)
+def _forward(gate, up, out, rows, width, gate_row, up_row, out_row, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column, here = _place(rows, width, ROWS, COLUMNS)
+    a = tl.load(gate + row * gate_row + column, here, other=0.0).to(tl.float32)
+    b = tl.load(up + row * up_row + column, here, other=0.0).to(tl.float32)
+    tl.store(out + row * out_row + column, (a * tl.sigmoid(a) * b).to(out.dtype.element_ty), here)
+
+
+@triton.jit(do_not_specialize=_ROUTED)
+def _input(
+    gate, up, g, of_gate, of_up, rows, width, gate_row, up_row, g_row, of_gate_row, of_up_row, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row, column, here = _place(rows, width, ROWS, COLUMNS)
+    a = tl.load(gate + row * gate_row + column, here, other=0.0).to(tl.float32)
+    b = tl.load(up + row * up_row + column, here, other=0.0).to(tl.float32)
+    d = tl.load(g + row * g_row + column, here, other=0.0).to(tl.float32)
+    share = tl.sigmoid(a)
+    silu = a * share
+    by_gate = d * b * (share + silu * (1.0 - share))
+    tl.store(of_gate + row * of_gate_row + column, by_gate.to(of_gate.dtype.element_ty), here)
+    tl.store(of_up + row * of_up_row + column, (d * silu).to(of_up.dtype.element_ty), here)
+
+
+def _tiles(x: torch.Tensor) -> tuple[tuple[int, int], dict[str, int]]:
+    width = x.shape[-1]
+    wide = columns(width)
+    high = max(1, _TILE // wide)
+    grid = triton.cdiv(row_count(x), high), triton.cdiv(width, wide)
+    return grid, {"ROWS": high, "COLUMNS": wide, "num_warps": _WARPS}
+
+
+def put_swiglu(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+    """silu(gate)·up [.., F]."""
+    grid, shape = _tiles(gate)
+    _forward[grid](gate, up, out, row_count(gate), gate.shape[-1], *map(row_stride, (gate, up, out)), **shape)
+
+
+def put_swiglu_input(
+    gate: torch.Tensor, up: torch.Tensor, g: torch.Tensor, of_gate: torch.Tensor, of_up: torch.Tensor
+) -> None:
+    """Gradients of gate and up [.., F], from both and g. They may be written over gate and up."""
+    every = (gate, up, g, of_gate, of_up)
+    grid, shape = _tiles(gate)
+    _input[grid](*every, row_count(gate), gate.shape[-1], *map(row_stride, every), **shape)
+
+
+def swiglu(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """silu(gate)·up, [S, B, F]. Shazeer 2020 (2002.05202)."""
+    put_swiglu(*ins, *outs)
+
+
+def swiglu_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
+    """Gradients of gate and up, from both and g."""
+    put_swiglu_input(*ins, *outs)
+
+
+SWIGLU = {"swiglu": TorchKernel(swiglu, swiglu_input)}

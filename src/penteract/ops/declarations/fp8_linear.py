@@ -1,0 +1,233 @@
+"""Declarations of linear layers in FP8 whose operands are cast once: what the fusion "fp8" makes of `linear`.
+
+`quantise` casts x [T, D] both ways round in one pass, for all layers that read it: x8 [T, D] for the product, and x8ᵀ
+[D, T], which the weight gradient keeps in place of x. `fp8_linear` casts its weights in forward and again, turned, in
+the input gradient, so no copy of them is kept; the gradient is cast both ways round, once, and handed on as codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import fsum, prod
+
+from penteract.config.layout import Elementwise, Layout
+from penteract.config.precision.fp8 import Fp8
+from penteract.ops.declarations.declaration import (
+    FLOAT,
+    Attrs,
+    CallShapes,
+    OpDeclaration,
+    Product,
+    Registers,
+    Serves,
+    Shape,
+    Specs,
+    WorkRates,
+    linear_products,
+)
+from penteract.ops.declarations.dense import Linear
+from penteract.ops.declarations.fp8 import FP8_BYTES, at_a_time
+from penteract.ops.declarations.fusions import one_pass_rotation, rotation_cost, rotation_workspace
+from penteract.ops.spec import Spec, Widths
+from penteract.ops.tape import Site
+from penteract.units import Bytes, Seconds
+
+ROOM = 2**23  # elements of a weight gradient that are made at a time beside the bucket: few enough for a GPU's cache
+_UNIT = 128  # rows of a product's tile
+POSITIONS = 4  # the place of positions among the ins of `fp8_linear`, where heads are turned
+
+
+def is_cast_once(fp8: Fp8 | None) -> bool:
+    """Whether the fusion takes linear layers of a recipe: one scale of this micro-batch for each tensor, and weights
+    that are cast where they are used."""
+    return fp8 is not None and fp8.kind == "tensorwise" and not fp8.gather
+
+
+def rows_of_room(rows: int, width: int) -> int:
+    """Rows of a weight gradient [rows, width] that are made at a time beside the bucket."""
+    return min(rows, max(ROOM // width // _UNIT, 1) * _UNIT)
+
+
+def scaling(fp8: Fp8, elementwise: Elementwise, shape: tuple[int, int]) -> Bytes:
+    """Bytes to cast a tensor [rows, k] in plain torch: what is scaled at a time, and the inverse of its scale."""
+    return 0 if elementwise == "triton" else FLOAT + at_a_time(fp8, elementwise, shape, square=False)
+
+
+class Quantise(OpDeclaration):
+    """x [.., D] -> codes [.., D], the same turned [D, T], and their scale [1]. The ranks that hold one micro-batch
+    agree on the largest value. Second in, where what made x has found it: the largest of this rank [1]."""
+
+    differentiable = ()
+    elementwise: Elementwise = "reference"
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        *rows, width = ins[0].shape
+        turned = Spec((width, prod(rows)), "code")  # type: ignore[type-var] - no routed rows
+        return (Spec(ins[0].shape, "code"), turned, Spec((1,), "stat")), ()
+
+    def gradients(self, attrs: Attrs) -> tuple[int, ...]:
+        return ()
+
+    def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
+        return "sequence", 1
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Bytes:
+        """The largest value, and what is scaled at a time."""
+        width = ins[0][-1]
+        return FLOAT + scaling(attrs["fp8"], self.elementwise, (prod(ins[0]) // width, width))
+
+    def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
+        """x is read for its largest value, unless it is known, and for its codes."""
+        reads = 1 if len(call.ins) > 1 else 2
+        return "pointwise", rates.moved(prod(call.ins[0]) * (reads * widths["compute"] + 2 * FP8_BYTES))
+
+
+class OnePassQuantise(Quantise):
+    """By two kernels: one finds the largest value, one writes both."""
+
+    elementwise: Elementwise = "triton"
+
+
+class Fp8Linear(Linear):
+    """x [.., D], its codes, turned codes and scale; w1 [F1, D], w2 [F2, D], … -> [.., F1 + F2 + …], and the scale of
+    the weights, which is one for all of them. x itself is not read: its gradient is made here.
+
+    With positions [s, B] as last in, the first `turned` columns are heads that are rotated by them, as in
+    `merged_linear`. `features`: all columns.
+    """
+
+    weight_keeps = ("in2", "in3")
+    input_keeps = ("extra0",)
+    elementwise: Elementwise = "reference"
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        return (Spec((*ins[0].shape[:-1], attrs["features"])),), (Spec((1,), "stat"),)
+
+    def carry(self, ins: Sequence[Spec], attrs: Attrs) -> Specs:
+        """The gradient as turned codes [F, T], and their scale."""
+        tokens = prod(ins[0].shape[:-1])  # type: ignore[type-var] - no routed rows
+        return Spec((attrs["features"], tokens), "code"), Spec((1,), "stat")
+
+    def products(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[Product, ...]:
+        return linear_products(phase, prod(ins[0][:-1]), ins[0][-1], attrs["features"])
+
+    def agreed(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs) -> tuple[str, int]:
+        """Of the weights, then of the gradient."""
+        return ("", 0) if phase == "weight_gradient" else ("sequence", 1)
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Bytes:
+        """Codes of the weights, and of the gradient for the product that reads it first. A weight gradient is added to
+        its bucket some rows at a time: there is room for them in any micro-batch, so that all need the same."""
+        fp8, (tokens, width) = attrs["fp8"], (prod(ins[0][:-1]), ins[0][-1])
+        features = attrs["features"]
+        if phase == "weight_gradient":
+            return rows_of_room(features, width) * width * widths["gradient"]
+        codes = features * width * FP8_BYTES
+        scaled = max(scaling(fp8, self.elementwise, (w[0], width)) for w in weights)
+        if phase == "forward":
+            return max(FLOAT + codes + scaled, self._turning(ins, attrs, widths))
+        gradient = tokens * features * FP8_BYTES
+        first = FLOAT + scaling(fp8, self.elementwise, (tokens, features))
+        return gradient + max(first, codes + scaled)
+
+    def _turning(self, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Bytes:
+        return rotation_workspace([ins[0], ins[POSITIONS]], attrs, widths) if len(ins) > POSITIONS else 0
+
+    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
+        """Bytes read and written beside the product: values for their largest and for their codes, and codes."""
+        of_weights, tokens = sum(map(prod, weights)), prod(ins[0][:-1])
+        if phase == "weight_gradient":
+            return 2 * of_weights * widths["gradient"]
+        read = widths["compute"]
+        if phase == "forward":
+            return of_weights * (2 * read + FP8_BYTES)
+        of_gradient = of_weights // ins[0][-1] * tokens
+        return of_gradient * (2 * read + 2 * FP8_BYTES) + of_weights * (read + FP8_BYTES)
+
+    def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
+        passes = self.passes(call.phase, call.ins, call.weights, widths)
+        seconds = fsum(map(rates.scaled, self.products(*call))) + rates.moved(passes)
+        if call.phase == "forward" and len(call.ins) > POSITIONS:
+            seconds += self._turned(rates, [call.ins[0], call.ins[POSITIONS]], call.attrs, widths)
+        return self.part, seconds
+
+    def _turned(self, rates: WorkRates, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Seconds:
+        return rotation_cost(rates, ins, attrs, widths)
+
+
+class OnePassFp8Linear(Fp8Linear):
+    """By kernels that read a tensor once for its codes both ways round; nothing is scaled beside them."""
+
+    elementwise: Elementwise = "triton"
+
+    def _turning(self, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Bytes:
+        return 0
+
+    def _turned(self, rates: WorkRates, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> Seconds:
+        return one_pass_rotation(rates, ins, attrs, widths)
+
+
+class Fp8Glu(Fp8Linear):
+    """Gate and up projections as one `fp8_linear`, and SwiGLU of them: x, codes, turned codes, scale; w1 [F, D],
+    w2 [F, D] -> [.., F], and its largest absolute value [1]; beside them the scale of the weights, and gate and up
+    [.., 2·F], which backward keeps. Their gradients are made as codes."""
+
+    input_keeps = ("extra0", "extra1")
+
+    def results(self, ins: Sequence[Spec], weights: Sequence[Shape], attrs: Attrs) -> tuple[Specs, Specs]:
+        rows, features, one = ins[0].shape[:-1], attrs["features"], Spec((1,), "stat")
+        return (Spec((*rows, features // 2)), one), (one, Spec((*rows, features)))
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Bytes:
+        """In plain torch the gradients of gate and up are made before their codes."""
+        found = super().workspace(phase, ins, weights, attrs, widths)
+        if phase != "input_gradient" or self.elementwise == "triton":
+            return found
+        fp8, tokens, features = attrs["fp8"], prod(ins[0][:-1]), attrs["features"]
+        made = tokens * features * widths["compute"]
+        return max(found, tokens * features * FP8_BYTES + FLOAT + made + scaling(fp8, "reference", (tokens, features)))
+
+    def passes(self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], widths: Widths) -> Bytes:
+        """SwiGLU reads gate and up and writes; backward reads both and the gradient, for the largest of what they make
+        and for its codes."""
+        of_weights, wide = sum(map(prod, weights)), widths["compute"]
+        elements = of_weights // ins[0][-1] * prod(ins[0][:-1])  # of gate and up
+        if phase == "forward":
+            return super().passes(phase, ins, weights, widths) + elements * wide * 3 // 2
+        if phase == "weight_gradient":
+            return super().passes(phase, ins, weights, widths)
+        return elements * (3 * wide + 2 * FP8_BYTES) + of_weights * (wide + FP8_BYTES)
+
+
+class OnePassFp8Glu(Fp8Glu):
+    """By kernels: SwiGLU finds the largest value on its way; backward goes twice over gate, up and the gradient, and
+    makes their gradients in registers."""
+
+    elementwise: Elementwise = "triton"
+
+
+FP8_LINEAR: dict[str, OpDeclaration] = {"quantise": Quantise(), "fp8_linear": Fp8Linear(), "fp8_glu": Fp8Glu()}
+
+_ONE_PASS: dict[str, OpDeclaration] = {
+    "quantise": OnePassQuantise(),
+    "fp8_linear": OnePassFp8Linear(),
+    "fp8_glu": OnePassFp8Glu(),
+}
+
+
+@cache
+def with_kernels(op_name: str, elementwise: Elementwise) -> Serves:
+    """Serves these ops in layouts with this `elementwise`."""
+    declaration = (FP8_LINEAR if elementwise == "reference" else _ONE_PASS)[op_name]
+
+    def serves(site: Site, layout: Layout) -> OpDeclaration | None:
+        return declaration if layout.elementwise == elementwise else None
+
+    return serves

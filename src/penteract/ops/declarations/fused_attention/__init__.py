@@ -1,0 +1,1 @@
+"""What the attention kernels of libraries declare."""

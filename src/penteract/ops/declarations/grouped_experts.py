@@ -1,0 +1,50 @@
+"""Declarations of experts' products by groups: all experts of a rank in one kernel, which finds on the device where the
+rows of each begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from penteract.config.layout import ExpertKernel, Layout
+from penteract.ops.declarations.declaration import Attrs, OpDeclaration, Serves, Shape
+from penteract.ops.declarations.experts import ExpertLinear
+from penteract.ops.spec import Widths
+from penteract.ops.tape import Site
+
+
+class GroupedExpertLinear(ExpertLinear):
+    """torch's, which makes its result beside the register."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        """A result; of a weight gradient, which experts have no rows too."""
+        rows, (experts, out, width) = ins[0][0], weights[0]
+        if not rows:
+            return 0
+        if phase == "weight_gradient":
+            return prod(weights[0]) * widths["compute"] + experts
+        return rows * (out if phase == "forward" else width) * widths["compute"]
+
+
+class QuackExpertLinear(ExpertLinear):
+    """quack's, which write into what they are given, in its own dtype, and add to it."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return 0
+
+
+GROUPED: dict[ExpertKernel, OpDeclaration] = {"grouped": GroupedExpertLinear(), "quack": QuackExpertLinear()}
+
+
+def by_groups(name: ExpertKernel) -> Serves:
+    """Where a layout asks for these kernels, of products that are not in FP8."""
+    declaration = GROUPED[name]
+
+    def serves(site: Site, layout: Layout) -> OpDeclaration | None:
+        return declaration if layout.experts == name and site.attrs.get("fp8") is None else None
+
+    return serves

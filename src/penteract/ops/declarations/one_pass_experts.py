@@ -1,0 +1,87 @@
+"""Routing by kernels that read and write each tensor once, without atomics: where a token's copies lie is found first,
+so that whoever sums them, or sends them, goes from token to token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from penteract.ops.declarations.declaration import FLOAT, Attrs, OpDeclaration, Shape
+from penteract.ops.declarations.experts import ExpertPermutation, Permute, Unpermute
+from penteract.ops.declarations.traffic import Eager, Kernel, Kernels
+from penteract.ops.spec import Widths
+
+COPIES = 128  # that one program counts and places
+PLACE = FLOAT  # bytes of an int32
+
+
+def counted(copies: int, experts: int) -> int:
+    """Counts of each expert in every block of `COPIES`."""
+    return -(-copies // COPIES) * experts
+
+
+class OnePassPermutation(ExpertPermutation):
+    """Counts of each block, their sums over the blocks before, then each copy's place: three kernels."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return counted(prod(ins[0]), attrs["experts"]) * PLACE
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        copies, index = prod(ins[0]), widths["index"]
+        table, all_of_them = counted(copies, attrs["experts"]) * PLACE, attrs["experts"] * index
+        return (
+            Kernel(copies * index + table),
+            Kernel(2 * table + all_of_them),
+            Kernel(copies * (2 * index + PLACE) + all_of_them),
+        )
+
+
+def _places(copies: int, widths: Widths) -> Kernel:
+    """What finds the place of each copy."""
+    return Kernel(copies * (widths["index"] + PLACE))
+
+
+class OnePassPermute(Permute):
+    """Each token is read once; of a gradient, each copy."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return prod(ins[1]) * PLACE
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        copies, compute = prod(ins[1]), widths["compute"]
+        moved = (prod(ins[0]) + copies * ins[0][-1]) * compute
+        return _places(copies, widths), Kernel(moved + copies * PLACE)
+
+
+class OnePassUnpermute(Unpermute):
+    """Each copy is read once; of a gradient, each token too, and gradients are written."""
+
+    def workspace(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> int:
+        return prod(ins[2]) * PLACE
+
+    def traffic(
+        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
+    ) -> Kernels:
+        e, n, copies = Eager(widths), prod(ins[0]), prod(ins[2])
+        of_tokens, of_weights = n // attrs["top_k"], copies
+        if phase != "forward":
+            n, of_weights = 2 * n, 2 * copies
+        moved = e.sums(("compute", n + of_tokens + of_weights))
+        return _places(copies, widths), Kernel(moved.moved + copies * PLACE)
+
+
+ONE_PASS_EXPERTS: dict[str, OpDeclaration] = {
+    "expert_permutation": OnePassPermutation(),
+    "permute": OnePassPermute(),
+    "unpermute": OnePassUnpermute(),
+}

@@ -1,0 +1,226 @@
+"""Fusion: ops that follow one another become one, by an edit of the tape before any reading.
+
+norm    a fork and the RMSNorm of one of its branches: backward makes the sum of both branches' gradients and the
+        weight's partial sums in one pass
+mlp     gate and up projections are one product, and SwiGLU reads its result as it lies
+qkv     query, key and value projections are one product, whose result attention reads as it lies; rotary positions
+        are applied to it in place
+loss    of whole rows of logits, the loss and its gradient in one op, which is said where the head is
+fp8     linear layers in FP8 with one scale for each tensor of a micro-batch: what they read is cast once, both ways
+        round, and kept as codes; with it, what the others merge may be in FP8
+
+A fused op computes what its parts did, but for last bits and this: weights that are merged in FP8 share a scale, and so
+do their gradients. Where a pattern does not fit (other projections in FP8, ranks that cut projections differently, keys
+that travel), its ops stay apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penteract.config.mesh import Mesh
+from penteract.config.precision.fp8 import Fp8
+from penteract.ops.declarations import OPS
+from penteract.ops.declarations.fp8_linear import is_cast_once
+from penteract.ops.params import Param
+from penteract.ops.spec import Spec
+from penteract.ops.tape import OpCall, Site, Tape
+
+
+def fuse(tape: Tape, params: dict[str, Param], mesh: Mesh) -> None:
+    """Fuse what the layout asks for, in place. Parameters of one product become joined."""
+    for name in mesh.layout.fuse:
+        edit = _Edit(tape, params, mesh)
+        match name:
+            case "norm":
+                edit.norms()
+            case "mlp":
+                edit.mlps()
+            case "qkv":
+                edit.attentions()
+            case "loss" | "fp8":  # parallel/tensor.py says the first; the second comes last
+                pass
+    if "fp8" in mesh.layout.fuse:  # of linear layers as they are merged
+        _Edit(tape, params, mesh).casts()
+
+
+@dataclass(slots=True, eq=False)
+class _Edit:
+    """One kind of fusion over a tape."""
+
+    tape: Tape
+    params: dict[str, Param]
+    mesh: Mesh
+
+    def norms(self) -> None:
+        """fork(x) -> a, b; rms_norm(b) -> h   becomes   fork_norm(x) -> h, with a passed on."""
+        readers = self._readers()
+        for fork in self._forks(2):
+            for branch, other in (fork.outs, fork.outs[::-1]):
+                norm = readers.get(branch)
+                if norm is None or norm.site.op_name != "rms_norm" or not self._whole_rows(norm.site):
+                    continue
+                if other not in readers or self._after(readers[other], norm):
+                    site = replace(norm.site, op_name="fork_norm")
+                    fused = OpCall(site, fork.ins, norm.outs, norm.extras, passed=other, stands_for="rms_norm")
+                    self._put(fused, (fork, norm))
+                    break
+
+    def mlps(self) -> None:
+        """fork(h) -> a, b; linear(a), linear(b) -> swiglu   becomes   merged_linear(h) -> packed_swiglu."""
+        readers = self._readers()
+        for fork in self._forks(2):
+            linears = self._linears(fork, readers)
+            glu = readers.get(linears[0].outs[0]) if linears else None
+            if glu is None or glu.site.op_name != "swiglu" or glu.ins != tuple(one.outs[0] for one in linears):
+                continue
+            merged = self._merged(fork, linears)
+            packed = Site("packed_swiglu", merged.site.outs, glu.site.outs, layer=glu.site.layer, line=glu.site.line)
+            self._put(merged, (fork, *linears))
+            self._put(OpCall(packed, merged.outs, glu.outs, stands_for="swiglu"), (glu,))
+
+    def attentions(self) -> None:
+        """fork(h) -> q, k, v projections, rope of q and k, attention   becomes   merged_linear, packed_attention."""
+        readers = self._readers()
+        for fork in self._forks(3):
+            linears = self._linears(fork, readers)
+            ropes = [readers.get(one.outs[0]) for one in linears[:2]]
+            turned = [r for r in ropes if r is not None and r.site.op_name == "rope"]
+            if len(turned) < 2 or not _alike(turned):
+                continue
+            results = (*(r.outs[0] for r in turned), linears[2].outs[0])
+            attention = readers.get(results[0])
+            if attention is None or attention.site.op_name != "attention" or attention.ins[:3] != results:
+                continue
+            widths = [_width(one.site.outs[0]) for one in linears]
+            merged = self._merged(fork, linears, turned, widths)
+            attrs = {**attention.site.attrs, "widths": tuple(widths), **_rotation(merged.site.attrs)}
+            ins, specs = attention.ins[3:], attention.site.ins[3:]
+            ins, specs = (*merged.outs, *merged.ins[1:], *ins), (*merged.site.outs, *merged.site.ins[1:], *specs)
+            packed = replace(attention.site, op_name="packed_attention", ins=specs, attrs=attrs)
+            self._put(merged, (fork, *linears, *turned))
+            self._put(OpCall(packed, ins, attention.outs, attention.extras, stands_for="attention"), (attention,))
+
+    def casts(self) -> None:
+        """linear(x)   becomes   quantise(x) -> codes; fp8_linear(x, codes). One cast for all that read x.
+
+        merged_linear(x) -> packed_swiglu   becomes   quantise(x) -> codes; fp8_glu(x, codes).
+        """
+        readers, glus, largest = self._readers(), dict[OpCall, OpCall](), dict[int, int]()
+        root = {v: fork.ins[0] for fork in self.tape.ops if fork.site.op_name == "fork" for v in fork.outs}
+        made = dict[tuple[object, ...], tuple[int, ...]]()
+        edited = list[OpCall]()
+        for op in self.tape.ops:
+            linear = glus.get(op, op)
+            if linear is op and not self._is_cast_once(op):
+                edited.append(op)
+                continue
+            reader = readers.get(op.outs[0])
+            if reader is not None and reader.site.op_name == "packed_swiglu":
+                glus[reader] = replace(op, outs=reader.outs)
+                continue
+            x, fp8 = linear.ins[0], linear.site.attrs["fp8"]
+            key = (root.get(x, x), fp8.operand, fp8.powers)
+            if key not in made:
+                edited.append(self._quantise(linear, fp8, largest.get(x)))
+                made[key] = edited[-1].outs
+            edited.append(self._of_codes(linear, made[key]))
+            if linear is not op:
+                largest[op.outs[0]] = edited[-1].outs[1]
+        self.tape.ops = edited
+
+    # ---- patterns --------------------------------------------------------------------------------------------
+
+    def _readers(self) -> dict[int, OpCall]:
+        """value -> the op that reads it; of values through which a gradient flows, that is the only one."""
+        return {v: op for op in self.tape.ops for v in op.ins if self.tape.flows[v]}
+
+    def _forks(self, branches: int) -> list[OpCall]:
+        return [op for op in self.tape.ops if op.site.op_name == "fork" and len(op.outs) == branches]
+
+    def _whole_rows(self, site: Site) -> bool:
+        return site.weights[0][0] == site.ins[0].shape[-1]
+
+    def _after(self, op: OpCall, other: OpCall) -> bool:
+        return self.tape.ops.index(op) > self.tape.ops.index(other)
+
+    def _linears(self, fork: OpCall, readers: Mapping[int, OpCall]) -> list[OpCall]:
+        """The linear layers that read a fork's branches, if one product can take them all."""
+        found = [readers[v] for v in fork.outs if v in readers and readers[v].site.op_name == "linear"]
+        plain = all(len(one.site.params) == 1 and self._merges(one.site.attrs, found[0].site.attrs) for one in found)
+        cuts = {self.params[one.site.params[0]].cut(self.mesh) for one in found}
+        return found if len(found) == len(fork.outs) and plain and len(cuts) == 1 else []
+
+    def _is_cast_once(self, op: OpCall) -> bool:
+        """Whether an op is a linear layer, or several merged ones, without bias and in FP8, of which what it reads can
+        be cast once."""
+        one_matrix = op.site.op_name == "merged_linear" or (op.site.op_name == "linear" and len(op.site.params) == 1)
+        return one_matrix and is_cast_once(op.site.attrs.get("fp8")) and self.tape.flows[op.ins[0]]
+
+    def _merges(self, attrs: Mapping[str, Any], like: Mapping[str, Any]) -> bool:
+        """Whether a linear layer is plain, or in FP8 as another is, and cast once."""
+        return attrs == like and (not attrs or ("fp8" in self.mesh.layout.fuse and is_cast_once(attrs["fp8"])))
+
+    # ---- edits -----------------------------------------------------------------------------------------------
+
+    def _merged(
+        self, fork: OpCall, linears: Sequence[OpCall], ropes: Sequence[OpCall] = (), widths: Sequence[int] = ()
+    ) -> OpCall:
+        """One product for all; `ropes` turn the first of its columns."""
+        names = tuple(one.site.params[0] for one in linears)
+        for i, name in enumerate(names):
+            self.params[name] = replace(self.params[name], joined=len(names) - 1 - i)
+        ins, specs, attrs = fork.ins, (fork.site.ins[0],), dict[str, Any]()
+        if ropes:
+            ins, specs = (*ins, ropes[0].ins[1]), (*specs, ropes[0].site.ins[1])
+            attrs = {**ropes[0].site.attrs, "turned": sum(widths[: len(ropes)])}
+        attrs |= linears[0].site.attrs
+        weights = tuple(one.site.weights[0] for one in linears)
+        outs, _ = OPS["merged_linear"].declaration.results(specs, weights, attrs)
+        site = Site("merged_linear", specs, outs, names, weights, attrs, linears[0].site.layer, linears[0].site.line)
+        return OpCall(site, ins, (self.tape.new(outs[0], flows=True),), stands_for="linear")
+
+    def _quantise(self, op: OpCall, fp8: Fp8, largest: int | None) -> OpCall:
+        """The cast of what a linear layer reads. `largest`: its largest value, where that is known."""
+        ins = op.ins[:1] if largest is None else (op.ins[0], largest)
+        specs, attrs = tuple([self.tape.specs[v] for v in ins]), {"fp8": fp8}
+        outs, _ = OPS["quantise"].declaration.results(specs, (), attrs)
+        site = Site("quantise", specs, outs, attrs=attrs, layer=op.site.layer, line=op.site.line)
+        return OpCall(site, ins, tuple([self.tape.new(spec, flows=False) for spec in outs]))
+
+    def _of_codes(self, op: OpCall, codes: tuple[int, ...]) -> OpCall:
+        """A linear layer, or several merged ones, of what was cast; with SwiGLU where that is what it makes."""
+        site, glu = op.site, self.tape.specs[op.outs[0]] != op.site.outs[0]
+        specs = (site.ins[0], *(self.tape.specs[v] for v in codes), *site.ins[1:])
+        attrs, name = {**site.attrs, "features": site.outs[0].shape[-1]}, "fp8_glu" if glu else "fp8_linear"
+        outs, extras = OPS[name].declaration.results(specs, site.weights, attrs)
+        made = replace(site, op_name=name, ins=specs, outs=(*outs, *extras), attrs=attrs)
+        more = [self.tape.new(spec, flows=False) for spec in (*outs[1:], *extras)]
+        beside = len(outs) - 1
+        results = (op.outs[0], *more[:beside])
+        return OpCall(made, (op.ins[0], *codes, *op.ins[1:]), results, tuple(more[beside:]), stands_for="linear")
+
+    def _put(self, fused: OpCall, parts: Iterable[OpCall]) -> None:
+        """In the place of the last of its parts."""
+        gone = list(parts)
+        at = max(self.tape.ops.index(op) for op in gone)
+        self.tape.ops[at] = fused
+        self.tape.ops = [op for op in self.tape.ops if op not in gone]
+
+
+def _alike(ropes: Sequence[OpCall]) -> bool:
+    first = ropes[0]
+    return all(r.ins[1] == first.ins[1] and r.site.attrs == first.site.attrs for r in ropes)
+
+
+def _rotation(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """What attention has to know of positions, to turn gradients back."""
+    return {name: attrs[name] for name in ("turned", "plain_size", "theta", "scaling") if name in attrs}
+
+
+def _width(spec: Spec) -> int:
+    width = spec.shape[-1]
+    assert isinstance(width, int)
+    return width

@@ -1,0 +1,77 @@
+"""What a run has where nobody says, on a card that is described here."""
+
+from __future__ import annotations
+
+import pytest
+
+from penteract.cli.gpu_defaults import ROOM, Card, card_here, settle_defaults
+from penteract.config.layout import FUSIONS
+from penteract.config.rules.resolve import Resolved, resolve
+from penteract.units import GIB
+
+H200 = Card(name="H200", free=140 * GIB, capability=(9, 0), packages=frozenset({"triton", "flash-attn-4"}))
+
+
+def settled(card: Card | None, *words: str, preset: str = "llama-3.2-1b") -> tuple[Resolved, str]:
+    def again(more: list[str]) -> Resolved:
+        return resolve(None, preset, [*more, *words])
+
+    return settle_defaults(again([]), card, again)
+
+
+def test_a_cpu_keeps_what_it_has() -> None:
+    made, line = settled(None)
+    assert line == ""
+    assert made == resolve(None, "llama-3.2-1b")
+    assert card_here("cpu") is None
+
+
+def test_a_gpu_gets_the_fastest_kernels_and_the_largest_micro_batch_that_fits() -> None:
+    made, line = settled(H200)
+    lay = made.run.layout
+    assert (lay.attention, lay.elementwise, lay.fuse, lay.loss) == ("fa4_documents", "triton", FUSIONS, "chunked")
+    assert made.run.precision.policy.compute == "bf16"
+    assert lay.micro_batch_size > 1
+    assert "micro_batch_size" in line and "attention fa4_documents" in line
+    assert made.origins["kernels.attention"] == "chosen for H200"
+    small, _ = settled(Card(name="small", free=30 * GIB, capability=(9, 0), packages=H200.packages))
+    assert small.run.layout.micro_batch_size < lay.micro_batch_size
+
+
+@pytest.mark.parametrize(
+    ("card", "attention"),
+    [
+        (H200, "fa4"),
+        (Card(name="H100", free=70 * GIB, capability=(9, 0), packages=frozenset({"triton"})), "cudnn"),
+        (Card(name="A100", free=70 * GIB, capability=(8, 0), packages=H200.packages), "cudnn"),
+    ],
+)
+def test_attention_is_what_the_card_and_its_packages_have(card: Card, attention: str) -> None:
+    made, _ = settled(card, "--data.pack_documents=false")
+    assert made.run.layout.attention == attention
+
+
+def test_a_card_without_triton_has_torchs_kernels() -> None:
+    made, _ = settled(Card(name="bare", free=70 * GIB, capability=(9, 0), packages=frozenset()))
+    assert (made.run.layout.attention, made.run.layout.elementwise, made.run.layout.fuse) == ("flash", "reference", ())
+
+
+def test_what_is_said_is_kept() -> None:
+    made, line = settled(
+        H200, "--kernels.attention=reference", "--kernels.fuse=none", "--precision.dtype=fp32",
+        "--batch.micro_batch_size=2",
+    )  # fmt: skip
+    lay = made.run.layout
+    assert (lay.attention, lay.fuse, lay.micro_batch_size) == ("reference", (), 2)
+    assert made.run.precision.dtype == "fp32"
+    assert line == "Chosen for H200 with 140.00 GiB free: elementwise triton"
+
+
+def test_an_old_card_computes_as_before() -> None:
+    made, _ = settled(Card(name="V100", free=30 * GIB, capability=(7, 0), packages=frozenset({"triton"})), preset="tiny")
+    assert made.run.precision.policy.compute == "fp32"
+    assert made.run.layout.attention == "reference"
+
+
+def test_predictions_leave_room() -> None:
+    assert 0.8 < ROOM < 1

@@ -1,0 +1,78 @@
+"""Fused ops in Triton's interpreter, held to their declarations; and weights that lie behind each other as one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.test_one_pass import angles_are_there, let_go  # noqa: F401 (a fixture)
+from op_kernels.cases import CASES, Case, In, draw, given, stat, x
+from op_kernels.test_wide_product import Aten
+from op_kernels.trial import check
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.engine.kernels.fusions import FUSIONS as REFERENCE
+from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.triton.fusions import as_one, fusions
+from penteract.ops.declarations import OPS, declaration_of
+from penteract.ops.tape import Site
+
+KERNELS = fusions(Aten())
+ROPE = {"head_size": 16, "plain_size": 0, "theta": 1e4, "scaling": None, "turned": 64}
+LATE = torch.randn(2, 1, 17000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+LATE[..., 16400] = 200.0  # its exponential is beyond fp32, and no first column tells of it
+LATER = In("compute", tuple(LATE.shape), LATE)
+WIDE = (
+    Case("loss_and_gradient", "a late logit", (LATER, given([[3], [16500]]), stat()), (), {"axis": "tp"}),
+    Case(
+        "loss_and_gradient",
+        "wide rows",
+        (x(3, 2, 9000), draw(9000, 3, 2, low=-1), stat()),
+        (),
+        {"axis": "tp", "z": 1e-2},
+    ),
+    Case("fork_norm", "a wide row", (x(3, 1, 1100),), ((1100,),), {"epsilon": 1e-5}),
+    Case("fork_norm", "more rows than parts", (x(700, 1, 5),), ((5,),), {"epsilon": 1e-5}),
+    Case("packed_swiglu", "several tiles", (x(5, 3, 2600),)),
+    Case("merged_linear", "grouped heads", (x(5, 2, 6), draw(90, 5, 2)), ((48, 6), (16, 6), (16, 6)), ROPE),
+)
+TRIED = [case for case in CASES if case.op_name in KERNELS] + list(WIDE)
+
+
+@pytest.mark.usefixtures("small_heap")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "bf16_pure", "fp16"])
+@pytest.mark.parametrize("case", TRIED, ids=str)
+def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
+    site = Site(case.op_name, (), (), attrs=case.attrs)
+    declaration = declaration_of(site, Layout(elementwise="triton"))
+    assert declaration is not OPS[case.op_name].declaration
+    assert check(case, precision, declaration, let_go(KERNELS[case.op_name])) == []
+
+
+def test_weights_behind_each_other_are_one_matrix() -> None:
+    bucket = torch.randn(100)
+    first, second = bucket[4:24].view(4, 5), bucket[24:54].view(6, 5)
+    whole = as_one([first, second])
+    assert whole is not None
+    assert torch.equal(whole, torch.cat([first, second]))
+    assert as_one([second, first]) is None
+    assert as_one([first, bucket[25:55].view(6, 5)]) is None
+    assert as_one([first, torch.randn(6, 5)]) is None
+
+
+def test_one_product_is_what_its_parts_are() -> None:
+    bucket, gradients = torch.randn(60), [torch.full((60,), 7.0) for _ in range(2)]
+    weights = [bucket[:20].view(4, 5), bucket[20:50].view(6, 5)]
+    env, h, g = Env(Mesh(Layout()), 0, torch.float32), torch.randn(3, 2, 5), torch.randn(3, 2, 10)
+    site = Site("merged_linear", (), ())
+    for add in (False, True):
+        for kernels, bucket_of in ((KERNELS, gradients[0]), (REFERENCE, gradients[1])):
+            into = [bucket_of[:20].view(4, 5), bucket_of[20:50].view(6, 5)]
+            kernels["merged_linear"].weight_gradient(env, site, [h, g], into, add)  # type: ignore[misc]
+    torch.testing.assert_close(*gradients)
+    for phase, ins, shape in (("forward", [h], (3, 2, 10)), ("input_gradient", [g], (3, 2, 5))):
+        outs = [torch.empty(shape), torch.empty(shape)]
+        for kernels, out in zip((KERNELS, REFERENCE), outs, strict=True):
+            getattr(kernels["merged_linear"], phase)(env, site, ins, weights, [out])
+        torch.testing.assert_close(*outs)

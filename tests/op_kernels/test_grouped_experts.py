@@ -1,0 +1,132 @@
+"""Experts' products by groups: what torch's and quack's promise, by plain arithmetic, against what is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from op_kernels.cases import Case, given, x
+from op_kernels.trial import check
+from penteract.engine.kernels.grouped_experts import (
+    EMULATED,
+    MadeBeside,
+    Quack,
+    Tile,
+    by_torch,
+    emulated,
+    expert_products,
+    tile_of,
+)
+from penteract.ops.declarations.grouped_experts import GROUPED
+
+NAN = float("nan")
+
+
+def _case(what: str, sizes: list[int], width: int, out: int) -> Case:
+    offsets = given(torch.tensor([0, *sizes]).cumsum(0), "offset")
+    return Case("expert_linear", what, (x(sum(sizes), width), offsets), ((len(sizes), out, width),))
+
+
+CASES = [
+    _case("one without rows", [3, 0, 4], 16, 24),
+    _case("one", [5], 8, 16),
+    _case("none has rows", [0, 0], 8, 16),
+    _case("first and last without rows", [0, 7, 1, 0], 24, 8),
+]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16_pure", "fp32", "fp64"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_result_made_beside_does_what_it_declares(case: Case, precision: str) -> None:
+    assert check(case, precision, GROUPED["grouped"], EMULATED["expert_linear"]) == []
+
+
+def _poisoned(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Nobody has written what experts without rows have."""
+    made = emulated(a, b, offsets)
+    if b.dim() == 2:
+        made[offsets[1:] == offsets[:-1]] = NAN
+    return made
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_torch_s_own_computes_the_same(case: Case, precision: str) -> None:
+    """Its FLOPs are not counted by torch, and a poisoned result's mask is memory: values alone are looked at."""
+    for product in (by_torch, _poisoned):
+        found = check(case, precision, GROUPED["grouped"], expert_products(MadeBeside(product)))
+        assert [line for line in found if "FLOPs" not in line and "workspace" not in line] == []
+
+
+# ---- quack -----------------------------------------------------------------------------------------------------------
+
+
+class Tuned:
+    """`gemm_tuned.fn` as version 0.6.5 has it, of what is asked here: no memory, and its FLOPs."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    @property
+    def gemm_tuned(self) -> Any:
+        return self
+
+    def fn(
+        self, A: torch.Tensor, B: torch.Tensor, out: torch.Tensor, *, config: Tile, add_to_output: bool = False,
+        cu_seqlens_m: torch.Tensor | None = None, cu_seqlens_k: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        offsets = cu_seqlens_m if cu_seqlens_m is not None else cu_seqlens_k
+        assert offsets is not None
+        assert offsets.dtype == torch.int32
+        assert len(A) or cu_seqlens_m is None
+        if cu_seqlens_k is not None:
+            assert A.stride(0) == B.stride(1) == 1
+        else:
+            assert A.stride(1) == out.stride(1) == 1
+            assert not add_to_output
+        self.calls.append((config, add_to_output))
+        with _disable_current_modes():
+            wide = emulated(A.double(), B.double(), offsets)
+            if B.dim() == 2:
+                wide[offsets[1:] == offsets[:-1]] = 0.0
+            out.copy_(out + wide if add_to_output else wide)
+            unread = torch.empty(wide.shape, dtype=A.dtype)
+        _count(A, B, offsets, unread)
+
+
+def _count(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
+    """FLOPs, seen without memory."""
+    with _disable_current_modes():
+        ends = offsets.tolist()
+    for e, (begin, end) in enumerate(pairwise(ends)):
+        if begin < end and b.dim() == 3:
+            torch.mm(a[begin:end], b[e], out=out[begin:end])
+        elif begin < end:
+            torch.mm(a[:, begin:end], b[begin:end], out=out[e])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16_pure", "fp16"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_quack_writes_where_results_belong(case: Case, precision: str) -> None:
+    tuned = Tuned()
+    kernel = expert_products(Quack(lambda: tuned, lambda tile: tile))
+    assert check(case, precision, GROUPED["quack"], kernel) == []
+    some = bool(case.ins[0].shape[0])
+    assert [added for _, added in tuned.calls] == [False, False, False, True] * some
+
+
+def test_tiles_leave_no_rest_where_they_can() -> None:
+    assert [tile_of(n)[1] for n in (768, 2048, 1536, 1408, 8)] == [192, 256, 192, 192, 192]
+
+
+def test_the_package_is_called_as_it_is() -> None:
+    """Where it is installed: the arguments that are used have these names."""
+    interface: Any = pytest.importorskip("quack.gemm_interface")
+    fn: Callable[..., Any] = interface.gemm_tuned.fn
+    names = fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount]
+    assert {"A", "B", "out", "config", "cu_seqlens_m", "cu_seqlens_k", "add_to_output"} <= {*names}

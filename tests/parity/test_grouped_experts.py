@@ -1,0 +1,45 @@
+"""Experts' products by groups: layouts that ask for them take the step of one process, and take what their price says;
+where all experts are local, nobody looks at routed counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from layouts import Case, run_case
+from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
+from pool import Pool
+
+MODEL = ModelSpec(
+    layers=2, hidden_size=32, heads=4, kv_heads=2, head_size=8, ffn_size=64, vocab_size=64, initial_std=0.3,
+    moe=MoESpec(experts=8, top_k=2, ffn_size=16, shared_ffn_size=24),
+)  # fmt: skip
+LAYOUTS = [
+    Layout(gradient_accumulation_steps=2),
+    Layout(recompute=("*",), fuse=("norm", "mlp", "qkv")),
+    Layout(dp=2, zero=3),
+    Layout(dp=2, ep=2, gradient_accumulation_steps=2),
+    Layout(dp=2, ep=2, zero=2, recompute=("send", "permute", "expert_linear")),
+    Layout(tp=2, expert_tp=2),
+    Layout(dp=2, tp=2, ep=2),
+    Layout(pp=2, schedule="zb_h1", gradient_accumulation_steps=3),
+]
+
+
+def _case(layout: Layout) -> Case:
+    return Case(MODEL, replace(layout, experts="grouped"), sequence_length=12)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_layout_is_one_process_and_its_price(pool: Pool, layout: Layout) -> None:
+    red = [str(v) for v in pool.run(run_case, _case(layout)) if v.red]
+    assert not red, "\n".join(red)
+
+
+@pytest.mark.parametrize(("layout", "looks"), [(Layout(), 0), (Layout(dp=2, ep=2), 2)])
+def test_counts_are_looked_at_where_rows_are_exchanged(layout: Layout, looks: int) -> None:
+    ops = [op.site.op_name for chunk in _case(layout).compile(0).chunks for op in chunk.tape.ops]
+    assert ops.count("split_sizes") == looks
+    assert ops.count("expert_offsets") == MODEL.layers
