@@ -28,11 +28,11 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.fp8 import Fp8, usual
 from penteract.engine.kernels.experts import EXPERTS, Splits
-from penteract.engine.kernels.fp8 import emulated, real
-from penteract.engine.kernels.fp8_experts import FOUR, in_fours, scaled_experts
 from penteract.engine.kernels.kernel import Env, TorchKernel
-from penteract.engine.kernels.quantise import TORCH
-from penteract.engine.kernels.triton.quantise import TRITON
+from penteract.engine.kernels.quantised.fp8 import emulated, real
+from penteract.engine.kernels.quantised.fp8_experts import FOUR, in_fours, scaled_experts
+from penteract.engine.kernels.quantised.quantise import TORCH
+from penteract.engine.kernels.triton.quantised.quantise import TRITON
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 

@@ -32,11 +32,11 @@ from penteract.config.mesh import Mesh
 from penteract.config.precision.fp8 import Format, usual
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.fp8 import emulated
-from penteract.engine.kernels.fp8_linear import TORCH, Codes, Fp8Kernels
 from penteract.engine.kernels.kernel import Env
-from penteract.engine.kernels.triton.fp8_linear import FP8_LINEAR, TRITON
+from penteract.engine.kernels.quantised.fp8 import emulated
+from penteract.engine.kernels.quantised.fp8_linear import TORCH, Codes, Fp8Kernels
 from penteract.engine.kernels.triton.fusions import rotate_
+from penteract.engine.kernels.triton.quantised.fp8_linear import FP8_LINEAR, TRITON
 from penteract.ops.declarations import declaration_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site

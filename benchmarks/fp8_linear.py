@@ -32,11 +32,11 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.fp8 import KINDS, Fp8, usual
 from penteract.config.precision.policy import RECIPES
-from penteract.engine.kernels import fp8 as kernel
 from penteract.engine.kernels.dense import DENSE
 from penteract.engine.kernels.kernel import Env
-from penteract.engine.kernels.quantise import TORCH, Operand, OperandView, Quantiser, scale_count
-from penteract.engine.kernels.triton.quantise import TRITON
+from penteract.engine.kernels.quantised import fp8 as kernel
+from penteract.engine.kernels.quantised.quantise import TORCH, Operand, OperandView, Quantiser, scale_count
+from penteract.engine.kernels.triton.quantised.quantise import TRITON
 from penteract.ops.declarations import declaration_of
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site

@@ -270,7 +270,7 @@ usual.""",
         table(
             "case | torchtitan, tokens/s | ours, tokens/s | ratio | runs, ours and theirs | planned/measured | ours, GiB | torchtitan, GiB",
             rows,
-        ),  # fmt: skip
+        ),
         records=["beside_torchtitan.json"],
     )
 

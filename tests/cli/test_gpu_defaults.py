@@ -68,7 +68,9 @@ def test_what_is_said_is_kept() -> None:
 
 
 def test_an_old_card_computes_as_before() -> None:
-    made, _ = settled(Card(name="V100", free=30 * GIB, capability=(7, 0), packages=frozenset({"triton"})), preset="tiny")
+    made, _ = settled(
+        Card(name="V100", free=30 * GIB, capability=(7, 0), packages=frozenset({"triton"})), preset="tiny"
+    )
     assert made.run.precision.policy.compute == "fp32"
     assert made.run.layout.attention == "reference"
 

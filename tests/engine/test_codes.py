@@ -10,7 +10,7 @@ from penteract.config.precision.fp8 import Fp8
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.executor.quantised_weights import QuantisedWeights, ShardValues
 from penteract.engine.executor.storages import Storages
-from penteract.ops.declarations import fp8 as declared
+from penteract.ops.declarations.quantised import fp8 as declared
 from penteract.ops.params import Param
 from penteract.parallel.data import Bucket
 

@@ -18,11 +18,11 @@ from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.precision.fp8 import Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.fp8_linear import TORCH, Caster, Casters, Codes, Fp8Kernels, Slopes
-from penteract.engine.kernels.triton.fp8_linear import TRITON
+from penteract.engine.kernels.quantised.fp8_linear import TORCH, Caster, Casters, Codes, Fp8Kernels, Slopes
 from penteract.engine.kernels.triton.fusions import rotate_
+from penteract.engine.kernels.triton.quantised.fp8_linear import TRITON
 from penteract.ops.declarations import OPS, declaration_of
-from penteract.ops.declarations import fp8_linear as declared
+from penteract.ops.declarations.quantised import fp8_linear as declared
 from penteract.ops.tape import Site
 
 

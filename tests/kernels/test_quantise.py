@@ -19,14 +19,14 @@ from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels.experts import Splits
-from penteract.engine.kernels.fp8 import emulated, scaled
-from penteract.engine.kernels.fp8_experts import scaled_experts
 from penteract.engine.kernels.kernel import Env
-from penteract.engine.kernels.quantise import TORCH, Operand, OperandView, Quantiser, scale_count
-from penteract.engine.kernels.triton.quantise import TRITON
+from penteract.engine.kernels.quantised.fp8 import emulated, scaled
+from penteract.engine.kernels.quantised.fp8_experts import scaled_experts
+from penteract.engine.kernels.quantised.quantise import TORCH, Operand, OperandView, Quantiser, scale_count
+from penteract.engine.kernels.triton.quantised.quantise import TRITON
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.fp8 import quantise_workspace
+from penteract.ops.declarations.quantised.fp8 import quantise_workspace
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 

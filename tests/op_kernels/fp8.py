@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from penteract.config.precision.fp8 import Fp8
-from penteract.engine.kernels.fp8 import emulated
+from penteract.engine.kernels.quantised.fp8 import emulated
 
 MANTISSA = {"e4m3": 3, "e5m2": 2}
 BIAS = {"e4m3": 7, "e5m2": 15}

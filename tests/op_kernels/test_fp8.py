@@ -21,15 +21,15 @@ from penteract.config.precision.fp8 import KINDS, LARGEST, Fp8, usual
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.executor.storages import Storages
-from penteract.engine.kernels import fp8 as engine
-from penteract.engine.kernels import quantise
 from penteract.engine.kernels.checks import _check_fp8
 from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.quantised import fp8 as engine
+from penteract.engine.kernels.quantised import quantise
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.errors import BadInput
 from penteract.ops.declarations import declaration_of
-from penteract.ops.declarations import fp8 as declared
 from penteract.ops.declarations.dense import Linear
+from penteract.ops.declarations.quantised import fp8 as declared
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site
 

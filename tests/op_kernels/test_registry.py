@@ -26,8 +26,8 @@ from penteract.errors import BadInput
 from penteract.ops.declarations import OPS, Implementation, OpDeclaration, declaration_of, implementation
 from penteract.ops.declarations.declaration import CallShapes
 from penteract.ops.declarations.dense import RmsNorm
-from penteract.ops.declarations.fp8_linear import FP8_LINEAR
 from penteract.ops.declarations.one_pass import ONE_PASS
+from penteract.ops.declarations.quantised.fp8_linear import FP8_LINEAR
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
 from penteract.readings.composed import Composer
@@ -152,8 +152,8 @@ def test_an_implementation_may_serve_some_calls_alone() -> None:
 # ---- entries -----------------------------------------------------------------------------------------------------
 
 FP8 = Fp8(kind="rowwise", experts=True)
-OF_AN_OP = ("part", "differentiable", "input_keeps", "weight_keeps", "deferrable", "passes_gradient", "overwrites", "forks",
-            "results", "gradients", "carry", "products", "flops")  # fmt: skip
+OF_AN_OP = ("part", "differentiable", "input_keeps", "weight_keeps", "deferrable", "passes_gradient", "overwrites",
+            "forks", "results", "gradients", "carry", "products", "flops")  # fmt: skip
 OF_AN_IMPLEMENTATION = ("agreed", "workspace", "traffic", "cost")
 CHOSEN = [
     ("attention", {}, Layout(), "reference"),

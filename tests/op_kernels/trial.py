@@ -18,8 +18,8 @@ from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels.experts import Splits
-from penteract.engine.kernels.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.ops.declarations import OPS, OpDeclaration
 from penteract.ops.spec import Spec
@@ -40,7 +40,12 @@ def check(
     case: Case, precision: str, kernel: OpDeclaration | None = None, torch_kernel: TorchKernel | None = None
 ) -> list[str]:
     """All differences between what is declared or known of an op and what its kernel does."""
-    trial = Trial(case, precision, kernel or OPS[case.op_name].declaration, torch_kernel or QUIET.get(case.op_name) or REFERENCE[case.op_name])
+    trial = Trial(
+        case,
+        precision,
+        kernel or OPS[case.op_name].declaration,
+        torch_kernel or QUIET.get(case.op_name) or REFERENCE[case.op_name],
+    )
     trial.run()
     return trial.differences
 

@@ -52,9 +52,8 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
     least = min(known, key=lambda gpu: gpu.memory if launched else gpu.free)
     triton = {"triton"} if find_spec("triton") is not None else set[str]()
     room = least.memory if launched else least.free
-    return Card(
-        name=least.name, free=room, capability=tuple(least.capability), packages=installed_packages() | expert_packages() | triton
-    )  # fmt: skip
+    packages = installed_packages() | expert_packages() | triton
+    return Card(name=least.name, free=room, capability=tuple(least.capability), packages=packages)
 
 
 def settle_defaults(resolved: Resolved, card: Card | None, again: Again) -> tuple[Resolved, str]:

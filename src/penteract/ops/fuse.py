@@ -23,7 +23,7 @@ from typing import Any
 from penteract.config.mesh import Mesh
 from penteract.config.precision.fp8 import Fp8
 from penteract.ops.declarations import OPS
-from penteract.ops.declarations.fp8_linear import is_cast_once
+from penteract.ops.declarations.quantised.fp8_linear import is_cast_once
 from penteract.ops.params import Param
 from penteract.ops.spec import Spec
 from penteract.ops.tape import OpCall, Site, Tape

@@ -50,8 +50,8 @@ _WORDS: Mapping[str, Collection[str]] = {
 }
 _CHOICES = ("reduce_scatter_once", "reshard_after_step", "offload_optimizer")  # true or false
 AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "cp_method", "micro_batch_size", "zero",
-        "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "fuse", "recompute_every",
-        "recompute_first", "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
+        "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "fuse",
+        "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
 LOSS = Kernels().loss  # the default of a run
 # Axes of recomputation and offload.
 EDITS = (

@@ -12,7 +12,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.fp8 import check_gather
 from penteract.config.precision.policy import RECIPES, Policy, policy
-from penteract.ops.declarations.fp8 import check_sizes
+from penteract.ops.declarations.quantised.fp8 import check_sizes
 from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import Rates
 from penteract.readings.ideal import PARTS, Forward, StepFlops

@@ -12,7 +12,7 @@ from penteract.config.precision.policy import Policy
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import declaration_of
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.fp8 import fp8_state_bytes, quantise_workspace
+from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, quantise_workspace
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.ops.spec import Spec, Widths, size
 from penteract.ops.tape import Call, Site

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.fp8 import fp8_state_bytes
+from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket

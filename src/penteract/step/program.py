@@ -17,7 +17,7 @@ from penteract.errors import BadInput
 from penteract.model.decoder import owning_stages, record, shared
 from penteract.model.modules import check_modules
 from penteract.ops.declarations import OPS
-from penteract.ops.declarations.fp8 import check_sizes, fp8_state_bytes, reads_quantised_weight
+from penteract.ops.declarations.quantised.fp8 import check_sizes, fp8_state_bytes, reads_quantised_weight
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, Instruction, lower
 from penteract.ops.offload import LAYER_INPUTS

@@ -15,9 +15,9 @@ import torch
 
 from penteract.config.precision.fp8 import Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.quantise import TORCH, Quantiser, make_scales
+from penteract.engine.kernels.quantised.quantise import TORCH, Quantiser, make_scales
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.fp8 import ALIGNED, quantise_workspace
+from penteract.ops.declarations.quantised.fp8 import ALIGNED, quantise_workspace
 from penteract.parallel.data import Bucket
 
 

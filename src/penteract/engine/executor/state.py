@@ -14,7 +14,7 @@ from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.executor.delayed_scales import AmaxHistory
 from penteract.engine.executor.device import device_of
 from penteract.engine.executor.quantised_weights import QuantisedWeights, ShardValues
-from penteract.engine.kernels.quantise import quantiser
+from penteract.engine.kernels.quantised.quantise import quantiser
 from penteract.engine.optim import moments
 from penteract.engine.optim.loss_scaling import LossScale
 from penteract.engine.optim.stochastic_rounding import ParameterSlice

@@ -161,8 +161,8 @@ class LossAndGradient(OpDeclaration):
 
 
 class PackedAttention(OpDeclaration):
-    """Query, key and value side by side [s, B, (H + 2·K)·C], positions [s, B], then as `attention`: own index [s], first
-    visible index [s, B], keys' index [t] -> o [s, B, H·C], log-sum-exp [B, H, s].
+    """Query, key and value side by side [s, B, (H + 2·K)·C], positions [s, B], then as `attention`: own index [s],
+    first visible index [s, B], keys' index [t] -> o [s, B, H·C], log-sum-exp [B, H, s].
 
     `inner`: what computes attention of the three. `copies`: whether it wants each of them by itself, as plain torch
     does; kernels of a GPU read views, and turn gradients back in one pass.

@@ -19,9 +19,6 @@ from penteract.ops.declarations.balance import BALANCE
 from penteract.ops.declarations.declaration import OpDeclaration, Serves
 from penteract.ops.declarations.dense import DENSE
 from penteract.ops.declarations.experts import EXPERTS
-from penteract.ops.declarations.fp8 import scaled_linear, with_recipe
-from penteract.ops.declarations.fp8_experts import scaled_experts
-from penteract.ops.declarations.fp8_linear import FP8_LINEAR, with_kernels
 from penteract.ops.declarations.fused_attention.cudnn import CudnnAttention
 from penteract.ops.declarations.fused_attention.fa4 import Fa4Attention, Fa4Documents
 from penteract.ops.declarations.fused_attention.flash import FlashAttention
@@ -30,10 +27,14 @@ from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.grouped_experts import by_groups
 from penteract.ops.declarations.loss import LOSS
 from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
+from penteract.ops.declarations.quantised.fp8 import scaled_linear, with_recipe
+from penteract.ops.declarations.quantised.fp8_experts import scaled_experts
+from penteract.ops.declarations.quantised.fp8_linear import FP8_LINEAR, with_kernels
 from penteract.ops.declarations.wide_product import WIDE_PRODUCT, without_recipe
 from penteract.ops.tape import Site
 
 _RUNS = "penteract.engine"
+_FP8, _FP8_TRITON = f"{_RUNS}.kernels.quantised", f"{_RUNS}.kernels.triton.quantised"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,11 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         name: (
             Implementation(
                 "fp8", with_kernels(name, "reference"),
-                {"cuda": f"{_RUNS}.kernels.fp8_linear:FP8", "cpu": f"{_RUNS}.kernels.fp8_linear:EMULATED"},
+                {"cuda": f"{_FP8}.fp8_linear:FP8", "cpu": f"{_FP8}.fp8_linear:EMULATED"},
             ),
             Implementation(
                 "fp8_triton", with_kernels(name, "triton"),
-                {"cuda": f"{_RUNS}.kernels.triton.fp8_linear:FP8_LINEAR"},
+                {"cuda": f"{_FP8_TRITON}.fp8_linear:FP8_LINEAR"},
             ),
         )
         for name in FP8_LINEAR
@@ -135,19 +136,19 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
     "linear": (
         Implementation(
             "fp8", with_recipe(scaled_linear, "reference"),
-            {"cuda": f"{_RUNS}.kernels.fp8:FP8", "cpu": f"{_RUNS}.kernels.fp8:EMULATED"},
+            {"cuda": f"{_FP8}.fp8:FP8", "cpu": f"{_FP8}.fp8:EMULATED"},
         ),
-        Implementation("fp8_triton", with_recipe(scaled_linear, "triton"), {"cuda": f"{_RUNS}.kernels.triton.fp8:FP8"}),
+        Implementation("fp8_triton", with_recipe(scaled_linear, "triton"), {"cuda": f"{_FP8_TRITON}.fp8:FP8"}),
         _wide("linear"),
     ),
     "logits": (_wide("logits"),),
     "expert_linear": (
         Implementation(
             "fp8", with_recipe(scaled_experts, "reference"),
-            {"cuda": f"{_RUNS}.kernels.fp8_experts:FP8", "cpu": f"{_RUNS}.kernels.fp8_experts:EMULATED"},
+            {"cuda": f"{_FP8}.fp8_experts:FP8", "cpu": f"{_FP8}.fp8_experts:EMULATED"},
         ),
         Implementation("fp8_triton", with_recipe(scaled_experts, "triton"),
-        {"cuda": f"{_RUNS}.kernels.triton.fp8:FP8"}),
+        {"cuda": f"{_FP8_TRITON}.fp8:FP8"}),
         Implementation(
             "grouped", by_groups("grouped"),
             {"cuda": f"{_RUNS}.kernels.grouped_experts:GROUPED", "cpu": f"{_RUNS}.kernels.grouped_experts:EMULATED"},
@@ -163,5 +164,5 @@ OPS: dict[str, Op] = (
     | _ops(EXPERTS, "experts:EXPERTS")
     | _ops(BALANCE, "balance:BALANCE")
     | _ops(FUSIONS, "fusions:FUSIONS")
-    | _ops(FP8_LINEAR, "fp8_linear:EMULATED")
+    | _ops(FP8_LINEAR, "quantised.fp8_linear:EMULATED")
 )

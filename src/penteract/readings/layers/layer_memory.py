@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.ops.declarations import declaration_of
-from penteract.ops.declarations.fp8 import fp8_state_bytes
+from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Phase, Site
 from penteract.readings.layers.expert_load import Balanced, Load

@@ -25,7 +25,7 @@ from penteract.model.modules import first_like
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import OPS, declaration_of
 from penteract.ops.declarations.declaration import FLOAT
-from penteract.ops.declarations.fp8 import reads_quantised_weight
+from penteract.ops.declarations.quantised.fp8 import reads_quantised_weight
 from penteract.ops.do import Do
 from penteract.ops.offload import LAYER_INPUTS, OFFLOAD_OPS
 from penteract.ops.params import Param

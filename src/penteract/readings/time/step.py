@@ -14,7 +14,7 @@ from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import ModelSpec
 from penteract.errors import Bug
-from penteract.ops.declarations.fp8 import fp8_state_bytes, reads_quantised_weight
+from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, reads_quantised_weight
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.parallel.data import Bucket, bucket_of

@@ -20,7 +20,8 @@ from penteract.ops.tape import Site
 
 
 def fork_norm_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
-    """x, its scale, the gradients of the norm and of x's other reader [rows, D] -> their sum, partial sums [PARTS, D]."""
+    """x, its scale, the gradients of the norm and of x's other reader [rows, D] -> their sum, partial sums [PARTS,
+    D]."""
     x, scale, g, other = ins
     gradient, parts = outs
     width = x.shape[-1]

@@ -20,8 +20,8 @@ import torch
 
 from penteract.config.precision.fp8 import Fp8
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put
-from penteract.engine.kernels.quantise import TORCH, Operand, OperandView, Quantiser, scale_count
-from penteract.ops.declarations.fp8 import aligned, scaled_linear
+from penteract.engine.kernels.quantised.quantise import TORCH, Operand, OperandView, Quantiser, scale_count
+from penteract.ops.declarations.quantised.fp8 import aligned, scaled_linear
 from penteract.ops.tape import Site
 
 _X, _W, _G = range(3)  # indices in the amax history of a linear layer

@@ -1,4 +1,4 @@
-"""Linear layers in FP8 whose operands are cast once: as declared in `ops/declarations/fp8_linear.py`.
+"""Linear layers in FP8 whose operands are cast once: as declared in `ops/declarations/quantised/fp8_linear.py`.
 
 x [T, D], w [F, D] of all weights, g [T, F]. Every product is a · bᵀ of operands whose codes lie along its sum:
 
@@ -19,13 +19,13 @@ import torch
 
 from penteract.config.precision.fp8 import Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.fp8 import Product, emulated, real
 from penteract.engine.kernels.fusions import Rotate, put_swiglu, put_swiglu_input, rotate_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.quantise import Operand, make_scales, round_into
-from penteract.ops.declarations.fp8 import rows_at_once
-from penteract.ops.declarations.fp8_linear import POSITIONS, rows_of_room
+from penteract.engine.kernels.quantised.fp8 import Product, emulated, real
+from penteract.engine.kernels.quantised.quantise import Operand, make_scales, round_into
 from penteract.ops.declarations.fusions import columns
+from penteract.ops.declarations.quantised.fp8 import rows_at_once
+from penteract.ops.declarations.quantised.fp8_linear import POSITIONS, rows_of_room
 from penteract.ops.tape import Site
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.quantise import TINY, Operand, OperandView, Quantiser, as_shared
+from penteract.engine.kernels.quantised.quantise import TINY, Operand, OperandView, Quantiser, as_shared
 
 # (rows, columns) of a tile: whole cache lines, also of a transposed tensor.
 TILE, AMAX_TILE = (32, 128), (64, 128)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from penteract.engine.kernels.fp8 import real, scaled
-from penteract.engine.kernels.fp8_experts import FOUR, in_fours, scaled_experts
-from penteract.engine.kernels.triton.quantise import TRITON
+from penteract.engine.kernels.quantised.fp8 import real, scaled
+from penteract.engine.kernels.quantised.fp8_experts import FOUR, in_fours, scaled_experts
+from penteract.engine.kernels.triton.quantised.quantise import TRITON
 
 FP8 = {
     "linear": scaled(real, TRITON),

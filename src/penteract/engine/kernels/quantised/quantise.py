@@ -15,7 +15,7 @@ import torch
 from penteract.config.layout import Elementwise
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.ops.declarations.fp8 import rows_at_once
+from penteract.ops.declarations.quantised.fp8 import rows_at_once
 
 TINY = 2.0**-96  # the least amax, so that no scale is zero
 
@@ -142,6 +142,6 @@ def quantiser(elementwise: Elementwise) -> Quantiser:
     """The quantiser for a layout's element-wise kernels."""
     if elementwise == "reference":
         return TORCH
-    from penteract.engine.kernels.triton.quantise import TRITON  # imported only for layouts that use it
+    from penteract.engine.kernels.triton.quantised.quantise import TRITON  # imported only for layouts that use it
 
     return TRITON

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels.triton.quantise import scale_of
+from penteract.engine.kernels.triton.quantised.quantise import scale_of
 
 ROWS, COLUMNS = 64, 128  # of a tile: lines of 64 bytes at least, whichever way codes lie
 WARPS = 8

@@ -27,8 +27,8 @@ from penteract.ops.declarations.declaration import (
     linear_products,
 )
 from penteract.ops.declarations.dense import Linear
-from penteract.ops.declarations.fp8 import FP8_BYTES, at_a_time
 from penteract.ops.declarations.fusions import one_pass_rotation, rotation_cost, rotation_workspace
+from penteract.ops.declarations.quantised.fp8 import FP8_BYTES, at_a_time
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
 from penteract.units import Bytes, Seconds

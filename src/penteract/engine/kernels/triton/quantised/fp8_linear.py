@@ -15,13 +15,13 @@ import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.fp8 import real
-from penteract.engine.kernels.fp8_linear import Caster, Casters, Codes, Fp8Kernels
-from penteract.engine.kernels.quantise import TINY
-from penteract.engine.kernels.triton.fp8_glu import put_glu, put_largest_slope, put_slopes
-from penteract.engine.kernels.triton.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_tile
+from penteract.engine.kernels.quantised.fp8 import real
+from penteract.engine.kernels.quantised.fp8_linear import Caster, Casters, Codes, Fp8Kernels
+from penteract.engine.kernels.quantised.quantise import TINY
 from penteract.engine.kernels.triton.fusions import as_one, rotate_
-from penteract.engine.kernels.triton.quantise import patterns_of
+from penteract.engine.kernels.triton.quantised.fp8_glu import put_glu, put_largest_slope, put_slopes
+from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_tile
+from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 
 _AT_ONCE, _TIMES = 4096, 8  # numbers that a program looks at, and how often
 

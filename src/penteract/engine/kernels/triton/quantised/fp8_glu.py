@@ -15,10 +15,10 @@ import triton.language as tl
 
 from penteract.config.precision.fp8 import LARGEST, Format, Fp8
 from penteract.engine.dtypes import FORMATS
-from penteract.engine.kernels.fp8_linear import Codes, Slopes
-from penteract.engine.kernels.quantise import TINY
-from penteract.engine.kernels.triton.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_tile
-from penteract.engine.kernels.triton.quantise import patterns_of
+from penteract.engine.kernels.quantised.fp8_linear import Codes, Slopes
+from penteract.engine.kernels.quantised.quantise import TINY
+from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_tile
+from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 
 _HIGH, _TIMES = 16, 16  # rows of a tile, and tiles, of a program that looks for the largest value
 

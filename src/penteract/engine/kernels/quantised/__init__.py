@@ -1,0 +1,1 @@
+"""Kernels of linear layers and experts in FP8, and of quantisation."""

@@ -1,0 +1,1 @@
+"""What linear layers and experts in FP8 declare."""
