@@ -145,7 +145,7 @@ BESIDE_OPS = ("registry", "traffic", "one_pass", "one_pass_experts", "wide_produ
 
 def test_words_have_their_bodies_in_the_file_of_the_same_name() -> None:
     declared = dict[str, set[str]]()
-    for file, module in modules("ops/declarations"):
+    for file, module in (*modules("ops/declarations"), *modules("ops/declarations/quantised")):
         for name, table in vars(module).items():
             if name.isupper() and type(table) is dict and Path(file).stem not in BESIDE_OPS:
                 declared.setdefault(Path(file).stem, set()).update(table)

@@ -77,7 +77,7 @@ class MadeBeside:
 
 def by_torch(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """torch's own, of bf16 on a GPU."""
-    return torch._grouped_mm(a, b, offs=offsets[1:])
+    return torch._grouped_mm(a, b, offs=offsets[1:])  # pyright: ignore[reportPrivateImportUsage]
 
 
 def emulated(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
