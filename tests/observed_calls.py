@@ -26,6 +26,8 @@ from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.state import TrainingState, allocate
 from penteract.engine.kernels.experts import Splits
+from penteract.engine.kernels.fp8 import emulated
+from penteract.engine.kernels.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optim.muon import Muon
@@ -248,6 +250,9 @@ class _Moving:
         self.real.end(*said)
 
 
+# Positions are data, of which there is none: heads are not turned.
+STILL = Fp8Kernels(TORCH, emulated, lambda *about: None).table()
+
 # ---- kernels and registers ----------------------------------------------------------------------------------------
 
 
@@ -260,7 +265,7 @@ def _bodies(notes: _Notes) -> dict[str, TorchKernel]:
             if op_name == "split_sizes":
                 last[0] = _sizes(site)
             elif site.attrs.get("fp8"):  # its kernel agrees with other ranks on scales
-                real = getattr(REFERENCE[op_name], phase)
+                real = getattr((REFERENCE | STILL)[op_name], phase)
                 real(env, site, ins, weights, last, *more)
 
         return said
