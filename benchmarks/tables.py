@@ -249,7 +249,7 @@ def beside_torchtitan() -> str:
     found = record("beside_torchtitan")
     cases = {"A1": "8 layers of Llama-3-8B, 8,192 tokens, 2 sequences", "B1": "1B, 4,096 tokens, 4 sequences",
              "E1": "1B, 32,768 tokens, 1 sequence", "F1": "4 layers of Qwen3-30B-A3B, 4,096 tokens, 4 sequences",
-             "A1_fp8": "A1 in FP8, tensorwise"}  # fmt: skip
+             "A1_fp8": "the 8 layers of Llama-3-8B in FP8, tensorwise"}  # fmt: skip
     rows = []
     for row in found["rows"]:
         ours, peers = row["our_runs"], row["peer_runs"]
@@ -264,6 +264,8 @@ def beside_torchtitan() -> str:
 torchtitan 0.2.2, compiled, in its own mode for one card (autocast over fp32 parameters), and this program with its fastest
 kernels, as separate processes that take turns on one H200: the same four batches of random tokens, fp32 gradients, the
 median of the last 10 of 18 steps by CUDA events. A run counts if its loss is finite and falls.
+
+The two sides of the row in FP8 ran in two calls, perhaps on two machines; those of each other row took turns on one.
 
 The card is limited by its power: it ran at 1,450 to 1,620 MHz in our runs. Differences of one percent between runs are
 usual.""",
