@@ -118,7 +118,7 @@ def test_a_number_that_cannot_be_is_refused_before_the_work(tell: Tell, monkeypa
 def test_nothing_fits_is_told_and_is_an_error(tell: Tell) -> None:
     words = ["plan", "llama-3.1-8b", "--gpus", "1xA100-40GB", "--fix", "mbs=1,recompute=full,cp=1,pp=1"]
     told = tell(*words)
-    need = "1xA100-40GB · found 138.65 GiB a GPU / allowed 36.24 GiB"
+    need = "1xA100-40GB · found 139.20 GiB a GPU / allowed 36.24 GiB"
     line = f"error[FIT]: no layout fits · {need} · fix: --gpus 4xA100-40GB\n"
     assert (told.code, told.err) == (2, line)
     assert "Next:" not in told.out  # nothing can be written or trained
@@ -347,8 +347,8 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
 
 
 def test_every_field_of_a_layout_is_an_axis() -> None:
-    """But the accumulation steps, which follow from the batch."""
-    fields = {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps"}
+    """But the accumulation steps, which follow from the batch, and the experts' kernel, which a run chooses."""
+    fields = {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps", "experts"}
     assert fields == {*AXES}
 
 

@@ -65,5 +65,5 @@ def test_what_others_hold_is_not_written_over() -> None:
 
     do = Do(Mesh(Layout()))
     ins = [do.receive((4, 1, 8)), do.input("a", (4, 1), "stat"), do.input("b", (4, 1)), do.input("c", (), "stat")]
-    with pytest.raises(Bug, match="writes over"):
+    with pytest.raises(Bug, match="overwrites"):
         do.redistribute(Redistribution("careless", forward, lambda steps, kept: ()), *ins)
