@@ -197,7 +197,7 @@ def test_no_trace_of_what_does_not_fit(tell: Tell, tmp_path: Path) -> None:
     told = tell(*large, "--layout", "mbs=1", "--out", "x.toml")
     assert (told.code, told.out) == (2, "")
     assert told.err.startswith(
-        "error[MEMORY]: no trace of what does not fit · --trace · found 169.8 GiB a GPU / allowed"
+        "error[MEMORY]: no trace of what does not fit · --trace · found 171.2 GiB a GPU / allowed"
     )
     told = tell(*large, "--fix", "mbs=1,recompute=full")
     assert (told.code, told.out) == (2, "") and told.err.startswith("error[FIT]: no layout fits · 1xA100-40GB · found ")
