@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from penteract.engine.kernels.fp8 import emulated
-from penteract.engine.kernels.fp8_linear import TORCH, Fp8Kernels
 
 from layouts import CPU, Case
 from penteract.config.run import Optimizer
@@ -29,6 +27,8 @@ from penteract.engine.executor.executor import Run
 from penteract.engine.executor.state import TrainingState, allocate
 from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.quantised.fp8 import emulated
+from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optim.muon import Muon
 from penteract.engine.optim.optimizer import AdamW

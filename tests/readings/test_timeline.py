@@ -20,6 +20,7 @@ from layouts import Case
 from penteract.config import catalog
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
+from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.executor import named
@@ -35,6 +36,7 @@ from penteract.readings.time.trace import COMPUTED, kind, program, write_trace
 from penteract.step import names
 from penteract.step.walk import Silent, walk
 from strategies import cases, coded_cases
+from tiny import SIZES
 
 NODE = cluster("8xH100")
 NARROW = replace(RECIPES["bf16"], reduce="bf16")
@@ -169,6 +171,13 @@ def traced(prices: Estimator, lay: Layout) -> list[dict[str, Any]]:
 @given(asked())
 def test_trace_has_every_event_and_the_memory_of_the_price(question: tuple[Estimator, Layout]) -> None:
     check_trace(*question)
+
+
+def test_groups_of_equal_size_have_tracks_of_their_own() -> None:
+    """Of what two stages share, and of what one stage shards: two streams, two tracks."""
+    experts = MoESpec(experts=4, top_k=1, ffn_size=24)
+    model = ModelSpec(**SIZES, mtp_layers=1, mtp_loss_coefficient=0.7, moe=experts)
+    check_trace(Estimator(model, NODE, 16, RECIPES["bf16"]), Layout(tp=4, pp=2, zero=1))
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))

@@ -4,6 +4,7 @@ No period is skipped, so it covers the whole step. Events are emitted one by one
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -158,11 +159,13 @@ def timeline(steps: StepClock, layout: Layout) -> Timeline:
 
 
 def _named(stage: Stage, mesh: Mesh) -> list[str]:
-    """Name each stream of a process group after its axis."""
-    rank, found = stage.ops.streams.rank, dict[int, str]()
+    """Name each stream of a process group after its axis. Groups of no axis that have equal sizes are numbered."""
+    rank, found, alike = stage.ops.streams.rank, dict[int, str](), Counter[int]()
     for ranks, number in stage.ops.streams.by_ranks.items():
         axes = [axis for axis in _AXES if mesh.group(axis, rank) == ranks]
-        found[number] = f"{axes[0] if axes else 'shards'} ({len(ranks)} ranks)"
+        alike[len(ranks)] += not axes
+        which = axes[0] if axes else "shards" if alike[len(ranks)] == 1 else f"shards {alike[len(ranks)]}"
+        found[number] = f"{which} ({len(ranks)} ranks)"
     return [found.get(i, "") for i in range(max(found, default=0) + 1)]
 
 
