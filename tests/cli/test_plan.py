@@ -347,9 +347,31 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
 
 
 def test_every_field_of_a_layout_is_an_axis() -> None:
-    """But the accumulation steps, which follow from the batch, and the experts' kernel, which a run chooses."""
-    fields = {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps", "experts"}
-    assert fields == {*AXES}
+    """But the accumulation steps, which follow from the batch."""
+    assert {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps"} == {*AXES}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "kernel", "written"),
+    [
+        ("8xH200", "ep=8,zero=1", "grouped", ""),
+        ("8xB200", "ep=8,zero=1", "grouped", ""),
+        ("8xA100", "ep=8,zero=3,recompute=full", "reference", ""),
+        ("8xMI300X", "ep=8,zero=1", "reference", ""),
+        ("8xH200", "ep=8,zero=1,experts=reference", "reference", ",experts=reference"),
+        ("8xH200", "ep=8,zero=1,experts=quack", "quack", ",experts=quack"),
+    ],
+)
+def test_experts_have_the_fastest_kernel_of_the_gpu(
+    tell: Tell, tmp_path: Path, gpus: str, words: str, kernel: str, written: str
+) -> None:
+    """It is priced, shown only where it is not the default, and written for the run."""
+    one = ("plan", "qwen3-30b-a3b", "--gpus", gpus, "--seq", "1024", "--batch", "8seqs", "--layout", words)
+    told = tell(*one, "--out", "run.toml")
+    assert told.code == 0, told.err
+    assert resolve(tmp_path / "run.toml").run.layout.experts == kernel
+    assert ("experts=" in told.out) == bool(written) and f"{written}: " in told.out
+    assert json.loads(tell(*one, "--json").out)["layouts"][0]["layout"].get("experts", "reference") == kernel
 
 
 def test_layouts_are_ranked_over_several_precisions(tell: Tell) -> None:

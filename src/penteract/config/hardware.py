@@ -29,6 +29,7 @@ class Gpu:
     hbm                 GB/s of device memory
     host_link           GB/s of the link to the host, one way
     multiprocessors     streaming multiprocessors or compute units
+    capability          CUDA's compute capability; (0, 0): no device of CUDA, or not known
     """
 
     name: str
@@ -41,6 +42,7 @@ class Gpu:
     hbm: float
     multiprocessors: int
     host_link: float = 63.0  # PCIe 5.0 x16
+    capability: tuple[int, int] = (0, 0)
     source: str = ""
 
     def peak(self, dtype: str) -> float:
@@ -143,7 +145,12 @@ def gpu(name: str) -> Gpu:
     """The device called `name`, in upper or lower case. Raises BadInput with the nearest name if there is none."""
     table = tables("gpus")
     key = _named(table, name, "GPU")
-    return Gpu(name=key, **{k: v for k, v in table[key].items() if k != "aliases"})
+    return _gpu({"name": key, **{k: v for k, v in table[key].items() if k != "aliases"}})
+
+
+def _gpu(row: Mapping[str, Any]) -> Gpu:
+    major, minor = row.get("capability", (0, 0))
+    return Gpu(**{**row, "capability": (major, minor)})
 
 
 def fabric(name: str) -> Fabric:
@@ -239,7 +246,7 @@ def _measured(path: Path, between: str) -> Cluster:
 
 def _curves(tree: Tables) -> Curves:
     node, attention, launch = tree["node"], tree["attention"], tree["launch"]
-    device = gpu(node["gpu"]) if isinstance(node["gpu"], str) else Gpu(**node["gpu"])
+    device = gpu(node["gpu"]) if isinstance(node["gpu"], str) else _gpu(node["gpu"])
     inside = fabric(node["inside"] if "inside" in node else tables("nodes")[device.name]["inside"])
     collectives = ((k, int(n), _points(rows)) for k, by in tree["collectives"].items() for n, rows in by.items())
     gemm = ((dtype, tree["gemm"][dtype]["shapes"]) for dtype in DTYPES if dtype in tree["gemm"])

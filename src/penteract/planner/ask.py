@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
+from penteract.config.expert_kernels import fastest_experts
 from penteract.config.files.sections import Kernels
 from penteract.config.hardware import Cluster
 from penteract.config.kernel_limits import fastest_attention, fastest_elementwise
@@ -14,12 +15,14 @@ from penteract.config.layout import (
     ATTENTION_KERNELS,
     CP_METHODS,
     ELEMENTWISE,
+    EXPERT_KERNELS,
     FUSIONS,
     LOSS_KERNELS,
     ZERO_STAGES,
     AttentionKernel,
     CpMethod,
     Elementwise,
+    ExpertKernel,
     Fusion,
     Layout,
 )
@@ -47,11 +50,13 @@ _WORDS: Mapping[str, Collection[str]] = {
     "attention": ATTENTION_KERNELS,
     "loss": LOSS_KERNELS,
     "elementwise": ELEMENTWISE,
+    "experts": EXPERT_KERNELS,
 }
 _CHOICES = ("reduce_scatter_once", "reshard_after_step", "offload_optimizer")  # true or false
 AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "cp_method", "micro_batch_size", "zero",
         "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "fuse",
-        "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every", "bucket_bytes")  # fmt: skip
+        "experts", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
+        "bucket_bytes")  # fmt: skip
 LOSS = Kernels().loss  # the default of a run
 # Axes of recomputation and offload.
 EDITS = (
@@ -59,7 +64,7 @@ EDITS = (
 )  # fmt: skip
 _FROM_0 = ("zero", "shard_group", "recompute_first", "loss_chunk", "bucket_bytes")
 # Left out of a layout's text and JSON if they have their default.
-_QUIET = ("shard_group", *_CHOICES, "loss_chunk", "fuse", "bucket_bytes")
+_QUIET = ("shard_group", *_CHOICES, "loss_chunk", "fuse", "experts", "bucket_bytes")
 
 Values = tuple[Any, ...]
 
@@ -113,9 +118,16 @@ class Ask:
         """The ops that are fused: all, where kernels of a GPU compute them."""
         return fusions_of(self.elementwise)
 
+    def experts(self, expert_tp: int) -> ExpertKernel:
+        """The fastest kernel of torch for experts' products on GPUs; the reference kernel without a GPU."""
+        gpu = self.cluster.gpu
+        if gpu is None:
+            return "reference"
+        return fastest_experts(self.model, Layout(expert_tp=expert_tp), self.precision, capability=gpu.capability)
+
     def text(self, layout: Layout) -> str:
         """A layout as text for `--layout`."""
-        return as_text(layout, self.elementwise)
+        return as_text(layout, self.elementwise, self.experts(layout.expert_tp))
 
     @property
     def usable(self) -> int:
@@ -176,7 +188,9 @@ def as_axes(layout: Layout) -> dict[str, Any]:
     for name in (*_QUIET, *EDITS):
         value = getattr(layout, name)
         if value != getattr(plain, name):
-            named[name] = value if isinstance(value, int) else _fusions(value) if name == "fuse" else _joined(value)
+            named[name] = (
+                value if isinstance(value, (int, str)) else _fusions(value) if name == "fuse" else _joined(value)
+            )
     named = {name: named[name] for name in AXES if name in named}
     return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}
 
@@ -190,10 +204,11 @@ def as_word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def as_text(layout: Layout, elementwise: Elementwise) -> str:
-    """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `elementwise`:
-    the default of the device. The attention kernel is left out: the fastest is the default."""
-    plain, axes = as_axes(Layout(loss=LOSS, elementwise=elementwise, fuse=fusions_of(elementwise))), as_axes(layout)
+def as_text(layout: Layout, elementwise: Elementwise, experts: ExpertKernel = "reference") -> str:
+    """A layout as text for `--layout`: dp, the micro-batch size, and all that differs from the defaults. `elementwise`
+    and `experts`: the defaults of the device. The attention kernel is left out: the fastest is the default."""
+    plain = as_axes(Layout(loss=LOSS, elementwise=elementwise, fuse=fusions_of(elementwise))) | {"experts": experts}
+    axes = as_axes(layout) | {"experts": layout.experts}
     always = ("dp", "micro_batch_size")
     return ",".join(
         f"{_LONG.get(name, name)}={as_word(axes[name])}"
