@@ -19,7 +19,7 @@ from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import TINY
 from penteract.config.rules.resolve import resolve
-from penteract.planner.ask import AXES, as_text, parse_axes
+from penteract.planner.ask import AXES, as_text, as_word, parse_axes
 from penteract.planner.plan import exact
 
 Tell = Callable[..., Any]
@@ -73,7 +73,7 @@ def test_one_layout(tell: Tell) -> None:
     told = tell("plan", *TINY_STEP, "--layout", "tp=2,zero=1,mbs=4", "--json")
     (layout,) = json.loads(told.out)["layouts"]
     assert (layout["layout"]["dp"], layout["layout"]["tp"], layout["layout"]["zero"]) == (2, 2, 1)
-    assert layout["layout"]["gradient_accumulation_steps"] == 2
+    assert layout["gradient_accumulation_steps"] == 2
 
 
 def test_a_tensor_group_over_nodes_is_asked_for_in_words(tell: Tell) -> None:
@@ -344,6 +344,14 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
                        "recompute_else": "swiglu", "offload": "layer_inputs", "micro_batch_size": 3,
                        "loss": "reference",
                        "loss_chunk": 64, "bucket_bytes": 0}  # fmt: skip
+
+
+def test_a_layout_in_json_is_one_of_layout(tell: Tell) -> None:
+    """Its keys and values, joined, price the same layout; the accumulation steps are beside it."""
+    words = ["plan", "tiny-moe", "--gpus", "8xH200", "--seq", "256", "--batch", "32seqs", "--json"]
+    for found in json.loads(tell(*words, "--top", "4").out)["layouts"]:
+        text = ",".join(f"{name}={as_word(value)}" for name, value in found["layout"].items())
+        assert json.loads(tell(*words, "--layout", text).out)["layouts"] == [found]
 
 
 def test_every_field_of_a_layout_is_an_axis() -> None:

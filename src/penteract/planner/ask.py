@@ -181,7 +181,7 @@ def budget_of(recompute: str) -> MemoryBudget | None:
 
 
 def as_axes(layout: Layout) -> dict[str, Any]:
-    """A layout as the planner's axes, with its accumulation steps: as JSON shows it, and as `--layout` reads it."""
+    """A layout as the planner's axes: as JSON shows it, and as `--layout` reads it."""
     plain = Layout()
     named = {name: getattr(layout, name) for name in AXES if name not in (*EDITS, *_QUIET)}
     named["recompute"] = recompute_of(layout)
@@ -191,8 +191,7 @@ def as_axes(layout: Layout) -> dict[str, Any]:
             named[name] = (
                 value if isinstance(value, (int, str)) else _fusions(value) if name == "fuse" else _joined(value)
             )
-    named = {name: named[name] for name in AXES if name in named}
-    return named | {"gradient_accumulation_steps": layout.gradient_accumulation_steps}
+    return {name: named[name] for name in AXES if name in named}
 
 
 def _fusions(fuse: tuple[str, ...]) -> str:
@@ -213,7 +212,7 @@ def as_text(layout: Layout, elementwise: Elementwise, experts: ExpertKernel = "r
     return ",".join(
         f"{_LONG.get(name, name)}={as_word(axes[name])}"
         for name in axes
-        if name in always or (name in AXES and axes[name] != plain.get(name) and name != "attention")
+        if name in always or (axes[name] != plain.get(name) and name != "attention")
     )
 
 
