@@ -9,7 +9,7 @@ from typing import Any
 
 from penteract.config.expert_kernels import fastest_experts
 from penteract.config.files.sections import Kernels
-from penteract.config.hardware import Cluster
+from penteract.config.hardware import HEADROOM, Cluster
 from penteract.config.kernel_limits import fastest_attention, fastest_elementwise
 from penteract.config.layout import (
     ATTENTION_KERNELS,
@@ -36,11 +36,6 @@ from penteract.schedule.registry import SCHEDULES
 from penteract.units import parse_count
 
 RECOMPUTE = WHOLE  # name of a recomputation -> the ops it recomputes
-
-# Left for memory outside of our tensors: the CUDA context (1 to 2 GB), communicators (about 0.5 GB each, and a layout
-# opens up to five kinds), workspaces of libraries. Registers are in one planned block, so it need not cover
-# fragmentation, for which estimates of other programs keep 20 %.
-HEADROOM = 0.08
 
 _SHORT = {"mbs": "micro_batch_size", "micro_batch": "micro_batch_size"}
 _LONG = {"micro_batch_size": "mbs"}
@@ -132,7 +127,7 @@ class Ask:
     @property
     def usable(self) -> int:
         """Bytes of a GPU that tensors may take; 0 if its memory is not known."""
-        return int(self.cluster.memory_gib * 2**30 * (1 - self.headroom))
+        return self.cluster.usable(self.headroom)
 
 
 def fusions_of(elementwise: Elementwise) -> tuple[Fusion, ...]:
