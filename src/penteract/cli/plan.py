@@ -240,6 +240,10 @@ def _next(why: int | None, out: Path | None, *, fits: bool) -> str:
 
 def _count(text: str) -> int:
     try:
-        return parse_count(text)
+        count = parse_count(text)
     except ValueError as error:
         raise BadInput("VALUE", "not a number of tokens", where="--tokens", found=text, fix="--tokens 15T") from error
+    if count < 1:
+        raise BadInput("VALUE", "no tokens to train on", where="--tokens", found=text, allowed="1 or more",
+                       fix="--tokens 15T")  # fmt: skip
+    return count
