@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from math import prod
 
@@ -18,8 +18,8 @@ from penteract.config.layout import CP_METHODS, Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.presets import TINY, preset
 from penteract.config.rules.breaches import breaches
-from penteract.planner.ask import Ask, parse_axes
-from penteract.planner.space.layouts import Space, divisors
+from penteract.planner.ask import EDITS, Ask, parse_axes
+from penteract.planner.space.layouts import MemoryOptions, Space, divisors
 from penteract.planner.space.legality import CROSSES, reason
 
 EXPERTS = st.builds(MoESpec, experts=st.sampled_from([4, 6, 8]), top_k=st.just(2), ffn_size=st.sampled_from([6, 8, 12]))
@@ -117,6 +117,13 @@ def test_parts_refuse_what_the_rules_refuse_on_several_nodes(*, experts: bool) -
     assert refused == Counter(reason(wrong[0]) for wrong in found.values() if wrong)
     assert {lay.shard_group for lay in legal} == {0, 2, 4}
     assert any("shard_group" in why for why in refused) == experts
+
+
+def test_a_family_decides_every_field_of_a_layout() -> None:
+    """A new field is in one of its parts, or no plan but the default has it."""
+    family = next(Space(asked(TINY, 8, 256, 16)).families(Counter()))
+    decided = {*family.rest, *MemoryOptions._fields, *EDITS, "micro_batch_size", "gradient_accumulation_steps"}
+    assert decided == {f.name for f in fields(Layout)}
 
 
 def test_a_family_differs_in_the_micro_batch_alone() -> None:

@@ -6,21 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from penteract.config.files.sections import Kernels, MemorySection, Parallel
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 
+_OF_LAYOUT = frozenset(f.name for f in fields(Layout))
+
+
+def _keys(section: str, kind: type) -> dict[str, str]:
+    """The fields of a section that are fields of a layout."""
+    return {f.name: f"{section}.{f.name}" for f in fields(kind) if f.name in _OF_LAYOUT}
+
+
 # axis -> the key of a run file that sets it
 AXES: Mapping[str, str] = {
-    **{name: f"parallel.{name}" for name in ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "schedule",
-                                             "cp_method", "zero", "shard_group", "reduce_scatter_once",
-                                             "reshard_after_step")},
+    **_keys("parallel", Parallel),
     **{name: f"batch.{name}" for name in ("micro_batch_size", "global_batch_size", "sequence_length",
                                           "gradient_accumulation_steps")},
-    "bucket_bytes": "memory.bucket_bytes",
-    "recompute_every": "memory.recompute_every",
-    "recompute_first": "memory.recompute_first",
-    "offload_every": "memory.offload_every",
-    **{name: f"kernels.{name}" for name in ("attention", "loss", "loss_chunk", "elementwise", "experts", "fuse")},
+    **_keys("memory", MemorySection),
+    **_keys("kernels", Kernels),
     "kv_heads": "model.kv_heads",
     "head_size": "model.head_size",
     "vocab_size": "model.vocab_size",
@@ -29,7 +33,6 @@ AXES: Mapping[str, str] = {
     **{name: f"model.moe.{name}" for name in ("top_k", "groups", "top_groups")},
 }  # fmt: skip
 
-_OF_LAYOUT = frozenset(f.name for f in fields(Layout))
 _OF_MODEL = frozenset(f.name for f in fields(ModelSpec))
 OF_A_PART = {axis: key.split(".")[1] for axis, key in AXES.items() if key.count(".") == 2}
 

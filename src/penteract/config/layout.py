@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from penteract.schedule.registry import ScheduleName, schedule_of
 from penteract.schedule.schedule import Placement
 
 CpMethod = Literal["all_gather", "ring", "ulysses"]
+# Those of a package of its own before those of torch, and in each the fastest last.
 AttentionKernel = Literal["reference", "fa4_documents", "fa4", "flash", "cudnn"]
 LossKernel = Literal["reference", "chunked"]
 Elementwise = Literal["reference", "triton"]
@@ -16,13 +17,12 @@ ExpertKernel = Literal["reference", "grouped", "quack"]
 Fusion = Literal["norm", "mlp", "qkv", "loss", "fp8"]
 
 ZERO_STAGES = (0, 1, 2, 3)
-# Those of a package of its own before those of torch, and in each the fastest last.
-ATTENTION_KERNELS: tuple[AttentionKernel, ...] = ("reference", "fa4_documents", "fa4", "flash", "cudnn")
-LOSS_KERNELS: tuple[LossKernel, ...] = ("reference", "chunked")
-ELEMENTWISE: tuple[Elementwise, ...] = ("reference", "triton")
-EXPERT_KERNELS: tuple[ExpertKernel, ...] = ("reference", "grouped", "quack")
-FUSIONS: tuple[Fusion, ...] = ("norm", "mlp", "qkv", "loss", "fp8")
-CP_METHODS: tuple[CpMethod, ...] = ("all_gather", "ring", "ulysses")
+ATTENTION_KERNELS: tuple[AttentionKernel, ...] = get_args(AttentionKernel)
+LOSS_KERNELS: tuple[LossKernel, ...] = get_args(LossKernel)
+ELEMENTWISE: tuple[Elementwise, ...] = get_args(Elementwise)
+EXPERT_KERNELS: tuple[ExpertKernel, ...] = get_args(ExpertKernel)
+FUSIONS: tuple[Fusion, ...] = get_args(Fusion)
+CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 
 
 class Edit(NamedTuple):
@@ -60,9 +60,9 @@ class Layout:
     pp: int = 1
     cp: int = 1
     ep: int = 1
-    vpp: int = 1
     expert_tp: int = 1  # 1: each tensor rank routes its own tokens to whole experts; tp: experts are sharded over tp
     schedule: ScheduleName = "1f1b"
+    vpp: int = 1
     cp_method: CpMethod = "all_gather"
     micro_batch_size: int = 1
     gradient_accumulation_steps: int = 1
@@ -81,8 +81,8 @@ class Layout:
     loss: LossKernel = "reference"  # chunked: logits of some tokens at a time, all of it in backward
     loss_chunk: int = 0  # tokens of a chunk; 0: as many as make a moderate block of logits
     elementwise: Elementwise = "reference"  # norms, activations, loss, update, quantisation: plain torch, or Triton
-    experts: ExpertKernel = "reference"  # a product for each expert, or one for all, of torch or of the package quack
     fuse: tuple[Fusion, ...] = ()  # ops that become one, see `ops/fuse.py`
+    experts: ExpertKernel = "reference"  # a product for each expert, or one for all, of torch or of the package quack
     bucket_bytes: int = 25 * 2**20  # of one flat gradient bucket; 0: one for each parameter
 
     @property

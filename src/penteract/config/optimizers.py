@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 OptimizerName = Literal["adamw", "muon"]
-OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw", "muon")
+OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 Moment = Literal["mean", "square", "momentum"]
 
 _MOMENTS: Mapping[OptimizerName, tuple[Moment, ...]] = MappingProxyType(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -30,6 +30,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds, OptimizerName
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.recompute import WHOLE, MemoryBudget, name_of, ops_of
+from penteract.config.rules.breaches import FROM_0
 from penteract.config.run import Optimizer
 from penteract.errors import BadInput
 from penteract.schedule.registry import SCHEDULES
@@ -48,16 +49,13 @@ _WORDS: Mapping[str, Collection[str]] = {
     "experts": EXPERT_KERNELS,
 }
 _CHOICES = ("reduce_scatter_once", "reshard_after_step", "offload_optimizer")  # true or false
-AXES = ("dp", "tp", "pp", "cp", "ep", "expert_tp", "schedule", "vpp", "cp_method", "micro_batch_size", "zero",
-        "shard_group", *_CHOICES, "recompute", "attention", "loss", "loss_chunk", "elementwise", "fuse",
-        "experts", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
-        "bucket_bytes")  # fmt: skip
+# The fields of a layout; its accumulation steps follow from the batch.
+AXES = tuple(f.name for f in fields(Layout) if f.name != "gradient_accumulation_steps")
 LOSS = Kernels().loss  # the default of a run
 # Axes of recomputation and offload.
 EDITS = (
     "recompute", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
 )  # fmt: skip
-_FROM_0 = ("zero", "shard_group", "recompute_first", "loss_chunk", "bucket_bytes")
 # Left out of a layout's text and JSON if they have their default.
 _QUIET = ("shard_group", *_CHOICES, "loss_chunk", "fuse", "experts", "bucket_bytes")
 
@@ -290,7 +288,7 @@ def _value(axis: str, word: str, flag: str) -> Any:
         allowed = ", ".join(map(str, ZERO_STAGES))
         fix = f"{flag} zero={ZERO_STAGES[-1]}"
         raise BadInput("AXIS", "no such ZeRO stage", where=flag, found=word, allowed=allowed, fix=fix)
-    least, most = (0, 2**40) if axis in _FROM_0 else (1, 2**20)
+    least, most = (0, 2**40) if axis in ("zero", *FROM_0) else (1, 2**20)
     if not least <= value <= most:
         allowed = f"{least} or more"
         raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word, allowed=allowed, fix=f"{axis}=1")

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from penteract.config.files.keys import SECTIONS, Key, keys
+from penteract.config.files.sections import Kernels
 from penteract.config.recompute import MemoryBudget, name_of
 from penteract.config.rules.resolve import Resolved
 from penteract.config.run import RunSpec
@@ -91,14 +92,7 @@ def _sections(run: RunSpec, budget: MemoryBudget | None) -> Iterator[tuple[str, 
             "offload_optimizer": lay.offload_optimizer,
             "bucket_bytes": lay.bucket_bytes,
         },
-        "kernels": {
-            "attention": lay.attention,
-            "loss": lay.loss,
-            "loss_chunk": lay.loss_chunk,
-            "elementwise": lay.elementwise,
-            "experts": lay.experts,
-            "fuse": lay.fuse or "none",
-        },
+        "kernels": {f.name: getattr(lay, f.name) for f in fields(Kernels)} | {"fuse": lay.fuse or "none"},
         "optimizer": run.optimizer,
         "learning_rate": run.schedule,
         "data": run.data,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from penteract.config.layout import Layout
 from penteract.errors import BadInput
@@ -16,7 +16,7 @@ from penteract.errors import BadInput
 Fp8Scaling = Literal["tensorwise", "delayed", "rowwise", "blockwise"]
 Format = Literal["e4m3", "e5m2"]
 
-KINDS: tuple[Fp8Scaling, ...] = ("tensorwise", "delayed", "rowwise", "blockwise")
+KINDS: tuple[Fp8Scaling, ...] = get_args(Fp8Scaling)
 LARGEST: Mapping[Format, float] = MappingProxyType({"e4m3": 448.0, "e5m2": 57344.0})
 UNIT = 16  # the sizes of a product must be multiples of it
 ALONG_FEATURES: tuple[Fp8Scaling, ...] = ("rowwise", "blockwise")  # a token's scales depend only on its own features

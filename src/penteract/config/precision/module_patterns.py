@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, get_args
 
 from penteract.config.precision.fp8 import Fp8
 from penteract.errors import BadInput
 
 # linears: the dtype in which a linear layer multiplies, by the name of its weight; moments: that of optimizer moments.
 Part = Literal["linears", "moments"]
-PARTS: tuple[Part, ...] = ("linears", "moments")
+PARTS: tuple[Part, ...] = get_args(Part)
 FP8 = "fp8"  # of `linears`: as in the FP8 recipe
 
 

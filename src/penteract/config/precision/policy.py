@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from penteract.config.precision.fp8 import KINDS, Fp8, usual
 from penteract.config.precision.module_patterns import FP8, LinearLayers, Pattern, decided
@@ -218,18 +218,8 @@ def _keeping(p: Policy, moments: str) -> Policy:
 
 @cache
 def _widths(p: Policy) -> Widths:
-    roles: tuple[Role, ...] = (
-        "compute",
-        "stat",
-        "index",
-        "offset",
-        "parameter",
-        "gradient",
-        "reduce",
-        "moment",
-        "code",
-    )
-    widths: dict[Role, int] = {role: BYTES[p.dtype(role)] for role in roles}
+    roles: tuple[Role, ...] = get_args(Role)
+    widths: dict[Role, int] = {role: BYTES[p.dtype(role)] for role in roles if role not in ("host", "master")}
     widths["host"], widths["master"] = 0, BYTES[p.master] if p.master else 0
     return MappingProxyType(widths)
 

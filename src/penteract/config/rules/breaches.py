@@ -23,7 +23,7 @@ Breach = tuple[str, str]  # (axis, what is wrong)
 
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
            "sequence_length", "recompute_every", "offload_every")  # fmt: skip
-_FROM_0 = ("recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
+FROM_0 = ("recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
 # axis -> its values, and what one is
 KNOWN: Mapping[str, tuple[Collection[object], str]] = {
     "zero": (ZERO_STAGES, "stage of ZeRO here"),
@@ -50,7 +50,7 @@ def breaches(case: Case) -> list[Breach]:
 
 
 def _counts(case: Case) -> Iterator[Breach]:
-    least = {axis: 1 for axis in _COUNTS} | {axis: 0 for axis in _FROM_0}
+    least = {axis: 1 for axis in _COUNTS} | {axis: 0 for axis in FROM_0}
     if case.global_batch_size is not None:
         least["global_batch_size"] = 1
     for axis, n in least.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from penteract.ops.expression import LEGEND
 from penteract.units import Bytes, show_bytes, show_count
@@ -24,10 +24,7 @@ TermKind = Literal[
     "wires",
 ]
 
-KINDS: tuple[TermKind, ...] = (
-    "parameters", "gradients", "optimizer", "ring_buffer", "data", "kept", "temporary", "workspace", "host", "flops",
-    "wires"
-)  # fmt: skip
+KINDS: tuple[TermKind, ...] = get_args(TermKind)
 # The name under which a plan shows their sum, if it is another one.
 PART_OF: Mapping[TermKind, str] = {
     "kept": "activations", "temporary": "activations", "ring_buffer": "other", "data": "other", "workspace": "other"
