@@ -26,6 +26,9 @@ from op_kernels.formulas import FORMULAS, Room, Truth
 from penteract.api import plan
 from penteract.config import catalog, hf
 from penteract.config.catalog import hardware as hardware_catalog
+from penteract.config.files import keys as file_keys
+from penteract.config.files.sections import Parallel
+from penteract.config.files.write import template, to_toml
 from penteract.config.hardware import cluster
 from penteract.config.hf import write_config
 from penteract.config.hf.families import sizes
@@ -36,6 +39,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN
 from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import preset
+from penteract.config.rules import resolve as resolving
 from penteract.config.rules.legal import problems
 from penteract.engine.comm.groups import ProcessGroups
 from penteract.engine.hf.folder import open_folder
@@ -65,6 +69,7 @@ from penteract.schedule.draw import draw
 from penteract.schedule.registry import SCHEDULES, generate
 from penteract.schedule.schedule import Schedule, round_robin
 from penteract.schedule.transfers import with_transfers
+from penteract.step import program
 from penteract.step.walk import walk
 from pool import Pool
 from readings.test_composed import check as equals_the_walk
@@ -227,10 +232,18 @@ def columns(do: Do, m: ModelSpec, name: str, x: Value, ffn_size: int) -> Value:
     return do.redistribute(leave_ffn, do.linear(h, cut("down", down, 1)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class WiderParallel(Parallel):
+    """`config/files/sections.py` with its key."""
+
+    ffn: int = 1
+
+
 @contextmanager
 def ffn_known() -> Iterator[None]:
     axes = (*ops.AXES, "ffn")
     with (
+        patch.object(program, "REDISTRIBUTIONS", (*program.REDISTRIBUTIONS, enter_ffn, leave_ffn)),
         patch.dict(AXES, {"ffn": FFN}),
         patch.dict(DIMENSION, {"ffn": "tensor"}),
         patch.object(ops, "AXES", axes),
@@ -250,7 +263,32 @@ WIDER = [
     Wider(dp=2, cp=2, ffn=2, micro_batch_size=2, gradient_accumulation_steps=2, zero=3),
     Wider(dp=2, pp=2, ffn=2, gradient_accumulation_steps=2, zero=1),
     Wider(dp=4, ffn=4, recompute=("*",)),
+    Wider(dp=2, ffn=2, recompute=("enter_ffn", "swiglu")),
 ]
+
+
+@contextmanager
+def key_known() -> Iterator[None]:
+    with (
+        patch.dict(file_keys.SECTIONS, {"parallel": WiderParallel}),
+        patch.dict(file_keys._ABOUT, {"parallel.ffn": ("FFN columns over dp·cp", 1, 2**48)}),
+        patch.object(resolving, "Layout", Wider),
+    ):
+        file_keys.keys.cache_clear()
+        yield
+    file_keys.keys.cache_clear()
+
+
+def test_a_dimension_has_a_key_of_run_files(tmp_path: Path) -> None:
+    """Read, shown with its meaning, written and read again."""
+    with key_known():
+        found = resolving.resolve(overrides=["--parallel.dp=4", "--parallel.ffn=2"])
+        assert found.run.layout == Wider(dp=4, ffn=2, **{"micro_batch_size": 4, "loss": "chunked"})
+        assert "# ffn = 1  # FFN columns over dp·cp" in template()
+        (tmp_path / "run.toml").write_text(to_toml(found))
+        assert resolving.resolve(tmp_path / "run.toml").run == found.run
+    with pytest.raises(BadInput, match="unknown key"):
+        resolving.resolve(overrides=["--parallel.ffn=2"])
 
 
 @pytest.mark.parametrize("layout", WIDER, ids=repr)
