@@ -169,7 +169,7 @@ def test_a_disk_that_fills_leaves_the_old_one_and_no_orphan(tmp_path: Path, monk
         with pytest.raises(DiskFailure, match="No space left"):
             save_whole(tmp_path, 2, TENSORS)
     assert latest(tmp_path) == old
-    assert not list(tmp_path.glob("**/step-00000002.tmp/*"))
+    assert not list(tmp_path.glob("work-*/step-00000002/*.safetensors"))
     assert save_whole(tmp_path, 2, TENSORS) == latest(tmp_path)
 
 

@@ -65,6 +65,7 @@ class Run:
     common: Factors | None = None  # of this step's updates, the same for all buckets
     streamed: StreamedState | None = None  # moves optimizer state to the device and back, where it is on the host
     latch: torch.Tensor = field(init=False)  # 0; NaN after a step that was not finite or that ends the run
+    done: torch.Tensor = field(init=False)  # [], fp64: the last step whose update is in the state
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
@@ -81,6 +82,7 @@ class Run:
         self.summed = Totals(self.p, device)
         self.totals = self.summed.numbers
         self.stop, self.latch = (torch.zeros((), dtype=stat, device=device) for _ in range(2))
+        self.done = torch.zeros((), dtype=torch.float64, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
         self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed}
         self.agreed["norm and losses"] = self.summed.vector
@@ -104,6 +106,8 @@ class Run:
         if self.host is not None:
             self.host.begin()
         self.summed.begin(self.stop)
+        if self.optimizer is not None:
+            self.totals[0].add_(self.optimizer.nonfinite)  # so every rank learns of it
         if self.state.scaling is not None:
             self.state.scaling.begin()
         if self.state.history is not None:
@@ -244,8 +248,15 @@ class Run:
             self.state.history.end(self.totals[0])
         if self.optimizer is not None:
             self.common = self.optimizer.factors(self.totals[0])
+            self._note_step(self.optimizer.step)
         self._latch()
         self.summed.read_next_targets(self.counts)
+
+    def _note_step(self, number: torch.Tensor) -> None:
+        """Step `number` is done, unless the latch or its own norm keeps it from changing the state. A step that loss
+        scaling skips is done."""
+        hindered = self.latch if self.state.scaling is not None else self.totals[0]
+        self.done.copy_(number.where(hindered.isfinite(), self.done))
 
     def _latch(self) -> None:
         """After a step that was not finite, or the last before a stop, no later step changes anything: the host reads a

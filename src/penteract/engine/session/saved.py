@@ -37,6 +37,24 @@ KINDS: Mapping[str, StateKind] = MappingProxyType(
 )
 
 
+class Recipe:
+    """The state that only one precision recipe keeps, as it was before a checkpoint was loaded: one of another recipe
+    does not have it."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._kept = [x.clone() for x in _of_recipe(state)]
+
+    def restore(self, state: TrainingState) -> None:
+        """Undo what a load changed of it."""
+        for x, kept in zip(_of_recipe(state), self._kept, strict=True):
+            x.copy_(kept)
+
+
+def _of_recipe(state: TrainingState) -> list[torch.Tensor]:
+    scaling = [] if state.scaling is None else [state.scaling.values]
+    return scaling if state.history is None else [*scaling, state.history.steps]
+
+
 def state_slices(p: Program, state: TrainingState) -> Iterator[Slice]:
     """Parameters, moments and routers' biases as rectangles of global tensors: views where the state is kept in the
     saved dtype, otherwise copies on the CPU."""

@@ -117,6 +117,11 @@ class Trainer:
         walk(self.program, self.run, counted=counts is None)
         return self._outcome(self.run)
 
+    def weights_are_finite(self) -> bool:
+        """Whether all updates have made finite weights of this rank's shards."""
+        assert self.run.optimizer is not None
+        return math.isfinite(self.run.optimizer.nonfinite.item())
+
     def rate(self, number: int) -> float:
         """The learning rate of a step."""
         return rate(self.spec.schedule, self.spec.optimizer.learning_rate, number, self.spec.train.steps)
