@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-OPERATIONS = ("open", "write", "fsync", "close", "rename", "replace", "mkdir", "unlink", "rmdir")
-CHANGES = frozenset({"write", "fsync", "rename", "replace", "mkdir", "unlink", "rmdir"})  # a full or dying disk fails
-IN_PLACE = frozenset({"write", "mkdir"})  # a full disk
+OPERATIONS = ("open", "write", "fsync", "close", "rename", "replace", "mkdir", "unlink", "rmdir", "posix_fallocate")
+CHANGES = frozenset({*OPERATIONS} - {"open", "close"})  # what a dying disk fails
+GROWS = frozenset({"write", "mkdir", "posix_fallocate"})  # what a full disk fails
 
 
 class Crash(BaseException):
@@ -54,7 +54,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, count: int, error: int, *, lasting:
     The log has one entry, if that happened. A file that was opened is closed; nothing of a failed write is written.
     """
     left, failed = [count], list[str]()
-    names = IN_PLACE if error == 28 or error == 122 else CHANGES  # ENOSPC, EDQUOT
+    names = GROWS if error == 28 or error == 122 else CHANGES  # ENOSPC, EDQUOT
 
     def before(name: str, arguments: tuple[Any, ...]) -> None:
         creates = name == "open" and len(arguments) > 1 and arguments[1] & os.O_CREAT

@@ -1,4 +1,4 @@
-"""Stop a save at each of its file operations, or let one fail: a reader sees the old checkpoint or the new one, whole."""
+"""Stop a save at each of its file operations, or let one fail: a reader sees the old checkpoint or the new, whole."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_crash_point(tmp_path: Path, before: list[tuple[int, int]], step: 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
 @pytest.mark.parametrize(("before", "step", "keep", "world"), SAVES, ids=NAMES)
-def test_every_operation_fails_once(  # noqa: PLR0913
+def test_every_operation_fails_once(
     tmp_path: Path, before: list[tuple[int, int]], step: int, keep: int, world: int, error: int
 ) -> None:
     old, new = state(before[-1][1]), state(77)

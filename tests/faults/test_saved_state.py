@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +12,16 @@ import pytest
 import torch
 
 from penteract.config.rules.resolve import resolve
+from penteract.engine import checkpoint
 from penteract.engine.checkpoint import committed, latest, verify
+from penteract.engine.checkpoint import durable as disk
+from penteract.engine.checkpoint.durable import Room
 from penteract.engine.executor.device import Cpu
 from penteract.engine.runtime.rank import Rank
+from penteract.engine.session.saved import saved_bytes
 from penteract.engine.session.session import Session, SessionOptions
 from penteract.engine.session.trainer import Trainer
-from penteract.errors import BadNumerics, CorruptData
+from penteract.errors import BadNumerics, CorruptData, DiskFailure
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["at once", "a step late"])
@@ -60,7 +66,7 @@ def at_step(number: int, do: Callable[[Trainer], None]) -> pytest.MonkeyPatch:
 @pytest.mark.parametrize("keep", [1, 3])
 @pytest.mark.parametrize("bad", [5, 6])
 def test_an_update_that_makes_bad_weights_is_never_saved(tmp_path: Path, bad: int, keep: int) -> None:
-    """Its gradient was finite, and a step later the loss is not. If the bad step is one that is saved, so much worse."""
+    """Its gradient was finite, and a step later the loss is not. The bad step may be one that is due to be saved."""
     made = session(tmp_path, "--training.steps=20", f"--checkpoint.keep={keep}")
     rate = Trainer.rate
     with pytest.MonkeyPatch.context() as patched, pytest.raises(BadNumerics) as failed:
@@ -159,3 +165,63 @@ def test_no_step_can_be_read(tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match="no checkpoint can be read"):
         session(tmp_path, "--training.steps=4", resume=True)
     assert steps(tmp_path) == [2]
+
+
+# ---- the disk --------------------------------------------------------------------------------------------------------
+
+
+def test_room_is_asked_for_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = session(tmp_path, "--training.steps=2")
+    made.go()
+    size = sum(f.stat().st_size for f in (tmp_path / "checkpoints" / "step-00000002").glob("rank-*"))
+    assert size * 0.98 < saved_bytes(made.trainer.program) < size
+    for free, files, what in ((2 * size, None, "checkpoints to come: 3 of"), (9 * size, 2, "inodes")):
+        monkeypatch.setattr(checkpoint, "room", lambda folder, free=free, files=files: Room(free, files))
+        with pytest.raises(DiskFailure, match=what) as failed:
+            session(tmp_path / str(free), "--training.steps=100", "--checkpoint.keep=1")
+        assert failed.value.exit_code == 74
+    monkeypatch.setattr(checkpoint, "room", lambda folder: Room(3 * size, None))
+    session(tmp_path / "fits", "--training.steps=100", "--checkpoint.keep=1")
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_an_error_that_passes_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    made, write, left = session(tmp_path, "--training.steps=2"), disk.write, [times]
+
+    def stale(path: Path, *about: object, **named: object) -> int:
+        if path.suffix == ".safetensors" and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return write(path, *about, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(disk, "write", stale)
+    if times < 3:
+        made.go()
+        verify(latest(tmp_path / "checkpoints"))
+    else:
+        with pytest.raises(DiskFailure, match="Stale file handle"):
+            made.go()
+
+
+def test_a_folder_that_is_gone_ends_the_run_and_is_not_made_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    made = session(run, "--training.steps=8")
+    patch = at_step(5, lambda trainer: shutil.rmtree(run))
+    try:
+        with pytest.raises(DiskFailure, match="gone") as failed:
+            made.go()
+    finally:
+        patch.undo()
+    assert failed.value.exit_code == 74
+    assert not run.exists()
+
+
+def test_metrics_do_not_follow_a_link(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "precious"
+    run.mkdir()
+    other.write_text("mine\n")
+    (run / "metrics.jsonl").symlink_to(other)
+    with pytest.raises(DiskFailure):
+        session(run, "--training.steps=2").go()
+    assert other.read_text() == "mine\n"

@@ -120,14 +120,16 @@ def latest(folder: Path) -> Path:
 
 
 def take(folder: Path, epoch: int) -> None:
-    """Begin an epoch: no earlier one can commit from now on, and this one can."""
+    """Begin an epoch: no earlier one can commit from now on, and this one can. Raises DiskFailure if a later one has
+    begun."""
     folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        number = _WORK.fullmatch(path.name)
-        if number and int(number[1]) < epoch:
-            gone = path.with_name(f"gone-{path.name}-{epoch:06d}")
-            disk.rename(path, gone)
-            disk.remove(gone)
+    epochs = {int(name[1]): path for path in folder.iterdir() if (name := _WORK.fullmatch(path.name))}
+    if max(epochs, default=0) > epoch:
+        raise _ousted(folder)
+    for path in (path for number, path in epochs.items() if number < epoch):
+        gone = path.with_name(f"gone-{path.name}-{epoch:06d}")
+        disk.rename(path, gone)
+        disk.remove(gone)
     with contextlib.suppress(FileExistsError):
         work_folder(folder, epoch).mkdir()
     disk.sync(folder)
@@ -149,10 +151,17 @@ def _work(folder: Path, epoch: int) -> Path:
     work = work_folder(folder, epoch)
     if epoch == 0:
         work.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        raise DiskFailure("GONE", "the folder of checkpoints is gone", where=str(folder),
+                          fix="start a new run, or bring the folder back and resume")  # fmt: skip
     if not work.is_dir():
-        raise DiskFailure("OUSTED", "another process has taken this run over: nothing more is saved",
-                          where=str(folder), fix="let only one of them go on")  # fmt: skip
+        raise _ousted(folder)
     return work
+
+
+def _ousted(folder: Path) -> DiskFailure:
+    return DiskFailure("OUSTED", "another process has taken this run over: nothing more is saved", where=str(folder),
+                       fix="let only one of them go on")  # fmt: skip
 
 
 def commit(folder: Path, step: int, epoch: int) -> Path:

@@ -4,6 +4,7 @@ by a rename."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -19,7 +20,10 @@ from penteract.engine.checkpoint.folder import clear, commit, step_folder, unfin
 from penteract.engine.checkpoint.manifest import Manifest, ManifestEntry, StoredBox
 from penteract.engine.checkpoint.slices import NAMES, Slice, digest, inside, raw, volume
 from penteract.errors import BadInput, BadNumerics, Bug, DiskFailure
-from penteract.units import gib
+from penteract.units import show_bytes
+
+_ATTEMPTS = 3  # at writing a file, if the error may pass
+_PASSING = (errno.EIO, errno.ESTALE)  # of a network's file system
 
 
 def save(  # noqa: PLR0913 -- the last five describe the run and the calling rank
@@ -87,19 +91,25 @@ def _write_share(fresh: Path, slices: Iterable[Slice], rank: int, *, finite: boo
     # Wide elements first: then each tensor begins at a multiple of its element's size.
     solid = sorted((s for s in held if s.owner and s.tensor.numel()), key=lambda s: -s.tensor.element_size())
     need = sum(s.tensor.nbytes for s in solid)
-    if need > (free := disk.free_bytes(fresh)):
-        raise DiskFailure("DISK", "no room for a checkpoint", where=str(fresh), found=f"{gib(free):.3f} GiB free",
-                          allowed=f"{gib(need):.3f} GiB for rank {rank}", fix="free some space")  # fmt: skip
-    digests: dict[str, str] = {}
-    path = fresh / file_of(rank)
-    try:
-        size = disk.write(path, _stream(solid, digests, finite=finite)) if solid else 0
-        share: dict[str, Any] = {"size": size, "tensors": manifest.tensors_json(_table(held, digests, path.name))}
-        disk.write(fresh / _share_of(rank), [json.dumps(share).encode()])
-    except OSError:
-        with contextlib.suppress(OSError):  # an incomplete file only takes space
-            os.unlink(path)
-        raise
+    if need > (free := disk.room(fresh).bytes):
+        raise DiskFailure("DISK", "no room for a checkpoint", where=str(fresh), found=f"{show_bytes(free)} free",
+                          allowed=f"{show_bytes(need)} for rank {rank}", fix="free some space")  # fmt: skip
+    for attempt in reversed(range(_ATTEMPTS)):
+        try:
+            return _write_files(fresh, rank, held, solid, need, finite=finite)
+        except OSError as e:
+            with contextlib.suppress(OSError):  # an incomplete file only takes space; the next attempt makes a new one
+                os.unlink(fresh / file_of(rank))
+            if not attempt or e.errno not in _PASSING:
+                raise
+
+
+def _write_files(fresh: Path, rank: int, held: list[Slice], solid: list[Slice], need: int, *, finite: bool) -> None:
+    digests, size = dict[str, str](), 0
+    if solid:
+        size = disk.write(fresh / file_of(rank), _stream(solid, digests, finite=finite), reserve=need)
+    share: dict[str, Any] = {"size": size, "tensors": manifest.tensors_json(_table(held, digests, file_of(rank)))}
+    disk.write(fresh / _share_of(rank), [json.dumps(share).encode()])
 
 
 def _key(s: Slice) -> str:

@@ -15,6 +15,7 @@ from penteract.engine import checkpoint
 from penteract.engine.checkpoint import Slice
 from penteract.engine.runtime.rank import Rank
 from penteract.errors import BadInput, CorruptData, DiskFailure, PenteractError
+from penteract.units import show_bytes
 
 log = logging.getLogger("penteract")
 
@@ -35,6 +36,32 @@ class Checkpoints:
     last: int = 0
     _written: ReadBack | None = field(default=None, repr=False)  # what was saved last
     _loaded: Path | None = None  # what was loaded, until it is proven
+
+    def begin(self) -> None:
+        """Take the folder for this epoch."""
+        if self.rank.number == 0:
+            with checkpoint.failing(self.folder, "take the folder of checkpoints"):
+                checkpoint.take(self.folder, self.epoch)
+
+    def check_room(self, size: int, saves: int) -> None:
+        """Raise DiskFailure on rank 0 unless the disk has room for the checkpoints to come: `saves` of `size` bytes, of
+        which old ones are removed."""
+        if self.rank.number or not saves:
+            return
+        held = len(checkpoint.committed(self.folder))
+        # Before old ones go, there are those that are kept, a proven one, and the new one.
+        copies = min(saves, max(1, self.keep + 2 - held)) if self.keep else saves
+        room, files = checkpoint.room(self.folder), copies * (self.rank.world + 3)
+        if copies * size > room.bytes:
+            raise DiskFailure("DISK", f"no room for the checkpoints to come: {copies} of {show_bytes(size)}",
+                              where=str(self.folder), found=f"{show_bytes(room.bytes)} free",
+                              allowed=f">= {show_bytes(copies * size)}",
+                              fix="another --output.folder, a smaller --checkpoint.keep, or a larger "
+                              "--checkpoint.every")  # fmt: skip
+        if room.files is not None and files > room.files:
+            raise DiskFailure("DISK", "no room for the files of the checkpoints to come", where=str(self.folder),
+                              found=f"{room.files} inodes free", allowed=f">= {files}",
+                              fix="another --output.folder, or remove files there")  # fmt: skip
 
     def load(self, load: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         """Load the newest checkpoint that every rank can read. Newer ones, which are damaged, are set aside.

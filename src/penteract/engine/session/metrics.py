@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +48,10 @@ class MetricsWriter:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             keep, self._step = _length_up_to(path, resume_at)
-            self._file = path.open("ab", buffering=0)
+            fd = os.open(
+                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644
+            )  # a link may lead anywhere
+            self._file = os.fdopen(fd, "ab", buffering=0)
             if path.stat().st_size > keep:
                 self._file.truncate(keep)
         except OSError as e:
@@ -60,6 +64,9 @@ class MetricsWriter:
             raise Bug("METRICS", "steps must increase", where=str(self._path), found=step, allowed=f"> {self._step}")
         left = json.dumps({k: _finite(v) for k, v in row.items()}, allow_nan=False).encode() + b"\n"
         try:
+            if not os.fstat(self._file.fileno()).st_nlink:
+                raise DiskFailure("GONE", "the run's folder is gone: nothing more is written", where=str(self._path),
+                                  fix="start a new run, or bring the folder back and resume")  # fmt: skip
             while left:
                 left = left[self._file.write(left) or 0 :]
         except OSError as e:

@@ -61,6 +61,14 @@ def state_slices(p: Program, state: TrainingState) -> Iterator[Slice]:
     yield from _slices(p, state, _widened(p, state))
 
 
+def saved_bytes(p: Program) -> int:
+    """Bytes of a checkpoint, of all ranks together: master weights and moments of all parameters."""
+    moments = {q.name: len(b.optimizer_kind.moments) for b in p.buckets for q in b.params}
+    most = max(moments.values())
+    elements = sum(prod(q.shape) * (1 + moments.get(q.name, most)) for q in p.everything)
+    return elements * dtype_of("stat", p.precision).itemsize
+
+
 def load_state(at: Path, p: Program, state: TrainingState) -> dict[str, Any]:
     """Fill the state of this rank from a checkpoint; returns the checkpoint's `extra`."""
     widened, stored = _widened(p, state), manifest.read(at).tensors

@@ -28,7 +28,7 @@ from penteract.engine.session.display import LiveTable
 from penteract.engine.session.metrics import MetricsWriter
 from penteract.engine.session.resume import other_precision, resume_settings
 from penteract.engine.session.sample import write
-from penteract.engine.session.saved import Recipe, after_load, load_state, state_slices
+from penteract.engine.session.saved import Recipe, after_load, load_state, saved_bytes, state_slices
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadInput, BadNumerics, Preempted
 from penteract.units import gib, show_count
@@ -92,11 +92,15 @@ class Session:
         self.checkpoints = Checkpoints(
             self.options.folder / "checkpoints", self.rank, self.spec.checkpoint.keep, self.options.epoch
         )
+        self.checkpoints.begin()
         self.trainer = Trainer.build(spec, self.rank, self.options.init)
         if spec.train.validation_every and len(self.validation):
             self.trainer.check_validation(self.validation)
         if self.options.resume is not None:
             self._load(self.options.resume)
+        every, steps = self.spec.checkpoint.every, self.spec.train.steps
+        saves = (steps // every - (self.first - 1) // every if every else 0) + bool(not every or steps % every)
+        self.checkpoints.check_room(saved_bytes(self.trainer.program), saves)
 
     def _open_data(self) -> None:
         """Open the data on rank 0 first: it may have to tokenise a large text into the cache that the others read."""
