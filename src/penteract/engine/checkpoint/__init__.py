@@ -8,6 +8,7 @@ pickled.
 from penteract.engine.checkpoint.durable import failing, room
 from penteract.engine.checkpoint.folder import (
     Committed,
+    check,
     committed,
     intact,
     latest,
@@ -22,6 +23,6 @@ from penteract.engine.checkpoint.slices import Slice
 from penteract.engine.checkpoint.writing import file_of, save, save_alone
 
 __all__ = [
-    "Committed", "Slice", "committed", "extra", "failing", "file_of", "intact", "latest", "load", "prove", "prune",
-    "rectangles", "room", "save", "save_alone", "set_aside", "take", "verify", "verify_file",
+    "Committed", "Slice", "check", "committed", "extra", "failing", "file_of", "intact", "latest", "load", "prove",
+    "prune", "rectangles", "room", "save", "save_alone", "set_aside", "take", "verify", "verify_file",
 ]  # fmt: skip

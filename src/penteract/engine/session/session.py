@@ -308,9 +308,10 @@ class Session:
         degrees = " ".join(f"{a}={getattr(lay, a)}" for a in ("dp", "tp", "pp", "cp", "ep"))
         n = sum(math.prod(q.shape) for q in self.trainer.program.everything)
         title = f"{self.spec.model.name}, {show_count(n)} parameters · {degrees} · {self.rank.device}"
+        metrics_file = self.options.folder / "metrics.jsonl"
         with (
             LiveTable(steps, title, json=self.options.as_json) as table,
-            MetricsWriter(self.options.folder / "metrics.jsonl", resume_at=self.first - 1) as metrics,
+            MetricsWriter(metrics_file, resume_at=self.first - 1, epoch=self.options.epoch) as metrics,
         ):
             yield table, metrics
 
