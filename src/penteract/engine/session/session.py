@@ -76,6 +76,7 @@ class Session:
     measured: int = 0  # bytes at the peak of one step; 0: not measured yet
     ended: float = 0.0  # when the last outcome was read
     asked_to_stop: bool = False
+    checked: int = 0  # the last step after which replicas were compared
 
     # ---- opening ---------------------------------------------------------------------------------------------
 
@@ -157,6 +158,7 @@ class Session:
         after this very step is looked at, or where its memory is."""
         train = self.spec.train
         looked_at = _every(self.spec.checkpoint.every, number) or _every(train.validation_every, number)
+        looked_at = looked_at or _every(train.replica_check_every, number)
         return not self.trainer.run.device.behind or number <= self.first + 1 or looked_at or number == train.steps
 
     def _begin(self, number: int) -> Begun:
@@ -175,6 +177,8 @@ class Session:
         if told and save_gradients(self.trainer, self.options.folder, self.rank) and compare:
             compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
         last = outcome.stop or number == self.spec.train.steps
+        if _every(self.spec.train.replica_check_every, number):
+            self._check_state(number)
         row = self._row(begun, outcome, last)
         if self.rank.number == 0:
             table, metrics = shown
@@ -197,6 +201,7 @@ class Session:
         self.ended = now
         self.losses.append(outcome.loss)
         if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)) and not outcome.skipped:
+            self.trainer.check_unreplicated(begun.number)
             # The device skipped the update on every rank, so this saves the state before this step.
             self._save(prune=False)
             saved = f"step {self.checkpoints.last} is saved" if self.checkpoints.last else "nothing is saved yet"
@@ -231,6 +236,29 @@ class Session:
             row["val/loss"] = self.trainer.validate(self.validation)
         return row
 
+    def _check_state(self, step: int) -> None:
+        """Compare what ranks hold alike. Raises BadNumerics on all ranks where it differs: nothing is saved then."""
+        if self.checked == step:
+            return
+        self.trainer.run.settle_parameters()
+        differing = self.trainer.run.check.differing()
+        found = torch.tensor(len(differing))
+        self.rank.largest(found)
+        if found:
+            error = None
+            if differing:
+                name, ranks = next(iter(differing.items()))
+                some = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
+                error = BadNumerics("REPLICAS", f"replicas of the state differ after step {step}: nothing is saved",
+                                    where=name, found=f"other bytes on rank {some}",
+                                    fix="look at the memory of these devices; --resume continues from the last "
+                                    "checkpoint")  # fmt: skip
+            error = self.rank.one_of(error)
+            assert error is not None
+            raise error
+        self.trainer.run.check.remember()
+        self.checked = step
+
     def _samples_after(self, step: int) -> int:
         """The samples that were trained on when `step` is done."""
         return self.samples_before + (step - self.first + 1) * self.spec.layout.global_batch_size
@@ -243,6 +271,7 @@ class Session:
         step = int(trainer.run.done)
         if step == self.checkpoints.last:
             return
+        self._check_state(step)
         if not trainer.weights_are_finite():
             raise BadNumerics("NUMERICS", f"an update made weights that are not finite: step {step} is not saved",
                               where=f"rank {self.rank.number}",
