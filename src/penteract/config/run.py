@@ -61,6 +61,7 @@ class Data:
 
     source: str | tuple[str, ...] = "builtin"
     validation_fraction: float = 0.05
+    allow_change: bool = False  # whether a resumed run may go on with other data
     pack_documents: bool = True  # several documents share a sequence, and attention stays inside each
 
 

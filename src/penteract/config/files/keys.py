@@ -146,6 +146,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "learning_rate.decay_fraction": ("of the steps, for wsd", 0, 1),
     "data.source": ('"builtin", a file, a folder, a list of them, or "hf:NAME"', 0, 0),
     "data.validation_fraction": ("of the documents, never trained on", 0, 0.9),
+    "data.allow_change": ("whether a resumed run may go on with other data", 0, 0),
     "data.pack_documents": ("several documents share a sequence; attention stays inside each", 0, 0),
     "tokenizer.source": ('"bytes", or the path of a tokenizer.json', 0, 0),
     "training.steps": ("optimizer steps", 1, _HUGE),

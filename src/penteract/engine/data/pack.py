@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penteract.engine.data import fingerprint
+from penteract.engine.data.fingerprint import Fingerprint
 from penteract.engine.data.order import permute
 from penteract.engine.data.tokens import Tokens
 from penteract.errors import BadInput
@@ -48,6 +50,14 @@ class Samples(Protocol):
         """The sample of a global index."""
         ...
 
+    def fingerprint(self) -> Fingerprint:
+        """Of the content; of a stream, up to what was read."""
+        ...
+
+    def expect(self, then: Fingerprint) -> None:
+        """Raise BadInput unless the content is that of a fingerprint; of a stream, once it has been read so far."""
+        ...
+
 
 @dataclass(frozen=True)
 class DocumentPacking:
@@ -82,9 +92,18 @@ class WindowSamples:
     def __init__(self, tokens: Tokens, packing: DocumentPacking, seed: int, *, one_order: bool = False) -> None:
         self._tokens, self._packing, self._seed, self._one_order = tokens, packing, seed, one_order
         self._windows = packing.windows(len(tokens))
+        self._fingerprint: Fingerprint | None = None
 
     def __len__(self) -> int:
         return self._windows
+
+    def fingerprint(self) -> Fingerprint:
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint.of_tokens(self._tokens.parts)
+        return self._fingerprint
+
+    def expect(self, then: Fingerprint) -> None:
+        fingerprint.compare(then, self.fingerprint())
 
     def sample(self, index: int) -> Sample:
         if index < 0 or not self._windows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +11,7 @@ from typing import cast
 import numpy as np
 
 from penteract.engine.data.corpus import StreamedCorpus, TextPart
+from penteract.engine.data.fingerprint import Fingerprint, compare
 from penteract.engine.data.order import permute
 from penteract.engine.data.pack import Array, DocumentPacking, Sample, WindowSamples
 from penteract.engine.data.tokenizer import TextTokenizer
@@ -34,6 +36,8 @@ class StreamSamples:
         self._reader: Iterator[Array] = iter(())
         self._block: list[Array] = []
         self._number = -1
+        self._digests = [""]  # of the stream up to each block
+        self._expected: Fingerprint | None = None
 
     def __len__(self) -> int:
         return sys.maxsize
@@ -47,7 +51,32 @@ class StreamSamples:
         while self._number < number:
             self._block = list(itertools.islice(self._reader, BLOCK))
             self._number += 1
+            self._note_block()
         return self._packing.sample(self._block[permute(at, BLOCK, self._seed, number)])
+
+    def fingerprint(self) -> Fingerprint:
+        return {"blocks": len(self._digests) - 1, "digest": self._digests[-1]}
+
+    def expect(self, then: Fingerprint) -> None:
+        self._expected = then
+        if len(self._digests) > then.get("blocks", 0):
+            self._compare()
+
+    def _note_block(self) -> None:
+        """Digest the present block, unless it was read before."""
+        if self._number + 1 == len(self._digests):
+            found = hashlib.blake2b(self._digests[-1].encode(), digest_size=16)
+            for window in self._block:
+                found.update(window.tobytes())
+            self._digests.append(found.hexdigest())
+            if self._expected is not None and self._expected.get("blocks") == len(self._digests) - 1:
+                self._compare()
+
+    def _compare(self) -> None:
+        assert self._expected is not None
+        then, self._expected = self._expected, None
+        blocks = then.get("blocks", 0)
+        compare(then, {"blocks": blocks, "digest": self._digests[blocks]})
 
     def _windows(self) -> Iterator[Array]:
         """Every window [S + 1] of the stream repeated without end."""

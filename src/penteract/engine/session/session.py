@@ -128,12 +128,20 @@ class Session:
         step = int(extra["step"])
         trainer.run.done.fill_(step)
         self.first, self.samples_before = step + 1, int(extra["samples"])
+        self._expect_data(extra.get("data"))
         self.rank.barrier()
         if self.rank.number == 0:
             rundir.mark_resumed(folder, world=self.rank.world)
         if self.rank.number == 0 and (line := other_precision(extra, self.spec)):
             log.warning("%s", line)
         log.info("resumed from step %d of %s", step, folder)
+
+    def _expect_data(self, then: dict[str, Any] | None) -> None:
+        """Refuse other data than that of the checkpoint, unless the run file allows it."""
+        if then is None:
+            log.warning("the checkpoint does not say what data the run was trained on: not compared")
+        elif not self.spec.data.allow_change:
+            self.train.expect(then)
 
     # ---- the loop --------------------------------------------------------------------------------------------
 
@@ -278,6 +286,7 @@ class Session:
                               fix="a smaller --optimizer.learning_rate; --resume continues from the last checkpoint, "
                               "if there is one")  # fmt: skip
         extra = {"step": step, "samples": self._samples_after(step), "layout": asdict(spec.layout)}
+        extra["data"] = dict(self.train.fingerprint())
         extra |= resume_settings(spec)
         self.checkpoints.save(step, state_slices(trainer.program, trainer.state), extra, prune=prune)
 
