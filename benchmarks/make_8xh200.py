@@ -103,7 +103,7 @@ def overlap(rows: Mapping[str, Any]) -> Iterator[str]:
 
 # What a profile of the host calls parts of a step, and what a timeline does.
 NAMES = {"need": ["wait parameters"], "widen": ["wait gradients"], "gather": ["all_gather parameters"],
-         "reduce": ["reduce_scatter gradients", "all_reduce gradients"], "measure": ["squares"], "update": ["update"],
+         "reduce": ["reduce_scatter gradients", "all_reduce gradients"], "measure": ["gradient norm: squares"], "update": ["update"],
          "land": ["add gradients"]}  # fmt: skip
 IDLE = 5.0  # microseconds of a part that had nothing to do
 

@@ -61,7 +61,7 @@ def test_text_tells_the_answer(tell: Tell) -> None:
         "Fit: ",
         "Reach the batch: ",
         "The fastest with other degrees (dp, tp, pp, cp, ep): ",
-        "What would let ",
+        " overtake #1 with ",
         "rank 0",
         "GPU-hours",
     ):
@@ -134,7 +134,14 @@ def test_nothing_fits_is_told_and_is_an_error(tell: Tell) -> None:
 def test_a_run_file_trains_the_layout(tell: Tell, tmp_path: Path) -> None:
     told = tell("plan", *TINY_STEP, "--layout", "tp=2,pp=2,recompute=full,mbs=2", "--out", "run.toml")
     assert told.code == 0
-    assert "run.toml trains 1000 steps on data.source builtin, tokenizer.source bytes: a plan decides none" in told.out
+    assert (
+        'Before training, edit run.toml: training.steps = 1000, data.source = "builtin" (Python\'s library) and '
+        'tokenizer.source = "bytes" are placeholders.\n'
+    ) in told.out
+    written = (tmp_path / "run.toml").read_text()
+    assert written.startswith(
+        "# A planned run: every value, and where it came from. Train it:\n#   penteract train run.toml\n"
+    )
     run = resolve(tmp_path / "run.toml").run
     assert run.model == TINY
     assert (run.layout.tp, run.layout.pp, run.layout.recompute, run.layout.micro_batch_size) == (2, 2, ("*",), 2)
@@ -154,7 +161,9 @@ def test_a_trace_is_the_step_of_the_layout(tell: Tell, tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     named = [row["args"]["name"] for row in rows if row["name"] == "process_name"]
     assert named == ["stage 0 (rank 0)", "stage 1 (rank 2)"]
-    took = max(row["ts"] + row["dur"] for row in rows if row.get("cat") not in ("wire", "launch") and row["ph"] == "X")
+    took = max(
+        row["ts"] + row["dur"] for row in rows if row.get("cat") not in ("communication", "launch") and row["ph"] == "X"
+    )
     found = json.loads(tell(*PIPELINE, "--trace", "again.json", "--trace-stage", 1, "--json").out)
     assert found["notes"][-1].startswith("Trace: again.json has a step of stage 1 of 2; open it in ui.perfetto.dev")
     assert took == pytest.approx(found["layouts"][0]["time"]["step_s"] * 1e6)
@@ -257,7 +266,7 @@ def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, mo
             " [@ fabric] · fix: --gpus 8xH200@efa",
         ),
         (["tiny", "--gpus", "H200 x 8 x 2"], "error[CLUSTER]: the number comes first"),
-        (["tiny", "--gpus", "B300x8"], "error[GPU]: no such GPU · found b300 /"),
+        (["tiny", "--gpus", "B300x8"], "error[GPU]: no such GPU · found B300 /"),
         (["tiny"], "error[USAGE]: on which GPUs? · --gpus"),
         (["--gpus", "8xH200"], "error[USAGE]: which model?"),
         (["tiny", "--gpus", "8xH200", "--seq", "0"], "error[VALUE]: an empty sequence"),

@@ -306,7 +306,7 @@ def test_a_schedule_is_one_value(pool: Pool) -> None:
         assert draw(lists, placement, 4).splitlines() == [
             "rank 0  F0 F1 .. .. .. B0 -- B1 -- F2 F3 .. .. .. B2 -- B3 --",
             "rank 1  .. F0 F1 B0 -- B1 -- .. .. .. F2 F3 B2 -- B3 -- .. ..",
-            "bubble 33.3% of 18 units; activations in flight by rank, at most: 2 2",
+            "bubble 33.3% of 18 time units (F: 1; B: 2, with --); peak micro-batches in flight by rank: 2 2",
         ]
         assert not problems(DENSE, layout, 16)
         assert problems(DENSE, replace(layout, gradient_accumulation_steps=3), 16)

@@ -34,7 +34,7 @@ NARROW = replace(RECIPES["bf16"], reduce="bf16")
 PRECISIONS = [RECIPES["fp64"], RECIPES["bf16"], NARROW]
 OPTIMIZERS = [PLAIN, OptimizerKinds(matrices=OptimizerKind("muon", 2))]
 WORK = {"narrow": "narrow gradients", "widen": "widen gradients", "wait_reduce_scatter": "add gradients",
-"measure": "squares",
+"measure": "gradient norm: squares",
         "update": "update", "code": "code"}  # fmt: skip
 BESIDE_NOTES = {"largest weights", "orthogonalise"}  # computed by what an observer takes for one thing
 Event = tuple[Any, ...]

@@ -48,8 +48,8 @@ def breach(name: ScheduleName, pp: int, vpp: int, micros: int) -> tuple[str, str
         more = " and ".join(other.name for other in SCHEDULES.values() if other.most_vpp >= vpp)
         return "vpp", f"{name} runs {most} a rank; {more} take more"
     if micros % s.round(pp):
-        rounds = f"{name} takes micro-batches in rounds of pp = {pp}"
-        return "gradient_accumulation_steps", f"{rounds}, and gradient_accumulation_steps = {micros}"
+        multiple = f"{name} needs a multiple of pp = {pp} micro-batches"
+        return "gradient_accumulation_steps", f"{multiple}, and gradient_accumulation_steps = {micros}"
     return None
 
 

@@ -83,7 +83,7 @@ class Run:
         self.stop, self.latch = (torch.zeros((), dtype=stat, device=device) for _ in range(2))
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
         self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed}
-        self.agreed["norm and losses"] = self.summed.vector
+        self.agreed["gradient norm and losses"] = self.summed.vector
         if history is not None:
             self.agreed["largest values"] = history.amax
         if self.state.quantised_weights is not None:
@@ -116,7 +116,7 @@ class Run:
 
     def agree(self, agreement: Agreement) -> None:
         x = self.agreed[agreement.name]
-        if agreement.name == "norm and losses":
+        if agreement.name == "gradient norm and losses":
             self.summed.add_next_targets()
         ranks, largest = self._ranks(agreement.axis), agreement.kind == "max"
         self.comm.finish(self.comm.largest(ranks, x) if largest else self.comm.sum(ranks, x))

@@ -283,11 +283,11 @@ class Space:
 NOT_TRIED: Mapping[str, str] = {
     "offload": "offload",
     "offload_optimizer": "offload_optimizer",
-    "shard_group": "shard groups but of all that share parameters or of one node",
-    "recompute": "recomputation but none, full and, where none does not fit, three between",
-    "loss_chunk": "sizes of loss chunks",
-    "bucket_bytes": "sizes of buckets",
-    "vpp": "more chunks of the same length",
+    "shard_group": "other HSDP group sizes",
+    "recompute": "other recomputation choices",
+    "loss_chunk": "loss chunk sizes",
+    "bucket_bytes": "bucket sizes",
+    "vpp": "larger vpp with the same longest chunk",
 }
 _MESH = ("dp", "tp", "pp", "cp")
 # The values of `reduce_scatter_once` and `reshard_after_step` for each ZeRO stage, the faster first.

@@ -121,9 +121,10 @@ class _Writer:
         if self.emit is None:
             return
         what, of = m.where[0], f"micro-batch {m.micro}"
+        carried = "activations" if what == "value" else "gradients"
         for r, way, other in ((m.source, "send", f"to stage {m.target}"), (m.target, "recv", f"from stage {m.source}")):
             name = names.of_message(way, what)
-            self.emit(Event(r, f"{what}s {other}", name, start - self.zero, end - self.zero, unit=of))
+            self.emit(Event(r, f"{carried} {other}", name, start - self.zero, end - self.zero, unit=of))
 
 
 def emit_events(steps: StepClock, layout: Layout, emit: Emit) -> StepSpan:
