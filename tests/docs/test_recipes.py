@@ -73,7 +73,7 @@ from tiny import SIZES
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "penteract"
 SECTION = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split("\n## Where to add …\n")[1]
-RECIPES_OF = ("a model", "a dimension", "a schedule", "an op", "a kernel", "a card", "a fault")
+RECIPES_OF = ("a model", "a dimension", "a schedule", "an op", "a kernel", "a GPU", "a mutation test")
 DENSE = ModelSpec(**SIZES)
 GELU = replace(DENSE, activation="gelu")
 
@@ -458,7 +458,7 @@ def test_a_kernel_is_an_implementation_that_a_layout_chooses() -> None:
         assert took["triton"] - took["reference"] > DENSE.layers * LATE
 
 
-# ---- a card ------------------------------------------------------------------------------------------------------
+# ---- a GPU -------------------------------------------------------------------------------------------------------
 
 GPU = """
 [B300]
@@ -491,7 +491,7 @@ between = "infiniband-xdr"
 """
 
 
-def test_a_card_is_three_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_three_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "hardware"
     shutil.copytree(hardware_catalog.FOLDER, folder)
     for name, text in (("gpus", GPU), ("fabrics", FABRIC), ("nodes", NODE)):
@@ -509,7 +509,7 @@ def test_a_card_is_three_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         cluster("16xB300")
 
 
-# ---- a fault -----------------------------------------------------------------------------------------------------
+# ---- a mutation test ---------------------------------------------------------------------------------------------
 
 
 def swiglu_of_the_wrong_sign(s: Subject) -> None:

@@ -67,7 +67,7 @@ def packages() -> list[Path]:
 
 
 def test_no_folder_is_a_list_of_everything() -> None:
-    """About twelve entries: with more, some are read together and want a room."""
+    """About twelve entries: with more, some are read together and want a package."""
     crowded = {}
     for folder in packages():
         entries = [p for p in folder.iterdir() if p.name not in ("__init__.py", "__pycache__")]
@@ -86,7 +86,7 @@ def test_no_class_has_the_name_of_another() -> None:
     assert [name for name, n in found.items() if n > 1] == []
 
 
-# Files of one name in two rooms are two sides of one thing: a declaration and its kernels; a verb and what
+# Files of one name in two packages are two sides of one thing: a declaration and its kernels; a verb and what
 # answers it; what a probe asks and what a finding is made of.
 MIRRORS = (
     {"ops/declarations", "engine/kernels", "engine/kernels/triton", "model", "config/precision"},
