@@ -105,7 +105,7 @@ def counting(loader: BatchLoader, samples: Samples, first: int) -> list[int]:
     """Load a batch as usual, and return this rank's targets even where those of all ranks are known."""
     prefetched = loader.prefetched
     counts = LOAD(loader, samples, first)
-    return counts if counts is not None or prefetched is None else prefetched.counts
+    return counts if counts is not None or prefetched is None else prefetched.target_counts
 
 
 def made(asked: argparse.Namespace, rank: Rank, layout: Layout) -> tuple[engine.Trainer, Samples]:

@@ -15,7 +15,7 @@ from penteract.engine.comm.wire_dtype import narrowed, widened
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.allocator import Allocator, Arena
 from penteract.engine.executor.device import Device, device_of
-from penteract.engine.executor.feed import Batch
+from penteract.engine.executor.feed import MicroBatch
 from penteract.engine.executor.state import TrainingState
 from penteract.engine.executor.totals import Totals
 from penteract.engine.kernels.kernel import Env, TorchKernel
@@ -32,7 +32,7 @@ from penteract.step.program import BufferKey, Program
 
 @dataclass(slots=True)
 class Run:
-    """One rank's executor. A step is `walk(program, run)` once its batches are in place.
+    """One rank's executor. A step is `walk(program, run)` once its micro-batches are in place.
 
     `received[(layer, micro)]`: the rows that this rank's experts got.
     """
@@ -47,7 +47,7 @@ class Run:
     fake: Device | None = None  # used in place of the memory's device
     device: Device = field(init=False)
     env: Env = field(init=False)
-    batches: Sequence[Batch] = field(default_factory=list[Batch])
+    micro_batches: Sequence[MicroBatch] = field(default_factory=list[MicroBatch])
     counts: torch.Tensor = field(init=False)  # targets of the step, for each loss term that is a mean over them
     registers: dict[tuple[BufferKey, int], Any] = field(default_factory=dict[tuple[BufferKey, int], Any])
     works: dict[tuple[BufferKey, int], Work | None] = field(default_factory=dict[tuple[BufferKey, int], Work | None])
@@ -295,7 +295,7 @@ class Run:
 
     def _read(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
         names = self.p.chunks[buffer[0]].inputs
-        return [self.batches[buffer[1]][names[r]] if r in names else self.registers[buffer, r] for r in registers]
+        return [self.micro_batches[buffer[1]][names[r]] if r in names else self.registers[buffer, r] for r in registers]
 
     def _make(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
         specs = self.p.chunks[buffer[0]].specs
