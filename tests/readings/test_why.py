@@ -203,7 +203,7 @@ def test_text_and_json() -> None:
     assert "layers.*.mlp.gate.weight [F/tp, D]" in text
     assert "3 × 2·D·F/tp = 3 × 2·256·128/2" in text
     assert "for swiglu's input gradient" in text and "2 in flight × " in text
-    assert "model/mlp.py:" in text and "F = 128 ffn columns" in text
+    assert "model/mlp.py:" in text and "F = 128 MLP hidden size" in text
     assert (
         "\ntemporary activations, peak  1.00 MiB (part of activations)" in text
         and "1.00 MiB temporary" in text

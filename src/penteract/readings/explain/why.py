@@ -262,7 +262,7 @@ class _Rows(Silent):
             yield Term(
                 kind=row.kind, what=row.what, detail=row.detail, formula=expression.show(),
                 numbers=expression.show(self.numbers), each=evaluate(expression, self.numbers), count=count,
-                flight=row.flight, line=row.line, names=frozenset(expression.names()), ranks=row.ranks,
+                flight=row.flight, line=row.line, names=frozenset(expression.symbols()), ranks=row.ranks,
             )  # fmt: skip
 
     def _bucket(self, event: Callable[[Pricing, int], None], bucket: int, of: str, times: int) -> None:
