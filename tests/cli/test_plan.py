@@ -21,6 +21,8 @@ from penteract.config.presets import TINY
 from penteract.config.rules.resolve import resolve
 from penteract.planner.ask import AXES, as_text, parse_axes
 from penteract.planner.plan import exact
+from penteract.planner.report.as_text import as_text_whole
+from penteract.planner.report.whatif import Change, sentence
 
 Tell = Callable[..., Any]
 TINY_STEP = ["tiny", "--gpus", "4xH200", "--seq", "256", "--batch", "16seqs"]
@@ -67,6 +69,36 @@ def test_text_tells_the_answer(tell: Tell) -> None:
     ):
         assert word in told.out, word
     assert len([line for line in lines if line.lstrip().startswith(("1  dp=", "2  dp=", "3  dp="))]) == 3
+
+
+def test_a_terminal_is_as_wide_as_it_is() -> None:
+    """Notes are wrapped, and a layout that does not fit into the table stands below its row, whole."""
+    found = plan("tiny", "4xH200", sequence_length=256, batch="16seqs", fix="cp=1,pp=1/2,recompute=none")
+    wide = as_text_whole(found, found.best, 1.0, ["Why: " + "because " * 20])
+    narrow = as_text_whole(found, found.best, 1.0, ["Why: " + "because " * 20], 80)
+    assert max(map(len, wide.splitlines())) > 80 >= max(map(len, narrow.splitlines()))
+    layouts = [found.ask.text(timed.layout) for timed in found.layouts]
+    assert all(f"\n    {layout}\n" in narrow for layout in layouts)
+    assert wide.split() != narrow.split()
+    assert sorted(wide.split()) == sorted(narrow.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([Change("batch size", 2.0)], "X would overtake #1 with batch size ×2."),
+        (
+            [Change("batch size", None), Change("sequence length", None, 4)],
+            "X would not overtake #1 with batch size up to ×8, or sequence length up to ×4.",
+        ),
+        (
+            [Change("intra-node bandwidth", 2.53), Change("batch size", None)],
+            "X would overtake #1 with intra-node bandwidth ×2.5, not with batch size up to ×8.",
+        ),
+    ],
+)
+def test_what_would_let_another_win(changes: list[Change], said: str) -> None:
+    assert sentence("X", changes) == said
 
 
 def test_one_layout(tell: Tell) -> None:

@@ -282,7 +282,7 @@ def _in_waves(pp: int, vpp: int, micros: int) -> list[ComputeList]:
     return [list(one) for _ in range(pp)]
 
 
-WAVES = Schedule(name="waves", compute=_in_waves, rounds=True, turn=lambda pp, vpp: pp)
+WAVES = Schedule(name="waves", compute=_in_waves, needs_multiple_of_pp=True, turn=lambda pp, vpp: pp)
 
 
 @contextmanager
@@ -315,7 +315,7 @@ def test_a_schedule_is_one_value(pool: Pool) -> None:
         composer, rates = Composer(DENSE, 16, "bf16"), Rates.of(node, "bf16")
         long = replace(layout, gradient_accumulation_steps=40)
         jumped = StepClock(composer, node, rates).seconds(long)
-        assert jumped == StepClock(composer, node, rates, jumps=False).seconds(long)
+        assert jumped == StepClock(composer, node, rates, skip_repeats=False).seconds(long)
         found = plan("tiny", "8xH100", sequence_length=256, batch="64seqs", fix="pp=2,schedule=waves")
         assert {timed.layout.schedule for timed in found.layouts} == {"waves"}
     assert not [v for v in pool.run(run_waves, Case(DENSE, layout)) if v.red]

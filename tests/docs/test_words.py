@@ -29,6 +29,9 @@ RETIRED = {
     "tokens_per_expert, sort_chunks, expert_permutation": "tally tallies regroup sort_by_expert",
     "mtp_layers, layer_inputs": "predict_ahead anchors",
     "stochastic_rounding, cpu_affinity, resume, liveness": "going_on fates",
+    "MicroBatch, TokenStream, is_complete, as_parts": "allocate_batches prefetcher have_tokens as_pieces",
+    "min_pp, max_pp, min_vpp, max_vpp": "least_pp most_pp least_vpp most_vpp",
+    "Bracketed, MOMENT_BLOCK, moment codebook": "Rounded",
 }
 # What people type, what they read and what a vocabulary of tokens has are words; a function has a body.
 PLAIN = {"word", "words", "body", "bodies"}

@@ -40,9 +40,11 @@ BESIDE_NOTES = {"largest weights", "orthogonalise"}  # computed by what an obser
 Event = tuple[Any, ...]
 
 
-def steps_of(case: Case, *, jumps: bool = True) -> StepClock:
+def steps_of(case: Case, *, skip_repeats: bool = True) -> StepClock:
     composer = Composer(case.model, case.sequence_length, policy(case.precision), case.optimizer_kinds)
-    return StepClock(composer, NODE, Rates.of(NODE, "bf16", fp8=composer.policy.fp8 is not None), jumps=jumps)
+    return StepClock(
+        composer, NODE, Rates.of(NODE, "bf16", fp8=composer.policy.fp8 is not None), skip_repeats=skip_repeats
+    )
 
 
 class Told:

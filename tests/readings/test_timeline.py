@@ -23,7 +23,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.engine.executor import named
+from penteract.engine.executor import profiled
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.readings.estimator import Estimator
 from penteract.readings.ideal import PARTS
@@ -156,8 +156,8 @@ def names_of_a_run(steps: StepClock, layout: Layout, stage: int) -> list[str]:
         found.extend(name.split(" · "))
         yield
 
-    with patch.object(named, "record_function", record):
-        walk(Idle.p, named.Named(Idle()))  # type: ignore[arg-type]
+    with patch.object(profiled, "record_function", record):
+        walk(Idle.p, profiled.ProfiledRun(Idle()))  # type: ignore[arg-type]
     return found
 
 

@@ -139,7 +139,7 @@ def _context(case: Case) -> Iterator[Breach]:
 def _pipeline(case: Case) -> Iterator[Breach]:
     lay, layers = case.layout, case.model.layers
     if lay.pp * lay.vpp > layers:
-        fewest = schedule_of(lay.schedule).least_vpp
+        fewest = schedule_of(lay.schedule).min_vpp
         axis = "pp" if lay.vpp <= fewest or lay.pp * fewest > layers else "vpp"
         yield axis, f"pp·vpp = {lay.pp}·{lay.vpp} stages for {layers} layers"
     wrong = breach(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)

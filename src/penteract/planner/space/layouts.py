@@ -128,9 +128,9 @@ class Space:
         found = [(plain, 1)]
         if pp > 1:
             chunks = self._values("vpp", _chunks(self.ask.model.layers, pp))
-            several = [s for s in SCHEDULES.values() if s.least_vpp > 1]
-            found.extend((s.name, 1) for s in SCHEDULES.values() if s.least_vpp == 1 and s.name != plain)
-            found.extend((s.name, n) for s in several for n in chunks if s.least_vpp <= n <= s.most_vpp)
+            several = [s for s in SCHEDULES.values() if s.min_vpp > 1]
+            found.extend((s.name, 1) for s in SCHEDULES.values() if s.min_vpp == 1 and s.name != plain)
+            found.extend((s.name, n) for s in several for n in chunks if s.min_vpp <= n <= s.max_vpp)
         schedules, chunks = self._values("schedule", tuple(SCHEDULES)), self._values("vpp", tuple(v for _, v in found))
         return [(schedule, vpp) for schedule, vpp in found if schedule in schedules and vpp in chunks]
 
