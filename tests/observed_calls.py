@@ -236,6 +236,14 @@ class _Moving:
     real: AdamW
     notes: _Notes
 
+    @property
+    def nonfinite(self) -> torch.Tensor:
+        return self.real.nonfinite
+
+    @property
+    def step(self) -> torch.Tensor:
+        return self.real.step
+
     def factors(self, squared_norm: torch.Tensor) -> Any:
         return self.real.factors(squared_norm)
 

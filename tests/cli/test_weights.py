@@ -149,7 +149,7 @@ def test_what_fails_half_way_leaves_nothing(tell: Tell, llama: Path, tmp_path: P
     assert tell("convert", llama, "ours").code == 0
     before = {p.name for p in tmp_path.iterdir()}
 
-    def full(*_: object) -> int:
+    def full(*_: object, **__: object) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("penteract.engine.checkpoint.durable.write", full)

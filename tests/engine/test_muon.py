@@ -156,4 +156,4 @@ def test_another_optimizer_does_not_go_on(tmp_path: Path) -> None:
 def _save(folder: Path, run: Small) -> None:
     slices = state_slices(run.trainer.program, run.state)
     extra = resume_settings(run.spec) | {"step": 1}
-    checkpoint.save(folder, 1, slices, extra, rank=0, world=1, barrier=lambda: None, keep=1)
+    checkpoint.save(folder, 1, slices, extra, rank=0, world=1, barrier=lambda: None)

@@ -272,4 +272,4 @@ def _after(seen: Storages, load: Callable[..., object], *asked: object) -> objec
 
 def _save(folder: Path, run: Small) -> None:
     slices = state_slices(run.trainer.program, run.state)
-    checkpoint.save(folder, 1, slices, {}, rank=0, world=1, barrier=lambda: None, keep=1)
+    checkpoint.save(folder, 1, slices, {}, rank=0, world=1, barrier=lambda: None)

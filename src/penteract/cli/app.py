@@ -18,7 +18,14 @@ from penteract.cli.overrides import split_overrides
 from penteract.config.files.keys import nearest_key, show_key
 from penteract.errors import BadInput, Bug, PenteractError
 
-VERBS = ("plan", "train", "convert", "doctor", "init")  # each a module of this folder, with a function of its name
+VERBS = (
+    "plan",
+    "train",
+    "checkpoints",
+    "convert",
+    "doctor",
+    "init",
+)  # each a module of this folder, with a function of its name
 
 _HELP = "Train large language models split over many GPUs, and see what each way to split them does."
 _EXAMPLES = (

@@ -72,6 +72,7 @@ class Training:
     seed: int = 0
     validation_every: int = 100  # steps; 0: never
     validation_batches: int = 8  # global batches each time
+    replica_check_every: int = 100  # steps; 0: only before checkpoints
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     sample_tokens: int = 0  # written by the model at the end; 0: none
 

@@ -152,6 +152,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "training.seed": ("decides weights and the order of data", 0, _HUGE),
     "training.validation_every": ("steps; 0: never", 0, _HUGE),
     "training.validation_batches": ("global batches each time", 1, _HUGE),
+    "training.replica_check_every": ("steps; 0: only before checkpoints", 0, _HUGE),
     "training.log_level": ("of what is printed", 0, 0),
     "training.sample_tokens": ("written by the model at the end; 0: none", 0, _HUGE),
     "checkpoint.every": ("steps; 0: only at the end", 0, _HUGE),

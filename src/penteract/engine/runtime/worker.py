@@ -13,6 +13,7 @@ from penteract.config.rules.resolve import resolve
 from penteract.config.run import RunSpec
 from penteract.engine.runtime.rank import Rank, join
 from penteract.engine.runtime.watch import from_exception, watched
+from penteract.engine.session.lease import Lease
 from penteract.engine.session.session import Session, SessionOptions, closing_line, rundir, set_up
 from penteract.errors import PeerLost, PenteractError
 
@@ -30,24 +31,27 @@ def work(spec: RunSpec, rank: Rank, options: SessionOptions) -> int:
     return 0
 
 
-def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
-    """Train as a rank that a launcher started. Rank 0 creates the run's folder, and all ranks use it."""
-    rank = join(os.environ, spec.precision.device)
-    path = ""
+def joined(take: Callable[[], tuple[Path, Lease]], spec: RunSpec, words: list[str]) -> int:
+    """Train as a rank that a launcher started. Rank 0 creates the run's folder or takes it, and all ranks use it."""
+    rank, path, lease = join(os.environ, spec.precision.device), "", None
     try:
-        path = str(folder()) if rank.number == 0 else ""
+        if rank.number == 0:
+            folder, lease = take()
+            path = f"{lease.epoch}:{folder}"
     except PenteractError as e:
         rank.agree(f"!{e}")
         raise
     agreed = rank.agree(path)
     if agreed.startswith("!"):
         raise PeerLost("PEER", "rank 0 could not make the run's folder", found=agreed[1:])
-    options = _options([agreed, *words])[0]
+    epoch, _, name = agreed.partition(":")
+    options = _options([name, f"--epoch={epoch}", *words])[0]
     try:
         return work(spec, rank, options)
     finally:
-        if rank.number == 0:
+        if lease is not None:
             rundir.cancel_resume(options.folder)
+            lease.end()
 
 
 def main(argv: list[str]) -> int:
@@ -70,11 +74,13 @@ def _options(argv: list[str]) -> tuple[SessionOptions, bool]:
     parser.add_argument("--compare", type=Path)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--init", type=Path)
+    parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--predicted", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--debug", action="store_true")
     args = parser.parse_args(argv)
-    return SessionOptions(args.folder, args.compare, args.resume, args.init, args.json, args.predicted), args.debug
+    options = SessionOptions(args.folder, args.compare, args.resume, args.init, args.json, args.predicted, args.epoch)
+    return options, args.debug
 
 
 if __name__ == "__main__":

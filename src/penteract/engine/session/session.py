@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 import torch
 
 from penteract.config.run import RunSpec
-from penteract.engine import checkpoint
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.runtime.rank import Rank
 from penteract.engine.runtime.watch import from_exception
 from penteract.engine.session import rundir
+from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.session.display import LiveTable
 from penteract.engine.session.metrics import MetricsWriter
 from penteract.engine.session.resume import other_precision, resume_settings
 from penteract.engine.session.sample import write
-from penteract.engine.session.saved import after_load, load_state, state_slices
+from penteract.engine.session.saved import Recipe, after_load, load_state, saved_bytes, state_slices
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadInput, BadNumerics, Preempted
 from penteract.units import gib, show_count
@@ -46,14 +46,14 @@ class SessionOptions:
     init: Path | None = None  # the weights to start from
     as_json: bool = False
     predicted: int = 0  # bytes that rank 0 will allocate
+    epoch: int = 0  # of the run: one more each time that a process group goes on with it
 
 
 class Begun(NamedTuple):
-    """A step that the device was asked for: when, the samples seen with it, and what waits for its outcome."""
+    """A step that the device was asked for: when, and what waits for its outcome."""
 
     number: int
     at: float  # by `time.perf_counter`
-    samples: int
     outcome: Callable[[], Outcome]
 
 
@@ -65,16 +65,18 @@ class Session:
     rank: Rank
     options: SessionOptions
     trainer: Trainer = field(init=False)
+    checkpoints: Checkpoints = field(init=False)
     train: Samples = field(init=False)
     validation: Samples = field(init=False)
     tokenizer: Any = field(init=False)
     first: int = 1
-    samples: int = 0  # trained on before the next step
+    samples_before: int = 0  # trained on before step `first`
     losses: list[float] = field(default_factory=list[float])
     times: list[float] = field(default_factory=list[float])
     measured: int = 0  # bytes at the peak of one step; 0: not measured yet
     ended: float = 0.0  # when the last outcome was read
     asked_to_stop: bool = False
+    checked: int = 0  # the last step after which replicas were compared
 
     # ---- opening ---------------------------------------------------------------------------------------------
 
@@ -88,11 +90,18 @@ class Session:
                            found=spec.model.vocab_size, allowed=f">= {self.tokenizer.vocab_size}",
                            fix=f"--model.vocab_size {-(-self.tokenizer.vocab_size // 64) * 64}")  # fmt: skip
         self._open_data()
+        self.checkpoints = Checkpoints(
+            self.options.folder / "checkpoints", self.rank, self.spec.checkpoint.keep, self.options.epoch
+        )
+        self.checkpoints.begin()
         self.trainer = Trainer.build(spec, self.rank, self.options.init)
         if spec.train.validation_every and len(self.validation):
             self.trainer.check_validation(self.validation)
         if self.options.resume is not None:
             self._load(self.options.resume)
+        every, steps = self.spec.checkpoint.every, self.spec.train.steps
+        saves = (steps // every - (self.first - 1) // every if every else 0) + bool(not every or steps % every)
+        self.checkpoints.check_room(saved_bytes(self.trainer.program), saves)
 
     def _open_data(self) -> None:
         """Open the data on rank 0 first: it may have to tokenise a large text into the cache that the others read."""
@@ -107,11 +116,18 @@ class Session:
 
     def _load(self, folder: Path) -> None:
         """Resume from the newest checkpoint, after its last sample; on any layout, with any batch size."""
-        at = checkpoint.latest(folder / "checkpoints")
-        extra = load_state(at, self.trainer.program, self.trainer.state)
-        after_load(self.trainer.run)
+        trainer = self.trainer
+        recipe = Recipe(trainer.state)
+
+        def load(at: Path) -> dict[str, Any]:
+            recipe.restore(trainer.state)  # of a checkpoint that could not be read, nothing stays
+            return load_state(at, trainer.program, trainer.state)
+
+        extra = self.checkpoints.load(load)
+        after_load(trainer.run)
         step = int(extra["step"])
-        self.first, self.samples = step + 1, int(extra["samples"])
+        trainer.run.done.fill_(step)
+        self.first, self.samples_before = step + 1, int(extra["samples"])
         self.rank.barrier()
         if self.rank.number == 0:
             rundir.mark_resumed(folder, world=self.rank.world)
@@ -134,6 +150,7 @@ class Session:
                 if self._at_once(number):
                     self._end(begun, shown, compare)
                     under_way = None
+            self.checkpoints.close()
             return self._finish(shown[0] if self.rank.number == 0 else None, compare)
 
     def _at_once(self, number: int) -> bool:
@@ -141,17 +158,17 @@ class Session:
         after this very step is looked at, or where its memory is."""
         train = self.spec.train
         looked_at = _every(self.spec.checkpoint.every, number) or _every(train.validation_every, number)
+        looked_at = looked_at or _every(train.replica_check_every, number)
         return not self.trainer.run.device.behind or number <= self.first + 1 or looked_at or number == train.steps
 
     def _begin(self, number: int) -> Begun:
         """Ask the device for a step."""
         self.trainer.run.stop.fill_(float(self.asked_to_stop))
-        at, first = time.perf_counter(), self.samples
-        self.samples += self.spec.layout.global_batch_size
+        at, first = time.perf_counter(), self._samples_after(number - 1)
         if number == min(self.first + 1, self.spec.train.steps):  # the second: everything is in place, nothing is new
             outcome, self.measured = self.trainer.measured_step(number, self.train, first)
-            return Begun(number, at, self.samples, lambda: outcome)
-        return Begun(number, at, self.samples, self.trainer.start(number, self.train, first))
+            return Begun(number, at, lambda: outcome)
+        return Begun(number, at, self.trainer.start(number, self.train, first))
 
     def _end(self, begun: Begun, shown: tuple[Any, Any], compare: Comparison | None = None) -> None:
         """Read a step's outcome, show it, and save where it is time to."""
@@ -160,14 +177,17 @@ class Session:
         if told and save_gradients(self.trainer, self.options.folder, self.rank) and compare:
             compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
         last = outcome.stop or number == self.spec.train.steps
+        if _every(self.spec.train.replica_check_every, number):
+            self._check_state(number)
         row = self._row(begun, outcome, last)
         if self.rank.number == 0:
             table, metrics = shown
             metrics.write(row)
             table.step(row)
         if last or _every(self.spec.checkpoint.every, number):
-            self._save(number, begun.samples)
+            self._save()
         if outcome.stop and number < self.spec.train.steps:
+            self.checkpoints.close()
             self._check_prefetch(number)
             raise Preempted("STOPPED", f"stopped after step {number}, which is saved",
                             where=str(self.options.folder),
@@ -175,16 +195,17 @@ class Session:
 
     def _outcome(self, begun: Begun) -> Outcome:
         """Wait for a step's outcome; BadNumerics where it is not finite."""
-        outcome, size = begun.outcome(), self.spec.layout.global_batch_size
+        outcome = begun.outcome()
         now = time.perf_counter()
         self.times.append(now - max(begun.at, self.ended))
         self.ended = now
         self.losses.append(outcome.loss)
         if not (math.isfinite(outcome.loss) and math.isfinite(outcome.norm)) and not outcome.skipped:
+            self.trainer.check_unreplicated(begun.number)
             # The device skipped the update on every rank, so this saves the state before this step.
-            if begun.number > self.first:
-                self._save(begun.number - 1, begun.samples - size)
-            raise BadNumerics("NUMERICS", "the loss or its gradient is not finite; the step before it is saved",
+            self._save(prune=False)
+            saved = f"step {self.checkpoints.last} is saved" if self.checkpoints.last else "nothing is saved yet"
+            raise BadNumerics("NUMERICS", f"the loss or its gradient is not finite; {saved}",
                               where=f"step {begun.number}", found=f"loss {outcome.loss}, gradient norm {outcome.norm}",
                               fix="a smaller --optimizer.learning_rate, or more warm-up")  # fmt: skip
         return outcome
@@ -200,7 +221,7 @@ class Session:
         """The step's row of metrics.jsonl; runs the validation if it is due."""
         spec, number = self.spec, begun.number
         row: dict[str, Any] = {
-            "step": number, "tokens": begun.samples * spec.sequence_length, "train/loss": outcome.loss,
+            "step": number, "tokens": self._samples_after(number) * spec.sequence_length, "train/loss": outcome.loss,
             "train/grad_norm": outcome.norm, "train/lr": self.trainer.rate(number),
             "perf/tokens_per_sec": spec.tokens_per_step / self.times[-1], "perf/step_time_s": self.times[-1],
             "mem/predicted_gib": gib(self.options.predicted),
@@ -215,13 +236,50 @@ class Session:
             row["val/loss"] = self.trainer.validate(self.validation)
         return row
 
-    def _save(self, number: int, samples: int) -> None:
+    def _check_state(self, step: int) -> None:
+        """Compare what ranks hold alike. Raises BadNumerics on all ranks where it differs: nothing is saved then."""
+        if self.checked == step:
+            return
         self.trainer.run.settle_parameters()
-        extra = {"step": number, "samples": samples, "layout": asdict(self.spec.layout), **resume_settings(self.spec)}
-        checkpoint.save(
-            self.options.folder / "checkpoints", number, state_slices(self.trainer.program, self.trainer.state), extra,
-            rank=self.rank.number, world=self.rank.world, barrier=self.rank.barrier, keep=self.spec.checkpoint.keep,
-        )  # fmt: skip
+        differing = self.trainer.run.check.differing()
+        found = torch.tensor(len(differing))
+        self.rank.largest(found)
+        if found:
+            error = None
+            if differing:
+                name, ranks = next(iter(differing.items()))
+                some = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
+                error = BadNumerics("REPLICAS", f"replicas of the state differ after step {step}: nothing is saved",
+                                    where=name, found=f"other bytes on rank {some}",
+                                    fix="look at the memory of these devices; --resume continues from the last "
+                                    "checkpoint")  # fmt: skip
+            error = self.rank.one_of(error)
+            assert error is not None
+            raise error
+        self.trainer.run.check.remember()
+        self.checked = step
+
+    def _samples_after(self, step: int) -> int:
+        """The samples that were trained on when `step` is done."""
+        return self.samples_before + (step - self.first + 1) * self.spec.layout.global_batch_size
+
+    def _save(self, *, prune: bool = True) -> None:
+        """Save the state, unless it is saved already. Its step comes from the device, which may have been told of later
+        steps that did not change it."""
+        trainer, spec = self.trainer, self.spec
+        trainer.run.settle_parameters()
+        step = int(trainer.run.done)
+        if step == self.checkpoints.last:
+            return
+        self._check_state(step)
+        if not trainer.weights_are_finite():
+            raise BadNumerics("NUMERICS", f"an update made weights that are not finite: step {step} is not saved",
+                              where=f"rank {self.rank.number}",
+                              fix="a smaller --optimizer.learning_rate; --resume continues from the last checkpoint, "
+                              "if there is one")  # fmt: skip
+        extra = {"step": step, "samples": self._samples_after(step), "layout": asdict(spec.layout)}
+        extra |= resume_settings(spec)
+        self.checkpoints.save(step, state_slices(trainer.program, trainer.state), extra, prune=prune)
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
@@ -279,9 +337,10 @@ class Session:
         degrees = " ".join(f"{a}={getattr(lay, a)}" for a in ("dp", "tp", "pp", "cp", "ep"))
         n = sum(math.prod(q.shape) for q in self.trainer.program.everything)
         title = f"{self.spec.model.name}, {show_count(n)} parameters · {degrees} · {self.rank.device}"
+        metrics_file = self.options.folder / "metrics.jsonl"
         with (
             LiveTable(steps, title, json=self.options.as_json) as table,
-            MetricsWriter(self.options.folder / "metrics.jsonl", resume_at=self.first - 1) as metrics,
+            MetricsWriter(metrics_file, resume_at=self.first - 1, epoch=self.options.epoch) as metrics,
         ):
             yield table, metrics
 

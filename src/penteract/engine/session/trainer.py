@@ -24,6 +24,7 @@ from penteract.engine.optim.muon import Muon
 from penteract.engine.optim.optimizer import AdamW, UpdateShard
 from penteract.engine.runtime.rank import Rank
 from penteract.engine.session.weights import open_weights, start_from
+from penteract.errors import BadNumerics
 from penteract.step.arena import plan_arena
 from penteract.step.program import Program, compile_step
 from penteract.step.rate import rate
@@ -116,6 +117,21 @@ class Trainer:
         )
         walk(self.program, self.run, counted=counts is None)
         return self._outcome(self.run)
+
+    def weights_are_finite(self) -> bool:
+        """Whether all updates have made finite weights of this rank's shards."""
+        assert self.run.optimizer is not None
+        return math.isfinite(self.run.optimizer.nonfinite.item())
+
+    def check_unreplicated(self, number: int) -> None:
+        """Raise BadNumerics if state that only this rank holds changed by itself before the update of a step."""
+        if math.isnan(self.run.check.bad.item()):
+            raise BadNumerics(
+                "REPLICAS",
+                f"state changed by itself before the update of step {number}: nothing is saved",
+                where=f"rank {self.rank.number}",
+                fix="look at the memory of this device; --resume continues from the last checkpoint",
+            )
 
     def rate(self, number: int) -> float:
         """The learning rate of a step."""

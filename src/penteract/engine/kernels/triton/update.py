@@ -31,6 +31,7 @@ TILE = 4 * MOMENT_BLOCK  # elements of one program: eight for each thread of fou
 _FIXED = 5  # rows of a table of parameter slices before those of the gaps
 _ROW = tl.constexpr(MOMENT_BLOCK)
 _ROWS = tl.constexpr(TILE // MOMENT_BLOCK)
+_EXPONENT = tl.constexpr(0x7F800000)  # of fp32: all ones in infinities and NaN
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 _FAR = tl.constexpr(2**30)  # elements: more than a tile's, and a sum of two is an int32
 _GAP_ROWS = tl.constexpr(_FIXED)  # the first of the rows with gaps
@@ -56,9 +57,9 @@ class Update:
         default_factory=dict[tuple[tuple[ParameterSlice, ...], int], torch.Tensor]
     )
 
-    def __call__(self, flat: Flat, factors: Factors, step: torch.Tensor) -> None:
+    def __call__(self, flat: Flat, factors: Factors, step: torch.Tensor, nonfinite: torch.Tensor) -> None:
         """Update moments, master weights and parameters in place; none of them if the norm is not finite. `step`: from
-        1, [], on the device."""
+        1, [], on the device. `nonfinite` [] becomes NaN if a new master weight is not finite."""
         if factors.good.dtype != torch.float32:
             raise TypeError(f"the kernel computes updates in float32, not in {factors.good.dtype}")
         n, own = len(flat.master), flat.own_parameter
@@ -68,7 +69,7 @@ class Update:
         grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
         _update[(triton.cdiv(n, TILE),)](
             flat.own_gradient, *_moment(flat, "mean"), *_moment(flat, "square"), flat.master,
-            own if own.dtype != flat.master.dtype else None, factors.good, step, slices,
+            own if own.dtype != flat.master.dtype else None, factors.good, step, nonfinite, slices,
             n // grain, 1 - self.spec.betas[1], self.spec.epsilon,
             GRAIN=grain, DECAY=flat.bucket.decay, SLICES=0 if slices is None else slices.shape[1],
             GAPS=0 if slices is None else (slices.shape[0] - _FIXED) // 2, num_warps=4, enable_fp_fusion=False,
@@ -109,7 +110,7 @@ def _moment(flat: Flat, kind: Moment) -> tuple[torch.Tensor | None, ...]:
 @triton.jit
 def _update(
     gradient, mean, mean_scales, mean_levels, mean_midpoints, square, square_scales, square_levels, square_midpoints,
-    master, parameter, factors, step, slices, grains, gain, epsilon,
+    master, parameter, factors, step, nonfinite, slices, grains, gain, epsilon,
     GRAIN: tl.constexpr, DECAY: tl.constexpr, SLICES: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
     """One tile. The shard has `grains` times GRAIN elements. `gain`: weight of the squared gradient (1 - beta2).
@@ -135,6 +136,8 @@ def _update(
     if DECAY:
         x = x * tl.load(factors + 5)
     x = x - quotient * tl.load(factors + 6)
+    bad = here & ((x.to(tl.int32, bitcast=True) & _EXPONENT) == _EXPONENT)
+    tl.store(nonfinite + tl.zeros(inner.shape, tl.int32), tl.full(inner.shape, float("nan"), tl.float32), bad)
     if SLICES:
         bits = _random_bits(slices, tl.load(step).to(tl.int64), tile, inner, SLICES, GAPS)
         tl.store(master + at, _upper(x.to(tl.int32, bitcast=True) + bits), here)
