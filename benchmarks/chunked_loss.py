@@ -50,7 +50,7 @@ def prepare(p: Program, device: torch.device) -> Run:
     (drawn_on_device if device.type == "cuda" else initialise)(p, state, 0)
     run = Run(p, state, Nccl(0), kernels(p, device), Arena(plan_arena(p), p.precision, device))
     drawn = [sample(0, p.sequence_length, p.model.vocab_size)]
-    run.batches = [constants(p, device) | micro_batch(p, drawn, device)]
+    run.micro_batches = [constants(p, device) | micro_batch(p, drawn, device)]
     run.counts.copy_(torch.tensor(target_counts(p, [drawn])))
     return run
 

@@ -108,7 +108,7 @@ def counting(loader: BatchLoader, samples: Samples, first: int) -> list[int]:
     """Load a batch as usual, but always return the targets of this rank, so that the step sums them over ranks."""
     prefetched = loader.prefetched
     counts = LOAD(loader, samples, first)
-    return counts if counts is not None or prefetched is None else prefetched.counts
+    return counts if counts is not None or prefetched is None else prefetched.target_counts
 
 
 def build(args: argparse.Namespace, rank: Rank, layout: Layout) -> tuple[engine.Trainer, Samples]:

@@ -201,7 +201,7 @@ class Steps:
             self.batches.append([micro_batch(p, batch, DEVICE) for batch in drawn])
             self.counts.append(torch.tensor(target_counts(p, drawn), device=DEVICE))
         fixed = constants(p, DEVICE)
-        self.run.batches = [fixed | {n: t.clone() for n, t in b.items()} for b in self.batches[0]]
+        self.run.micro_batches = [fixed | {n: t.clone() for n, t in b.items()} for b in self.batches[0]]
 
     def _drawn(self, number: int) -> torch.Tensor:
         q = self.p.params[number]
@@ -214,7 +214,7 @@ class Steps:
         losses, times = list[float](), list[float]()
         for number in range(first, last + 1):
             assert self.run.optimizer is not None
-            for mine, new in zip(self.run.batches, self.batches[number % 4], strict=True):
+            for mine, new in zip(self.run.micro_batches, self.batches[number % 4], strict=True):
                 for name, t in new.items():
                     mine[name].copy_(t)
             self.run.counts.copy_(self.counts[number % 4])

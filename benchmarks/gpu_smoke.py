@@ -70,7 +70,7 @@ def parity(name: str, m: ModelSpec, device: torch.device, schedule: str) -> dict
     run = Run(p, state, Nccl(0), REFERENCE, Fresh("fp64", device))
     drawn = [sample(i, 16, m.vocab_size) for i in range(4)]
     fixed = constants(p, device)
-    run.batches = [fixed | micro_batch(p, [drawn[i] for i in ids], device) for ids in samples_of(p, 0)]
+    run.micro_batches = [fixed | micro_batch(p, [drawn[i] for i in ids], device) for ids in samples_of(p, 0)]
     run.counts.fill_(target_count(drawn))
     walk(p, run)
     with torch.enable_grad():
@@ -112,12 +112,12 @@ class Steps:
             drawn = [[train.sample(i) for i in ids] for ids in samples_of(p, step * p.layout.global_batch_size)]
             self.batches.append([micro_batch(p, batch, device) for batch in drawn])
             self.counts.append(sum(target_count(batch) for batch in drawn))
-        self.run.batches = [fixed | {n: t.clone() for n, t in b.items()} for b in self.batches[0]]
+        self.run.micro_batches = [fixed | {n: t.clone() for n, t in b.items()} for b in self.batches[0]]
 
     def feed(self, number: int) -> None:
         """Write all that changes between steps into the same tensors."""
         assert self.run.optimizer is not None
-        for mine, new in zip(self.run.batches, self.batches[number % 4], strict=True):
+        for mine, new in zip(self.run.micro_batches, self.batches[number % 4], strict=True):
             for name, t in new.items():
                 mine[name].copy_(t)
         self.run.counts.fill_(self.counts[number % 4])

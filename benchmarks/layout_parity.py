@@ -68,7 +68,7 @@ def one_step(p: Program, rank: Rank, groups: ProcessGroups) -> Run:
     run = Run(p, state, Distributed(rank.number, groups), REFERENCE, Arena(plan_arena(p), "fp64", rank.device))
     fixed = constants(p, rank.device)
     mine = [[sample(i, 16, p.model.vocab_size) for i in ids] for ids in samples_of(p, 0)]
-    run.batches = [fixed | micro_batch(p, drawn, rank.device) for drawn in mine]
+    run.micro_batches = [fixed | micro_batch(p, drawn, rank.device) for drawn in mine]
     run.counts.fill_(sum(target_count(drawn) for drawn in mine))
     walk(p, run, counted=False)
     return run

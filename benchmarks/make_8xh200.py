@@ -116,7 +116,7 @@ def overlap(rows: Mapping[str, Any]) -> Iterator[str]:
 # `need` and `land`.
 NAMES = {"need": ["wait parameters"], "wait_all_gather": ["wait parameters"], "widen": ["wait gradients"],
          "gather": ["all_gather parameters"], "reduce": ["reduce_scatter gradients", "all_reduce gradients"],
-         "measure": ["squares"], "update": ["update"], "land": ["add gradients"],
+         "measure": ["gradient norm: squares"], "update": ["update"], "land": ["add gradients"],
          "wait_reduce_scatter": ["add gradients"]}  # fmt: skip
 IDLE = 5.0  # below so many microseconds, a part had nothing to do
 

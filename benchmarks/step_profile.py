@@ -37,7 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from penteract.config.layout import Layout
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.named import Named
+from penteract.engine.executor.profiled import ProfiledRun
 from penteract.engine.runtime.rank import Rank, join
 from penteract.engine.session import trainer as engine
 from penteract.step.walk import Silent, walk
@@ -70,7 +70,7 @@ def bare(trainer: engine.Trainer, samples: Any, count: int) -> dict[str, Any]:
 def profiled(trainer: engine.Trainer, samples: Any, first: int) -> dict[str, Any]:
     """The part `profile`: the kernels of the second of two profiled steps."""
     size = trainer.spec.layout.global_batch_size
-    with patch.object(engine, "walk", lambda p, run, **how: walk(p, Named(run), **how)):
+    with patch.object(engine, "walk", lambda p, run, **how: walk(p, ProfiledRun(run), **how)):
         trainer.step(first, samples, (first - 1) * size)
         dist.barrier()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:

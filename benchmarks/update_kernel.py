@@ -31,7 +31,7 @@ from provenance import hexadecimal
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
-from penteract.config.precision.policy import BLOCK, RECIPES, Policy
+from penteract.config.precision.policy import MOMENT_BLOCK, RECIPES, Policy
 from penteract.config.run import Optimizer
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.state import Flat
@@ -65,7 +65,7 @@ def shard(n: int, policy: Policy, device: torch.device) -> Flat:
     master = parameter.to(dtype_of("master", policy)) if policy.master else parameter
     moments = {kind: torch.zeros(n, dtype=dtype_of("moment", policy), device=device) for kind in ("mean", "square")}
     coded = policy.moments == "int8"
-    scales = {kind: torch.zeros(n // BLOCK, device=device) for kind in moments if coded}
+    scales = {kind: torch.zeros(n // MOMENT_BLOCK, device=device) for kind in moments if coded}
     bucket = Bucket((q,), (0,), n, (0,), True, False, (0,), (0,), moments=policy.moments)
     gradient = torch.zeros(n, dtype=dtype_of("gradient", policy), device=device)
     return Flat(
@@ -210,7 +210,7 @@ def main() -> None:
     }  # fmt: skip
     for name in args.only.split(","):
         policy = POLICIES[name]
-        whole = args.elements // BLOCK * BLOCK if policy.moments == "int8" else args.elements
+        whole = args.elements // MOMENT_BLOCK * MOMENT_BLOCK if policy.moments == "int8" else args.elements
         row = run_parts(name, {"all": partial(measured, whole, policy, device)})
         found["policies"][name] = {"precision": policy.name, **row.pop("all"), **row}
         (args.out / "update_kernel.json").write_text(json.dumps(found, indent=1))

@@ -88,7 +88,7 @@ def observation(p: Program, *, counted: bool = True) -> Observation:
         muon = any(b.optimizer_kind.by_matrix for b in p.buckets)
         made = Muon(*said, comm=comm, policy=p.precision) if muon else AdamW(*said)
         run.optimizer = _Moving(made, notes)  # type: ignore[assignment]
-        run.batches = [_Nothing()] * p.layout.gradient_accumulation_steps  # type: ignore[list-item]
+        run.micro_batches = [_Nothing()] * p.layout.gradient_accumulation_steps  # type: ignore[list-item]
         notes.know(state, run)
         walk(p, run, counted=counted)
         run.settle_parameters()

@@ -171,8 +171,10 @@ def cluster(text: str, *, fabric: str = "") -> Cluster:
     """
     if text.lower().endswith(".toml"):
         return _measured(Path(text), fabric)
-    found = re.fullmatch(r"\s*(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([a-z][\w.-]*?)\s*(?:@\s*([\w-]+))?\s*", text.lower())
-    if turned := re.fullmatch(r"\s*([a-z][\w.-]*?)\s*((?:x\s*\d+\s*)+)(@.*)?", text.lower()):
+    found = re.fullmatch(
+        r"\s*(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([a-z][\w.-]*?)\s*(?:@\s*([\w-]+))?\s*", text, re.IGNORECASE
+    )
+    if turned := re.fullmatch(r"\s*([a-z][\w.-]*?)\s*((?:x\s*\d+\s*)+)(@.*)?", text, re.IGNORECASE):
         numbers = "x".join(re.findall(r"\d+", turned[2])[::-1])
         raise BadInput("CLUSTER", "the number comes first", where="--gpus", found=text, allowed=_FORM,
                        fix=f"--gpus {numbers}x{gpu(turned[1]).name}{turned[3] or ''}")  # fmt: skip
@@ -280,6 +282,6 @@ def _named(table: Tables, name: str, what: str) -> str:
     names |= {alias.lower(): key for key, row in table.items() for alias in row.get("aliases", ())}
     if name.lower() in names:
         return names[name.lower()]
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.3)
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     raise BadInput(what.upper(), f"no such {what}", found=name, allowed=", ".join(table),
                    fix=f"use {names[near[0]]}" if near else "choose one of these")  # fmt: skip

@@ -178,8 +178,12 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "output.folder": ("the folder for run folders", 0, 0),
 }
 
-# Names in other trainers -> our keys, to suggest the right key for an unknown one.
-_ELSEWHERE: Mapping[str, str] = {
+# Names in other trainers, with or without a section -> our keys, to suggest the right key for an unknown one.
+ELSEWHERE: Mapping[str, str] = {
+    "parallel.data": "parallel.dp", "parallel.tensor": "parallel.tp", "parallel.pipeline": "parallel.pp",
+    "parallel.context": "parallel.cp", "parallel.expert": "parallel.ep", "data_parallel": "parallel.dp",
+    "tensor_parallel": "parallel.tp", "pipeline_parallel": "parallel.pp", "context_parallel": "parallel.cp",
+    "expert_parallel": "parallel.ep", "sequence_parallel": "parallel.tp",
     "data_parallel_size": "parallel.dp", "dp_size": "parallel.dp", "data_parallel_replicate_degree": "parallel.dp",
     "tensor_model_parallel_size": "parallel.tp", "tensor_parallel_degree": "parallel.tp", "tp_size": "parallel.tp",
     "pipeline_model_parallel_size": "parallel.pp", "pipeline_parallel_degree": "parallel.pp",
@@ -248,18 +252,19 @@ def keys() -> Mapping[str, Key]:
 
 def nearest_key(name: str) -> str:
     """The key that `name` probably means, or an empty string."""
-    leaf = name.rsplit(".", 1)[-1]
-    if leaf in _ELSEWHERE:
-        return _ELSEWHERE[leaf]
+    section, _, leaf = name.rpartition(".")
+    for found in (name, leaf):
+        if found in ELSEWHERE:
+            return ELSEWHERE[found]
     known = list(keys())
     by_leaf = {k.rsplit(".", 1)[-1]: k for k in reversed(known)}
     if leaf in by_leaf and name not in by_leaf.values():
         return by_leaf[leaf]
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return near[0]
-    near = get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)
-    return by_leaf[near[0]] if near else ""
+    beside = {k.rsplit(".", 1)[-1]: k for k in known if k.rpartition(".")[0] == section}
+    for leaves in (beside, by_leaf):
+        if near := get_close_matches(leaf, leaves, n=1, cutoff=0.6):
+            return leaves[near[0]]
+    return ""
 
 
 def find_key(name: str, origin: str) -> Key:

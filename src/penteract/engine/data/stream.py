@@ -15,7 +15,7 @@ from penteract.engine.data.fingerprint import Fingerprint, compare
 from penteract.engine.data.order import permute
 from penteract.engine.data.pack import Array, DocumentPacking, Sample, WindowSamples
 from penteract.engine.data.tokenizer import TextTokenizer
-from penteract.engine.data.tokens import Tokens, tokenize
+from penteract.engine.data.tokens import TokenStream, tokenize
 from penteract.errors import BadInput, CorruptData
 
 BLOCK = 256  # windows that are in memory at once and shuffled together
@@ -83,7 +83,7 @@ class StreamSamples:
         length, pending, size = self._packing.sequence_length, list[Array](), 0
         while True:
             empty = True
-            for ids in tokenize(as_pieces(self._texts()), self._tokenizer):
+            for ids in tokenize(as_parts(self._texts()), self._tokenizer):
                 pending.append(ids.astype(np.int64))
                 size, empty = size + len(ids), False
                 if size > length:
@@ -96,9 +96,9 @@ class StreamSamples:
                 raise _no_text()
 
 
-def as_pieces(texts: Iterable[str]) -> Iterator[TextPart]:
+def as_parts(texts: Iterable[str]) -> Iterator[TextPart]:
     """Whole documents, without empty ones."""
-    return (TextPart(text, ends=True) for text in texts if text)
+    return (TextPart(text, ends_document=True) for text in texts if text)
 
 
 def split_stream(
@@ -106,8 +106,8 @@ def split_stream(
 ) -> tuple[StreamSamples, WindowSamples]:
     """(train, validation): validation is the first `fraction` of COUNTED documents, held in memory."""
     held = round(COUNTED * fraction)
-    arrays = tuple(tokenize(as_pieces(itertools.islice(texts(), held)), tokenizer))
-    tokens = Tokens((np.concatenate(arrays),) if arrays else (), tokenizer.vocab_size)
+    arrays = tuple(tokenize(as_parts(itertools.islice(texts(), held)), tokenizer))
+    tokens = TokenStream((np.concatenate(arrays),) if arrays else (), tokenizer.vocab_size)
     train = StreamSamples(lambda: itertools.islice(texts(), held, None), tokenizer, packing, seed)
     return train, WindowSamples(tokens, packing, 0, one_order=True)
 

@@ -15,7 +15,7 @@ from penteract.engine.comm.wire_dtype import narrowed, widened
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.allocator import Allocator, Arena
 from penteract.engine.executor.device import Device, device_of
-from penteract.engine.executor.feed import Batch
+from penteract.engine.executor.feed import MicroBatch
 from penteract.engine.executor.state import TrainingState
 from penteract.engine.executor.state_check import StateCheck
 from penteract.engine.executor.totals import Totals
@@ -33,7 +33,7 @@ from penteract.step.program import BufferKey, Program
 
 @dataclass(slots=True)
 class Run:
-    """One rank's executor. A step is `walk(program, run)` once its batches are in place.
+    """One rank's executor. A step is `walk(program, run)` once its micro-batches are in place.
 
     `received[(layer, micro)]`: the rows that this rank's experts got.
     """
@@ -48,7 +48,7 @@ class Run:
     fake: Device | None = None  # used in place of the memory's device
     device: Device = field(init=False)
     env: Env = field(init=False)
-    batches: Sequence[Batch] = field(default_factory=list[Batch])
+    micro_batches: Sequence[MicroBatch] = field(default_factory=list[MicroBatch])
     counts: torch.Tensor = field(init=False)  # targets of the step, for each loss term that is a mean over them
     registers: dict[tuple[BufferKey, int], Any] = field(default_factory=dict[tuple[BufferKey, int], Any])
     works: dict[tuple[BufferKey, int], Work | None] = field(default_factory=dict[tuple[BufferKey, int], Work | None])
@@ -88,7 +88,7 @@ class Run:
         self.done = torch.zeros((), dtype=torch.float64, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
         self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed}
-        self.agreed["norm and losses"] = self.summed.vector
+        self.agreed["gradient norm and losses"] = self.summed.vector
         if history is not None:
             self.agreed["largest values"] = history.amax
         if self.state.quantised_weights is not None:
@@ -123,7 +123,7 @@ class Run:
 
     def agree(self, agreement: Agreement) -> None:
         x = self.agreed[agreement.name]
-        if agreement.name == "norm and losses":
+        if agreement.name == "gradient norm and losses":
             self.summed.add_next_targets()
             self.totals[0].add_(self.check.compare())  # so every rank learns of it
         ranks, largest = self._ranks(agreement.axis), agreement.kind == "max"
@@ -310,7 +310,7 @@ class Run:
 
     def _read(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
         names = self.p.chunks[buffer[0]].inputs
-        return [self.batches[buffer[1]][names[r]] if r in names else self.registers[buffer, r] for r in registers]
+        return [self.micro_batches[buffer[1]][names[r]] if r in names else self.registers[buffer, r] for r in registers]
 
     def _make(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
         specs = self.p.chunks[buffer[0]].specs

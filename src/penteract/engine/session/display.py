@@ -107,11 +107,13 @@ class LiveTable:
 
     def _line(self, cells: dict[str, str], *, headed: bool) -> str:
         validation = f" (validation {cells['val loss']})" if cells["val loss"] else ""
+        later = cells["measured"] == _UNKNOWN and headed and int(cells["step"]) < self._total
+        measured = f"measured from step {int(cells['step']) + 1} on" if later else f"{cells['measured']} measured"
         head = f"{self._layout}\n" if headed and self._layout else ""
         return head + (
             f"step {cells['step']:>{len(str(self._total))}}/{self._total}  loss {cells['loss']}{validation}"
             f"  learning rate {cells['learning rate']}  {cells['tokens/s']} tokens/s"
-            f"  memory {cells['predicted']} predicted, {cells['measured']} measured  {cells['time left']} left"
+            f"  memory {cells['predicted']} predicted, {measured}  {cells['time left']} left"
         )
 
 

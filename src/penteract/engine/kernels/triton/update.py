@@ -20,17 +20,17 @@ import triton
 import triton.language as tl
 
 from penteract.config.optimizers import Moment
-from penteract.config.precision.policy import BLOCK
+from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.config.run import Optimizer
 from penteract.engine.executor.state import Flat
 from penteract.engine.optim import moments, stochastic_rounding
 from penteract.engine.optim.optimizer import Factors
 from penteract.engine.optim.stochastic_rounding import ParameterSlice
 
-TILE = 4 * BLOCK  # elements of one program: eight for each thread of four warps
+TILE = 4 * MOMENT_BLOCK  # elements of one program: eight for each thread of four warps
 _FIXED = 5  # rows of a table of parameter slices before those of the gaps
-_ROW = tl.constexpr(BLOCK)
-_ROWS = tl.constexpr(TILE // BLOCK)
+_ROW = tl.constexpr(MOMENT_BLOCK)
+_ROWS = tl.constexpr(TILE // MOMENT_BLOCK)
 _EXPONENT = tl.constexpr(0x7F800000)  # of fp32: all ones in infinities and NaN
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 _FAR = tl.constexpr(2**30)  # elements: more than a tile's, and a sum of two is an int32
@@ -99,17 +99,17 @@ def table(slices: tuple[ParameterSlice, ...], n: int, seed: int) -> torch.Tensor
 
 
 def _moment(flat: Flat, kind: Moment) -> tuple[torch.Tensor | None, ...]:
-    """A moment as it is stored; if it is in 8 bits, with scales, levels and borders, else three times None."""
+    """A moment as it is stored; if it is in 8 bits, with scales, levels and midpoints, else three times None."""
     kept, scales = flat.moments[kind], flat.scales.get(kind)
     if scales is None:
         return kept, None, None, None
-    code = moments.code(kept.device, signed=kind != "square")
-    return kept, scales, code.levels, code.borders
+    book = moments.codebook(kept.device, signed=kind != "square")
+    return kept, scales, book.levels, book.midpoints
 
 
 @triton.jit
 def _update(
-    gradient, mean, mean_scales, mean_levels, mean_borders, square, square_scales, square_levels, square_borders,
+    gradient, mean, mean_scales, mean_levels, mean_midpoints, square, square_scales, square_levels, square_midpoints,
     master, parameter, factors, step, nonfinite, slices, grains, gain, epsilon,
     GRAIN: tl.constexpr, DECAY: tl.constexpr, SLICES: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
@@ -129,8 +129,8 @@ def _update(
     m = m + tl.load(factors + 2) * (g - m)
     v = v * tl.load(factors + 3) + gain * (g * g)
     quotient = tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), tl.load(factors + 4)) + epsilon)
-    _write(mean, mean_scales, mean_borders, m, at, row, here, rows)
-    _write(square, square_scales, square_borders, v, at, row, here, rows)
+    _write(mean, mean_scales, mean_midpoints, m, at, row, here, rows)
+    _write(square, square_scales, square_midpoints, v, at, row, here, rows)
 
     x = _wide(tl.load(master + at, here, other=0.0))
     if DECAY:
@@ -158,7 +158,7 @@ def _read(kept, scales, levels, at, row, here, rows):
 
 
 @triton.jit
-def _write(kept, scales, borders, x, at, row, here, rows):
+def _write(kept, scales, midpoints, x, at, row, here, rows):
     """Write elements of a moment, rounded. 8-bit codes are found by a binary search of eight steps."""
     if scales is None:
         tl.store(kept + at, _narrow(x, kept.dtype.element_ty), here)
@@ -168,7 +168,7 @@ def _write(kept, scales, borders, x, at, row, here, rows):
         x = tl.div_rn(x, tl.maximum(largest, _TINY)[:, None])
         code = tl.zeros(x.shape, tl.int32)
         for i in tl.static_range(8):
-            code += tl.where(tl.load(borders + code + ((128 >> i) - 1)) < x, 128 >> i, 0)
+            code += tl.where(tl.load(midpoints + code + ((128 >> i) - 1)) < x, 128 >> i, 0)
         tl.store(kept + at, code.to(tl.uint8), here)
 
 
