@@ -99,7 +99,7 @@ class WindowSamples:
 
     def fingerprint(self) -> Fingerprint:
         if self._fingerprint is None:
-            self._fingerprint = fingerprint.of_tokens(self._tokens.parts)
+            self._fingerprint = fingerprint.of_tokens(self._tokens.arrays)
         return self._fingerprint
 
     def expect(self, then: Fingerprint) -> None:

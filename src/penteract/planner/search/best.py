@@ -263,9 +263,9 @@ class Ranking:
         estimate = search.estimate(item)
         if estimate is None or not self.among(estimate) or four_digits(estimate.at_least) > self._last:
             return
-        listed = not isinstance(item, Higher) or self.slower_too
-        if not listed and search.beaten(item, max(current, estimate.at_least)):
-            return
+        if isinstance(item, Higher) and not self.slower_too:  # noqa: SIM102 -- one line would be too long
+            if search.beaten(item, max(current, estimate.at_least)):
+                return
         if (closer := search.closer(estimate, current)) > current:
             heappush(self._waiting, (closer, serial, bound, item))
             return
