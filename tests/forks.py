@@ -8,9 +8,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,6 +54,23 @@ def penteract(
             raise subprocess.TimeoutExpired([*words], limit, out.read_text(), err.read_text())
         assert process.exitcode is not None
         return subprocess.CompletedProcess([*words], process.exitcode, out.read_text(), err.read_text())
+
+
+def ranks(
+    words: Sequence[Sequence[str]], environment: Mapping[str, str], *, world: int | None = None
+) -> list[subprocess.CompletedProcess[str]]:
+    """`penteract WORDS[r]` as rank r, at once, to their ends: as a launcher of `world` ranks would start them."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    place = {"WORLD_SIZE": world or len(words), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+
+    def rank(number: int) -> subprocess.CompletedProcess[str]:
+        own = place | {"RANK": number, "LOCAL_RANK": number}
+        return penteract(words[number], dict(environment) | {name: str(value) for name, value in own.items()})
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(rank, range(len(words))))
 
 
 def _main(work: Callable[..., int], arguments: Any, environment: dict[str, str], out: Path, err: Path) -> None:

@@ -42,6 +42,11 @@ def to_toml(resolved: Resolved) -> str:
     return "\n".join(lines)
 
 
+def run_values(run: RunSpec) -> dict[str, str]:
+    """Each key of the run, as `optimizer.learning_rate`, and its value as TOML."""
+    return {f"{section}.{name}": toml_value(v) for section, values in _sections(run, None) for name, v in values}
+
+
 def template(name: str = "run.toml") -> str:
     """A commented run file called `name`: loads as the preset "tiny"; every other key is a comment with its default."""
     lines = [_TEMPLATE_HEAD.format(name=name)]
@@ -106,6 +111,7 @@ def _sections(run: RunSpec, budget: MemoryBudget | None) -> Iterator[tuple[str, 
         "training": run.train,
         "checkpoint": run.checkpoint,
         "precision": run.precision.changes,
+        "limits": run.limits,
         "output": {"folder": run.out},
     }
     for section in SECTIONS:

@@ -9,17 +9,21 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from penteract.config.files.write import run_values
 from penteract.config.rules.resolve import resolve
 from penteract.config.run import RunSpec
+from penteract.engine.data.description import describe
 from penteract.engine.runtime.rank import Rank, join
 from penteract.engine.runtime.watch import from_exception, watched
 from penteract.engine.session.session import Session, SessionOptions, closing_line, rundir, set_up
 from penteract.errors import PeerLost, PenteractError
 
+# Keys that decide no results: where files are, which are described by themselves, and how long to wait.
+_OWN = ("output.", "limits.", "training.log_level", "data.source", "tokenizer.source")
+
 
 def work(spec: RunSpec, rank: Rank, options: SessionOptions) -> int:
     """Train on this rank. An error is reported to the other ranks before this one ends."""
-    set_up(spec)
     with watched(rank, options.folder):
         session = Session(spec, rank, options)
         session.open()
@@ -32,7 +36,7 @@ def work(spec: RunSpec, rank: Rank, options: SessionOptions) -> int:
 
 def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
     """Train as a rank that a launcher started. Rank 0 creates the run's folder, and all ranks use it."""
-    rank = join(os.environ, spec.precision.device)
+    rank = _join(spec)
     path = ""
     try:
         path = str(folder()) if rank.number == 0 else ""
@@ -50,12 +54,20 @@ def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
             rundir.cancel_resume(options.folder)
 
 
+def _join(spec: RunSpec) -> Rank:
+    """Join the other ranks, which must have the same run and data as this one."""
+    set_up(spec)
+    facts = {name: value for name, value in run_values(spec).items() if not name.startswith(_OWN)}
+    facts |= describe(spec.data.source, spec.tokenizer)
+    return join(os.environ, spec.precision.device, facts, spec.limits.join)
+
+
 def main(argv: list[str]) -> int:
     """Train in the run folder that the arguments name; returns the exit code."""
     options, debug = _options(argv)
     try:
         spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
-        return work(spec, join(os.environ, spec.precision.device), options)
+        return work(spec, _join(spec), options)
     except Exception as e:
         error = from_exception(e)
         if debug:

@@ -103,7 +103,7 @@ class Session:
                 spec.data, self.tokenizer, spec.sequence_length, spec.train.seed, cache
             )
 
-        self.rank.first(open_them)
+        self.rank.first(open_them, spec.limits.data)
 
     def _load(self, folder: Path) -> None:
         """Resume from the newest checkpoint, after its last sample; on any layout, with any batch size."""
