@@ -11,8 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,15 +46,8 @@ def penteract(
     words: Sequence[str], environment: Mapping[str, str], *, folder: Path | None = None, limit: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """`penteract WORDS` to its end, and so the ranks that it starts: what `subprocess.run` would give."""
-    with TemporaryDirectory() as said:
-        out, err = Path(said) / "out", Path(said) / "err"
-        process = start(_command, [*words], folder, environment=environment, out=out, err=err)
-        process.join(limit)
-        if process.is_alive():
-            process.kill()
-            raise subprocess.TimeoutExpired([*words], limit, out.read_text(), err.read_text())
-        assert process.exitcode is not None
-        return subprocess.CompletedProcess([*words], process.exitcode, out.read_text(), err.read_text())
+    with begun(words, environment, folder=folder) as command:
+        return command.result(limit)
 
 
 def ranks(
@@ -64,13 +58,48 @@ def ranks(
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     place = {"WORLD_SIZE": world or len(words), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    with ExitStack() as stack:
+        started: list[Command] = []
+        for number, own in enumerate(words):
+            told = place | {"RANK": number, "LOCAL_RANK": number}
+            more = {name: str(value) for name, value in told.items()}
+            started.append(stack.enter_context(begun(own, dict(environment) | more)))
+        return [command.result() for command in started]
 
-    def rank(number: int) -> subprocess.CompletedProcess[str]:
-        own = place | {"RANK": number, "LOCAL_RANK": number}
-        return penteract(words[number], dict(environment) | {name: str(value) for name, value in own.items()})
 
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(rank, range(len(words))))
+@dataclass(slots=True)
+class Command:
+    """`penteract WORDS` as it runs, and what it has printed so far."""
+
+    words: list[str]
+    process: multiprocessing.Process
+    out: Path
+    err: Path
+
+    def result(self, limit: float = 240) -> subprocess.CompletedProcess[str]:
+        """Its exit code and output, once it has ended."""
+        self.process.join(limit)
+        if self.process.is_alive():
+            raise subprocess.TimeoutExpired(self.words, limit, self.out.read_text(), self.err.read_text())
+        assert self.process.exitcode is not None
+        return subprocess.CompletedProcess(
+            self.words, self.process.exitcode, self.out.read_text(), self.err.read_text()
+        )  # fmt: skip
+
+
+@contextmanager
+def begun(
+    words: Sequence[str], environment: Mapping[str, str], *, folder: Path | None = None
+) -> Iterator[Command]:  # fmt: skip
+    """`penteract WORDS` under way; it is killed at the end of the context."""
+    with TemporaryDirectory() as said:
+        out, err = Path(said) / "out", Path(said) / "err"
+        process = start(_command, [*words], folder, environment=environment, out=out, err=err)
+        try:
+            yield Command([*words], process, out, err)
+        finally:
+            process.kill()
+            process.join()
 
 
 def _main(work: Callable[..., int], arguments: Any, environment: dict[str, str], out: Path, err: Path) -> None:

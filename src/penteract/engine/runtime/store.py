@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
 from penteract.engine.runtime.roll_call import TELL_S
@@ -32,7 +33,7 @@ def open_store(environment: Mapping[str, str], limit: float) -> dist.distributed
             store, _, _ = next(rendezvous("env://", rank, world, timeout=timedelta(seconds=limit)))
             return store
         # Nobody waits in here for the others: the roll call does, and says for whom.
-        return dist.distributed_c10d.TCPStore(
+        return TCPStore(
             host, port, world, is_master=rank == 0, timeout=timedelta(seconds=limit), wait_for_workers=False,
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError) as e:
