@@ -116,7 +116,9 @@ def _become(environment: Mapping[str, str], out: int | None, err: int | None) ->
         if fd is not None:
             os.dup2(fd, to)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
     if (threads := environment.get("OMP_NUM_THREADS")) is not None:
         import_module("torch").set_num_threads(int(threads))
 

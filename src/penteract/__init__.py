@@ -4,7 +4,9 @@ import sys
 from pathlib import Path
 
 from penteract._version import __version__
+from penteract.stopping import install_early
 
+install_early()  # first of all: what follows takes a while
 try:
     from penteract.api import plan, trace, train
     from penteract.config.hardware import Cluster

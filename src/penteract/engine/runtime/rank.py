@@ -32,9 +32,10 @@ class Rank:
     store: dist.distributed_c10d.Store | None
 
     def barrier(self) -> None:
-        """Wait for all ranks; does nothing with one rank."""
+        """Wait for all ranks; does nothing with one rank. On the host: NCCL would ask the store for a communicator of
+        its own, which fails once torchrun has ended."""
         if self.world > 1:
-            dist.barrier()
+            dist.all_reduce(torch.zeros(1))
 
     def first(self, task: Callable[[], None], limit: float) -> None:
         """Run a task on rank 0, and then on the others. They wait at the store, not in a collective that would time

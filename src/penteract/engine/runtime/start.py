@@ -25,10 +25,12 @@ def train(  # noqa: PLR0913 (options of the command line)
     compare: Path | None = None,
     resume: Path | None = None,
     init: Path | None = None,
+    grace: float = 30.0,
     json: bool = False,
     debug: bool = False,
 ) -> int:
     """Train; returns the exit code. `predicted()`: bytes that rank 0 will allocate; called once ranks can start.
+    `grace`: seconds that a scheduler gives the run to stop.
 
     `launched`: this process is a rank that a launcher started. Otherwise it starts all ranks of the layout as child
     processes, even if there is one, because OpenMP settings must be in the environment before torch is loaded.
@@ -36,7 +38,7 @@ def train(  # noqa: PLR0913 (options of the command line)
     if not launched:
         _check_ranks(resolved)
     rank_bytes = predicted()
-    words = [f"--predicted={rank_bytes}", *["--json"] * json, *["--debug"] * debug]
+    words = [f"--predicted={rank_bytes}", f"--grace={grace}", *["--json"] * json, *["--debug"] * debug]
     paths = (("compare", compare), ("resume", resume), ("init", init))
     words += [f"--{name}={path}" for name, path in paths if path is not None]
     if launched:

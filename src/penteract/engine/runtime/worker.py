@@ -17,16 +17,20 @@ from penteract.engine.runtime.rank import Rank, join
 from penteract.engine.runtime.watch import from_exception, watched
 from penteract.engine.session.session import Session, SessionOptions, closing_line, rundir, set_up
 from penteract.errors import PeerLost, PenteractError
+from penteract.printing import never_fails
+from penteract.stopping import Phase, Stopping
 
 # Keys that decide no results: where files are, which are described by themselves, and how long to wait.
 _OWN = ("output.", "limits.", "training.log_level", "data.source", "tokenizer.source")
 
 
-def work(spec: RunSpec, rank: Rank, options: SessionOptions) -> int:
+def work(spec: RunSpec, rank: Rank, options: SessionOptions, stopping: Stopping) -> int:
     """Train on this rank. An error is reported to the other ranks before this one ends."""
-    with watched(rank, options.folder):
-        session = Session(spec, rank, options)
+    stopping.patience = max(stopping.patience, 2 * options.grace)
+    with watched(rank, options.folder, stopping):
+        session = Session(spec, rank, options, stopping)
         session.open()
+        stopping.enter(Phase.WORKING, str(options.folder))
         result = session.go()
         if options.as_json and rank.number == 0:
             print(closing_line(result), flush=True)
@@ -36,6 +40,9 @@ def work(spec: RunSpec, rank: Rank, options: SessionOptions) -> int:
 
 def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
     """Train as a rank that a launcher started. Rank 0 creates the run's folder, and all ranks use it."""
+    stopping = Stopping.of_process()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        stopping.watch_parent()  # torchrun does not handle each signal that schedulers send: SIGUSR1 ends it
     rank = _join(spec)
     path = ""
     try:
@@ -47,8 +54,10 @@ def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
     if agreed.startswith("!"):
         raise PeerLost("PEER", "rank 0 could not make the run's folder", found=agreed[1:])
     options = _options([agreed, *words])[0]
+    if rank.number == 0:
+        stopping.before_leaving.append(lambda: rundir.cancel_resume(options.folder))
     try:
-        return work(spec, rank, options)
+        return work(spec, rank, options, stopping)
     finally:
         if rank.number == 0:
             rundir.cancel_resume(options.folder)
@@ -65,15 +74,16 @@ def _join(spec: RunSpec) -> Rank:
 def main(argv: list[str]) -> int:
     """Train in the run folder that the arguments name; returns the exit code."""
     options, debug = _options(argv)
-    try:
-        spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
-        return work(spec, _join(spec), options)
-    except Exception as e:
-        error = from_exception(e)
-        if debug:
-            traceback.print_exc()
-        print(error, file=sys.stderr, flush=True)
-        return error.exit_code
+    with Stopping.of_process() as stopping, never_fails():
+        try:
+            spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
+            return work(spec, _join(spec), options, stopping)
+        except Exception as e:
+            error = from_exception(e)
+            if debug:
+                traceback.print_exc()
+            print(error, file=sys.stderr, flush=True)
+            return error.exit_code
 
 
 def _options(argv: list[str]) -> tuple[SessionOptions, bool]:
@@ -83,10 +93,14 @@ def _options(argv: list[str]) -> tuple[SessionOptions, bool]:
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--init", type=Path)
     parser.add_argument("--predicted", type=int, default=0)
+    parser.add_argument("--grace", type=float, default=30.0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--debug", action="store_true")
     args = parser.parse_args(argv)
-    return SessionOptions(args.folder, args.compare, args.resume, args.init, args.json, args.predicted), args.debug
+    options = SessionOptions(
+        args.folder, args.compare, args.resume, args.init, args.json, args.predicted, args.grace
+    )  # fmt: skip
+    return options, args.debug
 
 
 if __name__ == "__main__":

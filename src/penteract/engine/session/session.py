@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,17 +19,20 @@ import torch
 from penteract.config.run import RunSpec
 from penteract.engine import checkpoint
 from penteract.engine.data import Samples, open_samples, open_tokenizer
+from penteract.engine.dtypes import dtype_of
 from penteract.engine.runtime.rank import Rank
 from penteract.engine.runtime.watch import from_exception
 from penteract.engine.session import rundir
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.session.display import LiveTable
+from penteract.engine.session.grace import Grace
 from penteract.engine.session.metrics import MetricsWriter
 from penteract.engine.session.resume import other_precision, resume_settings
 from penteract.engine.session.sample import write
 from penteract.engine.session.saved import after_load, load_state, state_slices
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadInput, BadNumerics, Preempted
+from penteract.stopping import Stopping
 from penteract.units import gib, show_count
 
 log = logging.getLogger("penteract")
@@ -46,6 +48,7 @@ class SessionOptions:
     init: Path | None = None  # the weights to start from
     as_json: bool = False
     predicted: int = 0  # bytes that rank 0 will allocate
+    grace: float = 30.0  # seconds from a request to stop to the kill
 
 
 class Begun(NamedTuple):
@@ -64,6 +67,7 @@ class Session:
     spec: RunSpec
     rank: Rank
     options: SessionOptions
+    stopping: Stopping = field(default_factory=Stopping)
     trainer: Trainer = field(init=False)
     train: Samples = field(init=False)
     validation: Samples = field(init=False)
@@ -74,7 +78,7 @@ class Session:
     times: list[float] = field(default_factory=list[float])
     measured: int = 0  # bytes at the peak of one step; 0: not measured yet
     ended: float = 0.0  # when the last outcome was read
-    asked_to_stop: bool = False
+    grace: Grace = field(init=False)
 
     # ---- opening ---------------------------------------------------------------------------------------------
 
@@ -89,6 +93,7 @@ class Session:
                            fix=f"--model.vocab_size {-(-self.tokenizer.vocab_size // 64) * 64}")  # fmt: skip
         self._open_data()
         self.trainer = Trainer.build(spec, self.rank, self.options.init)
+        self.grace = Grace(self.options.grace, _saved_bytes(self.trainer) / self.rank.world)
         if spec.train.validation_every and len(self.validation):
             self.trainer.check_validation(self.validation)
         if self.options.resume is not None:
@@ -125,7 +130,7 @@ class Session:
         """Train to the end; returns the closing line of `--json`."""
         compare = Comparison(self.options.compare) if self.options.compare else None
         under_way: Begun | None = None
-        with self._showing() as shown, self._stopping():
+        with self._showing() as shown:
             for number in range(self.first, self.spec.train.steps + 1):
                 begun = self._begin(number)
                 if under_way is not None:
@@ -145,7 +150,7 @@ class Session:
 
     def _begin(self, number: int) -> Begun:
         """Ask the device for a step."""
-        self.trainer.run.stop.fill_(float(self.asked_to_stop))
+        self.trainer.run.stop.fill_(float(self.stopping.asked))
         at, first = time.perf_counter(), self.samples
         self.samples += self.spec.layout.global_batch_size
         if number == min(self.first + 1, self.spec.train.steps):  # the second: everything is in place, nothing is new
@@ -167,6 +172,7 @@ class Session:
             table.step(row)
         if last or _every(self.spec.checkpoint.every, number):
             self._save(number, begun.samples)
+        self._say_grace()
         if outcome.stop and number < self.spec.train.steps:
             self._check_prefetch(number)
             raise Preempted("STOPPED", f"stopped after step {number}, which is saved",
@@ -218,10 +224,19 @@ class Session:
     def _save(self, number: int, samples: int) -> None:
         self.trainer.run.settle_parameters()
         extra = {"step": number, "samples": samples, "layout": asdict(self.spec.layout), **resume_settings(self.spec)}
-        checkpoint.save(
-            self.options.folder / "checkpoints", number, state_slices(self.trainer.program, self.trainer.state), extra,
-            rank=self.rank.number, world=self.rank.world, barrier=self.rank.barrier, keep=self.spec.checkpoint.keep,
-        )  # fmt: skip
+        at = time.perf_counter()
+        with self.stopping.held():
+            checkpoint.save(
+                self.options.folder / "checkpoints", number, state_slices(self.trainer.program, self.trainer.state),
+                extra, rank=self.rank.number, world=self.rank.world, barrier=self.rank.barrier,
+                keep=self.spec.checkpoint.keep,
+            )  # fmt: skip
+        self.grace.saved = time.perf_counter() - at
+
+    def _say_grace(self) -> None:
+        """Say once if a stop may take too long. The first two steps of a run are slower than the others."""
+        if self.rank.number == 0 and self.times[2:] and (line := self.grace.line(median(self.times[-20:]))):
+            log.warning("%s", line)
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
@@ -267,7 +282,7 @@ class Session:
             "memory": memory,
         }
 
-    # ---- output and signals ----------------------------------------------------------------------------------
+    # ---- output ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def _showing(self) -> Iterator[tuple[Any, Any]]:
@@ -285,26 +300,16 @@ class Session:
         ):
             yield table, metrics
 
-    @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM makes all ranks save and stop after the step; the second ends this one at
-        once."""
-
-        def ask(number: int, frame: object) -> None:
-            self.asked_to_stop = True
-            signal.signal(number, signal.SIG_DFL)
-
-        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for s, handler in before.items():
-                signal.signal(s, handler)
-
 
 def _every(n: int, number: int) -> bool:
     """Whether step `number` is one of every n; never when n is 0."""
     return n > 0 and number % n == 0
+
+
+def _saved_bytes(trainer: Trainer) -> float:
+    """Bytes of a checkpoint, about: master weights and two moments."""
+    weights = sum(math.prod(q.shape) for q in trainer.program.everything)
+    return 3 * weights * dtype_of("stat", trainer.program.precision).itemsize
 
 
 def closing_line(result: dict[str, Any]) -> str:
