@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from penteract.engine.runtime.cpu_affinity import threads_of
+from penteract.engine.runtime.stopping import Phase, Stopping
 from penteract.engine.session import rundir
 from penteract.errors import Bug, PeerLost, Preempted
-from penteract.stopping import Phase, Stopping
 
 GRACE_S = 15.0  # after one rank has failed, for the others to end: their watchers need at most ten
 SAVE_S = 600.0  # after the first request to stop, for a checkpoint

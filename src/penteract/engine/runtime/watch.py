@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 
 from penteract.engine.runtime.rank import Rank
+from penteract.engine.runtime.stopping import Stopping
 from penteract.engine.session import rundir
 from penteract.errors import Bug, DiskFailure, OutOfMemory, PeerLost, PenteractError, Preempted
-from penteract.stopping import Stopping
 
 GRACE_S = 1.0  # for a rank's own error to be reported before another rank's ends it
 BLAME_S = 3.0  # to find out which rank broke a connection
@@ -55,6 +55,8 @@ class Watcher:
         self.interval, self.timeout = interval, timeout
         self.stopping = stopping or Stopping()
         self._patient = False
+        self._stopped = False  # whether a signal had asked this rank to stop when it noticed another's failure
+        self.final: Callable[[int], None] = lambda code: None  # called with the exit code of the rank that failed first
         self._turns = 0
         self._silence = 0.0  # seconds without a heartbeat of the watched rank, counted in this thread's turns
         self._last_beat: tuple[int, bytes] = (rank, b"")  # the watched rank and its last heartbeat
@@ -103,20 +105,21 @@ class Watcher:
         if isinstance(exception, KeyboardInterrupt):
             exception = Preempted("STOPPED", "interrupted before a step was saved", where=str(self.run_dir))
         _exit_later(from_exception(exception).exit_code)
+        self._stopped = self.stopping.signalled_before
         if isinstance(exception, Preempted):  # all ranks stop together, so there is nothing to report
             if self.rank == 0:
                 rundir.append_error(self.run_dir, rundir.error_row(exception, 0))
             self.finish(limit=PARTING_S)
             return exception
         error = self.report(exception)
-        if error.code == "CONNECTION" and self.stopping.signal:
+        if error.code == "CONNECTION" and self._stopped:
             error = self._stopped_too(error.what)
         self._part(error)
         return error
 
     def stopped(self) -> None:
-        """Tell the others that a request ends this rank before the first step. Any thread may call it."""
-        error = Preempted("STOPPED", "stopped before the first step", where=str(self.run_dir), fix="start it again")
+        """Tell the others that a request ends this rank at once. Any thread may call it."""
+        error = Preempted("STOPPED", "stopped at once", where=str(self.run_dir))
         self._set_abort(rundir.error_row(error, self.rank))
 
     # ---- watching, in the threads ----------------------------------------------------------------------------
@@ -180,6 +183,7 @@ class Watcher:
         if self._over.wait(GRACE_S) or not self._leaving.acquire(blocking=False):
             return
         _exit_later(PeerLost.exit_code)
+        self._stopped = self.stopping.signalled_before
         error = self._peer(row)
         self._part(error)
         _exit(error)
@@ -244,10 +248,12 @@ class Watcher:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def _peer(self, row: dict[str, Any]) -> PenteractError:
-        """The error with which this rank ends because of another's row. Where a signal asked this rank to stop, a lost
-        rank has stopped too: the run can go on later."""
+        """The error with which this rank ends because of another's row. Where a signal had asked this rank to stop, a
+        lost rank was killed for it: the run can go on later."""
+        if row["exit_code"] != Preempted.exit_code:  # that rank leaves it, if anything was trained
+            self.final(int(row["exit_code"]))
         what = f"rank {row['rank']} failed with {row['code']}: {row['what']}"
-        if row["exit_code"] == Preempted.exit_code or (row["exit_code"] == PeerLost.exit_code and self.stopping.signal):
+        if row["exit_code"] == Preempted.exit_code or (row["exit_code"] == PeerLost.exit_code and self._stopped):
             return self._stopped_too(what)
         return PeerLost("PEER", what, where=f"rank {self.rank}", fix=f"see {self.run_dir / rundir.ERRORS}")
 
@@ -268,9 +274,11 @@ class Watcher:
 
 
 @contextmanager
-def watched(rank: Rank, run_dir: Path, stopping: Stopping | None = None) -> Iterator[None]:
+def watched(
+    rank: Rank, run_dir: Path, stopping: Stopping | None = None, final: Callable[[int], None] = lambda code: None
+) -> Iterator[None]:
     """Train inside this context. This rank's failure is reported to the others and raised as a PenteractError; a
-    failure of theirs ends this process.
+    failure of theirs ends this process. `final` is called with the exit code of the rank that failed first.
 
     Writes `status.json` and `errors.jsonl`.
     """
@@ -278,6 +286,7 @@ def watched(rank: Rank, run_dir: Path, stopping: Stopping | None = None) -> Iter
     watcher = None
     if rank.store is not None:
         watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups, stopping)
+        watcher.final = final
         watcher.start()
         stopping.before_leaving.append(watcher.stopped)
     code = Bug.exit_code
@@ -293,6 +302,7 @@ def watched(rank: Rank, run_dir: Path, stopping: Stopping | None = None) -> Iter
     except BaseException as e:
         error = watcher.end(e) if watcher is not None else _alone(e, run_dir)
         code = error.exit_code
+        final(code)
         if watcher is not None:  # the interpreter's normal exit would wait for lost peers in the groups' destructors
             atexit.register(_exit_now, code)
         raise error from e

@@ -13,21 +13,26 @@ from penteract.config.files.write import run_values
 from penteract.config.rules.resolve import resolve
 from penteract.config.run import RunSpec
 from penteract.engine.data.description import describe
+from penteract.engine.runtime.generation import Generation
+from penteract.engine.runtime.printing import never_fails
 from penteract.engine.runtime.rank import Rank, join
+from penteract.engine.runtime.stopping import Phase, Stopping
 from penteract.engine.runtime.watch import from_exception, watched
 from penteract.engine.session.session import Session, SessionOptions, closing_line, rundir, set_up
-from penteract.errors import PeerLost, PenteractError
-from penteract.printing import never_fails
-from penteract.stopping import Phase, Stopping
+from penteract.errors import PeerLost, PenteractError, Preempted
 
 # Keys that decide no results: where files are, which are described by themselves, and how long to wait.
 _OWN = ("output.", "limits.", "training.log_level", "data.source", "tokenizer.source")
 
 
-def work(spec: RunSpec, rank: Rank, options: SessionOptions, stopping: Stopping) -> int:
-    """Train on this rank. An error is reported to the other ranks before this one ends."""
+def work(
+    spec: RunSpec, rank: Rank, options: SessionOptions, stopping: Stopping,
+    final: Callable[[int], None] = lambda code: None,
+) -> int:  # fmt: skip
+    """Train on this rank. An error is reported to the other ranks before this one ends. `final` is called with the
+    exit code of a run that fails."""
     stopping.patience = max(stopping.patience, 2 * options.grace)
-    with watched(rank, options.folder, stopping):
+    with watched(rank, options.folder, stopping, final):
         session = Session(spec, rank, options, stopping)
         session.open()
         stopping.enter(Phase.WORKING, str(options.folder))
@@ -38,10 +43,12 @@ def work(spec: RunSpec, rank: Rank, options: SessionOptions, stopping: Stopping)
     return 0
 
 
-def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
-    """Train as a rank that a launcher started. Rank 0 creates the run's folder, and all ranks use it."""
+def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str], generation: Generation | None) -> int:
+    """Train as a rank that a launcher started. Rank 0 creates the run's folder, and all ranks use it.
+
+    `generation`: None where the launcher is not torchrun."""
     stopping = Stopping.of_process()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if generation is not None:
         stopping.watch_parent()  # torchrun does not handle each signal that schedulers send: SIGUSR1 ends it
     rank = _join(spec)
     path = ""
@@ -54,10 +61,21 @@ def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
     if agreed.startswith("!"):
         raise PeerLost("PEER", "rank 0 could not make the run's folder", found=agreed[1:])
     options = _options([agreed, *words])[0]
+
+    def final(code: int) -> None:
+        if generation is not None:
+            generation.leave(code, options.folder)
+
+    def stopped() -> None:
+        # Not while it starts: torchrun also sends SIGTERM to ranks when another has failed, and nothing is lost yet.
+        if stopping.phase is Phase.WORKING:
+            final(Preempted.exit_code)
+
+    stopping.before_leaving.append(stopped)
     if rank.number == 0:
         stopping.before_leaving.append(lambda: rundir.cancel_resume(options.folder))
     try:
-        return work(spec, rank, options, stopping)
+        return work(spec, rank, options, stopping, final)
     finally:
         if rank.number == 0:
             rundir.cancel_resume(options.folder)

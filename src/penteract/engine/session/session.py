@@ -21,6 +21,7 @@ from penteract.engine import checkpoint
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.runtime.rank import Rank
+from penteract.engine.runtime.stopping import Stopping
 from penteract.engine.runtime.watch import from_exception
 from penteract.engine.session import rundir
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
@@ -32,7 +33,6 @@ from penteract.engine.session.sample import write
 from penteract.engine.session.saved import after_load, load_state, state_slices
 from penteract.engine.session.trainer import Outcome, Trainer
 from penteract.errors import BadInput, BadNumerics, Preempted
-from penteract.stopping import Stopping
 from penteract.units import gib, show_count
 
 log = logging.getLogger("penteract")

@@ -10,20 +10,17 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from enum import Enum
-from pathlib import Path
 from typing import Any, Self
 
 EXIT_CODE = 75  # of a run that was stopped and can go on; `errors.Preempted` has the same
 AGAIN_S = 5.0  # a second signal sooner is the same request: a scheduler sends one to launchers and ranks alike
 LAST_S = 2.0  # for last words: a full pipe or a hung disk must not keep the process
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-_WORKER = "penteract.engine.runtime.worker"
 _SHOW_CURSOR = b"\x1b[?25h"  # the live table hides it
 
 
@@ -47,7 +44,8 @@ class Stopping:
         self.where = ""  # the run's folder, for the last line
         self.patience = 60.0  # seconds for a save once the launcher, which held the store, is gone
         self.before_leaving: list[Callable[[], None]] = []  # called by the thread that ends the process
-        self._last = 0.0  # when the last request came, by `time.monotonic`
+        self._first = 0.0  # when the first request came, by `time.monotonic`
+        self._last = 0.0  # when the last came
         self._lock = threading.Lock()  # held while the phase changes, and by the thread that ends the process
         self._held = False
         self._users = 0  # nested contexts
@@ -66,6 +64,12 @@ class Stopping:
     def asked(self) -> bool:
         """Whether there was a request."""
         return self.requests > 0
+
+    @property
+    def signalled_before(self) -> bool:
+        """Whether a signal came a second ago or earlier, and not from torchrun: that sends SIGTERM to ranks whenever
+        one has failed."""
+        return self.signal != 0 and not self.watches_parent and time.monotonic() - self._first > 1
 
     # ---- the context -----------------------------------------------------------------------------------------
 
@@ -152,6 +156,7 @@ class Stopping:
             now = time.monotonic()
             if self.requests and now - self._last < AGAIN_S:
                 return
+            self._first = self._first or now
             self.requests, self._last, self.signal = self.requests + 1, now, self.signal or number
             if self._at_once and not self._held:
                 self._leave()
@@ -187,10 +192,3 @@ class Stopping:
             f"error[STOPPED]: stopped at once: steps after the last checkpoint are lost{where} · "
             f"fix: penteract train --resume {self.where or 'latest'}"
         )
-
-
-def install_early() -> None:
-    """Take requests from the first moment of a command that trains, before its imports. They last until it ends."""
-    command = Path(sys.argv[0]).stem == "penteract" or "penteract" in sys.orig_argv
-    if (command and "train" in sys.argv) or _WORKER in sys.orig_argv:
-        Stopping.of_process().__enter__()
