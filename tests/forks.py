@@ -136,9 +136,9 @@ def _command(words: list[str], folder: Path | None) -> int:
 class Rank:
     """`python -m MODULE WORDS` as the launcher asks for it, forked from the launcher: its `main` is called."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (those of Popen)
         self, command: list[str], *, env: Mapping[str, str], stdout: Any, stderr: Any, stdin: int, process_group: int,
-        preexec_fn: Callable[[], None],
+        preexec_fn: Callable[[], None], pass_fds: Sequence[int],
     ) -> None:  # fmt: skip
         assert (command[:2], stdin, process_group) == ([sys.executable, "-m"], subprocess.DEVNULL, 0)
         files = [file if file is None else file.fileno() for file in (stdout, stderr)]

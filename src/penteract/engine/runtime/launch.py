@@ -37,13 +37,15 @@ def launch(world: int, words: Sequence[str], folder: Path, environment: Mapping[
     process.
     """
     earlier = rundir.errors_size(folder)
-    port = _free_port()
     ranks = _Ranks(folder)
     with Stopping.of_process() as stopping:
         stopping.enter(Phase.LAUNCHING)
         try:
-            for r in range(world):
-                ranks.start(r, [sys.executable, *words], rank_environment(environment, r, world, port))
+            with _store_socket() as store:
+                place = rank_environment(environment, 0, world, store.getsockname()[1])
+                ranks.start(0, [sys.executable, *words, f"--store-fd={store.fileno()}"], place, store.fileno())
+            for r in range(1, world):
+                ranks.start(r, [sys.executable, *words], place | {"RANK": str(r), "LOCAL_RANK": str(r)})
             ranks.wait(stopping)
         finally:
             ranks.end()
@@ -65,15 +67,17 @@ def rank_environment(given: Mapping[str, str], rank: int, world: int, port: int)
     # thread gains; with more, the ranks of a crowded host take each other's cores.
     defaults = {"OMP_NUM_THREADS": str(threads_of(world)), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "30000"}
     defaults |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    if sys.platform == "linux":  # ranks of one host need no other interface, and nobody else reaches this one
+        defaults |= {"GLOO_SOCKET_IFNAME": "lo"}
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
              "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
     return defaults | dict(given) | {name: str(value) for name, value in place.items()}
 
 
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+def _store_socket() -> socket.socket:
+    """The socket of the ranks' store. Only this host reaches it: whoever reaches a store can write to it. Rank 0
+    inherits it, so that nobody can take its port meanwhile."""
+    return socket.create_server(("127.0.0.1", 0), backlog=1024)
 
 
 def _bound_to_parent() -> Callable[[], None]:
@@ -103,14 +107,15 @@ class _Ranks:
     signal: int = 0  # the first signal received
     signals_sent: int = 0  # requests to stop that were passed on
 
-    def start(self, rank: int, command: list[str], environment: dict[str, str]) -> None:
+    def start(self, rank: int, command: list[str], environment: dict[str, str], *inherited: int) -> None:
+        """Start a rank. `inherited`: open files that it gets."""
         out: Any = None
         if rank:
             self.log(rank).parent.mkdir(parents=True, exist_ok=True)
             out = self.log(rank).open("ab")
             self.logs.append(out)
         process = subprocess.Popen(
-            command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+            command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, pass_fds=inherited,
             process_group=0, preexec_fn=_bound_to_parent(),  # own group: only this process passes Ctrl-C on
         )  # fmt: skip
         self.processes.append(process)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import socket
 from collections.abc import Callable, Mapping
@@ -87,12 +88,16 @@ class Rank:
 
 
 def join(
-    environment: Mapping[str, str], device: str, facts: Mapping[str, str] | None = None, limit: float = 600.0
+    environment: Mapping[str, str],
+    device: str,
+    facts: Mapping[str, str] | None = None,
+    limit: float = 600.0,
+    listener: int | None = None,
 ) -> Rank:
     """Join the ranks that a launcher set up in `environment`; without one, the only rank.
 
-    `facts`: what must be equal on all ranks, beside their software and devices. Raises PeerLost if some are missing
-    after `limit` seconds, BadInput if they differ: on all ranks.
+    `facts`: what must be equal on all ranks, beside their software and devices. `listener`: see `open_store`, which
+    owns it. Raises PeerLost if some are missing after `limit` seconds, BadInput if they differ: on all ranks.
     """
     world, number = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     local = int(environment.get("LOCAL_RANK", "0"))
@@ -102,8 +107,10 @@ def join(
     if "OMP_NUM_THREADS" not in environment:
         kind.share(per_host or world)
     if world == 1:
+        if listener is not None:
+            os.close(listener)
         return Rank(0, 1, chosen, None)
-    store = open_store(environment, limit)
+    store = open_store(environment, limit, listener)
     own = {"python": platform.python_version(), "torch": torch.__version__, "penteract": __version__}
     own |= {"device": kind.name, **(facts or {})}
     RollCall(

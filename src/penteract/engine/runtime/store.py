@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
@@ -18,10 +19,13 @@ from penteract.errors import PeerLost
 log = logging.getLogger("penteract")
 
 
-def open_store(environment: Mapping[str, str], limit: float) -> dist.distributed_c10d.Store:
+def open_store(
+    environment: Mapping[str, str], limit: float, listener: int | None = None
+) -> dist.distributed_c10d.Store:  # fmt: skip
     """The store at MASTER_ADDR:MASTER_PORT: torchrun's agent holds it, else rank 0 does.
 
-    Waits at most `limit` seconds for it. Raises PeerLost.
+    `listener`: the file descriptor of a socket that listens there already. Waits at most `limit` seconds for the store.
+    Raises PeerLost.
     """
     host, port = environment.get("MASTER_ADDR", ""), int(environment.get("MASTER_PORT", "0"))
     rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -32,14 +36,36 @@ def open_store(environment: Mapping[str, str], limit: float) -> dist.distributed
         if agents:
             store, _, _ = next(rendezvous("env://", rank, world, timeout=timedelta(seconds=limit)))
             return store
+        if rank == 0 and listener is None:
+            listener = _listen(host, port, several_hosts=world > int(environment.get("LOCAL_WORLD_SIZE", world)))
         # Nobody waits in here for the others: the roll call does, and says for whom.
         return TCPStore(
             host, port, world, is_master=rank == 0, timeout=timedelta(seconds=limit), wait_for_workers=False,
+            master_listen_fd=listener if rank == 0 else None,
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError) as e:
         raise PeerLost("JOIN", f"the store of the ranks cannot be opened: {' '.join(str(e).split())[:160]}",
                        where=f"{host}:{port}",
                        fix="the same MASTER_ADDR and MASTER_PORT on every rank, and a free port") from e  # fmt: skip
+
+
+def _listen(host: str, port: int, *, several_hosts: bool) -> int:
+    """A file descriptor that listens at `host` alone. On all interfaces, which is said, where that is not possible: the
+    address is not one of this host's, or other hosts cannot reach it."""
+    found = [(family, at) for family, _, _, _, at in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    literal = host == "localhost" or host.startswith("127.") or host == "::1"
+    # Debian's /etc/hosts gives a host's own name an address of the loopback.
+    beyond = several_hosts and not literal and all(str(at[0]).startswith(("127.", "::1")) for _, at in found)
+    for family, at in () if beyond else found:
+        try:
+            return socket.create_server((str(at[0]), port), family=family, backlog=1024).detach()
+        except OSError as e:
+            if e.errno != errno.EADDRNOTAVAIL:
+                raise
+    log.warning("MASTER_ADDR %s is no address of this host that others reach: its store listens on all", host)
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=1024, dualstack_ipv6=dual).detach()
 
 
 def _reach(host: str, port: int, limit: float) -> None:

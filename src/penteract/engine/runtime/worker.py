@@ -81,21 +81,21 @@ def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str], generati
             rundir.cancel_resume(options.folder)
 
 
-def _join(spec: RunSpec) -> Rank:
+def _join(spec: RunSpec, listener: int | None = None) -> Rank:
     """Join the other ranks, which must have the same run and data as this one."""
     set_up(spec)
     facts = {name: value for name, value in run_values(spec).items() if not name.startswith(_OWN)}
     facts |= describe(spec.data.source, spec.tokenizer)
-    return join(os.environ, spec.precision.device, facts, spec.limits.join)
+    return join(os.environ, spec.precision.device, facts, spec.limits.join, listener)
 
 
 def main(argv: list[str]) -> int:
     """Train in the run folder that the arguments name; returns the exit code."""
-    options, debug = _options(argv)
+    options, listener, debug = _options(argv)
     with Stopping.of_process() as stopping, never_fails():
         try:
             spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
-            return work(spec, _join(spec), options, stopping)
+            return work(spec, _join(spec, listener), options, stopping)
         except Exception as e:
             error = from_exception(e)
             if debug:
@@ -104,7 +104,8 @@ def main(argv: list[str]) -> int:
             return error.exit_code
 
 
-def _options(argv: list[str]) -> tuple[SessionOptions, bool]:
+def _options(argv: list[str]) -> tuple[SessionOptions, int | None, bool]:
+    """The session's options, the socket of the store, and whether to show tracebacks."""
     parser = argparse.ArgumentParser(prog="penteract.engine.runtime.worker")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--compare", type=Path)
@@ -112,13 +113,14 @@ def _options(argv: list[str]) -> tuple[SessionOptions, bool]:
     parser.add_argument("--init", type=Path)
     parser.add_argument("--predicted", type=int, default=0)
     parser.add_argument("--grace", type=float, default=30.0)
+    parser.add_argument("--store-fd", type=int)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--debug", action="store_true")
     args = parser.parse_args(argv)
     options = SessionOptions(
         args.folder, args.compare, args.resume, args.init, args.json, args.predicted, args.grace
     )  # fmt: skip
-    return options, args.debug
+    return options, args.store_fd, args.debug
 
 
 if __name__ == "__main__":
