@@ -86,6 +86,14 @@ class Checkpoint:
     keep: int = 2  # the newest; 0: all
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Seconds that ranks wait for each other before the run ends with an error."""
+
+    join: int = 600  # for all ranks to be there
+    data: int = 3600  # for rank 0 to prepare the data
+
+
 _FP8 = (
     "fp8_bf16_layers", "fp8_gradient", "fp8_round_scales", "fp8_history", "fp8_block", "fp8_gather", "fp8_experts",
     "fp8_fast_accumulation",
@@ -196,6 +204,7 @@ class RunSpec:
     train: Training = field(default_factory=Training)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     precision: Precision = field(default_factory=Precision)
+    limits: Limits = field(default_factory=Limits)
     out: str = "runs"  # the folder that holds run folders
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from penteract.config.files.sections import Batch, Kernels, MemorySection, Output, Parallel, TokenizerSection
 from penteract.config.files.values import convert
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
-from penteract.config.run import Checkpoint, Data, LearningRate, Optimizer, Precision, Training
+from penteract.config.run import Checkpoint, Data, LearningRate, Limits, Optimizer, Precision, Training
 from penteract.errors import BadInput
 
 # Section names differ from the commands (train, plan, …), so that each name has one meaning.
@@ -32,10 +32,12 @@ SECTIONS: Mapping[str, type] = {
     "training": Training,
     "checkpoint": Checkpoint,
     "precision": Precision,
+    "limits": Limits,
     "output": Output,
 }
 
 _HUGE = 2**48
+_WEEK = 7 * 24 * 3600  # seconds
 _ROWS = 2**24
 
 # key -> (what it means, least, most)
@@ -175,6 +177,8 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "precision.fp8_experts": ("experts' matrices too, in fp8_rowwise and fp8_blockwise", 0, 0),
     "precision.fp8_fast_accumulation": ("a GPU keeps sums of gradients in fewer bits, as it does forward", 0, 0),
     "precision.modules": ('exceptions by parameter name, the last match decides: ["embedding*:moments=fp32"]', 0, 0),
+    "limits.join": ("seconds that ranks wait until all are there", 1, _WEEK),
+    "limits.data": ("seconds that ranks wait while rank 0 prepares the data", 1, _WEEK),
     "output.folder": ("the folder for run folders", 0, 0),
 }
 

@@ -45,6 +45,11 @@ def to_toml(resolved: Resolved, name: str = "run.toml", *, planned: bool = False
     return "\n".join(lines)
 
 
+def run_values(run: RunSpec) -> dict[str, str]:
+    """Each key of the run, as `optimizer.learning_rate`, and its value as TOML."""
+    return {f"{section}.{name}": toml_value(v) for section, values in _sections(run, None) for name, v in values}
+
+
 def template(name: str = "run.toml") -> str:
     """A commented run file called `name`: loads as the preset "tiny"; every other key is a comment with its value."""
     lines = [_TEMPLATE_HEAD.format(name=name, presets=", ".join(PRESETS))]
@@ -115,6 +120,7 @@ def _sections(run: RunSpec, budget: MemoryBudget | None) -> Iterator[tuple[str, 
         "training": run.train,
         "checkpoint": run.checkpoint,
         "precision": run.precision.changes,
+        "limits": run.limits,
         "output": {"folder": run.out},
     }
     for section in SECTIONS:

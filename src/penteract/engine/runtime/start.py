@@ -13,6 +13,7 @@ from penteract.config.files.write import to_toml
 from penteract.config.rules.resolve import Resolved
 from penteract.engine.hf.folder import remember
 from penteract.engine.runtime.cpu_affinity import usable_here
+from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.launch import launch
 from penteract.engine.session import lease, rundir
 from penteract.errors import BadInput
@@ -27,23 +28,28 @@ def train(  # noqa: PLR0913 (options of the command line)
     compare: Path | None = None,
     resume: Path | None = None,
     init: Path | None = None,
+    grace: float = 30.0,
     json: bool = False,
     debug: bool = False,
 ) -> int:
     """Train; returns the exit code. `predicted()`: bytes that rank 0 will allocate; called once ranks can start.
+    `grace`: seconds that a scheduler gives the run to stop.
 
     `launched`: this process is a rank that a launcher started. Otherwise it starts all ranks of the layout as child
     processes, even if there is one, because OpenMP settings must be in the environment before torch is loaded.
     """
+    generation = Generation.of(os.environ, resolved.run.out) if launched else None
+    if generation is not None and (error := generation.ended()) is not None:
+        raise error
     if not launched:
         _check_ranks(resolved)
     rank_bytes = predicted()
-    words = [f"--predicted={rank_bytes}", *["--json"] * json, *["--debug"] * debug]
+    words = [f"--predicted={rank_bytes}", f"--grace={grace}", *["--json"] * json, *["--debug"] * debug]
     paths = (("compare", compare), ("resume", resume), ("init", init))
     words += [f"--{name}={path}" for name, path in paths if path is not None]
     if launched:
         worker = import_module("penteract.engine.runtime.worker")
-        return worker.joined(lambda: _folder(resolved, resume, init), resolved.run, words)
+        return worker.joined(lambda: _folder(resolved, resume, init), resolved.run, words, generation)
     _check_memory(resolved, rank_bytes)
     folder, taken = _folder(resolved, resume, init)
     command = ["-m", "penteract.engine.runtime.worker", str(folder), f"--epoch={taken.epoch}", *words]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +19,13 @@ import torch
 from penteract.config.run import RunSpec
 from penteract.engine.data import Samples, open_samples, open_tokenizer
 from penteract.engine.runtime.rank import Rank
+from penteract.engine.runtime.stopping import Stopping
 from penteract.engine.runtime.watch import from_exception
 from penteract.engine.session import rundir
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
 from penteract.engine.session.display import LiveTable
+from penteract.engine.session.grace import Grace
 from penteract.engine.session.metrics import MetricsWriter
 from penteract.engine.session.resume import other_precision, resume_settings
 from penteract.engine.session.sample import write
@@ -47,6 +48,7 @@ class SessionOptions:
     as_json: bool = False
     predicted: int = 0  # bytes that rank 0 will allocate
     epoch: int = 0  # of the run: one more each time that a process group goes on with it
+    grace: float = 30.0  # seconds from a request to stop to the kill
 
 
 class Begun(NamedTuple):
@@ -64,6 +66,7 @@ class Session:
     spec: RunSpec
     rank: Rank
     options: SessionOptions
+    stopping: Stopping = field(default_factory=Stopping)
     trainer: Trainer = field(init=False)
     checkpoints: Checkpoints = field(init=False)
     train: Samples = field(init=False)
@@ -75,8 +78,8 @@ class Session:
     times: list[float] = field(default_factory=list[float])
     measured: int = 0  # bytes at the peak of one step; 0: not measured yet
     ended: float = 0.0  # when the last outcome was read
-    asked_to_stop: bool = False
     checked: int = 0  # the last step after which replicas were compared
+    grace: Grace = field(init=False)
 
     # ---- opening ---------------------------------------------------------------------------------------------
 
@@ -95,6 +98,7 @@ class Session:
         )
         self.checkpoints.begin()
         self.trainer = Trainer.build(spec, self.rank, self.options.init)
+        self.grace = Grace(self.options.grace, saved_bytes(self.trainer.program) / self.rank.world)
         if spec.train.validation_every and len(self.validation):
             self.trainer.check_validation(self.validation)
         if self.options.resume is not None:
@@ -112,7 +116,7 @@ class Session:
                 spec.data, self.tokenizer, spec.sequence_length, spec.train.seed, cache
             )
 
-        self.rank.first(open_them)
+        self.rank.first(open_them, spec.limits.data)
 
     def _load(self, folder: Path) -> None:
         """Resume from the newest checkpoint, after its last sample; on any layout, with any batch size."""
@@ -149,7 +153,7 @@ class Session:
         """Train to the end; returns the closing line of `--json`."""
         compare = Comparison(self.options.compare) if self.options.compare else None
         under_way: Begun | None = None
-        with self._showing() as shown, self._stopping():
+        with self._showing() as shown:
             for number in range(self.first, self.spec.train.steps + 1):
                 begun = self._begin(number)
                 if under_way is not None:
@@ -171,7 +175,7 @@ class Session:
 
     def _begin(self, number: int) -> Begun:
         """Ask the device for a step."""
-        self.trainer.run.stop.fill_(float(self.asked_to_stop))
+        self.trainer.run.stop.fill_(float(self.stopping.asked))
         at, first = time.perf_counter(), self._samples_after(number - 1)
         if number == min(self.first + 1, self.spec.train.steps):  # the second: everything is in place, nothing is new
             outcome, self.measured = self.trainer.measured_step(number, self.train, first)
@@ -194,6 +198,7 @@ class Session:
             table.step(row)
         if last or _every(self.spec.checkpoint.every, number):
             self._save()
+        self._say_grace()
         if outcome.stop and number < self.spec.train.steps:
             self.checkpoints.close()
             self._check_prefetch(number)
@@ -288,7 +293,15 @@ class Session:
         extra = {"step": step, "samples": self._samples_after(step), "layout": asdict(spec.layout)}
         extra["data"] = dict(self.train.fingerprint())
         extra |= resume_settings(spec)
-        self.checkpoints.save(step, state_slices(trainer.program, trainer.state), extra, prune=prune)
+        at = time.perf_counter()
+        with self.stopping.held():
+            self.checkpoints.save(step, state_slices(trainer.program, trainer.state), extra, prune=prune)
+        self.grace.saved = time.perf_counter() - at
+
+    def _say_grace(self) -> None:
+        """Say once if a stop may take too long. The first two steps of a run are slower than the others."""
+        if self.rank.number == 0 and self.times[2:] and (line := self.grace.line(median(self.times[-20:]))):
+            log.warning("%s", line)
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
@@ -334,7 +347,7 @@ class Session:
             "memory": memory,
         }
 
-    # ---- output and signals ----------------------------------------------------------------------------------
+    # ---- output ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def _showing(self) -> Iterator[tuple[Any, Any]]:
@@ -352,22 +365,6 @@ class Session:
             MetricsWriter(metrics_file, resume_at=self.first - 1, epoch=self.options.epoch) as metrics,
         ):
             yield table, metrics
-
-    @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """The first Ctrl-C or SIGTERM makes all ranks save and stop after the step; the second ends this one at
-        once."""
-
-        def ask(number: int, frame: object) -> None:
-            self.asked_to_stop = True
-            signal.signal(number, signal.SIG_DFL)
-
-        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for s, handler in before.items():
-                signal.signal(s, handler)
 
 
 def _every(n: int, number: int) -> bool:
