@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Self
@@ -58,10 +59,10 @@ class LiveTable:
         if self._live is not None:
             self._live.stop()
 
-    def finish(self, loss_first: float, loss_last: float, seconds: float) -> None:
-        """Close, and print the last line: first and last loss, and the seconds spent training."""
+    def finish(self, loss_first: float, loss_last: float, seconds: float, folder: Path) -> None:
+        """Close, and print the last line: first and last loss, the seconds spent training, and the run's folder."""
         self.close()
-        self._print(f"loss {loss_first:.3f} -> {loss_last:.3f} in {seconds:.1f} s of training")
+        self._print(f"loss {loss_first:.3f} -> {loss_last:.3f} in {seconds:.1f} s of training · {folder}")
 
     def __enter__(self) -> Self:
         return self

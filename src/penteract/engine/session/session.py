@@ -36,6 +36,8 @@ from penteract.units import gib, show_count
 
 log = logging.getLogger("penteract")
 
+_PROMPT = "def "  # of the text that the model writes at the end
+
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
@@ -316,17 +318,17 @@ class Session:
         table.close()
         out = sys.stderr if self.options.as_json else sys.stdout
         if text:
-            print(f"\nThe model writes: {text}\n", file=out)
+            print(f'\nThe model continues "{_PROMPT}": {_printable(text)}\n', file=out)
         if compare is not None:
             print(compare.line(result), file=out)
         if self.losses:
-            table.finish(self.losses[0], self.losses[-1], sum(self.times))
+            table.finish(self.losses[0], self.losses[-1], sum(self.times), self.options.folder)
         return result
 
     def _text(self) -> str:
         if not self.spec.train.sample_tokens or not self.losses:
             return ""
-        prompt = [int(i) for i in self.tokenizer.encode("def ")] or [self.tokenizer.end_of_document]
+        prompt = [int(i) for i in self.tokenizer.encode(_PROMPT)] or [self.tokenizer.end_of_document]
         ids = write(self.trainer, prompt, self.spec.train.sample_tokens, seed=self.spec.train.seed)
         return self.tokenizer.decode([i for i in ids if i < self.tokenizer.vocab_size])
 
@@ -370,6 +372,11 @@ class Session:
 def _every(n: int, number: int) -> bool:
     """Whether step `number` is one of every n; never when n is 0."""
     return n > 0 and number % n == 0
+
+
+def _printable(text: str) -> str:
+    """Text of a model without what would move the cursor or change the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
 
 
 def closing_line(result: dict[str, Any]) -> str:
