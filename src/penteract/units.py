@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import isfinite
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -69,13 +70,13 @@ def parse_count(text: str | int | float) -> int:
     Raises ValueError when the text is no whole count.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        if int(text) != text:
+        if not isfinite(text) or int(text) != text:
             raise ValueError(f"{text!r} is not a whole number")
         return int(text)
     found = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
     if not found or found[2] not in _SUFFIX:
         raise ValueError(f"{text!r} is not a count such as 4096, 1M (10^6) or 1Mi (2^20)")
     value = float(found[1].replace("_", "")) * _SUFFIX[found[2]]
-    if int(value) != value:
+    if not isfinite(value) or int(value) != value:
         raise ValueError(f"{text!r} is not a whole number")
     return int(value)

@@ -219,8 +219,8 @@ def test_a_trace_of_the_layout_that_why_names(tell: Tell, tmp_path: Path) -> Non
         (["--out", "."], "[FILE]: it is a folder · --out · found . · fix: name a file in it: run.toml"),
         (["--trace", "x.json", "--trace-stage", "2"], "[VALUE]: no such stage of 2 · --trace-stage · found 2 / allowed "
          "0 to 1 · fix: --trace-stage 1"),
-        (["--trace", "x.json", "--trace-stage", "-1"], "[VALUE]: stages count from 0 · --trace-stage · found -1 · fix: "
-         "--trace-stage 0"),
+        (["--trace", "x.json", "--trace-stage", "-1"], "[VALUE]: stages count from 0 · --trace-stage · found -1 / "
+         "allowed a whole number, 0 to 2^20 · fix: --trace-stage 0"),
         (["--trace-stage", "0"], "[USAGE]: a stage without a trace · --trace-stage · found no --trace · fix: --trace "
          "step.json"),
         (["--trace", "x.json", "--out", "x.json"], "[USAGE]: two files with the same name · --trace · found x.json · "
@@ -301,7 +301,7 @@ def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, mo
         (["tiny", "--gpus", "B300x8"], "error[GPU]: no such GPU · found B300 /"),
         (["tiny"], "error[USAGE]: on which GPUs? · --gpus"),
         (["--gpus", "8xH200"], "error[USAGE]: which model?"),
-        (["tiny", "--gpus", "8xH200", "--seq", "0"], "error[VALUE]: an empty sequence"),
+        (["tiny", "--gpus", "8xH200", "--seq", "0"], "error[VALUE]: no length of a sequence · --seq · found 0"),
         (["tiny", "--gpus", "8xH200", "--batch", "1M"], "error[BATCH]: no whole number of sequences of 8192 tokens"),
         (["tiny", "--gpus", "8xH200", "--batch", "many"], "error[BATCH]: not a batch"),
         (["tiny", "--gpus", "8xH200", "--batch", "0"], "error[BATCH]: an empty batch"),

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ from penteract.cli.progress import ProgressLine, on_a_terminal
 from penteract.config.mesh import Mesh
 from penteract.errors import BadInput
 from penteract.planner.ask import HEADROOM
+from penteract.planner.options import check_option, check_options
 from penteract.planner.plan import Plan, estimator
 from penteract.planner.report.as_json import as_dict, budget
 from penteract.planner.report.as_text import as_text_whole, basis, spent, stopped, wrapped
@@ -107,7 +107,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         print(to_json.dumps({"models": catalogue_rows()}) if json else catalogue())
         return 0
     _check_asked(model, gpus)
-    _check_numbers(top=top, why=why)
+    check_options(top=top, why=why, seq=seq, usd_per_gpu_hour=usd_per_gpu_hour)
     training_tokens = _count(tokens) if tokens is not None else None
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
     check_files(out, trace, trace_stage)
@@ -177,22 +177,14 @@ def _check_asked(model: str, gpus: str) -> None:
                        fix="--gpus 8xH200")  # fmt: skip
 
 
-def _check_numbers(**given: int | None) -> None:
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise BadInput("VALUE", "layouts count from 1", where=f"--{name}", found=value, fix=f"--{name} 1")
-
-
 def _check_words(*, layout: str | None, fix: str | None, tokens: str | None, usd: float | None, draw: bool) -> None:
-    """Raise BadInput for options that contradict each other, and for an invalid price."""
+    """Raise BadInput for options that contradict each other."""
     if layout is not None and fix is not None:
         raise BadInput(
             "USAGE", "one layout has nothing to search", where="--fix", found=fix, fix="drop --layout or --fix"
         )
     if draw:
         raise BadInput("USAGE", "a drawing is not JSON", where="--draw", found="--json", fix="drop --draw or --json")
-    if usd is not None and not (isfinite(usd) and usd >= 0):
-        raise BadInput("VALUE", "not a price", where="--usd-per-gpu-hour", found=usd, allowed="0 or more", fix="2.5")
     if usd is not None and tokens is None:
         raise BadInput("USAGE", "a cost needs a number of tokens", where="--usd-per-gpu-hour", found="no --tokens",
                        fix="--tokens 1T")  # fmt: skip
@@ -243,7 +235,10 @@ def _next(why: int | None, out: Path | None, *, fits: bool) -> str:
 
 
 def _count(text: str) -> int:
+    """A number of tokens, such as 15T."""
     try:
-        return parse_count(text)
+        count = parse_count(text)
     except ValueError as error:
         raise BadInput("VALUE", "not a number of tokens", where="--tokens", found=text, fix="--tokens 15T") from error
+    check_option("--tokens", count)
+    return count

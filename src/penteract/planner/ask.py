@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
-from penteract.config.files.keys import ELSEWHERE
+from penteract.config.case import AXES as KEYS
+from penteract.config.files.keys import ELSEWHERE, keys
 from penteract.config.files.sections import Kernels
 from penteract.config.hardware import Cluster
 from penteract.config.kernel_limits import fastest_attention, fastest_elementwise
@@ -58,7 +59,6 @@ LOSS = Kernels().loss  # the default of a run
 EDITS = (
     "recompute", "recompute_every", "recompute_first", "recompute_else", "offload", "offload_every",
 )  # fmt: skip
-_FROM_0 = ("zero", "shard_group", "recompute_first", "loss_chunk", "bucket_bytes")
 # Left out of a layout's text and JSON if they have their default.
 _QUIET = ("shard_group", *_CHOICES, "loss_chunk", "fuse", "bucket_bytes")
 
@@ -300,10 +300,10 @@ def _value(axis: str, word: str, flag: str) -> Any:
         allowed = ", ".join(map(str, ZERO_STAGES))
         fix = f"{flag} zero={ZERO_STAGES[-1]}"
         raise BadInput("AXIS", "no such ZeRO stage", where=flag, found=word, allowed=allowed, fix=fix)
-    least, most = (0, 2**40) if axis in _FROM_0 else (1, 2**20)
-    if not least <= value <= most:
-        allowed = f"{least} or more"
-        raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word, allowed=allowed, fix=f"{axis}=1")
+    key = keys()[KEYS[axis]]
+    if not key.least <= value <= key.most:
+        raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word[:40],
+                       allowed=f"{key.least} to {key.most}", fix=f"{axis}=1")  # fmt: skip
     return value
 
 

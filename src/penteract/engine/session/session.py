@@ -311,10 +311,10 @@ class Session:
         self.trainer.run.settle_parameters()  # no collective may be under way when a process ends
         text = self._text()
         result = self._result()
-        if compare is not None:
-            result |= compare.result(self.first, self.losses)
         if table is None:
             return result
+        if compare is not None:
+            result |= compare.result(self.first, self.losses)
         table.close()
         out = sys.stderr if self.options.as_json else sys.stdout
         if text:
