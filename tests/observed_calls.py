@@ -88,7 +88,7 @@ def observation(p: Program, *, counted: bool = True) -> Observation:
         muon = any(b.optimizer_kind.by_matrix for b in p.buckets)
         made = Muon(*said, comm=comm, policy=p.precision) if muon else AdamW(*said)
         run.optimizer = _Moving(made, notes)  # type: ignore[assignment]
-        run.batches = [_Nothing()] * p.layout.gradient_accumulation_steps  # type: ignore[list-item]
+        run.micro_batches = [_Nothing()] * p.layout.gradient_accumulation_steps  # type: ignore[list-item]
         notes.know(state, run)
         walk(p, run, counted=counted)
         run.settle_parameters()
@@ -235,6 +235,14 @@ class _Moving:
 
     real: AdamW
     notes: _Notes
+
+    @property
+    def nonfinite(self) -> torch.Tensor:
+        return self.real.nonfinite
+
+    @property
+    def step(self) -> torch.Tensor:
+        return self.real.step
 
     def factors(self, squared_norm: torch.Tensor) -> Any:
         return self.real.factors(squared_norm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import isfinite
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -35,6 +36,24 @@ def show_count(n: float) -> str:
     return f"{n:.3g}"
 
 
+def show_flops(n: Flops) -> str:
+    """FLOPs for people: 7.87 PFLOP."""
+    for unit, name in ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")):
+        if abs(n) >= unit:
+            return f"{n / unit:.3g} {name}"
+    return f"{n} FLOP"
+
+
+def show_step(s: Seconds, sign: str = "") -> str:
+    """The time of a step or of a part of it: 12.0 s, 8.75 s, 388 ms. `sign`: "+" for differences."""
+    if abs(s) >= 9.995:
+        return f"{s:{sign}.1f} s"
+    if abs(s) >= 0.9995:
+        return f"{s:{sign}.2f} s"
+    ms = 1000 * s
+    return f"{ms:{sign}.{0 if abs(ms) >= 99.95 else 1 if abs(ms) >= 9.995 else 2}f} ms"
+
+
 def show_seconds(s: Seconds) -> str:
     """A duration for people: 0.8 s, 4 min 05 s, 2 h 10 min."""
     if s < 60:
@@ -51,13 +70,13 @@ def parse_count(text: str | int | float) -> int:
     Raises ValueError when the text is no whole count.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        if int(text) != text:
+        if not isfinite(text) or int(text) != text:
             raise ValueError(f"{text!r} is not a whole number")
         return int(text)
     found = re.fullmatch(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", str(text))
     if not found or found[2] not in _SUFFIX:
         raise ValueError(f"{text!r} is not a count such as 4096, 1M (10^6) or 1Mi (2^20)")
     value = float(found[1].replace("_", "")) * _SUFFIX[found[2]]
-    if int(value) != value:
+    if not isfinite(value) or int(value) != value:
         raise ValueError(f"{text!r} is not a whole number")
     return int(value)

@@ -25,12 +25,15 @@ def main(words: list[str]) -> int:
     import torch.distributed as dist
 
     from penteract.engine.runtime.rank import Rank
+    from penteract.engine.runtime.store import open_store
     from penteract.engine.runtime.watch import watched
     from penteract.errors import PenteractError
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = Rank(me, dist.get_world_size(), torch.device("cpu"), dist.distributed_c10d._get_default_store())
+    world = int(os.environ["WORLD_SIZE"])
+    listener = next((int(word.partition("=")[2]) for word in words[2:]), None)
+    dist.init_process_group("gloo", store=open_store(os.environ, 60, listener), rank=me, world_size=world)
+    rank = Rank(me, world, torch.device("cpu"), dist.distributed_c10d._get_default_store())
     try:
         with watched(rank, folder):
             x = torch.ones(4)

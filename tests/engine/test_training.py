@@ -116,6 +116,21 @@ def test_resuming_goes_on_bitwise(base: dict[str, Any], tmp_path: Path) -> None:
         assert ours.read_bytes() == theirs.read_bytes()
 
 
+def test_a_bad_line_of_metrics_stops_neither_a_resume_nor_a_comparison(base: dict[str, Any], tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(base["run_dir"], copy, symlinks=True)
+    rows = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join([rows[0], '{"step": 2, "tok\n', *rows[2:]]))
+    done = run(tmp_path, "--json", f"--compare={copy}", "--preset=tiny", "--steps=3", "--parallel.dp=2")
+    assert done.returncode == 0 and "1 line is no row of metrics (line 2" in done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["max_abs_loss_difference"] <= 1e-4
+    done = run(tmp_path, f"--resume={copy}", "--steps=8", "--parallel.dp=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("no row of metrics") == 1 and "set aside in metrics.bad.jsonl" in done.stderr
+    assert (copy / "metrics.bad.jsonl").read_text() == '{"step": 2, "tok\n'
+    assert [row["step"] for row in read_metrics(copy / "metrics.jsonl")] == [1, 3, 4, 5, 6, 7, 8]
+
+
 def test_interrupted_it_saves_and_can_go_on(tmp_path: Path) -> None:
     words = command(tmp_path, "--preset=tiny", "--steps=2000", "--parallel.dp=2")
     running = subprocess.Popen(

@@ -23,7 +23,7 @@ from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec, MoESpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import RECIPES, Policy
-from penteract.engine.executor import named
+from penteract.engine.executor import profiled
 from penteract.ops.offload import OFFLOAD_OPS
 from penteract.readings.estimator import Estimator
 from penteract.readings.ideal import PARTS
@@ -32,7 +32,7 @@ from penteract.readings.time.clock import PS
 from penteract.readings.time.ranks import Ranks
 from penteract.readings.time.step import StepClock
 from penteract.readings.time.timeline import Event, Timeline, timeline
-from penteract.readings.time.trace import COMPUTED, kind, program, write_trace
+from penteract.readings.time.trace import COMPUTED, kind, program, shown_name, write_trace
 from penteract.step import names
 from penteract.step.walk import Silent, walk
 from strategies import cases, coded_cases
@@ -156,8 +156,8 @@ def names_of_a_run(steps: StepClock, layout: Layout, stage: int) -> list[str]:
         found.extend(name.split(" · "))
         yield
 
-    with patch.object(named, "record_function", record):
-        walk(Idle.p, named.Named(Idle()))  # type: ignore[arg-type]
+    with patch.object(profiled, "record_function", record):
+        walk(Idle.p, profiled.ProfiledRun(Idle()))  # type: ignore[arg-type]
     return found
 
 
@@ -192,7 +192,7 @@ def check_trace(prices: Estimator, lay: Layout) -> None:
     spans = [row for row in rows if row["ph"] == "X"]
     tracks = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
     assert sorted((s["pid"] - 1, tracks[s["tid"]], s["name"], round(s["ts"] * 1000)) for s in spans) == sorted(
-        (e.stage, e.stream, e.name, (e.start + 500) // 1000) for e in told.events
+        (e.stage, e.stream, shown_name(e)[0], (e.start + 500) // 1000) for e in told.events
     )
     assert all(s["ts"] >= 0 and s["dur"] >= 0 and s["cat"] for s in spans)
     for whole in (round, int):  # how Perfetto reads times: as it is now, and before; it drops what overlaps
@@ -228,7 +228,7 @@ def test_tracks_are_in_order() -> None:
     rows = traced(Estimator(replace(catalog.model("llama-3.2-1b"), layers=8), cluster("8xH200"), 4096), lay)
     named = sorted((row["tid"], row["args"]["name"]) for row in rows if row["name"] == "thread_name")
     assert [name for tid, name in named if tid // 1000 == 2] == [
-        "compute", "host", "tp (2 ranks)", "world (8 ranks)", "values from stage 0", "values to stage 2",
+        "compute", "host", "tp (2 ranks)", "world (8 ranks)", "activations from stage 0", "activations to stage 2",
         "gradients from stage 2", "gradients to stage 0",
     ]  # fmt: skip
     assert all(row["args"]["sort_index"] == row["tid"] for row in rows if row["name"] == "thread_sort_index")

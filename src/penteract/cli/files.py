@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penteract.errors import BadInput, DiskFailure
 from penteract.planner.ask import Ask
+from penteract.planner.options import check_option
 from penteract.planner.plan import Plan
 from penteract.planner.report.runfile import left_open, run_file
 from penteract.planner.report.trace import check_file, check_stage
@@ -31,8 +32,8 @@ def check_files(out: Path | None, trace: Path | None, stage: int | None) -> None
     check_file(trace)
     if out is not None and out.resolve() == trace.resolve():
         raise BadInput("USAGE", "two files with the same name", where="--trace", found=trace, fix="another name")
-    if stage is not None and stage < 0:
-        raise BadInput("VALUE", "stages count from 0", where="--trace-stage", found=stage, fix="--trace-stage 0")
+    if stage is not None:
+        check_option("--trace-stage", stage)
 
 
 def write_all(
@@ -86,7 +87,7 @@ def _write(path: Path, found: Plan, chosen: Timed) -> None:
                        found=f"{gib(chosen.estimate.allocated):.1f} GiB a GPU",
                        allowed=f"{gib(found.ask.usable):.1f} GiB", fix="another layout, or more GPUs")  # fmt: skip
     try:
-        path.write_text(run_file(_ask_for(found, chosen), chosen.layout), encoding="utf-8")
+        path.write_text(run_file(_ask_for(found, chosen), chosen.layout, path.name), encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
         raise BadInput(
             "FILE", "cannot be written", where="--out", found=path, fix="name a file in a folder that exists"

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -21,12 +20,13 @@ from penteract.cli.progress import ProgressLine, on_a_terminal
 from penteract.config.hardware import HEADROOM
 from penteract.config.mesh import Mesh
 from penteract.errors import BadInput
+from penteract.planner.options import check_option, check_options
 from penteract.planner.plan import Plan, estimator
 from penteract.planner.report.as_json import as_dict, budget
-from penteract.planner.report.as_text import as_text_whole, basis, spent, stopped
+from penteract.planner.report.as_text import as_text_whole, basis, spent, stopped, wrapped
 from penteract.planner.report.catalogue import catalogue, catalogue_rows
 from penteract.planner.report.explain import contest, explain, named
-from penteract.planner.report.whatif import what_if
+from penteract.planner.report.whatif import sentence, what_if
 from penteract.planner.search.best import Timed
 from penteract.planner.search.collector import uncollected
 from penteract.planner.search.progress import Stopped
@@ -107,7 +107,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         print(to_json.dumps({"models": catalogue_rows()}) if json else catalogue())
         return 0
     _check_asked(model, gpus)
-    _check_numbers(top=top, why=why)
+    check_options(top=top, why=why, seq=seq, usd_per_gpu_hour=usd_per_gpu_hour)
     training_tokens = _count(tokens) if tokens is not None else None
     _check_words(layout=layout, fix=fix, tokens=tokens, usd=usd_per_gpu_hour, draw=draw and json)
     check_files(out, trace, trace_stage)
@@ -119,7 +119,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         )  # fmt: skip
     searched = perf_counter() - started
     if not found.complete:
-        print(to_json.dumps(as_dict(found)) if json else stopped(found, searched))
+        print(to_json.dumps(as_dict(found)) if json else stopped(found, searched, _width()))
         not_written(out, trace)
         return 130
     chosen = found.number(why or 1) if found.layouts or why or out or trace else None
@@ -131,9 +131,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         report["notes"] = [*report["notes"], *written]
         print(to_json.dumps(report | ({"explanation": reasons} if reasons else {})))
         return _exit_code(found)
-    print(as_text_whole(found, chosen, searched, reasons))
+    print(as_text_whole(found, chosen, searched, reasons, _width()))
     if cost:
-        print("\n" + spent(cost, found.ask.cluster.gpus))
+        print("\n" + wrapped(spent(cost, found.ask.cluster.gpus), _width()))
     if chosen:
         _show(found, chosen, [*written, _next(why, out, fits=bool(found.counts.fit))], why=why is not None, draw=draw)
     return _exit_code(found)
@@ -149,10 +149,15 @@ def _exit_code(found: Plan) -> int:
 
 def _show(found: Plan, chosen: Timed, last: Sequence[str], *, why: bool, draw: bool) -> None:
     if why:
-        print("\n" + basis(found) + "\n\n" + _by_line(found, chosen))
+        print("\n" + wrapped(basis(found), _width()) + "\n\n" + _by_line(found, chosen))
     if draw:
         print("\n" + _drawing(chosen))
-    print("\n" + "\n".join(last))
+    print("\n" + wrapped("\n".join(last), _width()))
+
+
+def _width() -> int | None:
+    """The columns of the terminal; None if the output goes elsewhere, where a line stays a line."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _unless_stopped(*args: Any, **kwargs: Any) -> Plan:
@@ -172,22 +177,14 @@ def _check_asked(model: str, gpus: str) -> None:
                        fix="--gpus 8xH200")  # fmt: skip
 
 
-def _check_numbers(**given: int | None) -> None:
-    for name, value in given.items():
-        if value is not None and value < 1:
-            raise BadInput("VALUE", "layouts count from 1", where=f"--{name}", found=value, fix=f"--{name} 1")
-
-
 def _check_words(*, layout: str | None, fix: str | None, tokens: str | None, usd: float | None, draw: bool) -> None:
-    """Raise BadInput for options that contradict each other, and for an invalid price."""
+    """Raise BadInput for options that contradict each other."""
     if layout is not None and fix is not None:
         raise BadInput(
             "USAGE", "one layout has nothing to search", where="--fix", found=fix, fix="drop --layout or --fix"
         )
     if draw:
         raise BadInput("USAGE", "a drawing is not JSON", where="--draw", found="--json", fix="drop --draw or --json")
-    if usd is not None and not (isfinite(usd) and usd >= 0):
-        raise BadInput("VALUE", "not a price", where="--usd-per-gpu-hour", found=usd, allowed="0 or more", fix="2.5")
     if usd is not None and tokens is None:
         raise BadInput("USAGE", "a cost needs a number of tokens", where="--usd-per-gpu-hour", found="no --tokens",
                        fix="--tokens 1T")  # fmt: skip
@@ -202,8 +199,7 @@ def _what_if(found: Plan, chosen: Timed) -> str:
     two = contest(found, chosen)
     if two is None:
         return "There is no layout of another mesh."
-    changes = "; ".join(change.text() for change in what_if(found, *two, estimator))
-    return f"What would let {named(found, two[1])} win: {changes}."
+    return sentence(named(found, two[1]), what_if(found, *two, estimator))
 
 
 def _by_line(found: Plan, chosen: Timed) -> str:
@@ -218,7 +214,7 @@ def _by_line(found: Plan, chosen: Timed) -> str:
         ask.model, chosen.layout, ask.sequence_length, chosen.estimate.precision, rank,
         optimizer_kinds=ask.optimizer_kinds,
     )  # fmt: skip
-    return report.whole(memory["activations"], memory["other"]).text()
+    return report.whole(memory["activations"], memory["other"]).text(width=min(100, _width() or 100))
 
 
 def _drawing(chosen: Timed) -> str:
@@ -239,11 +235,10 @@ def _next(why: int | None, out: Path | None, *, fits: bool) -> str:
 
 
 def _count(text: str) -> int:
+    """A number of tokens, such as 15T."""
     try:
         count = parse_count(text)
     except ValueError as error:
         raise BadInput("VALUE", "not a number of tokens", where="--tokens", found=text, fix="--tokens 15T") from error
-    if count < 1:
-        raise BadInput("VALUE", "no tokens to train on", where="--tokens", found=text, allowed="1 or more",
-                       fix="--tokens 15T")  # fmt: skip
+    check_option("--tokens", count)
     return count

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from penteract.config.catalog.hardware import Tables, tables
+from penteract.config.files.hardware_schema import CLUSTER, FABRIC, GPU, GPUS, MEASURED
+from penteract.config.files.read import line_of, read_text
+from penteract.config.files.schema import Origin, option
 from penteract.errors import BadInput
 
 Points = tuple[tuple[float, float], ...]  # (size, time or rate), sizes ascending
@@ -154,20 +157,20 @@ def gpu(name: str) -> Gpu:
     """The device called `name`, in upper or lower case. Raises BadInput with the nearest name if there is none."""
     table = tables("gpus")
     key = _named(table, name, "GPU")
-    return _gpu({"name": key, **{k: v for k, v in table[key].items() if k != "aliases"}})
+    return _gpu({"name": key, **table[key]})
 
 
 def _gpu(row: Mapping[str, Any]) -> Gpu:
-    major, minor = row.get("capability", (0, 0))
-    return Gpu(**{**row, "capability": (major, minor)})
+    return Gpu(**{k: v for k, v in GPU.check(row, str(row["name"])).items() if k != "aliases"})
 
 
 def fabric(name: str) -> Fabric:
     """The fabric called `name`, in upper or lower case."""
     table = tables("fabrics")
     key = _named(table, name, "fabric")
-    row = {k: v for k, v in table[key].items() if k not in ("aliases", "bus")}
-    return Fabric(name=key, bus=tuple((k, _points(v)) for k, v in table[key].get("bus", {}).items()), **row)
+    row = FABRIC.check(table[key], key)
+    bus = tuple((k, _points(v)) for k, v in row.pop("bus", {}).items())
+    return Fabric(name=key, bus=bus, **{k: v for k, v in row.items() if k != "aliases"})
 
 
 @cache
@@ -187,29 +190,44 @@ def cluster(text: str, *, fabric: str = "") -> Cluster:
     """
     if text.lower().endswith(".toml"):
         return _measured(Path(text), fabric)
-    found = re.fullmatch(r"\s*(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([a-z][\w.-]*?)\s*(?:@\s*([\w-]+))?\s*", text.lower())
-    if turned := re.fullmatch(r"\s*([a-z][\w.-]*?)\s*((?:x\s*\d+\s*)+)(@.*)?", text.lower()):
+    found = re.fullmatch(
+        r"\s*(?:(\d+)\s*x\s*)?(?:(\d+)\s*x\s*)?([a-z][\w.-]*?)\s*(?:@\s*([\w-]+))?\s*", text, re.IGNORECASE
+    )
+    if turned := re.fullmatch(r"\s*([a-z][\w.-]*?)\s*((?:x\s*\d+\s*)+)(@.*)?", text, re.IGNORECASE):
         numbers = "x".join(re.findall(r"\d+", turned[2])[::-1])
         raise BadInput("CLUSTER", "the number comes first", where="--gpus", found=text, allowed=_FORM,
                        fix=f"--gpus {numbers}x{gpu(turned[1]).name}{turned[3] or ''}")  # fmt: skip
     if not found:
         raise BadInput("CLUSTER", "not a cluster", found=repr(text), allowed=_FORM, fix="8xH200")
-    counts = [int(n) for n in found.groups()[:2] if n is not None]
+    counts = [_count(n, text) for n in found.groups()[:2] if n is not None]
     device = gpu(found[3])
     usual = int(tables("nodes")[device.name]["gpus_per_node"])
     nodes, each = counts if len(counts) == 2 else _nodes(counts[0] if counts else 1, usual)
     return _cluster(device, nodes, each, fabric or found[4] or "")
 
 
+def _count(digits: str, text: str) -> int:
+    """A count in the name of a cluster. 0 is left to what knows the node, and can name a fix."""
+    count = int(digits) if len(digits) < 10 else GPUS.most + 1
+    if count > GPUS.most:
+        allowed = f"{GPUS.least} to {GPUS.most} devices"
+        raise BadInput("CLUSTER", "no cluster is that large", where="--gpus", found=text[:80], allowed=allowed)
+    return int(count)
+
+
 def _nodes(gpus: int, usual: int) -> tuple[int, int]:
     """-> nodes, and devices of each. Only a single node may be partly filled."""
     if gpus <= usual:
         return 1, gpus
-    if gpus % usual:
-        fix = f"{gpus // usual * usual} or {-(-gpus // usual) * usual}"
-        raise BadInput("CLUSTER", "the last node would be part empty", found=f"{gpus} devices",
-                       allowed=f"multiples of {usual}", fix=fix)  # fmt: skip
+    _check_whole(gpus, usual, "")
     return gpus // usual, usual
+
+
+def _check_whole(gpus: int, each: int, where: str) -> None:
+    if gpus > each and gpus % each:
+        raise BadInput("CLUSTER", "the last node would be part empty", where=where, found=f"{gpus} devices",
+                       allowed=f"multiples of {each}",
+                       fix=f"{gpus // each * each} or {-(-gpus // each) * each}")  # fmt: skip
 
 
 def _cluster(device: Gpu, nodes: int, each: int, between: str) -> Cluster:
@@ -224,6 +242,7 @@ def _cluster(device: Gpu, nodes: int, each: int, between: str) -> Cluster:
                        fix=f"{max(1, nodes)}x{inside.domain}x{device.name}")  # fmt: skip
     known = reference()
     name = f"{nodes}x{each}x{device.name}" if nodes > 1 else f"{each}x{device.name}"
+    _count(str(nodes * each), name)
     return Cluster(
         name=name, gpus=nodes * each, gpus_per_node=each, memory_gib=device.memory_gib, gpu=device,
         inside=inside, between=outside, curves=known if known.gpu == device and known.inside == inside else None,
@@ -234,61 +253,76 @@ def _cluster(device: Gpu, nodes: int, each: int, between: str) -> Cluster:
 
 
 def _measured(path: Path, between: str) -> Cluster:
+    text = read_text(path)
     try:
-        tree: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
-        known, node = _curves(tree), tree["node"]
-        usual = tables("nodes")[known.gpu.name]["between"] if known.gpu.name in tables("nodes") else "infiniband-ndr"
-        return Cluster(
-            name=node.get("name", path.stem), gpus=int(node["gpus"]), gpus_per_node=int(node["gpus_per_node"]),
-            memory_gib=known.gpu.memory_gib, gpu=known.gpu, inside=known.inside,
-            between=fabric(between or node.get("between", usual)), curves=known,
-        )  # fmt: skip
-    except OSError as error:
-        raise BadInput(
-            "CLUSTER", "cannot be read", found=path, allowed="a TOML file", fix=str(error.strerror)
-        ) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput("CLUSTER", "not a file of measured curves", where=str(path), found=repr(error),
+        tree: dict[str, Any] = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise BadInput("CLUSTER", f"not a file of measured curves: {what}", where=str(path),
                        allowed=f"the tables of {REFERENCE}.toml",
-                       fix="write it as that file is written") from error  # fmt: skip
+                       fix="write it as that file is written") from None  # fmt: skip
+    known, node = _curves(tree, lambda entry: line_of(entry, text, path.name)), tree["node"]
+    where, usual = line_of("node", text, path.name), tables("nodes").get(known.gpu.name, {}).get("between")
+    gpus, each, inside = node["gpus"], node["gpus_per_node"], known.inside
+    if each > inside.domain:
+        raise BadInput("CLUSTER", "no fabric joins so many devices of a node", where=f"node.gpus_per_node ({where})",
+                       found=each, allowed=f"1 to {inside.domain} behind {inside.name}")  # fmt: skip
+    _check_whole(gpus, each, f"node.gpus ({where})")
+    return Cluster(
+        name=node.get("name", path.stem), gpus=gpus, gpus_per_node=each, memory_gib=known.gpu.memory_gib,
+        gpu=known.gpu, inside=inside, between=fabric(between or node.get("between", usual or "infiniband-ndr")),
+        curves=known,
+    )  # fmt: skip
 
 
-def _curves(tree: Tables) -> Curves:
-    node, attention, launch = tree["node"], tree["attention"], tree["launch"]
+def check_cluster(given: Cluster) -> None:
+    """Hold a cluster made in Python to the bounds of those from files. Raises BadInput."""
+    for name, number in CLUSTER.items():
+        number.check(getattr(given, name), f"Cluster.{name}")
+    _check_whole(given.gpus, given.gpus_per_node, "Cluster.gpus")
+    if given.gpu is not None:
+        GPU.check(_values(given.gpu), "Cluster.gpu")
+    for name in ("inside", "between"):
+        found: Fabric | None = getattr(given, name)
+        if found is not None:
+            FABRIC.check(_values(found) | {"bus": dict(found.bus)}, f"Cluster.{name}")
+
+
+def _values(part: Gpu | Fabric) -> dict[str, Any]:
+    return {f.name: getattr(part, f.name) for f in fields(part)}
+
+
+def _curves(tree: Tables, origin: Origin = option) -> Curves:
+    """The curves of a file's tables; raises BadInput for an entry that breaks the schema."""
+    found = MEASURED.check(tree, "", origin)
+    node, attention, launch = found["node"], found["attention"], found["launch"]
     device = gpu(node["gpu"]) if isinstance(node["gpu"], str) else _gpu(node["gpu"])
-    inside = fabric(node["inside"] if "inside" in node else tables("nodes")[device.name]["inside"])
-    collectives = ((k, int(n), _points(rows)) for k, by in tree["collectives"].items() for n, rows in by.items())
-    gemm = ((dtype, tree["gemm"][dtype]["shapes"]) for dtype in DTYPES if dtype in tree["gemm"])
+    if "inside" not in node and device.name not in tables("nodes"):
+        raise BadInput("MISSING", "a key is missing", where=origin("node"), found="no node.inside",
+                       allowed=f"{', '.join(k for k, v in tables('fabrics').items() if v.get('domain'))}")  # fmt: skip
+    collectives = ((k, int(n), _points(rows)) for k, by in found["collectives"].items() for n, rows in by.items())
     return Curves(
         gpu=device,
-        devices=int(node["gpus_per_node"]),
-        inside=inside,
-        provenance=tuple((k, str(v)) for k, v in tree["provenance"].items()),
-        gemm=tuple((dtype, tuple(_shape(*row) for row in rows)) for dtype, rows in gemm),
-        attention=tuple((int(f), int(h), float(fwd), float(bwd)) for f, h, fwd, bwd in attention["shapes"]),
-        flash=(float(attention["flash"][0]), float(attention["flash"][1])),
-        memory=_rates(tree["memory"]),
-        moved=_points(tree["moved"]["points"]),
-        walked=_points(tree["walked"]["points"]),
+        devices=node["gpus_per_node"],
+        inside=fabric(node["inside"] if "inside" in node else tables("nodes")[device.name]["inside"]),
+        provenance=tuple(found["provenance"].items()),
+        gemm=tuple((dtype, found["gemm"][dtype]["shapes"]) for dtype in DTYPES if dtype in found["gemm"]),
+        attention=attention["shapes"],
+        flash=attention["flash"],
+        memory=tuple(found["memory"].items()),
+        moved=_points(found["moved"]["points"]),
+        walked=_points(found["walked"]["points"]),
         collectives=tuple(sorted(collectives)),
-        p2p=(_points(tree["p2p"]["one_way"]), _points(tree["p2p"]["both_ways"])),
-        contention=_rates(tree["beside"]),
-        launch_us=float(launch["microseconds"]),
-        launch_of=_rates(launch.get("of", {})),
-        launch_basis=str(launch["basis"]),
+        p2p=(_points(found["p2p"]["one_way"]), _points(found["p2p"]["both_ways"])),
+        contention=tuple(found["beside"].items()),
+        launch_us=launch["microseconds"],
+        launch_of=tuple(launch.get("of", {}).items()),
+        launch_basis=launch["basis"],
     )
 
 
-def _shape(times: int, m: int, n: int, k: int, rate: float) -> Shape:
-    return int(times), int(m), int(n), int(k), float(rate)
-
-
-def _rates(row: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    return tuple((k, float(v)) for k, v in row.items())
-
-
-def _points(rows: Any) -> Points:
-    return tuple(sorted((float(x), float(y)) for x, y in rows))
+def _points(rows: Points) -> Points:
+    return tuple(sorted(rows))
 
 
 def _named(table: Tables, name: str, what: str) -> str:
@@ -296,6 +330,6 @@ def _named(table: Tables, name: str, what: str) -> str:
     names |= {alias.lower(): key for key, row in table.items() for alias in row.get("aliases", ())}
     if name.lower() in names:
         return names[name.lower()]
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.3)
+    near = get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     raise BadInput(what.upper(), f"no such {what}", found=name, allowed=", ".join(table),
                    fix=f"use {names[near[0]]}" if near else "choose one of these")  # fmt: skip

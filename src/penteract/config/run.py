@@ -61,6 +61,7 @@ class Data:
 
     source: str | tuple[str, ...] = "builtin"
     validation_fraction: float = 0.05
+    allow_change: bool = False  # whether a resumed run may go on with other data
     pack_documents: bool = True  # several documents share a sequence, and attention stays inside each
 
 
@@ -72,6 +73,7 @@ class Training:
     seed: int = 0
     validation_every: int = 100  # steps; 0: never
     validation_batches: int = 8  # global batches each time
+    replica_check_every: int = 100  # steps; 0: only before checkpoints
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     sample_tokens: int = 0  # written by the model at the end; 0: none
 
@@ -82,6 +84,14 @@ class Checkpoint:
 
     every: int = 0  # steps; 0: only at the end
     keep: int = 2  # the newest; 0: all
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Seconds that ranks wait for each other before the run ends with an error."""
+
+    join: int = 600  # for all ranks to be there
+    data: int = 3600  # for rank 0 to prepare the data
 
 
 _FP8 = (
@@ -196,6 +206,7 @@ class RunSpec:
     train: Training = field(default_factory=Training)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     precision: Precision = field(default_factory=Precision)
+    limits: Limits = field(default_factory=Limits)
     out: str = "runs"  # the folder that holds run folders
 
     @property

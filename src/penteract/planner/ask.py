@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
+from penteract.config.case import AXES as KEYS
 from penteract.config.expert_kernels import fastest_experts
+from penteract.config.files.keys import ELSEWHERE, keys
 from penteract.config.files.sections import Kernels
 from penteract.config.hardware import HEADROOM, Cluster
 from penteract.config.kernel_limits import fastest_attention, fastest_elementwise
@@ -30,7 +32,6 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import OptimizerKinds, OptimizerName
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.recompute import WHOLE, MemoryBudget, name_of, ops_of
-from penteract.config.rules.breaches import FROM_0
 from penteract.config.run import Optimizer
 from penteract.errors import BadInput
 from penteract.schedule.registry import SCHEDULES
@@ -230,11 +231,21 @@ def parse_batch(text: str, sequence_length: int) -> int:
     if count % sequence_length:
         below = count // sequence_length
         near = [n * sequence_length for n in (below, below + 1) if n]
+        fix = f"--batch {_binary(number, sequence_length)}{near[0] // sequence_length}seqs"
         raise BadInput(
             "BATCH", f"no whole number of sequences of {sequence_length} tokens", where="--batch", found=count,
-            allowed=", ".join(map(str, near)), fix=f"--batch {near[0] // sequence_length}seqs",
+            allowed=", ".join(map(str, near)), fix=fix,
         )  # fmt: skip
     return count // sequence_length
+
+
+def _binary(number: str, sequence_length: int) -> str:
+    """`1Mi (2^20), or ` for `1M`, where that is a whole number of sequences."""
+    power = {"k": 10, "M": 20, "G": 30}.get(number[-1])
+    if power is None or parse_count(f"{number}i") % sequence_length:
+        return ""
+    count = number[:-1].strip()
+    return f"{number}i ({f'{count}·' * (count != '1')}2^{power}), or "
 
 
 def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
@@ -244,10 +255,10 @@ def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
         name, equals, written = part.partition("=")
         axis = _SHORT.get(name.strip(), name.strip())
         if axis not in AXES:
-            near = get_close_matches(axis, [*AXES, *_SHORT], n=1, cutoff=0.4)
+            near = _nearest_axis(axis)
             raise BadInput(
                 "AXIS", "no such axis of a layout", where=flag, found=name, allowed=", ".join(AXES),
-                fix=f"{flag} {near[0] if near else 'tp'}=…",
+                fix=f"{flag} {near}=…" if near else "choose one of these",
             )  # fmt: skip
         words = [w.strip() for w in written.split("/")]
         if not equals or not all(words) or (len(words) > 1 and not several):
@@ -263,6 +274,14 @@ def parse_axes(text: str, *, flag: str, several: bool) -> dict[str, Values]:
             sorted({_value(axis, word, flag) for word in words}, key=lambda v: order.index(v) if order else v)
         )
     return found
+
+
+def _nearest_axis(name: str) -> str:
+    """The axis that `name` probably means, or an empty string."""
+    meant = (ELSEWHERE.get(f"parallel.{name}") or ELSEWHERE.get(name, "")).rpartition(".")[2]
+    if meant in AXES:
+        return meant
+    return next(iter(get_close_matches(name, [*AXES, *_SHORT], n=1, cutoff=0.7)), "")
 
 
 def _value(axis: str, word: str, flag: str) -> Any:
@@ -288,10 +307,10 @@ def _value(axis: str, word: str, flag: str) -> Any:
         allowed = ", ".join(map(str, ZERO_STAGES))
         fix = f"{flag} zero={ZERO_STAGES[-1]}"
         raise BadInput("AXIS", "no such ZeRO stage", where=flag, found=word, allowed=allowed, fix=fix)
-    least, most = (0, 2**40) if axis in ("zero", *FROM_0) else (1, 2**20)
-    if not least <= value <= most:
-        allowed = f"{least} or more"
-        raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word, allowed=allowed, fix=f"{axis}=1")
+    key = keys()[KEYS[axis]]
+    if not key.least <= value <= key.most:
+        raise BadInput("AXIS", "not a size", where=f"{flag} {axis}", found=word[:40],
+                       allowed=f"{key.least} to {key.most}", fix=f"{axis}=1")  # fmt: skip
     return value
 
 

@@ -1,16 +1,64 @@
-"""Errors of shared checks, reworded for the options of `penteract plan`."""
+"""The options of `penteract plan`: their bounds, and errors of shared checks in their words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
+from penteract.config.files.keys import keys
+from penteract.config.files.schema import Number
+from penteract.config.hardware import HEADROOM
 from penteract.errors import BadInput
 from penteract.planner.ask import AXES
 
 _FLAG = re.compile(r"--(?:parallel|batch|memory|kernels)\.(\w+) ([^\s,]+)")
 _KEY = re.compile(r"(?:parallel|batch|memory|kernels)\.(\w+)")
+
+
+class Option(NamedTuple):
+    """An option with a number: its bounds, what a value outside of them is, and one inside."""
+
+    number: Number
+    what: str
+    fix: str
+
+
+OPTIONS: Mapping[str, Option] = {
+    "--top": Option(Number(int, 1, 1000), "layouts count from 1", "--top 10"),
+    "--why": Option(Number(int, 1, 1000), "layouts count from 1", "--why 1"),
+    "--headroom": Option(Number(float, 0, 0.99), "not a share", f"--headroom {HEADROOM}"),
+    "--tokens": Option(Number(int, 1, 2**63), "not a number of tokens", "--tokens 15T"),
+    "--usd-per-gpu-hour": Option(Number(float, 0, 1e6), "not a price", "--usd-per-gpu-hour 2.5"),
+    "--trace-stage": Option(Number(int, 0, 2**20), "stages count from 0", "--trace-stage 0"),
+}
+# Those that a run file has too are bounded as there.
+_OF_RUN_FILES: Mapping[str, tuple[str, str, str]] = {
+    "--seq": ("batch.sequence_length", "no length of a sequence", "--seq 8192"),
+    "--batch": ("batch.global_batch_size", "no number of sequences of a step", "--batch 1Mi"),
+}
+
+
+def check_option(flag: str, value: object) -> None:
+    """Raise BadInput if the value of an option is outside of its bounds."""
+    if flag in _OF_RUN_FILES:
+        key, what, fix = _OF_RUN_FILES[flag]
+        number = Number(int, keys()[key].least, keys()[key].most)
+    else:
+        number, what, fix = OPTIONS[flag]
+    try:
+        number.check(value, flag)
+    except BadInput as error:
+        error.what, error.fix = what, fix
+        raise
+
+
+def check_options(**given: float | None) -> None:
+    """Check options by their names in Python; None is one that was not given."""
+    for name, value in given.items():
+        if value is not None:
+            check_option(f"--{name.replace('_', '-')}", value)
 
 
 @contextmanager

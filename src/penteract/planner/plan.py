@@ -201,7 +201,7 @@ def _counts(enumerated: int, search: Search, between: Between, left: Mapping[str
 
 def behind(k: int) -> str:
     """Why layouts that the search did not reach are not priced."""
-    return f"a lower bound of their time is above the best {k}"
+    return f"provably slower than the {k} best"
 
 
 def plan_one(ask: Ask, axes: Mapping[str, Values], make: Make) -> Plan:

@@ -10,7 +10,7 @@ from typing import Any
 
 from penteract.config import catalog
 from penteract.config.files.keys import find_key
-from penteract.config.hardware import HEADROOM, Cluster, cluster
+from penteract.config.hardware import HEADROOM, Cluster, check_cluster, cluster
 from penteract.config.hf import model_from_hf
 from penteract.config.kernel_limits import check_elementwise
 from penteract.config.model import ModelSpec
@@ -22,7 +22,7 @@ from penteract.config.run import PARTS, Precision
 from penteract.errors import BadInput
 from penteract.model.modules import check_modules
 from penteract.planner.ask import Ask, Values, parse_batch
-from penteract.planner.options import errors_for
+from penteract.planner.options import check_option, errors_for
 
 _USUAL_LENGTH = 8192  # tokens of a sequence, if the model has so many positions
 
@@ -52,12 +52,12 @@ def question(  # noqa: PLR0913 (a question has many parts)
     """
     m = model if isinstance(model, ModelSpec) else find_model(model)
     c = gpus if isinstance(gpus, Cluster) else cluster(gpus)
+    check_cluster(c)
     length = min(_USUAL_LENGTH, m.max_positions) if sequence_length is None else sequence_length
-    if length < 1:
-        raise BadInput("VALUE", "an empty sequence", where="--seq", found=length, allowed="1 or more", fix="--seq 8192")
-    if not 0 <= headroom < 1:
-        fix = f"--headroom {HEADROOM}"
-        raise BadInput("VALUE", "not a share", where="--headroom", found=headroom, allowed="0 to 1", fix=fix)
+    check_option("--seq", length)
+    check_option("--headroom", headroom)
+    sequences = parse_batch(str(batch), length)
+    check_option("--batch", sequences)
     patterns = modules.split(",") if isinstance(modules, str) else modules
     words = [word.strip() for word in patterns if word.strip()]
     if words and parts and "modules" in parts:
@@ -73,7 +73,7 @@ def question(  # noqa: PLR0913 (a question has many parts)
     for p, elementwise in product((first, *also), (pins or {}).get("elementwise", ())):
         check_elementwise(elementwise, p, where="--fix elementwise", fix="--fix elementwise=reference")
     return Ask(
-        model=m, cluster=c, sequence_length=length, global_batch_size=parse_batch(str(batch), length),
+        model=m, cluster=c, sequence_length=length, global_batch_size=sequences,
         precision=first, also=tuple(also), optimizer=_optimizer(optimizer), headroom=headroom,
         tp_across_nodes=tp_across_nodes, pins=pins or {},
     )  # fmt: skip

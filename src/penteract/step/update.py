@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penteract.config.layout import Elementwise
 from penteract.config.optimizers import ADAMW, OptimizerKind
-from penteract.config.precision.policy import BLOCK, BYTES, Policy
+from penteract.config.precision.policy import BYTES, MOMENT_BLOCK, Policy
 from penteract.parallel.data import Bucket
 from penteract.units import Bytes
 
@@ -36,7 +36,7 @@ def kept_apart(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW) 
 
 
 def _scales(elements: int) -> Bytes:
-    return elements // BLOCK * 4
+    return elements // MOMENT_BLOCK * 4
 
 
 def parts(elements: int) -> Iterator[slice]:

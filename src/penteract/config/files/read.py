@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,9 +34,17 @@ Settings = dict[str, Setting]
 
 
 def read_text(path: Path, *, largest: int = _LARGEST_FILE) -> str:
-    """A text file's content; raises BadInput if it is missing, a folder, too large or not UTF-8."""
+    """A text file's content; raises BadInput if it is missing, no regular file, too large or not UTF-8.
+
+    A pipe would be waited for without end, and a device has none.
+    """
     try:
-        if path.stat().st_size > largest:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
+            raise BadInput("FILE", f"cannot be read: {what}", where=show_key(str(path)), allowed="a regular file",
+                           fix="check the path")  # fmt: skip
+        if found.st_size > largest:
             raise BadInput("FILE", "too large to be a configuration", where=str(path), allowed=f"{largest} bytes")
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -56,10 +65,18 @@ def read_toml(path: Path) -> Settings:
     lines = _lines(text)
     found: Settings = {}
     for name, value in _flatten(tree, ""):
-        line = lines.get(name) or lines.get(name.rsplit(".", 1)[0])
-        origin = f"{path.name}:{line}" if line else path.name
-        found[name] = _setting(name, value, origin)
+        found[name] = _setting(name, value, _origin(name, lines, path.name))
     return found
+
+
+def line_of(entry: str, text: str, file: str) -> str:
+    """`file:line` of an entry of a TOML text, as `node.gpus` or `moved.points[3][1]`; `file` where it is not found."""
+    return _origin(entry.partition("[")[0], _lines(text), file)
+
+
+def _origin(name: str, lines: Mapping[str, int], file: str) -> str:
+    line = lines.get(name) or lines.get(name.rsplit(".", 1)[0])
+    return f"{file}:{line}" if line else file
 
 
 def read_overrides(words: Sequence[str]) -> Settings:

@@ -27,7 +27,7 @@ Role = Literal[
 ]  # fmt: skip
 Widths = Mapping[Role, int]  # bytes of one element of each role
 
-BLOCK = 256  # elements of int8 moments that share a scale
+MOMENT_BLOCK = 256  # elements of int8 moments that share a scale
 BYTES: Mapping[str, int] = MappingProxyType(
     {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "int32": 4, "int64": 8}
 )
@@ -208,7 +208,7 @@ def policy(precision: str | Policy, *, where: str = "", flag: str = "") -> Polic
 
 def grain(moments: str) -> int:
     """The number of elements that a shard's size must be a multiple of."""
-    return BLOCK if moments == "int8" else 1
+    return MOMENT_BLOCK if moments == "int8" else 1
 
 
 @cache

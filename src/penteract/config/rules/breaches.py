@@ -23,7 +23,7 @@ Breach = tuple[str, str]  # (axis, what is wrong)
 
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
            "sequence_length", "recompute_every", "offload_every")  # fmt: skip
-FROM_0 = ("recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
+_FROM_0 = ("recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
 # axis -> its values, and what one is
 KNOWN: Mapping[str, tuple[Collection[object], str]] = {
     "zero": (ZERO_STAGES, "stage of ZeRO here"),
@@ -50,7 +50,7 @@ def breaches(case: Case) -> list[Breach]:
 
 
 def _counts(case: Case) -> Iterator[Breach]:
-    least = {axis: 1 for axis in _COUNTS} | {axis: 0 for axis in FROM_0}
+    least = {axis: 1 for axis in _COUNTS} | {axis: 0 for axis in _FROM_0}
     if case.global_batch_size is not None:
         least["global_batch_size"] = 1
     for axis, n in least.items():
@@ -92,7 +92,7 @@ def _routing(moe: MoESpec) -> Iterator[Breach]:
     if moe.top_k > moe.experts:
         yield "top_k", f"a token cannot visit {moe.top_k} of {moe.experts} experts"
     elif moe.experts % moe.groups:
-        yield "groups", f"{moe.experts} experts do not share over {moe.groups} groups"
+        yield "groups", f"{moe.experts} experts are not divisible by {moe.groups} groups"
     elif moe.groups > 1 and moe.group_score == "top2" and moe.experts == moe.groups:
         yield "groups", "a group is as good as its best two experts, and has one"
     elif moe.top_groups > moe.groups:
@@ -151,7 +151,7 @@ def _context(case: Case) -> Iterator[Breach]:
 def _pipeline(case: Case) -> Iterator[Breach]:
     lay, layers = case.layout, case.model.layers
     if lay.pp * lay.vpp > layers:
-        fewest = schedule_of(lay.schedule).least_vpp
+        fewest = schedule_of(lay.schedule).min_vpp
         axis = "pp" if lay.vpp <= fewest or lay.pp * fewest > layers else "vpp"
         yield axis, f"pp·vpp = {lay.pp}·{lay.vpp} stages for {layers} layers"
     wrong = breach(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
@@ -194,9 +194,9 @@ def _batch(case: Case) -> Iterator[Breach]:
     if total is None or total == lay.global_batch_size:
         return
     if total % lay.dp:
-        yield "global_batch_size", f"{total} sequences a step do not share over dp = {lay.dp}"
+        yield "global_batch_size", f"global_batch_size = {total} is not divisible by dp = {lay.dp}"
     else:
         yield (
             "micro_batch_size",
-            f"micro_batch_size = {lay.micro_batch_size} does not cut a replica's {total // lay.dp} sequences a step",
+            f"micro_batch_size = {lay.micro_batch_size} does not divide a replica's {total // lay.dp} sequences a step",
         )

@@ -15,8 +15,9 @@ from penteract.engine.comm.wire_dtype import narrowed, widened
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.allocator import Allocator, Arena
 from penteract.engine.executor.device import Device, device_of
-from penteract.engine.executor.feed import Batch
+from penteract.engine.executor.feed import MicroBatch
 from penteract.engine.executor.state import TrainingState
+from penteract.engine.executor.state_check import StateCheck
 from penteract.engine.executor.totals import Totals
 from penteract.engine.kernels.kernel import Env, TorchKernel
 from penteract.engine.optim.optimizer import AdamW, Factors
@@ -32,7 +33,7 @@ from penteract.step.program import BufferKey, Program
 
 @dataclass(slots=True)
 class Run:
-    """One rank's executor. A step is `walk(program, run)` once its batches are in place.
+    """One rank's executor. A step is `walk(program, run)` once its micro-batches are in place.
 
     `received[(layer, micro)]`: the rows that this rank's experts got.
     """
@@ -47,7 +48,7 @@ class Run:
     fake: Device | None = None  # used in place of the memory's device
     device: Device = field(init=False)
     env: Env = field(init=False)
-    batches: Sequence[Batch] = field(default_factory=list[Batch])
+    micro_batches: Sequence[MicroBatch] = field(default_factory=list[MicroBatch])
     counts: torch.Tensor = field(init=False)  # targets of the step, for each loss term that is a mean over them
     registers: dict[tuple[BufferKey, int], Any] = field(default_factory=dict[tuple[BufferKey, int], Any])
     works: dict[tuple[BufferKey, int], Work | None] = field(default_factory=dict[tuple[BufferKey, int], Work | None])
@@ -65,6 +66,8 @@ class Run:
     common: Factors | None = None  # of this step's updates, the same for all buckets
     streamed: StreamedState | None = None  # moves optimizer state to the device and back, where it is on the host
     latch: torch.Tensor = field(init=False)  # 0; NaN after a step that was not finite or that ends the run
+    check: StateCheck = field(init=False)
+    done: torch.Tensor = field(init=False)  # [], fp64: the last step whose update is in the state
 
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
@@ -81,9 +84,11 @@ class Run:
         self.summed = Totals(self.p, device)
         self.totals = self.summed.numbers
         self.stop, self.latch = (torch.zeros((), dtype=stat, device=device) for _ in range(2))
+        self.check = StateCheck(self.p, self.state, self.comm)
+        self.done = torch.zeros((), dtype=torch.float64, device=device)
         self.counts = torch.zeros(len(self.p.means), dtype=torch.int64, device=device)
         self.agreed = {"target tokens": self.counts, "routed counts": self.state.routed}
-        self.agreed["norm and losses"] = self.summed.vector
+        self.agreed["gradient norm and losses"] = self.summed.vector
         if history is not None:
             self.agreed["largest values"] = history.amax
         if self.state.quantised_weights is not None:
@@ -104,6 +109,8 @@ class Run:
         if self.host is not None:
             self.host.begin()
         self.summed.begin(self.stop)
+        if self.optimizer is not None:
+            self.totals[0].add_(self.optimizer.nonfinite)  # so every rank learns of it
         if self.state.scaling is not None:
             self.state.scaling.begin()
         if self.state.history is not None:
@@ -116,8 +123,9 @@ class Run:
 
     def agree(self, agreement: Agreement) -> None:
         x = self.agreed[agreement.name]
-        if agreement.name == "norm and losses":
+        if agreement.name == "gradient norm and losses":
             self.summed.add_next_targets()
+            self.totals[0].add_(self.check.compare())  # so every rank learns of it
         ranks, largest = self._ranks(agreement.axis), agreement.kind == "max"
         self.comm.finish(self.comm.largest(ranks, x) if largest else self.comm.sum(ranks, x))
 
@@ -244,8 +252,15 @@ class Run:
             self.state.history.end(self.totals[0])
         if self.optimizer is not None:
             self.common = self.optimizer.factors(self.totals[0])
+            self._note_step(self.optimizer.step)
         self._latch()
         self.summed.read_next_targets(self.counts)
+
+    def _note_step(self, number: torch.Tensor) -> None:
+        """Step `number` is done, unless the latch or its own norm keeps it from changing the state. A step that loss
+        scaling skips is done."""
+        hindered = self.latch if self.state.scaling is not None else self.totals[0]
+        self.done.copy_(number.where(hindered.isfinite(), self.done))
 
     def _latch(self) -> None:
         """After a step that was not finite, or the last before a stop, no later step changes anything: the host reads a
@@ -295,7 +310,7 @@ class Run:
 
     def _read(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
         names = self.p.chunks[buffer[0]].inputs
-        return [self.batches[buffer[1]][names[r]] if r in names else self.registers[buffer, r] for r in registers]
+        return [self.micro_batches[buffer[1]][names[r]] if r in names else self.registers[buffer, r] for r in registers]
 
     def _make(self, buffer: BufferKey, registers: tuple[int, ...]) -> list[Any]:
         specs = self.p.chunks[buffer[0]].specs

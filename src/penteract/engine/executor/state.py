@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from penteract.config.optimizers import ADAMW, Moment, OptimizerKind
-from penteract.config.precision.policy import BLOCK, Policy
+from penteract.config.precision.policy import MOMENT_BLOCK, Policy
 from penteract.engine.dtypes import FORMATS, dtype_of
 from penteract.engine.executor.delayed_scales import AmaxHistory
 from penteract.engine.executor.device import device_of
@@ -107,19 +107,19 @@ class Flat:
     def read(self, kind: StateKind, part: slice, dtype: torch.dtype) -> torch.Tensor:
         """Elements of the optimizer state as `dtype`: views if they already have this dtype."""
         kept, scales = self._part(kind, part)
-        return moments.read(kept, scales, dtype, signed=kind != "square")
+        return moments.dequantize(kept, scales, dtype, signed=kind != "square")
 
     def write(self, kind: StateKind, part: slice, values: torch.Tensor) -> None:
         """Write elements of the optimizer state, rounded to its dtype; `values` may be overwritten."""
         kept, scales = self._part(kind, part)
-        moments.write(kept, scales, values, signed=kind != "square")
+        moments.quantize(kept, scales, values, signed=kind != "square")
 
     def _part(self, kind: StateKind, part: slice) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Elements in the dtype of the state, and the scales of their blocks."""
         if kind == "master":
             return self.master[part], None
         scales = self.scales.get(kind)
-        blocks = slice(part.start // BLOCK, part.stop // BLOCK)
+        blocks = slice(part.start // MOMENT_BLOCK, part.stop // MOMENT_BLOCK)
         return self.moments[kind][part], None if scales is None else scales[blocks]
 
     def copy_from_master(self) -> None:
@@ -255,7 +255,7 @@ def _optimizer(
 
     moment, scaled = dtype_of("moment", p), scaled or p.moments == "int8"
     master = {"master": zeros(n, dtype_of("master", p))} if p.master else {}
-    scales = {f"{kind}/scales": zeros(n // BLOCK, torch.float32) for kind in optimizer_kind.moments if scaled}
+    scales = {f"{kind}/scales": zeros(n // MOMENT_BLOCK, torch.float32) for kind in optimizer_kind.moments if scaled}
     return {**master, **{kind: zeros(n, moment) for kind in optimizer_kind.moments}, **scales}
 
 

@@ -31,7 +31,7 @@ def save_gradients(trainer: Trainer, folder: Path, rank: Rank) -> bool:
         return False
     checkpoint.save(
         folder / _WHERE, 1, slices(trainer.program, _unclipped(trainer)), {"step": 1},
-        rank=rank.number, world=rank.world, barrier=rank.barrier, keep=1,
+        rank=rank.number, world=rank.world, barrier=rank.barrier,
     )  # fmt: skip
     return True
 
@@ -78,10 +78,11 @@ class Comparison:
     def result(self, first: int, losses: list[float]) -> dict[str, Any]:
         """The largest absolute difference of the loss over common steps, and the relative one of step 1's gradients.
         `first`: the step of losses[0]."""
-        theirs = {int(str(r["step"])): r["train/loss"] for r in read_metrics(self.folder / "metrics.jsonl")}
-        pairs = [(x, theirs[first + i]) for i, x in enumerate(losses) if first + i in theirs]
-        self.steps = len(pairs)
-        largest = max((abs(a - float(str(b))) for a, b in pairs), default=None)
+        theirs = {row["step"]: row.get("train/loss") for row in read_metrics(self.folder / "metrics.jsonl")}
+        pairs = ((x, theirs.get(first + i)) for i, x in enumerate(losses))
+        both = [(a, b) for a, b in pairs if isinstance(b, (int, float))]  # a loss that was not finite is null
+        self.steps = len(both)
+        largest = max((abs(a - b) for a, b in both), default=None)
         return {"max_abs_loss_difference": largest, "max_rel_gradient_difference_step1": self.gradient}
 
     def line(self, result: dict[str, Any]) -> str:

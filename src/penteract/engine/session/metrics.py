@@ -3,6 +3,7 @@
 | field | unit | when |
 |---|---|---|
 | `step` | steps done, from 1 | always |
+| `epoch` | counts the processes that have had the run, one after the other, from 1 | in a run |
 | `tokens` | tokens seen by the model since the run began | always |
 | `train/loss` | nats a token, mean over the global batch | always |
 | `train/mtp_loss` | nats a token, mean of all depths, times its coefficient | with `mtp_layers` |
@@ -19,18 +20,26 @@
 | `mem/measured_gib` | GiB allocated by rank 0, at the peak | when it can be measured |
 
 Rows may have other fields. A value that is not finite is written as null: JSON has no NaN.
+
+A line that is no row, because a disk or an editor spoiled it, costs that row alone. Readers skip it and say so once;
+a run that resumes moves it to `metrics.bad.jsonl`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
-from penteract.errors import Bug, CorruptData, DiskFailure
+from penteract.errors import Bug, DiskFailure
+
+log = logging.getLogger("penteract")
 
 Number = int | float | str | bool | None
 Row = dict[str, Number]
@@ -39,17 +48,23 @@ Row = dict[str, Number]
 class MetricsWriter:
     """Append rows to `path`, one system call each, so that a crash leaves at most the last line incomplete.
 
-    `resume_at` is the last step to keep (0: none); later rows and an incomplete last line are cut off.
+    `resume_at` is the last step to keep (0: none); later rows and an incomplete last line are cut off, and bad lines
+    before them are set aside. `epoch` of the run, for each row; 0: none.
     """
 
-    def __init__(self, path: Path, *, resume_at: int = 0) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, resume_at: int = 0, epoch: int = 0) -> None:
+        self._path, self._epoch = path, epoch
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            keep, self._step = _length_up_to(path, resume_at)
-            self._file = path.open("ab", buffering=0)
-            if path.stat().st_size > keep:
-                self._file.truncate(keep)
+            kept = _Lines.of(path.read_bytes() if resume_at and path.exists() else b"", resume_at)
+            self._step = kept.step
+            if kept.bad:
+                _set_aside(path, kept)
+            # A link may lead anywhere.
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            self._file = os.fdopen(fd, "ab", buffering=0)
+            if path.stat().st_size > kept.size:
+                self._file.truncate(kept.size)
         except OSError as e:
             raise self._failure(e) from e
 
@@ -58,13 +73,19 @@ class MetricsWriter:
         step = row.get("step")
         if not isinstance(step, int) or step <= self._step:
             raise Bug("METRICS", "steps must increase", where=str(self._path), found=step, allowed=f"> {self._step}")
-        left = json.dumps({k: _finite(v) for k, v in row.items()}, allow_nan=False).encode() + b"\n"
+        left = json.dumps({k: _finite(v) for k, v in self._with_epoch(row).items()}, allow_nan=False).encode() + b"\n"
         try:
+            if not os.fstat(self._file.fileno()).st_nlink:
+                raise DiskFailure("GONE", "the run's folder is gone: nothing more is written", where=str(self._path),
+                                  fix="start a new run, or bring the folder back and resume")  # fmt: skip
             while left:
                 left = left[self._file.write(left) or 0 :]
         except OSError as e:
             raise self._failure(e) from e
         self._step = step
+
+    def _with_epoch(self, row: Mapping[str, Number]) -> Mapping[str, Number]:
+        return {"step": row["step"], "epoch": self._epoch, **row} if self._epoch else row
 
     def close(self) -> None:
         """Close the file; rows written so far stay."""
@@ -82,46 +103,85 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """All complete rows; a last line that is incomplete or still being written is left out.
+    """All complete rows; a last line that is incomplete or still being written is left out, and a bad line before it
+    too, with a warning. So is what a later epoch has trained again. Raises FileNotFoundError when there is no file."""
+    found = _Lines.of(path.read_bytes())
+    if found.bad:
+        log.warning("%s: %s; left out", path, found.about)
+    first = dict[int, int]()  # of each epoch: its first step
+    for row in found.rows:
+        first[_number(row, "epoch")] = min(_number(row, "step"), first.get(_number(row, "epoch"), _number(row, "step")))
+    return [
+        row for row in found.rows
+        if not any(e > _number(row, "epoch") and step <= _number(row, "step") for e, step in first.items())
+    ]  # fmt: skip
 
-    Raises CorruptData at a bad line before the last, FileNotFoundError when there is no file.
-    """
-    return [row for row, _ in _rows(path)]
+
+def _number(row: Row, field: str) -> int:
+    found = row.get(field, 0)
+    return found if isinstance(found, int) else 0
 
 
-def _length_up_to(path: Path, step: int) -> tuple[int, int]:
-    """(bytes, last step) of the rows up to and including `step`."""
-    length, last = 0, 0
-    if step > 0 and path.exists():
-        for row, end in _rows(path):
-            at = row.get("step")
-            if not isinstance(at, int) or at > step:
+@dataclass(slots=True)
+class _Lines:
+    """The lines of a file up to some step: its rows, the bytes that they take, and what is no row, by line number."""
+
+    rows: list[Row] = field(default_factory=list[Row])
+    good: list[bytes] = field(default_factory=list[bytes])
+    bad: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    step: int = 0  # the last
+
+    @staticmethod
+    def of(content: bytes, until: float = math.inf) -> _Lines:
+        """`until`: the last step that is read. Bad lines after the last row that is kept do not count."""
+        found, pending = _Lines(), dict[int, bytes]()
+        for number, line in enumerate(content.split(b"\n")[:-1], 1):  # what follows the last newline is incomplete
+            step, row = _parse(line)
+            if row is None:
+                if line.strip():
+                    pending[number] = line
+                continue
+            if step > until:
                 break
-            length, last = end, at
-    return length, last
+            found.rows.append(row)
+            found.good.append(line + b"\n")
+            found.bad |= pending
+            found.step, pending = step, {}
+        return found
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.good))
+
+    @property
+    def about(self) -> str:
+        """What is bad, in a phrase."""
+        first, line = next(iter(self.bad.items()))
+        many = "1 line is no row of metrics" if len(self.bad) == 1 else f"{len(self.bad)} lines are no rows of metrics"
+        return f"{many} (line {first}: {line[:40]!r})"
 
 
-def _rows(path: Path) -> Iterator[tuple[Row, int]]:
-    """Each row and the offset of its end."""
-    lines, end = path.read_bytes().splitlines(keepends=True), 0
-    for number, line in enumerate(lines, 1):
-        row = _parse(line)
-        end += len(line)
-        if row is not None:
-            yield row, end
-        elif number < len(lines):
-            raise CorruptData("METRICS", "not a row of metrics", where=f"{path}:{number}", found=repr(line[:40]),
-                              allowed='{"step": 1, …}', fix="delete this line")  # fmt: skip
+def _set_aside(path: Path, found: _Lines) -> None:
+    """Move bad lines to a file of their own. A crash in between leaves them in both files."""
+    aside = path.with_name(f"{path.stem}.bad.jsonl")
+    with aside.open("ab") as file:
+        file.write(b"".join(line + b"\n" for line in found.bad.values()))
+    fresh = path.with_name(f"{path.name}.tmp")
+    fresh.write_bytes(b"".join(found.good))
+    fresh.replace(path)
+    log.warning("%s: %s; set aside in %s", path, found.about, aside.name)
 
 
-def _parse(line: bytes) -> Row | None:
-    if not line.endswith(b"\n"):
-        return None
+def _parse(line: bytes) -> tuple[int, Row | None]:
+    """(step, row) of a line; a row without a step is none."""
     try:
         row: object = json.loads(line)
-    except ValueError:
-        return None
-    return cast("Row", row) if isinstance(row, dict) else None
+    except (ValueError, RecursionError):
+        return 0, None
+    step = cast("Row", row).get("step") if isinstance(row, dict) else None
+    if not isinstance(step, int) or isinstance(step, bool) or step < 1:
+        return 0, None
+    return step, cast("Row", row)
 
 
 def _finite(value: Number) -> Number:

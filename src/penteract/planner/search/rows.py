@@ -23,7 +23,7 @@ from penteract.units import Bytes, Seconds
 
 TOO_LARGE = "does not fit"
 SMALLER_TOO_LARGE = "a smaller micro-batch does not fit"
-NEEDLESS = "it fits with less of its state sharded"
+NEEDLESS = "a lower ZeRO stage fits too"
 
 
 def plain(recompute: tuple[str, ...]) -> tuple[str, ...]:

@@ -131,9 +131,9 @@ class Space:
         found = [(plain, 1)]
         if pp > 1:
             chunks = self._values("vpp", _chunks(self.ask.model.layers, pp))
-            several = [s for s in SCHEDULES.values() if s.least_vpp > 1]
-            found.extend((s.name, 1) for s in SCHEDULES.values() if s.least_vpp == 1 and s.name != plain)
-            found.extend((s.name, n) for s in several for n in chunks if s.least_vpp <= n <= s.most_vpp)
+            several = [s for s in SCHEDULES.values() if s.min_vpp > 1]
+            found.extend((s.name, 1) for s in SCHEDULES.values() if s.min_vpp == 1 and s.name != plain)
+            found.extend((s.name, n) for s in several for n in chunks if s.min_vpp <= n <= s.max_vpp)
         schedules, chunks = self._values("schedule", tuple(SCHEDULES)), self._values("vpp", tuple(v for _, v in found))
         return [(schedule, vpp) for schedule, vpp in found if schedule in schedules and vpp in chunks]
 
@@ -291,11 +291,11 @@ NOT_TRIED: Mapping[str, str] = {
     "experts": "expert kernels of packages (quack)",
     "offload": "offload",
     "offload_optimizer": "offload_optimizer",
-    "shard_group": "shard groups but of all that share parameters or of one node",
-    "recompute": "recomputation but none, full and, where none does not fit, three between",
-    "loss_chunk": "sizes of loss chunks",
-    "bucket_bytes": "sizes of buckets",
-    "vpp": "more chunks of the same length",
+    "shard_group": "other HSDP group sizes",
+    "recompute": "other recomputation choices",
+    "loss_chunk": "loss chunk sizes",
+    "bucket_bytes": "bucket sizes",
+    "vpp": "larger vpp with the same longest chunk",
 }
 _MESH = ("dp", "tp", "pp", "cp")
 # The values of `reduce_scatter_once` and `reshard_after_step` for each ZeRO stage, the faster first.

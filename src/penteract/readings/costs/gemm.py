@@ -10,6 +10,8 @@ from penteract.config.hardware import Gpu, Shape
 from penteract.ops.declarations.declaration import Product
 from penteract.units import Seconds
 
+_DEPENDENT = 1e-12  # what is left of a column of length 1 when those before it explain it
+
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
@@ -61,12 +63,16 @@ def terms(shape: Shape) -> tuple[float, float, float, float]:
 
 
 def fit(shapes: Sequence[Shape]) -> list[float]:
-    """Seconds of each term: least squares of relative errors, with no negative term."""
+    """Seconds of each term: least squares of relative errors, with no negative term. Terms that so few or such equal
+    shapes do not tell apart are left out, the last first."""
     rows = [terms(shape) for shape in shapes]
     scaled = [[x * shape[4] * 1e12 / row[0] for x in row] for row, shape in zip(rows, shapes, strict=True)]
     law, kept = [0.0] * 4, [0, 1, 2, 3]
     while True:
         found = _least_squares([[row[i] for i in kept] for row in scaled])
+        if isinstance(found, int):
+            kept.pop(found)
+            continue
         if min(found) >= 0:
             for i, seconds in zip(kept, found, strict=True):
                 law[i] = seconds
@@ -74,8 +80,9 @@ def fit(shapes: Sequence[Shape]) -> list[float]:
         kept.pop(found.index(min(found)))
 
 
-def _least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
-    """x with rows·x nearest to 1: normal equations, columns scaled to one, by elimination."""
+def _least_squares(rows: Sequence[Sequence[float]]) -> list[float] | int:
+    """x with rows·x nearest to 1: normal equations, columns scaled to one, by elimination. Or the first column that is
+    a sum of those before it."""
     size = range(len(rows[0]))
     scale = [fsum(row[i] ** 2 for row in rows) ** 0.5 for i in size]
     unit = [[row[i] / scale[i] for i in size] for row in rows]
@@ -83,6 +90,8 @@ def _least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
     for i in size:
         pivot = max(range(i, len(a)), key=lambda r: abs(a[r][i]))
         a[i], a[pivot] = a[pivot], a[i]
+        if abs(a[i][i]) < _DEPENDENT:
+            return i
         for r in size:
             if r != i:
                 factor = a[r][i] / a[i][i]

@@ -146,7 +146,7 @@ class _Rows(Silent):
         pricing, site = self.pricing(), call.site
         pricing.call(buffer, call)
         self.sizes |= {(buffer[0], r): n for (_, r), n in pricing.alive.items()}
-        again = " again" * ((site, call.phase) in self.seen)
+        again = " (recomputed)" * ((site, call.phase) in self.seen)
         self.seen.add((site, call.phase))
         times = self.small.times(buffer[0], site.layer)
         for phase, amount in pricing.price.flops.items():
@@ -264,7 +264,7 @@ class _Rows(Silent):
             yield Term(
                 kind=row.kind, what=row.what, detail=row.detail, formula=expression.show(),
                 numbers=expression.show(self.numbers), each=evaluate(expression, self.numbers), count=count,
-                flight=row.flight, line=row.line, names=frozenset(expression.names()), ranks=row.ranks,
+                flight=row.flight, line=row.line, names=frozenset(expression.symbols()), ranks=row.ranks,
             )  # fmt: skip
 
     def _bucket(self, event: Callable[[Pricing, int], None], bucket: int, of: str, times: int) -> None:
@@ -302,7 +302,7 @@ class _Rows(Silent):
             for call in (i.call for i in instructions if name != "Fwd" and register in i.call.ins):
                 again = call.phase in ("forward", "start", "finish")
                 op_name = self.redistributions.get(call.site, call.site.op_name)
-                readers[f"{op_name} again" if again else f"{op_name}'s {call.phase.replace('_', ' ')}"] = None
+                readers[f"{op_name} (recomputed)" if again else f"{op_name}'s {call.phase.replace('_', ' ')}"] = None
         return "for " + ", ".join(readers) if readers else "to be sent"
 
 

@@ -121,15 +121,16 @@ class _Writer:
         if self.emit is None:
             return
         what, of = m.where[0], f"micro-batch {m.micro}"
+        carried = "activations" if what == "value" else "gradients"
         for r, way, other in ((m.source, "send", f"to stage {m.target}"), (m.target, "recv", f"from stage {m.source}")):
             name = names.of_message(way, what)
-            self.emit(Event(r, f"{what}s {other}", name, start - self.zero, end - self.zero, unit=of))
+            self.emit(Event(r, f"{carried} {other}", name, start - self.zero, end - self.zero, unit=of))
 
 
 def emit_events(steps: StepClock, layout: Layout, emit: Emit) -> StepSpan:
     """Emit one step of a layout, mid-run, event by event. The events of one stream come in their order."""
     writer = _Writer(layout, steps.composer.model.layers)
-    alone = replace(steps, jumps=False, log=writer.op, clocks={}, memos=Memos(), derived={})
+    alone = replace(steps, skip_repeats=False, log=writer.op, clocks={}, memos=Memos(), derived={})
     ranks, before = alone.build(layout, 0), len(steps.ranks(layout).ends) - 1
     writer.attach(ranks)
     _remember(alone, yes=True)
@@ -174,7 +175,6 @@ def _units(layout: Layout, layers: int, r: int, stage: Stage) -> list[str]:
     cut, out = stage_layers(layers, layout.stages), list[str]()
     for s, units in zip(layout.placement.stages[r], stage.chunks, strict=True):
         own = iter(cut[s])
-        out += [
-            kind.name if (kind := stage.row[unit]) in EMBEDDING_AND_HEAD else f"layer {next(own)}" for unit in units
-        ]
+        kinds = [stage.layer_types[unit] for unit in units]
+        out += [kind.name if kind in EMBEDDING_AND_HEAD else f"layer {next(own)}" for kind in kinds]
     return out

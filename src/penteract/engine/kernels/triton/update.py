@@ -20,17 +20,18 @@ import triton
 import triton.language as tl
 
 from penteract.config.optimizers import Moment
-from penteract.config.precision.policy import BLOCK
+from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.config.run import Optimizer
 from penteract.engine.executor.state import Flat
 from penteract.engine.optim import moments, stochastic_rounding
 from penteract.engine.optim.optimizer import Factors
 from penteract.engine.optim.stochastic_rounding import ParameterSlice
 
-TILE = 4 * BLOCK  # elements of one program: eight for each thread of four warps
+TILE = 4 * MOMENT_BLOCK  # elements of one program: eight for each thread of four warps
 _FIXED = 5  # rows of a table of parameter slices before those of the gaps
-_ROW = tl.constexpr(BLOCK)
-_ROWS = tl.constexpr(TILE // BLOCK)
+_ROW = tl.constexpr(MOMENT_BLOCK)
+_ROWS = tl.constexpr(TILE // MOMENT_BLOCK)
+_EXPONENT = tl.constexpr(0x7F800000)  # of fp32: all ones in infinities and NaN
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 _FAR = tl.constexpr(2**30)  # elements: more than a tile's, and a sum of two is an int32
 _GAP_ROWS = tl.constexpr(_FIXED)  # the first of the rows with gaps
@@ -56,9 +57,9 @@ class Update:
         default_factory=dict[tuple[tuple[ParameterSlice, ...], int], torch.Tensor]
     )
 
-    def __call__(self, flat: Flat, factors: Factors, step: torch.Tensor) -> None:
+    def __call__(self, flat: Flat, factors: Factors, step: torch.Tensor, nonfinite: torch.Tensor) -> None:
         """Update moments, master weights and parameters in place; none of them if the norm is not finite. `step`: from
-        1, [], on the device."""
+        1, [], on the device. `nonfinite` [] becomes NaN if a new master weight is not finite."""
         if factors.good.dtype != torch.float32:
             raise TypeError(f"the kernel computes updates in float32, not in {factors.good.dtype}")
         n, own = len(flat.master), flat.own_parameter
@@ -68,7 +69,7 @@ class Update:
         grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
         _update[(triton.cdiv(n, TILE),)](
             flat.own_gradient, *_moment(flat, "mean"), *_moment(flat, "square"), flat.master,
-            own if own.dtype != flat.master.dtype else None, factors.good, step, slices,
+            own if own.dtype != flat.master.dtype else None, factors.good, step, nonfinite, slices,
             n // grain, 1 - self.spec.betas[1], self.spec.epsilon,
             GRAIN=grain, DECAY=flat.bucket.decay, SLICES=0 if slices is None else slices.shape[1],
             GAPS=0 if slices is None else (slices.shape[0] - _FIXED) // 2, num_warps=4, enable_fp_fusion=False,
@@ -98,18 +99,18 @@ def table(slices: tuple[ParameterSlice, ...], n: int, seed: int) -> torch.Tensor
 
 
 def _moment(flat: Flat, kind: Moment) -> tuple[torch.Tensor | None, ...]:
-    """A moment as it is stored; if it is in 8 bits, with scales, levels and borders, else three times None."""
+    """A moment as it is stored; if it is in 8 bits, with scales, levels and midpoints, else three times None."""
     kept, scales = flat.moments[kind], flat.scales.get(kind)
     if scales is None:
         return kept, None, None, None
-    code = moments.code(kept.device, signed=kind != "square")
-    return kept, scales, code.levels, code.borders
+    book = moments.codebook(kept.device, signed=kind != "square")
+    return kept, scales, book.levels, book.midpoints
 
 
 @triton.jit
 def _update(
-    gradient, mean, mean_scales, mean_levels, mean_borders, square, square_scales, square_levels, square_borders,
-    master, parameter, factors, step, slices, grains, gain, epsilon,
+    gradient, mean, mean_scales, mean_levels, mean_midpoints, square, square_scales, square_levels, square_midpoints,
+    master, parameter, factors, step, nonfinite, slices, grains, gain, epsilon,
     GRAIN: tl.constexpr, DECAY: tl.constexpr, SLICES: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
     """One tile. The shard has `grains` times GRAIN elements. `gain`: weight of the squared gradient (1 - beta2).
@@ -128,13 +129,15 @@ def _update(
     m = m + tl.load(factors + 2) * (g - m)
     v = v * tl.load(factors + 3) + gain * (g * g)
     quotient = tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), tl.load(factors + 4)) + epsilon)
-    _write(mean, mean_scales, mean_borders, m, at, row, here, rows)
-    _write(square, square_scales, square_borders, v, at, row, here, rows)
+    _write(mean, mean_scales, mean_midpoints, m, at, row, here, rows)
+    _write(square, square_scales, square_midpoints, v, at, row, here, rows)
 
     x = _wide(tl.load(master + at, here, other=0.0))
     if DECAY:
         x = x * tl.load(factors + 5)
     x = x - quotient * tl.load(factors + 6)
+    bad = here & ((x.to(tl.int32, bitcast=True) & _EXPONENT) == _EXPONENT)
+    tl.store(nonfinite + tl.zeros(inner.shape, tl.int32), tl.full(inner.shape, float("nan"), tl.float32), bad)
     if SLICES:
         bits = _random_bits(slices, tl.load(step).to(tl.int64), tile, inner, SLICES, GAPS)
         tl.store(master + at, _upper(x.to(tl.int32, bitcast=True) + bits), here)
@@ -155,7 +158,7 @@ def _read(kept, scales, levels, at, row, here, rows):
 
 
 @triton.jit
-def _write(kept, scales, borders, x, at, row, here, rows):
+def _write(kept, scales, midpoints, x, at, row, here, rows):
     """Write elements of a moment, rounded. 8-bit codes are found by a binary search of eight steps."""
     if scales is None:
         tl.store(kept + at, _narrow(x, kept.dtype.element_ty), here)
@@ -165,7 +168,7 @@ def _write(kept, scales, borders, x, at, row, here, rows):
         x = tl.div_rn(x, tl.maximum(largest, _TINY)[:, None])
         code = tl.zeros(x.shape, tl.int32)
         for i in tl.static_range(8):
-            code += tl.where(tl.load(borders + code + ((128 >> i) - 1)) < x, 128 >> i, 0)
+            code += tl.where(tl.load(midpoints + code + ((128 >> i) - 1)) < x, 128 >> i, 0)
         tl.store(kept + at, code.to(tl.uint8), here)
 
 

@@ -1,0 +1,92 @@
+"""What hardware may be: the bounds of devices, fabrics, clusters and files of measured curves, each stated once.
+
+The catalogue, a file given with `--gpus`, the counts in `8xH200` and values from Python are all held to it. Bounds are
+wide: they exclude what no machine is, and what arithmetic cannot bear (NaN, negative times, rates of zero).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penteract.config.files.schema import Either, Field, FixedList, NamedTable, Note, Number, RowList, Table, Text
+
+GPUS = Number(int, 1, 2**20)
+
+_TEXT, _NOTE = Text(), Note()
+_DOMAIN = Number(int, 1, 2**20, or_zero=True)  # 0: a fabric between nodes
+_RANKS = Number(int, 2, 2**20)
+_GIB = Number(float, 2**-10, 2**20)
+_TFLOPS = Number(float, 1e-3, 1e6)
+_PEAK = Number(float, 1e-3, 1e6, or_zero=True)  # 0: no such products
+_RATE = Number(float, 1e-3, 1e6)  # GB/s
+_MICROSECONDS = Number(float, 1e-3, 1e9)
+_LATENCY = Number(float, 1e-3, 1e9, or_zero=True)
+_BYTES = Number(float, 1, 2**50)
+_SIDE = Number(int, 1, 2**30)  # of a matrix
+_FLOPS = Number(int, 1, 2**80)
+_HEAD = Number(int, 1, 2**16)
+_SHARE = Number(float, 1e-3, 1)
+_FACTOR = Number(float, 1e-3, 1e3)
+
+_POINTS = RowList((_BYTES, _MICROSECONDS))
+_SHAPES = Table({"shapes": RowList((_SIDE, _SIDE, _SIDE, _SIDE, _TFLOPS))})
+_DTYPES = ("tf32", "fp32", "fp8", "fp64")  # besides bf16, from which a device borrows what was not measured
+_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+_PASSES = ("copy", "adamw", "h2d_all", "h2d_one", "d2h_all", "d2h_one")
+
+GPU = Table(
+    {
+        "memory_gib": _GIB, "bf16": _PEAK, "tf32": _PEAK, "fp32": _PEAK, "fp8": _PEAK, "fp64": _PEAK, "hbm": _RATE,
+        "multiprocessors": Number(int, 1, 2**20),
+    },
+    {
+        "name": _TEXT, "host_link": _RATE, "source": _NOTE, "aliases": Note(read=False),
+        "capability": FixedList((Number(int, 0, 99), Number(int, 0, 99))),
+    },
+)  # fmt: skip
+
+FABRIC = Table(
+    {"gb_per_second": _RATE},
+    {
+        "name": _TEXT, "latency_us": _LATENCY, "domain": _DOMAIN, "efficiency": _SHARE, "source": _NOTE,
+        "message": Number(int, 1, 2**50, or_zero=True), "devices": GPUS, "aliases": Note(read=False),
+        "bus": NamedTable(RowList((Number(float, 1, 2**20), _RATE), fewest=2), fewest=0),
+    },
+)  # fmt: skip
+
+CLUSTER: Mapping[str, Number] = {
+    "gpus": GPUS, "gpus_per_node": GPUS, "memory_gib": Number(float, 2**-10, 2**20, or_zero=True),
+}  # fmt: skip
+
+_NODE = Table(
+    {"gpu": Either(Table({**GPU.required, "name": _TEXT}, GPU.optional)), "gpus": GPUS, "gpus_per_node": GPUS},
+    {"name": _TEXT, "inside": _TEXT, "between": _TEXT},
+)
+
+
+def _gemm() -> Table:
+    others: dict[str, Field] = dict.fromkeys(_DTYPES, _SHAPES)
+    return Table({"bf16": _SHAPES}, {**others, "basis": _NOTE})
+
+
+MEASURED = Table(
+    {
+        "node": _NODE,
+        "provenance": NamedTable(_NOTE),
+        "gemm": _gemm(),
+        "attention": Table(
+            {"shapes": RowList((_FLOPS, _HEAD, _TFLOPS, _TFLOPS)), "flash": FixedList((_FACTOR, _FACTOR))},
+            {"basis": _NOTE},
+        ),
+        "memory": Table(dict.fromkeys(_PASSES, _RATE), {"add": _RATE}),
+        "moved": Table({"points": _POINTS}),
+        "walked": Table({"points": _POINTS}),
+        "collectives": Table(dict.fromkeys(_COLLECTIVES, NamedTable(_POINTS, name=_RANKS))),
+        "p2p": Table({"one_way": _POINTS, "both_ways": _POINTS}),
+        "beside": NamedTable(_FACTOR),
+        "launch": Table(
+            {"microseconds": _MICROSECONDS, "basis": _NOTE}, {"op": _LATENCY, "of": NamedTable(_LATENCY, fewest=0)}
+        ),
+    },
+    {"burst": Note(read=False)},  # for comparison: no rate is made of it
+)
