@@ -131,7 +131,7 @@ def test_modules_by_either_name(tell: Tell, tmp_path: Path) -> None:
         (["--precision.moments"], "error[USAGE]: an override without a value · --precision.moments"),
         (
             ["--precision.dtype", "fp16"],
-            "error[USAGE]: of a run's values a plan takes those that change a recipe · --precision.dtype · found fp16"
+            "error[USAGE]: plan takes only [precision] keys · --precision.dtype · found fp16"
             " / allowed precision.gradient, ",
         ),
         (["--precision.dtype", "fp16"], "fix: --precision fp16"),

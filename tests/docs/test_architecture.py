@@ -168,6 +168,18 @@ def test_files_that_it_names_exist() -> None:
     assert [n for n in names if not ((SOURCE / n).is_file() or (ROOT / n).is_file())] == []
 
 
+def test_files_that_docstrings_and_the_changelog_name_exist() -> None:
+    """In backticks; from the root, from the package, or from a package that the file lies in."""
+    sources = [*SOURCE.rglob("*.py"), ROOT / "CHANGELOG.md"]
+    stale = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sources
+        for name in re.findall(r"`([a-z_]+/[\w/]*\.py)`", path.read_text(encoding="utf-8"))
+        if not any((folder / name).is_file() for folder in (*path.parents, SOURCE))
+    ]
+    assert stale == []
+
+
 def test_time_lists_its_files() -> None:
     listed = [name for files, _ in table("Time") for name in files.split(", ")]
     assert sorted(listed) == sorted(p.name for p in (SOURCE / "readings" / "time").glob("[a-z]*.py"))

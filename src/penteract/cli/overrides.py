@@ -53,7 +53,7 @@ def parts_of_precision(words: Sequence[str]) -> dict[str, Any]:
         if section != "precision" or name not in PARTS:
             value = _shown(setting.value)
             fix = _PLAN_OPTIONS.get(key, "--fix {0}={1}" if name in AXES else "leave it out")
-            raise BadInput("USAGE", "of a run's values a plan takes those that change a recipe", where=setting.origin,
+            raise BadInput("USAGE", "plan takes only [precision] keys", where=setting.origin,
                            found=value, allowed=", ".join(f"precision.{part}" for part in PARTS),
                            fix=fix.format(value) if key in _PLAN_OPTIONS else fix.format(name, value))  # fmt: skip
         found[name] = setting.value

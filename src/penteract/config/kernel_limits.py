@@ -81,7 +81,7 @@ def takes_documents(kernel: AttentionKernel) -> bool:
 def check_elementwise(elementwise: Elementwise, p: Policy, *, where: str, fix: str) -> None:
     """Refuse Triton kernels under a policy whose updates are not in fp32."""
     if elementwise == "triton" and p.stat != "fp32":
-        raise BadInput("KERNEL", "the kernels of what is done element by element compute in fp32", where=where,
+        raise BadInput("KERNEL", "element-wise Triton kernels compute in fp32", where=where,
                        found=f"updates in {p.stat}", allowed="fp32", fix=fix)  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def installed_packages() -> frozenset[str]:
 
 
 def installed_version(package: str) -> str:
-    """ "" where it is not there."""
+    """The version of a package that is installed, or ""."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

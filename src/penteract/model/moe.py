@@ -56,7 +56,7 @@ def _routed(do: Do, m: ModelSpec, spec: MoESpec, name: str, x: Value, sequence_l
     matrices = _matrices(do, m, spec, name)
     grouped = [do.layout.experts != "reference" and do.linear_layers.of_experts(w.name) is None for w in matrices]
     offsets = expert.offsets(do, coming) if any(grouped) else coming
-    # Whoever exchanges rows, or multiplies those of each expert by themselves, has to know on the host how many.
+    # Host sizes are needed for an all-to-all, and for one product per expert.
     by_host = do.mesh.size("ep") > 1 or not all(grouped)
     sizes = expert.split_sizes(do, copies, coming) if by_host else offsets
     h = do.redistribute(expert.send, do.op("permute", tokens, order, top_k=spec.top_k)[0], sizes, order)  # [R, D]

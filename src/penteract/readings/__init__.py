@@ -1,1 +1,1 @@
-"""Reading one: price it. No torch."""
+"""Predictions without torch: memory, FLOPs, traffic, time."""

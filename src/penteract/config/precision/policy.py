@@ -41,7 +41,8 @@ class Policy:
     moments      "int8": quantised, with one fp32 scale for each block
     stochastic   stochastic rounding of parameters without master weights, so that small updates are not lost
     loss_scale   of the first step: the loss is multiplied by it, so that small gradients do not underflow; 0: no
-    scaling growth_every steps without an overflow after which the scale doubles
+                 scaling
+    growth_every steps without an overflow after which the scale doubles
     fp8          the FP8 recipe of linear layers; None: no FP8
     modules      exceptions for parameters, by name
 

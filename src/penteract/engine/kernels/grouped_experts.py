@@ -24,14 +24,15 @@ Tile = tuple[int, int, bool]  # rows, columns, whether two of them take turns
 
 
 class Groups(Protocol):
-    """What multiplies."""
+    """Products by groups: rows of a and b belong to experts, from `offsets` [X + 1] on."""
 
     def rows(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor) -> None:
-        """Write [R, n] into `out`."""
+        """a [R, k], b [X, k, n] -> `out` [R, n]: each row times the matrix of its expert."""
         ...
 
     def sums(self, a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, into: torch.Tensor, add: bool) -> None:
-        """Write [X, m, n] `into` a view of a bucket, or add it."""
+        """a [R, m], b [R, n] -> `into` [X, m, n], a view of a bucket: the sum over each expert's rows, written or
+        added."""
         ...
 
 

@@ -68,7 +68,8 @@ def _forward(lib: Library, env: Env, site: Site, ins: Tensors, weights: Tensors,
 
 
 def _put(order: ChunkOrder, made: torch.Tensor, into: torch.Tensor, dim: int = 0, end: int | None = None) -> None:
-    """Where it was not made there."""
+    """Write `made`, in sequence order, into `into` in stored order, with zeros from token `end` on along `dim`; nothing
+    if the kernel wrote into it."""
     if made is not into:
         order.put(made, into, dim, end)
 

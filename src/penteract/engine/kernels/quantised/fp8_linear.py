@@ -36,7 +36,7 @@ class Codes(NamedTuple):
     turned: torch.Tensor | None
 
     def part(self, begin: int, end: int) -> Codes:
-        """Those of some rows."""
+        """The codes of rows `begin` to `end`: views, straight [end - begin, k] and turned [k, end - begin]."""
         return Codes(
             None if self.straight is None else self.straight[begin:end],
             None if self.turned is None else self.turned[:, begin:end],
@@ -91,7 +91,8 @@ def put_largest(x: torch.Tensor, largest: torch.Tensor) -> None:
 def put_codes(
     fp8: Fp8, name: Format, x: torch.Tensor, largest: torch.Tensor | None, scale: torch.Tensor, into: Codes
 ) -> None:
-    """Some rows at a time, in fp32."""
+    """Write x [rows, k] in FP8 format `name` `into` its codes, some rows at a time in fp32, by `scale`; with `largest`
+    (the largest absolute value), the scale is made from it first."""
     if largest is not None:
         make_scales(fp8, name, largest)
         scale.copy_(largest)
@@ -126,7 +127,7 @@ def put_slopes(
 
 
 def put_glu(packed: torch.Tensor, out: torch.Tensor, largest: torch.Tensor) -> None:
-    """One after the other."""
+    """SwiGLU of `packed` [.., 2·F] -> `out` [.., F], and its largest absolute value -> `largest` [1]; two kernels."""
     put_swiglu(packed, out)
     put_largest(out, largest)
 
@@ -244,7 +245,7 @@ class Fp8Kernels:
             caster.put_codes(fp8, name, part, None if i else largest, scale, codes)
 
     def table(self) -> dict[str, TorchKernel]:
-        """By op."""
+        """The kernels of the ops that are cast once, by op name."""
         return {
             "quantise": TorchKernel(self.quantise),
             "fp8_linear": TorchKernel(self.forward, self.input_gradient, self.weight_gradient),

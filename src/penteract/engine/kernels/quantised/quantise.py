@@ -1,7 +1,7 @@
 """FP8 quantisation of the operands of matrix products.
 
 A scale is the largest absolute value of the elements that share it, divided by the largest FP8 value. `TORCH` quantises
-in plain torch; `kernels/triton/quantise.py` does the same in GPU kernels, with identical bits.
+in plain torch; `kernels/triton/quantised/quantise.py` does the same in GPU kernels, with identical bits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FP8 quantisation in Triton kernels: the same as `kernels/quantise.py` in plain torch, with identical bits.
+"""FP8 quantisation in Triton kernels: the same as `kernels/quantised/quantise.py` in plain torch, with identical bits.
 
 A tensor [rows, k] is read in tiles through its strides, so a transposed tensor is transposed on the way. The largest
 absolute values are compared as bit patterns: without their sign these have the order of the floats, with NaN above all,
