@@ -21,9 +21,9 @@ import torch
 from beside_sides import CASES, DRAWN, RATE, STEPS, WARM, Case, Clock, batches, write_record
 
 from penteract.config.catalog import model as find_model
-from penteract.config.expert_kernels import expert_packages, fastest_experts
+from penteract.config.expert_kernels import QUACK, fastest_experts
 from penteract.config.hardware import cluster
-from penteract.config.kernel_limits import fastest_attention, installed_packages
+from penteract.config.kernel_limits import FA4, fastest_attention, installed_packages
 from penteract.config.layout import FUSIONS, Layout
 from penteract.config.model import ModelSpec
 from penteract.config.run import Data, LearningRate, Optimizer, Precision, RunSpec, Training
@@ -62,9 +62,9 @@ def run_of(case: Case, layout: dict[str, Any], precision: dict[str, Any]) -> Run
     parts = Precision(**({"dtype": case.precision, "gradient": "fp32"} | precision))
     defaults: dict[str, Any] = {
         "micro_batch_size": case.micro_batch_size, "loss": "chunked", "elementwise": "triton",
-        "attention": fastest_attention(model, 1, "all_gather", parts.policy, installed_packages(),
+        "attention": fastest_attention(model, 1, "all_gather", parts.policy, installed_packages(FA4),
                                        capability=torch.cuda.get_device_capability()),
-        "experts": fastest_experts(model, Layout(), parts.policy, expert_packages(),
+        "experts": fastest_experts(model, Layout(), parts.policy, installed_packages(QUACK),
                                    capability=torch.cuda.get_device_capability()),
         "fuse": FUSIONS,
     }  # fmt: skip

@@ -29,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / d) for d in ("src", "tests")]
 import torch
 
 from op_kernels.fused import LARGE, NAMES, Case, Trial
-from penteract.config.kernel_limits import installed_packages
+from penteract.config.kernel_limits import FA4, installed_packages
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
@@ -108,7 +108,7 @@ def one_call(case: Case, packed: bool = False) -> dict[str, Any]:
 
 def calls() -> dict[str, Any]:
     """The section `calls`: single calls."""
-    cases = [case for case in LARGE if not case.kernel.startswith("fa4") or "flash-attn-4" in installed_packages()]
+    cases = [case for case in LARGE if not case.kernel.startswith("fa4") or installed_packages(FA4)]
     rows = [attempt(one_call, case) | {"case": str(case)} for case in cases]
     rows += [attempt(one_call, case, True) | {"case": f"{case}, views of one register"} for case in cases
              if case.layout.cp == 1]  # fmt: skip
@@ -153,7 +153,7 @@ def speed() -> dict[str, Any]:
     whole = replace(SPEED, documents=False)
     cases = [whole, SPEED, replace(whole, batch=2), replace(whole, kernel="cudnn"),
              replace(whole, kernel="cudnn", batch=2), replace(whole, heads=(32, 8), size=64)]  # fmt: skip
-    if "flash-attn-4" in installed_packages():
+    if installed_packages(FA4):
         cases += [replace(whole, kernel="fa4"), replace(whole, kernel="fa4", batch=2), replace(SPEED, kernel="fa4_documents"),
                   replace(whole, kernel="fa4", size=64)]  # fmt: skip
     rows = [attempt(timed, case) for case in cases]

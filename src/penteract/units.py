@@ -54,6 +54,17 @@ def show_step(s: Seconds, sign: str = "") -> str:
     return f"{ms:{sign}.{0 if abs(ms) >= 99.95 else 1 if abs(ms) >= 9.995 else 2}f} ms"
 
 
+def show_whole(n: float, digits: int = 0) -> str:
+    """A number rounded to `digits`, thousands apart: 1 048 576."""
+    return f"{n:,.{digits}f}".replace(",", " ")
+
+
+def printable(text: str, most: int = 0) -> str:
+    """A text for a message: "?" for what does not print, and cut after `most` characters (0: all of it)."""
+    safe = "".join(c if c.isprintable() else "?" for c in text)
+    return f"{safe[: most - 3]}..." if 0 < most < len(safe) else safe
+
+
 def show_seconds(s: Seconds) -> str:
     """A duration for people: 0.8 s, 4 min 05 s, 2 h 10 min."""
     if s < 60:

@@ -388,6 +388,16 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
                        "loss_chunk": 64, "bucket_bytes": 0}  # fmt: skip
 
 
+def test_why_in_json_has_the_terms_of_memory(tell: Tell) -> None:
+    """Row by row they are the memory of the layout; without --why they are left out."""
+    words = ["plan", *TINY_STEP, "--layout", "tp=2,zero=1,mbs=4", "--json"]
+    found = json.loads(tell(*words, "--why", "1").out)
+    rows, kinds = found["terms"]["rows"], found["layouts"][0]["memory"]
+    gib = sum(row["value"] for row in rows if row["kind"] == "optimizer") / 2**30
+    assert gib == pytest.approx(kinds["optimizer_gib"]) and {"formula", "line", "each"} <= rows[0].keys()
+    assert "terms" not in json.loads(tell(*words).out)
+
+
 def test_a_layout_in_json_is_one_of_layout(tell: Tell) -> None:
     """Its keys and values, joined, price the same layout; the accumulation steps are beside it."""
     words = ["plan", "tiny-moe", "--gpus", "8xH200", "--seq", "256", "--batch", "32seqs", "--json"]

@@ -9,7 +9,7 @@ import pytest
 
 from op_kernels.fa4 import Fa4
 from op_kernels.fused import Case, Trial
-from penteract.config.kernel_limits import installed_packages, most_documents
+from penteract.config.kernel_limits import FA4, installed_packages, most_documents
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels.fused_attention.fa4 import documents, library
@@ -19,7 +19,7 @@ CALLED = ("_flash_attn_fwd", "_flash_attn_bwd")
 DEFAULTS = {"softcap": (None, 0.0), "learnable_sink": (None,), "deterministic": (False,), "num_splits": (1,)}
 
 
-@pytest.mark.skipif(not installed_packages(), reason="needs flash-attn-4")
+@pytest.mark.skipif(not installed_packages(FA4), reason="needs flash-attn-4")
 @pytest.mark.parametrize("name", CALLED)
 def test_the_package_takes_what_it_is_told(name: str):
     """Positional tensors come first, what is told by name is there, and what is not told is off."""

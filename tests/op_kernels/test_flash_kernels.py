@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from penteract.config.kernel_limits import fastest_attention, installed_packages, installed_version
+from penteract.config.kernel_limits import FA4, fastest_attention, installed_packages, installed_version
 from penteract.config.layout import Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import RECIPES
@@ -118,7 +118,7 @@ def test_plans_have_no_kernel_of_a_package_unasked():
     assert fastest_attention(*asked, packages=["flash-attn-4"], capability=(8, 0)) == "cudnn"
     assert fastest_attention(*asked, documents=True) == "flash"
     assert installed_version("no-such-package") == ""
-    assert installed_packages() <= {"flash-attn-4"}
+    assert installed_packages(FA4) <= {"flash-attn-4"}
 
 
 def test_kernels_in_triton_want_triton(monkeypatch: pytest.MonkeyPatch):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json as json_module
 import sys
 from dataclasses import asdict
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from penteract.cli.engine import engine
 from penteract.cli.weights import Source, find_weights, model_words, tokenizer_of, tokenizer_setting
 from penteract.config.files.keys import keys
 from penteract.config.rules.resolve import Resolved, resolve
@@ -57,7 +55,7 @@ def convert(
         raise BadInput("VALUE", "padding is only dropped when a Hugging Face folder is written", where="--vocab-size",
                        found=vocab_size, allowed="0", fix=fix)  # fmt: skip
     resolved = _run_of(source, to) if source.theirs else None
-    engine, writing = _engine("convert"), _engine("writing")
+    converting, writing = (engine(f"hf.{name}", "weights need") for name in ("convert", "writing"))
     how = writing.WriteOptions(
         dtype=dtype or ("fp32" if source.theirs else "bf16"),
         shard_bytes=int(shard_gib * 2**30),
@@ -65,7 +63,7 @@ def convert(
         tokenizer=Path(tokenizer_of(source)) if source.theirs and tokenizer_of(source) else None,
         on_progress=_print_progress if sys.stderr.isatty() else _no_progress,
     )
-    made = engine.from_hf(source.path, to, resolved, how) if resolved else engine.to_hf(source.path, to, how)
+    made = converting.from_hf(source.path, to, resolved, how) if resolved else converting.to_hf(source.path, to, how)
     _finish(made, to, json)
     if not json and not source.theirs and tokenizer_setting(source) == "bytes":
         print("no tokenizer written: the run used bytes")
@@ -91,12 +89,6 @@ def _run_of(source: Source, to: Path) -> Resolved:
     if tokenizer_of(source):
         words.append(f"tokenizer.source={to.resolve() / Path(tokenizer_of(source)).name}")
     return resolve(None, "", words)
-
-
-def _engine(name: str) -> ModuleType:
-    if find_spec("torch") is None:
-        raise BadInput("TORCH", "weights need torch", found="none", fix="pip install 'penteract[train]'")
-    return import_module(f"penteract.engine.hf.{name}")
 
 
 def _print_progress(done: int, total: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penteract.errors import BadInput
+from penteract.units import printable
 
 _MARK = "run.toml"  # a folder with this file is a run
 
@@ -24,7 +25,9 @@ def find_run(name: str, out: str, *, flag: str, needs: str) -> Path:
     if is_run:
         return folder
     what = f"a folder without {_MARK} is no run" if is_folder else "no such folder"
-    raise BadInput("RUN", what, where=flag, found=_short(name), fix=f"{flag} latest, or the path of a run in {out}/")
+    raise BadInput(
+        "RUN", what, where=flag, found=printable(name, 120), fix=f"{flag} latest, or the path of a run in {out}/"
+    )
 
 
 def _latest(out: Path, flag: str, needs: str) -> Path:
@@ -38,8 +41,3 @@ def _latest(out: Path, flag: str, needs: str) -> Path:
         fix = "train one first: penteract train"
         raise BadInput("RUN", "there is no run yet", where=flag, found=f"latest in {out}/", fix=fix)
     return max(able, key=lambda path: ((path / _MARK).stat().st_mtime, path.name))
-
-
-def _short(name: str) -> str:
-    safe = "".join(c if c.isprintable() else "?" for c in name)
-    return safe if len(safe) <= 120 else safe[:117] + "..."

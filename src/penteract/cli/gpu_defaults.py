@@ -9,9 +9,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from penteract.config.expert_kernels import expert_packages, fastest_experts
+from penteract.config.expert_kernels import QUACK, fastest_experts
 from penteract.config.hardware import Cluster, reference
-from penteract.config.kernel_limits import fastest_attention, fastest_elementwise, installed_packages
+from penteract.config.kernel_limits import FA4, fastest_attention, fastest_elementwise, installed_packages
 from penteract.config.layout import Layout
 from penteract.config.rules.resolve import Resolved
 from penteract.config.run import RunSpec
@@ -52,7 +52,7 @@ def card_here(device: str, *, launched: bool = False) -> Card | None:
     least = min(known, key=lambda gpu: gpu.memory if launched else gpu.free)
     triton = {"triton"} if find_spec("triton") is not None else set[str]()
     room = least.memory if launched else least.free
-    packages = installed_packages() | expert_packages() | triton
+    packages = installed_packages(FA4, QUACK) | triton
     return Card(name=least.name, free=room, capability=tuple(least.capability), packages=packages)
 
 

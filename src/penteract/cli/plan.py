@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -31,6 +31,9 @@ from penteract.planner.search.best import Timed
 from penteract.planner.search.collector import uncollected
 from penteract.planner.search.progress import Stopped
 from penteract.units import parse_count
+
+if TYPE_CHECKING:
+    from penteract.readings.explain.terms import Why
 
 EXAMPLES = (
     "penteract plan llama-3.1-8b --gpus 8xH200",
@@ -129,7 +132,9 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     if json:
         report = as_dict(found) | ({"budget": asdict(cost)} if cost else {})
         report["notes"] = [*report["notes"], *written]
-        print(to_json.dumps(report | ({"explanation": reasons} if reasons else {})))
+        report |= {"explanation": reasons} if reasons else {}
+        report |= {"terms": _by_line(found, chosen).as_dict()} if chosen and why else {}
+        print(to_json.dumps(report))
         return _exit_code(found)
     print(as_text_whole(found, chosen, searched, reasons, _width()))
     if cost:
@@ -149,9 +154,16 @@ def _exit_code(found: Plan) -> int:
 
 def _show(found: Plan, chosen: Timed, last: Sequence[str], *, why: bool, draw: bool) -> None:
     if why:
-        print("\n" + wrapped(basis(found), _width()) + "\n\n" + _by_line(found, chosen))
+        print(
+            "\n"
+            + wrapped(basis(found), _width())
+            + "\n\n"
+            + _by_line(found, chosen).text(width=min(100, _width() or 100))
+        )
     if draw:
-        print("\n" + _drawing(chosen))
+        from penteract.cli.drawing import drawing  # imported here: most plans do without it
+
+        print("\n" + drawing(chosen.layout))
     print("\n" + wrapped("\n".join(last), _width()))
 
 
@@ -202,29 +214,19 @@ def _what_if(found: Plan, chosen: Timed) -> str:
     return sentence(named(found, two[1]), what_if(found, *two, estimator))
 
 
-def _by_line(found: Plan, chosen: Timed) -> str:
+def _by_line(found: Plan, chosen: Timed) -> Why:
     """The memory of the fullest rank, by the source lines that allocate it."""
-    from penteract.readings.explain.why import why as why_text  # imported here: most plans do without it
+    from penteract.readings.explain.why import why as reasons  # imported here: most plans do without it
 
     stage = max(range(len(chosen.estimate.by_stage)), key=lambda i: chosen.estimate.by_stage[i])
     rank = Mesh(chosen.layout).group("pp", 0)[stage]
     ask = found.ask
     memory = chosen.estimate.memory
-    report = why_text(
+    report = reasons(
         ask.model, chosen.layout, ask.sequence_length, chosen.estimate.precision, rank,
         optimizer_kinds=ask.optimizer_kinds,
     )  # fmt: skip
-    return report.whole(memory["activations"], memory["other"]).text(width=min(100, _width() or 100))
-
-
-def _drawing(chosen: Timed) -> str:
-    from penteract.schedule.draw import draw as draw_schedule  # imported here: most plans do without it
-    from penteract.schedule.registry import generate
-
-    lay = chosen.layout
-    lists = generate(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
-    width = shutil.get_terminal_size().columns
-    return draw_schedule(lists, lay.placement, lay.gradient_accumulation_steps, width=width)
+    return report.whole(memory["activations"], memory["other"])
 
 
 def _next(why: int | None, out: Path | None, *, fits: bool) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penteract.planner.ask import as_text
 from penteract.planner.search.progress import Progress
+from penteract.units import show_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +55,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
 
 def sentence(progress: Progress) -> str:
     """The progress of a search, in one line."""
-    priced, left = (f"{n:,}".replace(",", " ") for n in (progress.priced, progress.left))
+    priced, left = map(show_whole, (progress.priced, progress.left))
     counts = f"{progress.seconds:.0f} s · {priced} layouts priced, {left} left"
     if progress.best is None:
         return f"{counts} · Ctrl-C stops"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from penteract.cli.budget import settle_budget
+from penteract.cli.drawing import drawing
+from penteract.cli.engine import engine
 from penteract.cli.folders import find_run
 from penteract.cli.gpu_defaults import card_here, settle_defaults
 from penteract.cli.weights import check_resumable, check_weights, find_weights, words_of
@@ -24,8 +22,6 @@ from penteract.config.rules.resolve import Resolved, resolve
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.readings.price import price
-from penteract.schedule.draw import draw as draw_schedule
-from penteract.schedule.registry import generate
 from penteract.step.program import check_op_names, compile_step
 
 EXAMPLES = (
@@ -102,20 +98,13 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     if weights:
         check_weights(weights, resolved)
     if draw:
-        print(_drawing(resolved.run))
+        print(drawing(resolved.run.layout))
         return 0
-    return _engine().train(
+    return engine("runtime.start", "training needs").train(
         resolved, launched=launch is not None, predicted=lambda: _predicted(resolved.run),
         compare=compared, resume=resumed, init=weights.path if weights else None, grace=grace,
         json=json, debug=debug,
     )  # fmt: skip
-
-
-def _engine() -> ModuleType:
-    """`penteract.engine.runtime.start`. Raises BadInput where torch is not installed."""
-    if find_spec("torch") is None:
-        raise BadInput("TORCH", "training needs torch", found="none", fix="pip install 'penteract[train]'")
-    return import_module("penteract.engine.runtime.start")
 
 
 def _short_forms(steps: int | None, log_level: str | None) -> list[str]:
@@ -153,11 +142,3 @@ def _predicted(run: RunSpec) -> int:
         optimizer_kinds=run.optimizer.optimizer_kinds,
     )  # fmt: skip
     return price(program).allocated
-
-
-def _drawing(run: RunSpec) -> str:
-    lay = run.layout
-    lists = generate(lay.schedule, lay.pp, lay.vpp, lay.gradient_accumulation_steps)
-    return draw_schedule(
-        lists, lay.placement, lay.gradient_accumulation_steps, width=shutil.get_terminal_size().columns
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from penteract.config.kernel_limits import HOPPER, installed_version
+from penteract.config.kernel_limits import HOPPER
 from penteract.config.layout import ExpertKernel, Layout
 from penteract.config.model import ModelSpec
 from penteract.config.precision.policy import Policy
@@ -69,9 +69,3 @@ def fastest_experts(
         if not any(size % MULTIPLE for size in sizes):
             return kernel
     return "reference"
-
-
-def expert_packages() -> frozenset[str]:
-    """The packages of these kernels that are here in the version that is called."""
-    wanted = dict(can.package for can in EXPERTS.values() if can.package is not None)
-    return frozenset(name for name, version in wanted.items() if installed_version(name) == version)

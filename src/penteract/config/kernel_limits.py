@@ -90,10 +90,9 @@ def fastest_elementwise(p: Policy) -> Elementwise:
     return "triton" if p.stat == "fp32" else "reference"
 
 
-def installed_packages() -> frozenset[str]:
-    """The packages of kernels that are here in the version that is called."""
-    wanted = dict(can.package for can in ATTENTION.values() if can.package is not None)
-    return frozenset(name for name, version in wanted.items() if installed_version(name) == version)
+def installed_packages(*wanted: tuple[str, str]) -> frozenset[str]:
+    """Those of these packages that are installed in the version that is called."""
+    return frozenset(name for name, version in wanted if installed_version(name) == version)
 
 
 def installed_version(package: str) -> str:

@@ -14,6 +14,7 @@ from penteract.config.files.values import convert
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec, RopeScaling
 from penteract.config.run import Checkpoint, Data, LearningRate, Limits, Optimizer, Precision, Training
 from penteract.errors import BadInput
+from penteract.units import printable
 
 # Section names differ from the commands (train, plan, …), so that each name has one meaning.
 SECTIONS: Mapping[str, type] = {
@@ -300,5 +301,4 @@ def find_key(name: str, origin: str) -> Key:
 
 def show_key(name: str) -> str:
     """A key for a message: printable, and at most 80 characters."""
-    safe = "".join(c if c.isprintable() else "?" for c in name)
-    return safe if len(safe) <= 80 else safe[:77] + "..."
+    return printable(name, 80)

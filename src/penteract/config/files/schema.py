@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 from penteract.config.files.values import convert, show
 from penteract.errors import BadInput
+from penteract.units import printable
 
 Origin = Callable[[str], str]  # the path of an entry -> where it was set, for messages
 
@@ -71,7 +72,7 @@ class Note:
         """The entry as a printable text."""
         if self.read and isinstance(value, (list, dict)):
             raise _wrong(cast("object", value), path, origin, "a text, a number or a date")
-        return "".join(c if c.isprintable() else "?" for c in str(value))[:200] if self.read else ""
+        return printable(str(value))[:200] if self.read else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from penteract.config.files.sections import Count
 from penteract.errors import BadInput
-from penteract.units import parse_count
+from penteract.units import parse_count, printable
 
 Bounds = tuple[float, float]
 
@@ -24,8 +24,7 @@ def show(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**40:
         return "a number of more than 40 digits"
     text = f'"{value}"' if isinstance(value, str) else repr(value)
-    safe = "".join(c if c.isprintable() else "?" for c in text)
-    return safe if len(safe) <= 60 else safe[:57] + "..."
+    return printable(text, 60)
 
 
 def convert(value: object, hint: Any, where: str, *, bounds: Bounds) -> Any:

@@ -13,6 +13,7 @@ from penteract.config.presets import PRESETS, Preset
 from penteract.config.recompute import MemoryBudget, name_of
 from penteract.config.rules.resolve import Resolved
 from penteract.config.run import RunSpec
+from penteract.units import printable
 
 _HEAD = """\
 # A {kind} run: every value, and where it came from. {why}:
@@ -137,4 +138,4 @@ def toml_value(value: Any) -> str:
 
 
 def _comment(origin: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in origin) or "default"
+    return printable(origin) or "default"

@@ -17,6 +17,8 @@ class CapturedStep:
 
     Capture after one or two eager steps, in which libraries allocate what they need. A graph cannot use host values:
     raises Bug for a program with routed sizes, which the host reads.
+
+    `penteract train` does not capture steps: benchmarks do, to measure a step without the host's part.
     """
 
     run: Run

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from penteract.errors import BadInput, DiskFailure, PenteractError
+from penteract.errors import DiskFailure, PenteractError
 
 COMMAND, ERRORS, LATEST, LOGS, RUN, STATUS = (
     "command.txt", "errors.jsonl", "latest", "logs", "run.toml", "status.json"
@@ -51,18 +51,6 @@ def create(out: str | Path, name: str, command: Sequence[str] | None = None) -> 
         raise DiskFailure("DISK", "could not make a run's directory", where=str(e.filename or out), found=e.strerror,
                           fix="choose another --output.folder") from e  # fmt: skip
     return folder
-
-
-def find(text: str, out: str | Path = "runs") -> Path:
-    """The run called `text`: a path, or "latest" for the newest below `out`. Raises BadInput when there is none."""
-    folder = Path(out) / LATEST if text == LATEST else Path(text)
-    try:
-        if (folder / RUN).is_file():
-            return folder.resolve() if text == LATEST else folder
-        what = f"a folder without {RUN} is no run" if folder.is_dir() else "no such run"
-    except (OSError, ValueError):
-        what = "no such run"
-    raise BadInput("RUN", what, where=str(out), found=text[:120], fix=f"latest, or the path of a run in {out}/")
 
 
 def write_status(folder: Path, state: str, **more: Any) -> None:

@@ -14,7 +14,7 @@ from penteract.planner.report.as_json import MEMORY, TrainingCost, utilisation
 from penteract.planner.search.best import Timed
 from penteract.planner.search.rows import NEEDLESS, TOO_LARGE
 from penteract.readings.ideal import PART_NAMES
-from penteract.units import show_bytes, show_count, show_seconds, show_step
+from penteract.units import show_bytes, show_count, show_seconds, show_step, show_whole
 
 _BAR = 32  # columns of the widest bar
 _ALL = 9  # columns, with the precision
@@ -35,7 +35,7 @@ def headline(plan: Plan) -> str:
         size += f" ({show_count(counted.active)} active)"
     if ask.model.mtp_layers:
         size += " with MTP"
-    step = f"{_spaced(ask.tokens)} tokens a step ({ask.global_batch_size} sequences)"
+    step = f"{show_whole(ask.tokens)} tokens a step ({ask.global_batch_size} sequences)"
     how = [" or ".join(one.precision.name for one in ask.each)] + [ask.optimizer] * (ask.optimizer != "adamw")
     return " · ".join([ask.model.name, size, ask.cluster.name, f"sequence length {ask.sequence_length}", step, *how])
 
@@ -45,11 +45,11 @@ def counted(plan: Plan, seconds: float) -> str:
     counts, ask = plan.counts, plan.ask
     what = "layout" if counts.enumerated == 1 else "layouts"
     lines = [f"Note: {note}" for note in plan.notes]
-    lines += [f"{_spaced(counts.enumerated)} {what} in {_searched(seconds)}: {_spaced(counts.priced)} priced, "
-            f"{_spaced(counts.fit)} fit, {_spaced(counts.simulated)} simulated"]  # fmt: skip
-    refused = [f"  {_spaced(n):>9}  {why}" for why, n in list(counts.refused.items())[:_REASONS]]
+    lines += [f"{show_whole(counts.enumerated)} {what} in {_searched(seconds)}: {show_whole(counts.priced)} priced, "
+            f"{show_whole(counts.fit)} fit, {show_whole(counts.simulated)} simulated"]  # fmt: skip
+    refused = [f"  {show_whole(n):>9}  {why}" for why, n in list(counts.refused.items())[:_REASONS]]
     if rest := list(counts.refused.values())[_REASONS:]:
-        refused.append(f"  {_spaced(sum(rest)):>9}  for {len(rest)} other reasons")
+        refused.append(f"  {show_whole(sum(rest)):>9}  for {len(rest)} other reasons")
     if refused:
         lines += ["Left out:", *refused]
     if counts.refused.get(NEEDLESS) or counts.fit > counts.priced - counts.refused.get(TOO_LARGE, 0):
@@ -59,8 +59,8 @@ def counted(plan: Plan, seconds: float) -> str:
         )
     if counts.between.looked_at:
         b = counts.between
-        lines.append(f"Selective recomputation: for {_spaced(b.looked_at)} layouts that fit with full recomputation, "
-                    f"{_spaced(b.tried)} selective variants were tried; {_spaced(b.fit)} fit.")  # fmt: skip
+        lines.append(f"Selective recomputation: for {show_whole(b.looked_at)} layouts that fit with full recomputation, "
+                    f"{show_whole(b.tried)} selective variants were tried; {show_whole(b.fit)} fit.")  # fmt: skip
     if ask.usable:
         lines.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
                     f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip
@@ -101,7 +101,7 @@ def _row(plan: Plan, number: int, timed: Timed) -> tuple[str, ...]:
         plan.ask.text(timed.layout),
         timed.estimate.precision.name,
         show_bytes(timed.estimate.allocated),
-        _spaced(round(plan.rate(timed))),
+        show_whole(plan.rate(timed)),
         show_step(timed.time.seconds),
         "-" if used is None else f"{used:.1%}",
         f"{bubble:.1%}" if timed.layout.pp > 1 else "-",
@@ -161,11 +161,11 @@ def nothing_fits(plan: Plan) -> str:
 
 def spent(b: TrainingCost, gpus: int) -> str:
     """GPU-hours, days and cost in a line."""
-    cost = "" if b.usd is None else f", {_spaced(round(b.usd))} USD"
-    days = f"{b.days:,.1f} days".replace(",", " ") if b.days < 1000 else f"{b.days / 365.25:.1f} years"
+    cost = "" if b.usd is None else f", {show_whole(b.usd)} USD"
+    days = f"{show_whole(b.days, 1)} days" if b.days < 1000 else f"{b.days / 365.25:.1f} years"
     if b.days < 1:
         days = show_seconds(b.days * 86400)
-    return f"{show_count(b.tokens)} tokens: {_spaced(round(b.gpu_hours))} GPU-hours, {days} on {gpus} GPUs{cost}"
+    return f"{show_count(b.tokens)} tokens: {show_whole(b.gpu_hours)} GPU-hours, {days} on {gpus} GPUs{cost}"
 
 
 def basis(plan: Plan) -> str:
@@ -217,7 +217,7 @@ def as_text_whole(
 
 def stopped(plan: Plan, seconds: float, width: int | None = None) -> str:
     """The result of a search that was stopped, marked as incomplete."""
-    left = _spaced(plan.counts.refused.get(NOT_REACHED, 0))
+    left = show_whole(plan.counts.refused.get(NOT_REACHED, 0))
     mark = f"INCOMPLETE: the search was stopped. {left} layouts were not looked at; better ones may be among them."
     parts = [headline(plan) + "\n" + counted(plan, seconds)]
     parts.append(
@@ -239,7 +239,3 @@ def _bars(values: Mapping[str, float], show: Callable[[Any], str]) -> str:
 
 def _searched(seconds: float) -> str:
     return show_step(seconds) if seconds < 60 else show_seconds(seconds)
-
-
-def _spaced(n: int) -> str:
-    return f"{n:,}".replace(",", " ")
