@@ -80,6 +80,9 @@ def plain(folder: Path, me: int, order: str) -> None:
         signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(75)))
         (folder / f"ready-{me}").touch()
         time.sleep(60)
+    if order == "unready":  # as an interpreter that has hardly begun: SIGTERM ends it
+        (folder / f"ready-{me}").touch()
+        time.sleep(60)
     if order == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (folder / f"ready-{me}").touch()

@@ -288,12 +288,13 @@ def watched(
         watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups, stopping)
         watcher.final = final
         watcher.start()
-        stopping.before_leaving.append(watcher.stopped)
     code = Bug.exit_code
     if rank.number == 0:
         stopped = rundir.ended(Preempted.exit_code), Preempted.exit_code
         stopping.before_leaving.append(lambda: rundir.write_status(run_dir, stopped[0], exit_code=stopped[1]))
         rundir.write_status(run_dir, "running", world=rank.world)
+    if watcher is not None:
+        stopping.before_leaving.append(watcher.stopped)  # the last: it asks the store, which may be gone
     try:
         yield
         if watcher is not None:
