@@ -42,6 +42,7 @@ class Watcher:
 
     `abort` is called before this process ends because of another rank; it may block.
     `timeout`: seconds without a heartbeat after which a rank counts as lost.
+    `told`: a launcher prints what errors.jsonl says, so this rank need not.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Watcher:
         # A separate connection: a blocking wait of the main thread may hold the other.
         self.store = dist.distributed_c10d.PrefixStore("watch", store.clone())  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
         self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
-        self.interval, self.timeout = interval, timeout
+        self.interval, self.timeout, self.told = interval, timeout, False
         self._turns = 0
         self._silence = 0.0  # seconds without a heartbeat of the watched rank, counted in this thread's turns
         self._last_beat: tuple[int, bytes] = (rank, b"")  # the watched rank and its last heartbeat
@@ -163,7 +164,10 @@ class Watcher:
         _exit_later(PeerLost.exit_code)
         error = self._peer(row)
         self._part(error)
-        _exit(error)
+        if not (self.told and rundir.errors(self.run_dir, self._earlier)):
+            with suppress(OSError, ValueError):
+                print(error, file=sys.stderr)
+        _exit_now(error.exit_code)
 
     # ---- which rank failed -----------------------------------------------------------------------------------
 
@@ -195,7 +199,7 @@ class Watcher:
         """Report to all that ranks are lost; the first rank to notice writes the row."""
         names = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
         error = PeerLost("LOST", f"rank {names} is gone or hangs: {why}", where=str(self.run_dir),
-                         fix="look for a killed process (out of host memory?); --resume continues")  # fmt: skip
+                         fix="its log and its host say why; --resume continues from the last checkpoint")  # fmt: skip
         row = rundir.error_row(error, ranks[0], noticed_by=self.rank)
         first = self._set_abort(row)
         if first is row:
@@ -241,15 +245,16 @@ class Watcher:
 
 
 @contextmanager
-def watched(rank: Rank, run_dir: Path) -> Iterator[None]:
+def watched(rank: Rank, run_dir: Path, *, told: bool = False) -> Iterator[None]:
     """Train inside this context. This rank's failure is reported to the others and raised as a PenteractError; a
     failure of theirs ends this process.
 
-    Writes `status.json` and `errors.jsonl`.
+    Writes `status.json` and `errors.jsonl`. `told`: a launcher prints what `errors.jsonl` says.
     """
     watcher = None
     if rank.store is not None:
         watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups)
+        watcher.told = told
         watcher.start()
     code = Bug.exit_code
     if rank.number == 0:
@@ -319,13 +324,6 @@ def _exit_later(code: int) -> None:
     timer = threading.Timer(LAST_RESORT_S, os._exit, [code])
     timer.daemon = True
     timer.start()
-
-
-def _exit(error: PenteractError) -> NoReturn:
-    """Print the error and exit the process, from any thread."""
-    with suppress(OSError, ValueError):
-        print(error, file=sys.stderr)
-    _exit_now(error.exit_code)
 
 
 def _exit_now(code: int) -> NoReturn:

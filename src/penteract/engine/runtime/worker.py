@@ -17,10 +17,10 @@ from penteract.engine.session.session import Session, SessionOptions, closing_li
 from penteract.errors import PeerLost, PenteractError
 
 
-def work(spec: RunSpec, rank: Rank, options: SessionOptions) -> int:
-    """Train on this rank. An error is reported to the other ranks before this one ends."""
+def work(spec: RunSpec, rank: Rank, options: SessionOptions, *, told: bool = False) -> int:
+    """Train on this rank. An error is reported to the other ranks before this one ends. `told`: by a launcher."""
     set_up(spec)
-    with watched(rank, options.folder):
+    with watched(rank, options.folder, told=told):
         session = Session(spec, rank, options)
         session.open()
         result = session.go()
@@ -51,16 +51,24 @@ def joined(folder: Callable[[], Path], spec: RunSpec, words: list[str]) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Train in the run folder that the arguments name; returns the exit code."""
+    """Train in the run folder that the arguments name; returns the exit code.
+
+    Rank 0 shares the terminal with the launcher, which prints the error that ended the run. So it prints its own only
+    where it could not write it to errors.jsonl; other ranks print into their logs.
+    """
     options, debug = _options(argv)
+    number, earlier = int(os.environ.get("RANK", "0")), rundir.errors_size(options.folder)
     try:
         spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
-        return work(spec, join(os.environ, spec.precision.device), options)
+        return work(spec, join(os.environ, spec.precision.device), options, told=number == 0)
     except Exception as e:
         error = from_exception(e)
         if debug:
             traceback.print_exc()
-        print(error, file=sys.stderr, flush=True)
+        if not rundir.errors(options.folder, earlier):  # it failed before it was watched
+            rundir.append_error(options.folder, rundir.error_row(error, number, e))
+        if number or not rundir.errors(options.folder, earlier):
+            print(error, file=sys.stderr, flush=True)
         return error.exit_code
 
 
