@@ -19,7 +19,7 @@ from penteract.config.precision.module_patterns import Pattern
 from penteract.config.precision.policy import RECIPES
 from penteract.config.presets import TINY
 from penteract.config.rules.resolve import resolve
-from penteract.planner.ask import AXES, as_text, parse_axes
+from penteract.planner.ask import AXES, as_text, as_word, parse_axes
 from penteract.planner.plan import exact
 from penteract.planner.report.as_text import as_text_whole
 from penteract.planner.report.whatif import Change, sentence
@@ -105,7 +105,7 @@ def test_one_layout(tell: Tell) -> None:
     told = tell("plan", *TINY_STEP, "--layout", "tp=2,zero=1,mbs=4", "--json")
     (layout,) = json.loads(told.out)["layouts"]
     assert (layout["layout"]["dp"], layout["layout"]["tp"], layout["layout"]["zero"]) == (2, 2, 1)
-    assert layout["layout"]["gradient_accumulation_steps"] == 2
+    assert layout["gradient_accumulation_steps"] == 2
 
 
 def test_a_tensor_group_over_nodes_is_asked_for_in_words(tell: Tell) -> None:
@@ -320,6 +320,7 @@ def test_a_trace_that_is_cut_short_leaves_no_file(tell: Tell, tmp_path: Path, mo
         (["tiny", "--gpus", "8xH200", "--precision", "fp4"], "error[PRECISION]"),
         (["tiny", "--gpus", "8xH200", "--top", "0"], "error[VALUE]"),
         (["tiny", "--gpus", "8xH200", "--tokens", "lots", "--layout", "mbs=1"], "error[VALUE]: not a number of tokens"),
+        (["tiny", "--gpus", "8xH200", "--tokens", "0", "--layout", "mbs=1"], "error[VALUE]: no tokens to train on"),
         (["tiny", "--gpus", "1xH200", "--layout", "mbs=1", "--out", "no/run.toml"], "error[FILE]: cannot be written"),
         (["tiny", "--gpus", "1xH200", "--layout", "mbs=1", "--why", "2"], "error[NUMBER]: no layout of that number"),
     ],
@@ -387,10 +388,40 @@ def test_a_layout_reads_back_as_it_is_written() -> None:
                        "loss_chunk": 64, "bucket_bytes": 0}  # fmt: skip
 
 
+def test_a_layout_in_json_is_one_of_layout(tell: Tell) -> None:
+    """Its keys and values, joined, price the same layout; the accumulation steps are beside it."""
+    words = ["plan", "tiny-moe", "--gpus", "8xH200", "--seq", "256", "--batch", "32seqs", "--json"]
+    for found in json.loads(tell(*words, "--top", "4").out)["layouts"]:
+        text = ",".join(f"{name}={as_word(value)}" for name, value in found["layout"].items())
+        assert json.loads(tell(*words, "--layout", text).out)["layouts"] == [found]
+
+
 def test_every_field_of_a_layout_is_an_axis() -> None:
-    """But the accumulation steps, which follow from the batch, and the experts' kernel, which a run chooses."""
-    fields = {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps", "experts"}
-    assert fields == {*AXES}
+    """But the accumulation steps, which follow from the batch."""
+    assert {f.name for f in dataclasses.fields(Layout)} - {"gradient_accumulation_steps"} == {*AXES}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "kernel", "written"),
+    [
+        ("8xH200", "ep=8,zero=1", "grouped", ""),
+        ("8xB200", "ep=8,zero=1", "grouped", ""),
+        ("8xA100", "ep=8,zero=3,recompute=full", "reference", ""),
+        ("8xMI300X", "ep=8,zero=1", "reference", ""),
+        ("8xH200", "ep=8,zero=1,experts=reference", "reference", ",experts=reference"),
+        ("8xH200", "ep=8,zero=1,experts=quack", "quack", ",experts=quack"),
+    ],
+)
+def test_experts_have_the_fastest_kernel_of_the_gpu(
+    tell: Tell, tmp_path: Path, gpus: str, words: str, kernel: str, written: str
+) -> None:
+    """It is priced, shown only where it is not the default, and written for the run."""
+    one = ("plan", "qwen3-30b-a3b", "--gpus", gpus, "--seq", "1024", "--batch", "8seqs", "--layout", words)
+    told = tell(*one, "--out", "run.toml")
+    assert told.code == 0, told.err
+    assert resolve(tmp_path / "run.toml").run.layout.experts == kernel
+    assert ("experts=" in told.out) == bool(written) and f"{written}: " in told.out
+    assert json.loads(tell(*one, "--json").out)["layouts"][0]["layout"].get("experts", "reference") == kernel
 
 
 def test_layouts_are_ranked_over_several_precisions(tell: Tell) -> None:

@@ -49,6 +49,18 @@ def test_parts_of_a_recipe_are_changed() -> None:
     assert narrow.reduce == "bf16"  # auto: as gradients accumulate
 
 
+@pytest.mark.parametrize("name", ["fp8_tensorwise", "fp8_rowwise", "bf16"])
+def test_a_policy_without_master_weights_has_its_section(name: str) -> None:
+    got = resolve(overrides=[f"--precision.dtype={name}", "--precision.master=none"]).run.precision.policy
+    assert not got.master and Precision.of(got).policy == got
+    assert Precision.of(got).dtype == {"bf16": "bf16_pure"}.get(name, name)
+
+
+def test_no_section_has_fp8_beside_fp32() -> None:
+    with pytest.raises(BadInput, match="recipes of FP8 compute in bf16"):
+        Precision.of(replace(RECIPES["fp32"], fp8=Fp8(kind="rowwise")))
+
+
 def test_parts_of_fp8_are_changed() -> None:
     words = ["dtype=fp8_delayed", "fp8_bf16_layers=[1, 2]", "fp8_gradient=e4m3", "fp8_history=4", "moments=bf16"]
     got = resolve(overrides=[f"--precision.{w}" for w in words]).run.precision.policy

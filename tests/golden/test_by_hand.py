@@ -179,7 +179,7 @@ def test_pipelines_of_one_node() -> None:
     plain, gpipe, chunks, bubble = (
         golden(f"8b_pp4_{name}") for name in ("1f1b", "gpipe", "interleaved_vpp2", "zb_h1")
     )  # fmt: skip
-    micros = plain["layout"]["gradient_accumulation_steps"]
+    micros = plain["gradient_accumulation_steps"]
     last = micros * (8 * B8.kept() + 2 * S * B8.h)
     assert 1 < plain["memory"]["activations"] / (4 * 8 * B8.kept()) < 1.1
     assert 1 < gpipe["memory"]["activations"] / last < 1.05

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from penteract import Cluster, Layout, ModelSpec, MoESpec, estimate
+from penteract import Cluster, Layout, ModelSpec, MoESpec, estimate, plan
 from penteract.config.precision.policy import RECIPES, Policy
 from penteract.engine.executor.state import allocate
 from penteract.engine.executor.storages import bytes_of
@@ -141,6 +141,18 @@ def test_a_layout_fits_where_there_are_devices_and_memory_for_it() -> None:
     assert estimate(DENSE, layout, Cluster(gpus=4, memory_gib=80), sequence_length=64).fits is True
     assert estimate(DENSE, layout, Cluster(gpus=2, memory_gib=80), sequence_length=64).fits is False
     assert estimate(DENSE, layout, Cluster(gpus=4, memory_gib=1e-4), sequence_length=64).fits is False
+
+
+def test_what_fits_is_what_the_planner_says() -> None:
+    """Between usable memory and all of it a layout does not fit; both have one default precision."""
+    found = plan(replace(DENSE, max_positions=64), "8xH200", sequence_length=64, batch="8seqs", layout="dp=8,zero=1")
+    best = found.best
+    alike = estimate(found.ask.model, best.layout, found.ask.cluster, sequence_length=64)
+    assert (alike.allocated, alike.fits) == (best.estimate.allocated, found.fits(best.estimate)) and alike.fits
+    nearly = Cluster(gpus=8, memory_gib=alike.allocated_gib / 0.95)
+    assert estimate(found.ask.model, best.layout, nearly, sequence_length=64).fits is False
+    assert not replace(found, ask=replace(found.ask, cluster=nearly)).fits(best.estimate)
+    assert estimate(found.ask.model, best.layout, nearly, sequence_length=64, headroom=0.04).fits
 
 
 def test_refusals() -> None:

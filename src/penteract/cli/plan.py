@@ -17,9 +17,9 @@ from penteract.api import plan as ask_plan
 from penteract.cli.files import check_files, not_written, report_if_stopped, write_all
 from penteract.cli.overrides import parts_of_precision
 from penteract.cli.progress import ProgressLine, on_a_terminal
+from penteract.config.hardware import HEADROOM
 from penteract.config.mesh import Mesh
 from penteract.errors import BadInput
-from penteract.planner.ask import HEADROOM
 from penteract.planner.options import check_option, check_options
 from penteract.planner.plan import Plan, estimator
 from penteract.planner.report.as_json import as_dict, budget
@@ -65,7 +65,7 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
         str | None,
         Parameter(
             help="Search with axes held, a slash between choices: tp=2/4,recompute=none. "
-            "Axes are those of the table, and the keys of run files under parallel and memory."
+            "Axes are those of the table, and the keys of run files under parallel, memory and kernels."
         ),
     ] = None,
     tp_across_nodes: Annotated[bool, Parameter(negative="", help="Let tensor groups span nodes.")] = False,

@@ -22,6 +22,11 @@ Shape = tuple[int, int, int, int, float]  # times, m, n, k, TFLOP/s
 DTYPES = ("bf16", "tf32", "fp32", "fp8", "fp64")
 REFERENCE = "8xh200"  # the measured node; devices without measured curves borrow its efficiency
 
+# Share of a GPU's memory left for what is not our tensors: the CUDA context (1 to 2 GB), communicators (about 0.5 GB
+# each, and a layout opens up to five kinds), workspaces of libraries. Registers are in one planned block, so it need
+# not cover fragmentation, for which estimates of other programs keep 20 %.
+HEADROOM = 0.08
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
@@ -32,6 +37,7 @@ class Gpu:
     hbm                 GB/s of device memory
     host_link           GB/s of the link to the host, one way
     multiprocessors     streaming multiprocessors or compute units
+    capability          CUDA's compute capability; (0, 0): no device of CUDA, or not known
     """
 
     name: str
@@ -44,6 +50,7 @@ class Gpu:
     hbm: float
     multiprocessors: int
     host_link: float = 63.0  # PCIe 5.0 x16
+    capability: tuple[int, int] = (0, 0)
     source: str = ""
 
     def peak(self, dtype: str) -> float:
@@ -137,6 +144,10 @@ class Cluster:
     inside: Fabric | None = None
     between: Fabric | None = None
     curves: Curves | None = field(default=None, repr=False)
+
+    def usable(self, headroom: float = HEADROOM) -> int:
+        """Bytes of a device that tensors may take; 0 if its memory is not known."""
+        return int(self.memory_gib * 2**30 * (1 - headroom))
 
 
 # ---- the catalogue -------------------------------------------------------------------------------------------------

@@ -126,10 +126,12 @@ class Precision:
 
     @staticmethod
     def of(policy: Policy) -> Precision:
-        """The section that gives `policy`, without any "auto". Raises KeyError if no recipe is near it."""
-        dtype = "bf16_pure" if policy.compute == "bf16" and not policy.master else policy.compute
-        if (fp8 := policy.fp8) is not None:
-            dtype = {"bf16": f"fp8_{fp8.kind}"}[dtype]
+        """The section that gives `policy`, without any "auto". Raises BadInput if no recipe has its FP8."""
+        fp8, bare = policy.fp8, policy.compute == "bf16" and not policy.master
+        if fp8 and policy.compute != "bf16":
+            raise BadInput("PRECISION", "recipes of FP8 compute in bf16", where="precision.dtype", found=policy.compute,
+                           allowed="bf16", fix=f"--precision.dtype fp8_{fp8.kind}")  # fmt: skip
+        dtype = f"fp8_{fp8.kind}" if fp8 else "bf16_pure" if bare else policy.compute
         values: Any = {
             "dtype": dtype, "gradient": policy.gradient, "reduce": policy.reduce, "master": policy.master or "none",
             "moments": policy.moments, "loss_scale": policy.loss_scale, "loss_scale_growth_every": policy.growth_every,

@@ -237,6 +237,7 @@ def exact(ask: Ask, axes: Mapping[str, Values]) -> Layout:
     given.setdefault("elementwise", ask.elementwise)
     check_elementwise(given["elementwise"], ask.precision, where="--layout", fix="leave elementwise out")
     given.setdefault("fuse", fusions_of(given["elementwise"]))
+    given.setdefault("experts", ask.experts(given.get("expert_tp", 1)))
     given.setdefault("attention", ask.attention(given.get("cp", 1), given.get("cp_method", "all_gather")))
     if budget_of(str(given.get("recompute", ""))):
         del given["recompute"]

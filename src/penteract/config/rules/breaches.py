@@ -7,7 +7,15 @@ from collections.abc import Collection, Iterator, Mapping
 from penteract.config.case import Case
 from penteract.config.expert_kernels import expert_breaches
 from penteract.config.kernel_limits import kernel_breaches
-from penteract.config.layout import CP_METHODS, ELEMENTWISE, EXPERT_KERNELS, LOSS_KERNELS, ZERO_STAGES
+from penteract.config.layout import (
+    ATTENTION_KERNELS,
+    CP_METHODS,
+    ELEMENTWISE,
+    EXPERT_KERNELS,
+    FUSIONS,
+    LOSS_KERNELS,
+    ZERO_STAGES,
+)
 from penteract.config.model import LatentSpec, ModelSpec, MoESpec
 from penteract.schedule.registry import SCHEDULES, breach, schedule_of
 
@@ -16,12 +24,14 @@ Breach = tuple[str, str]  # (axis, what is wrong)
 _COUNTS = ("dp", "tp", "pp", "cp", "ep", "vpp", "expert_tp", "micro_batch_size", "gradient_accumulation_steps",
            "sequence_length", "recompute_every", "offload_every")  # fmt: skip
 _FROM_0 = ("recompute_first", "bucket_bytes", "shard_group", "loss_chunk")
-_KNOWN: Mapping[str, tuple[Collection[object], str]] = {
+# axis -> its values, and what one is
+KNOWN: Mapping[str, tuple[Collection[object], str]] = {
     "zero": (ZERO_STAGES, "stage of ZeRO here"),
     "schedule": (SCHEDULES, "schedule"),
-    "cp_method": (CP_METHODS, "context method"),
+    "cp_method": (CP_METHODS, "cp_method"),
+    "attention": (ATTENTION_KERNELS, "attention kernel"),
     "loss": (LOSS_KERNELS, "kernel of the loss"),
-    "elementwise": (ELEMENTWISE, "kernel of what is done element by element"),
+    "elementwise": (ELEMENTWISE, "element-wise kernel"),
     "experts": (EXPERT_KERNELS, "kernel of experts' products"),
 }
 
@@ -46,9 +56,11 @@ def _counts(case: Case) -> Iterator[Breach]:
     for axis, n in least.items():
         if case.get(axis) < n:
             yield axis, f"{axis} is less than {n}"
-    for axis, (known, what) in _KNOWN.items():
+    for axis, (known, what) in KNOWN.items():
         if case.get(axis) not in known:
             yield axis, f"no such {what}"
+    if not {*case.layout.fuse} <= {*FUSIONS}:
+        yield "fuse", "no such fusion"
 
 
 def _model(case: Case) -> Iterator[Breach]:

@@ -18,6 +18,7 @@ from penteract.config.optimizers import PLAIN, OptimizerKinds
 from penteract.config.precision.policy import Policy, grain, policy
 from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, reads_quantised_weight
 from penteract.ops.expression import Expression
+from penteract.ops.fuse import STANDS_FOR
 from penteract.ops.spec import Spec
 from penteract.ops.symbols import evaluate, expression_of, values
 from penteract.ops.tape import Call, Site
@@ -246,7 +247,8 @@ class _Rows(Silent):
         for (c, r), flight in sorted(flights.items()):
             chunk = self.p.chunks[c]
             made = next((i.call.site for i in chunk.actions["Fwd"] if r in i.call.outs), None)
-            what = "received" if made is None else self.redistributions.get(made, made.op_name)
+            op_name = "" if made is None else self.redistributions.get(made, made.op_name)
+            what = STANDS_FOR.get(op_name, op_name) or "received"  # as `memory.recompute` names it
             row = _Derived("kept", f"{what} {_shape(chunk.specs[r])}", self._kept_for(c, r),
                          made.line if made else self._touched(c, r), flight=flight)  # fmt: skip
             self.add(row, self.sizes[c, r], self.small.times(c, made.layer) if made else 1)
