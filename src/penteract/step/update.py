@@ -18,6 +18,7 @@ SLICE = 2**22  # elements, in whole blocks. On a GPU a pass over so many takes l
 STAGING = 3  # slices on the device of offloaded state: one is copied in, one is updated, one is copied out
 INDEX = 4  # bytes of an index into the int8 table of values
 RANDOM_BITS = 16  # bytes per element of random bits while they are mixed
+PARTIAL_SUMS = 1056  # of squares, in fp32: programs of 256 threads that an H100 or H200 holds at once
 
 
 def kept(elements: int, p: Policy, optimizer_kind: OptimizerKind = ADAMW, *, scaled: bool = False) -> Bytes:
@@ -93,6 +94,16 @@ def workspace(elements: int, p: Policy, elementwise: Elementwise = "reference", 
     moments = max(gradient + 2 * moment, wide + 2 * moment) + code
     rounding = RANDOM_BITS if p.stochastic else 0
     return min(elements, SLICE) * max(moments, wide + master, master + rounding)
+
+
+def norm_workspace(p: Policy, elementwise: Elementwise = "reference") -> Bytes:
+    """Bytes of partial sums of squares, which are there from the first bucket of the gradients' norm to the last."""
+    return PARTIAL_SUMS * p.widths["stat"] if one_pass_norm(p, elementwise) else 0
+
+
+def one_pass_norm(p: Policy, elementwise: Elementwise) -> bool:
+    """Whether a Triton kernel sums the squares of gradients: it does so in fp32."""
+    return elementwise == "triton" and p.stat == "fp32"
 
 
 def wire_workspace(elements: int, p: Policy) -> Bytes:

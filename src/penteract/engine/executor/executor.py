@@ -20,6 +20,7 @@ from penteract.engine.executor.state import TrainingState
 from penteract.engine.executor.state_check import StateCheck
 from penteract.engine.executor.totals import Totals
 from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.squares import SumOfSquares, one_pass_squares
 from penteract.engine.optim.optimizer import AdamW, Factors
 from penteract.engine.optim.streamed import StreamedState
 from penteract.ops.offload import OFFLOAD_OPS
@@ -65,6 +66,7 @@ class Run:
     host: Arena | None = None  # for offloaded activations
     common: Factors | None = None  # of this step's updates, the same for all buckets
     streamed: StreamedState | None = None  # moves optimizer state to the device and back, where it is on the host
+    squares: SumOfSquares | None = None  # of gradients, in one pass
     latch: torch.Tensor = field(init=False)  # 0; NaN after a step that was not finite or that ends the run
     check: StateCheck = field(init=False)
     done: torch.Tensor = field(init=False)  # [], fp64: the last step whose update is in the state
@@ -72,6 +74,8 @@ class Run:
     def __post_init__(self) -> None:
         device, stat = self.memory.device, dtype_of("stat", self.p.precision)
         self.device = self.fake or device_of(device)
+        if self.squares is None:
+            self.squares = one_pass_squares(self.p)
         self.env = Env(self.p.mesh, self.p.rank, stat, biases=self.state.biases,
         tokens_per_expert=self.state.tokens_per_expert,
                        agree=partial(_largest, self.comm, self.p))  # fmt: skip
@@ -124,6 +128,8 @@ class Run:
     def agree(self, agreement: Agreement) -> None:
         x = self.agreed[agreement.name]
         if agreement.name == "gradient norm and losses":
+            if self.squares is not None:
+                self.squares.total(self.totals[0])
             self.summed.add_next_targets()
             self.totals[0].add_(self.check.compare())  # so every rank learns of it
         ranks, largest = self._ranks(agreement.axis), agreement.kind == "max"
@@ -241,7 +247,11 @@ class Run:
             widened(flat.cut_gradient, self.wire, range(len(flat.shard)))
 
     def measure(self, bucket: int) -> None:
-        self.totals[0].add_(_squares(self.state.flats[bucket].own_gradient, self.totals.dtype))
+        gradient = self.state.flats[bucket].own_gradient
+        if self.squares is None:
+            self.totals[0].add_(_squares(gradient, self.totals.dtype))
+        else:
+            self.squares.add(gradient)
 
     def factors(self) -> None:
         self.totals[0].add_(self.totals[1:-1].mul(0).sum())  # a loss that is not finite skips the update too
