@@ -170,7 +170,9 @@ def test_every_form_of_the_plain_kernel_is_as_close(form: Form) -> None:
         theirs, before = deepcopy(flat), wide(flat)
         reference.update(theirs, factors)
         buffers = flat.moments["mean"], flat.moments["square"], flat.master, flat.own_parameter
-        update_plain(flat.own_gradient, *buffers, factors.good, reference.nonfinite, numbers, decay=flat.bucket.decay, form=form)
+        update_plain(
+            flat.own_gradient, *buffers, factors.good, reference.nonfinite, numbers, decay=flat.bucket.decay, form=form
+        )
         _close(reference, flat, theirs, before, norm)
 
 

@@ -94,7 +94,7 @@ def test_computes_for_as_long_as_the_parts_say(question: tuple[Estimator, Layout
 
     Nothing is slower beside a wire here, as that is no time of its own."""
     prices, lay = question
-    steps = StepClock(prices.composer, NODE, replace(prices.rates, beside=1.0))
+    steps = StepClock(prices.composer, NODE, replace(prices.rates, contention=1.0))
     told, ranks = timeline(steps, lay), steps.ranks(lay)
     for r in range(lay.pp):
         parts = dict(zip(PARTS, spent(ranks, r), strict=True))

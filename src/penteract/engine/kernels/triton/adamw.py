@@ -63,7 +63,8 @@ def update(
 ) -> None:
     """Update all but the gradient in place, [n] each; `parameter`: rounded from the master weights, if it is separate.
 
-    `factors`: `Factors` as one vector, fp32. `nonfinite` [] becomes NaN if a new master weight is not finite. `numbers`: the weight of the squared gradient (1 - beta2), epsilon.
+    `factors`: `Factors` as one vector, fp32. `nonfinite` [] becomes NaN if a new master weight is not finite.
+    `numbers`: the weight of the squared gradient (1 - beta2), epsilon.
     """
     n = len(master)
     grain = gcd(n, 16)
