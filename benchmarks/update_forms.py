@@ -28,8 +28,8 @@ def forms() -> Iterator[Any]:
     for tile in (1024, 2048, 4096):
         for warps in (4, 8):
             yield Form(tile, warps)
-    for tile in (2048, 4096):
-        yield Form(tile, stream=False)
+    for tile in (1024, 2048, 4096):
+        yield Form(tile, stream=True)
     yield Form(fused=False)
     yield from (Form(exact=True, fused=fused) for fused in (True, False))
 

@@ -157,7 +157,7 @@ def test_averages_that_forget_fast_are_those_by_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [Form(1024, 4), Form(4096, exact=True), Form(512, 4, fused=False, stream=False)], ids=str
+    "form", [Form(1024, 4), Form(4096, exact=True), Form(512, 4, fused=False, stream=True)], ids=str
 )
 def test_every_form_of_the_plain_kernel_is_as_close(form: Form) -> None:
     """It is chosen by its speed."""

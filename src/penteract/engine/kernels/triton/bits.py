@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 _EXPONENT = tl.constexpr(0x7F800000)  # of fp32: all ones in infinities and NaN
-_BY_BITS = tl.constexpr(bool(triton.knobs.runtime.interpret))
+_BY_BITS = tl.constexpr(bool(triton.knobs.runtime.interpret))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @triton.jit
