@@ -23,7 +23,7 @@ FACTORS = (1.0, 0.5, 0.1, 0.95, 0.2236, 0.9999, 3e-3)  # as `Factors`, of a firs
 
 def forms() -> Iterator[Any]:
     """Tiles and warps, then one other choice at a time."""
-    from penteract.engine.kernels.triton.adamw import Form
+    from penteract.engine.kernels.triton.optimizer.adamw import Form
 
     for tile in (1024, 2048, 4096):
         for warps in (4, 8):
@@ -47,7 +47,7 @@ class Shard:
 
     def update(self, form: Any) -> Callable[[], None]:
         """The kernel in this form."""
-        from penteract.engine.kernels.triton.adamw import update
+        from penteract.engine.kernels.triton.optimizer.adamw import update
 
         return lambda: update(
             self.gradient, self.mean, self.square, self.master, self.parameter, self.factors,
@@ -100,7 +100,7 @@ def compared(device: torch.device) -> list[dict[str, Any]]:
 
 def chosen(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The fastest form that holds, by the time of all sizes but the smallest; and whether the library has it."""
-    from penteract.engine.kernels.triton.adamw import FORM
+    from penteract.engine.kernels.triton.optimizer.adamw import FORM
 
     def time(row: Mapping[str, Any]) -> float:
         return sum(n / rate for n, rate in [*row["tb_a_second"].items()][1:] or row["tb_a_second"].items())
@@ -112,7 +112,7 @@ def chosen(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def squares(device: torch.device) -> list[dict[str, Any]]:
     """The sum of squares of fp32 and bf16, by the kernel and by torch; and a copy of as many bytes, read and written."""
-    from penteract.engine.kernels.triton.squares import Squares
+    from penteract.engine.kernels.triton.optimizer.sum_of_squares import Squares
 
     rows = list[dict[str, Any]]()
     for n in SIZES if device.type == "cuda" else (5000,):

@@ -87,7 +87,7 @@ class Kernels:
     """A shard in one policy, with AdamW in plain torch and with the Triton kernel."""
 
     def __init__(self, n: int, policy: Policy, device: torch.device) -> None:
-        from penteract.engine.kernels.triton.update import Update
+        from penteract.engine.kernels.triton.optimizer.shard_update import Update
 
         self.flat, scaling = shard(n, policy, device), None
         if policy.loss_scale:

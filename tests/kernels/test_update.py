@@ -19,9 +19,9 @@ from penteract.engine.executor.state import Flat, TrainingState, allocate
 from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels import registry
 from penteract.engine.kernels.kernel import TorchKernel
-from penteract.engine.kernels.triton.adamw import Form
-from penteract.engine.kernels.triton.adamw import update as update_plain
-from penteract.engine.kernels.triton.update import TILE, Update
+from penteract.engine.kernels.triton.optimizer.adamw import Form
+from penteract.engine.kernels.triton.optimizer.adamw import update as update_plain
+from penteract.engine.kernels.triton.optimizer.shard_update import TILE, Update
 from penteract.engine.optim import moments
 from penteract.engine.optim.optimizer import AdamW
 from penteract.engine.session import trainer
@@ -75,7 +75,7 @@ def wide(flat: Flat) -> dict[str, torch.Tensor]:
     return {
         "mean": flat.read("mean", whole, torch.float32).clone(),
         "square": flat.read("square", whole, torch.float32).clone(),
-        "master": flat.master.float().clone(),
+        "master": flat.read("master", whole, torch.float32).clone(),
         "parameter": flat.own_parameter.float().clone(),
     }
 
@@ -126,6 +126,8 @@ def _close(adamw: AdamW, ours: Flat, theirs: Flat, before: dict[str, torch.Tenso
     for kind, there in then.items():
         buffer = {"master": ours.master, "parameter": ours.own_parameter}.get(kind)
         narrow = (ours.moments[kind] if buffer is None else buffer).dtype  # type: ignore[index]
+        if kind == "master" and ours.splits_master:
+            narrow = torch.float32
         gap = (now[kind] - there).abs()
         if narrow == torch.float32:
             assert (gap <= off[kind] + tiny).all(), (kind, (gap / (off[kind] + tiny)).max())

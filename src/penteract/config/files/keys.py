@@ -164,7 +164,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "precision.device": ("auto: CUDA when there is one", 0, 0),
     "precision.gradient": ("in which gradients accumulate; auto: as in the recipe", 0, 0),
     "precision.reduce": ("in which gradients are reduced over ranks; auto: as they accumulate", 0, 0),
-    "precision.master": ("of master weights; none: parameters are updated directly", 0, 0),
+    "precision.master": ("fp32_split: the bf16 parameter and its other 16 bits; none: parameters are updated", 0, 0),
     "precision.moments": ("of the optimizer's moments; int8: quantised, with a scale for each 256", 0, 0),
     "precision.loss_scale": ("of the first step, in fp16; it adapts", 0, 2.0**60),
     "precision.loss_scale_growth_every": ("steps without overflow after which it doubles", 0, _HUGE),

@@ -20,7 +20,7 @@ from penteract.engine.executor.state import TrainingState
 from penteract.engine.executor.state_check import StateCheck
 from penteract.engine.executor.totals import Totals
 from penteract.engine.kernels.kernel import Env, TorchKernel
-from penteract.engine.kernels.squares import SumOfSquares, one_pass_squares
+from penteract.engine.optim.gradient_norm import SumOfSquares, one_pass_squares
 from penteract.engine.optim.optimizer import AdamW, Factors
 from penteract.engine.optim.streamed import StreamedState
 from penteract.ops.offload import OFFLOAD_OPS

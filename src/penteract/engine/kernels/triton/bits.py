@@ -43,6 +43,21 @@ def upper(bits):
 
 
 @triton.jit
+def joined(parameter, low):
+    """fp32 master weights of their halves, bf16 and int16: `engine/optim/split_master.py`."""
+    upper = parameter.to(tl.int16, bitcast=True).to(tl.int32) << 16
+    return (upper + low.to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def halves(x):
+    """The bf16 and the int16 half of fp32 master weights."""
+    bits = x.to(tl.int32, bitcast=True)
+    upper = tl.where(x == x, (bits + 0x8000) >> 16, 0x7FC0)
+    return upper.to(tl.int16).to(tl.bfloat16, bitcast=True), (bits - (upper << 16)).to(tl.int16)
+
+
+@triton.jit
 def flag_nonfinite(flag, x, here):
     """Set flag [] to NaN if an element of x, in fp32, is not finite where `here` is true."""
     bad = here & ((x.to(tl.int32, bitcast=True) & _EXPONENT) == _EXPONENT)

@@ -10,8 +10,8 @@ import torch
 from penteract.config.layout import Layout
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.executor.storages import Storages
-from penteract.engine.kernels.squares import one_pass_squares
-from penteract.engine.kernels.triton.squares import TILE, Squares
+from penteract.engine.kernels.triton.optimizer.sum_of_squares import TILE, Squares
+from penteract.engine.optim.gradient_norm import one_pass_squares
 from penteract.readings.price import bucket_workspace
 from penteract.step.program import compile_step
 from penteract.step.update import PARTIAL_SUMS, norm_workspace
@@ -43,7 +43,7 @@ def test_squares_of_all_shards_are_summed(dtype: torch.dtype) -> None:
 
 
 def test_more_tiles_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penteract.engine.kernels.triton.squares.TILE", 4)
+    monkeypatch.setattr("penteract.engine.kernels.triton.optimizer.sum_of_squares.TILE", 4)
     x = torch.randn(4 * PARTIAL_SUMS * 2 + 18, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     assert total([x]).item() == pytest.approx(x.double().square().sum().item(), rel=1e-6)
 

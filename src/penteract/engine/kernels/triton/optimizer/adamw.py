@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels.triton.bits import flag_nonfinite, narrow, wide
+from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, wide
 
 _AT_ONCE = tl.constexpr(4)  # elements: 16 bytes of fp32
 
@@ -62,15 +62,16 @@ def update(
     form: Form = FORM,
 ) -> None:
     """Update all but the gradient in place, [n] each; `parameter`: rounded from the master weights, if it is separate.
+    `master` in int16: the other half of those weights whose upper half is `parameter`.
 
     `factors`: `Factors` as one vector, fp32. `nonfinite` [] becomes NaN if a new master weight is not finite.
     `numbers`: the weight of the squared gradient (1 - beta2), epsilon.
     """
-    n = len(master)
+    n, splits = len(master), master.dtype == torch.int16
     grain = gcd(n, 16)
     _update[(triton.cdiv(n, form.tile),)](
         gradient, mean, square, master, parameter, factors, nonfinite, n // grain, *numbers,
-        TILE=form.tile, GRAIN=grain, DECAY=decay, EXACT=form.exact, STREAM=form.stream,
+        TILE=form.tile, GRAIN=grain, DECAY=decay, SPLIT=splits, EXACT=form.exact, STREAM=form.stream,
         num_warps=form.warps, enable_fp_fusion=form.fused,
     )  # fmt: skip
 
@@ -78,7 +79,8 @@ def update(
 @triton.jit
 def _update(
     gradient, mean, square, master, parameter, factors, nonfinite, grains, gain, epsilon,
-    TILE: tl.constexpr, GRAIN: tl.constexpr, DECAY: tl.constexpr, EXACT: tl.constexpr, STREAM: tl.constexpr,
+    TILE: tl.constexpr, GRAIN: tl.constexpr, DECAY: tl.constexpr, SPLIT: tl.constexpr, EXACT: tl.constexpr,
+    STREAM: tl.constexpr,
 ):  # fmt: skip
     """One tile of a shard of `grains` times GRAIN elements. If the norm is not finite, nothing is written."""
     policy: tl.constexpr = "evict_first" if STREAM else ""  # pyright: ignore[reportAssignmentType]
@@ -90,7 +92,8 @@ def _update(
     g = wide(tl.load(gradient + start + at, here, other=0.0, eviction_policy=policy))
     m = wide(tl.load(mean + start + at, here, other=0.0, eviction_policy=policy))
     v = wide(tl.load(square + start + at, here, other=0.0, eviction_policy=policy))
-    x = wide(tl.load(master + start + at, here, other=0.0, eviction_policy=policy))
+    x = tl.load(master + start + at, here, other=0, eviction_policy=policy)
+    x = joined(tl.load(parameter + start + at, here, other=0.0), x) if SPLIT else wide(x)
     good = tl.load(factors) > 0
 
     g = g * tl.load(factors + 1)
@@ -109,6 +112,11 @@ def _update(
     flag_nonfinite(nonfinite, x, here)
     tl.store(mean + start + at, narrow(m, mean.dtype.element_ty), here, eviction_policy=policy)
     tl.store(square + start + at, narrow(v, square.dtype.element_ty), here, eviction_policy=policy)
-    tl.store(master + start + at, narrow(x, master.dtype.element_ty), here, eviction_policy=policy)
-    if parameter is not None:
-        tl.store(parameter + start + at, narrow(x, parameter.dtype.element_ty), here)
+    if SPLIT:
+        upper, low = halves(x)
+        tl.store(master + start + at, low, here, eviction_policy=policy)
+        tl.store(parameter + start + at, upper, here)
+    else:
+        tl.store(master + start + at, narrow(x, master.dtype.element_ty), here, eviction_policy=policy)
+        if parameter is not None:
+            tl.store(parameter + start + at, narrow(x, parameter.dtype.element_ty), here)

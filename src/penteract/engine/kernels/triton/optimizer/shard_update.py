@@ -23,8 +23,8 @@ from penteract.config.optimizers import Moment
 from penteract.config.precision.policy import MOMENT_BLOCK
 from penteract.config.run import Optimizer
 from penteract.engine.executor.state import Flat
-from penteract.engine.kernels.triton import adamw
-from penteract.engine.kernels.triton.bits import flag_nonfinite, narrow, upper, wide
+from penteract.engine.kernels.triton.bits import flag_nonfinite, halves, joined, narrow, upper, wide
+from penteract.engine.kernels.triton.optimizer import adamw
 from penteract.engine.optim import moments, stochastic_rounding
 from penteract.engine.optim.optimizer import Factors
 from penteract.engine.optim.stochastic_rounding import ParameterSlice
@@ -77,7 +77,8 @@ class Update:
         _update[(triton.cdiv(n, TILE),)](
             flat.own_gradient, *_moment(flat, "mean"), *_moment(flat, "square"), flat.master,
             parameter, factors.good, step, nonfinite, slices, n // grain, *numbers,
-            GRAIN=grain, DECAY=flat.bucket.decay, SLICES=0 if slices is None else slices.shape[1],
+            GRAIN=grain, DECAY=flat.bucket.decay, SPLIT=flat.splits_master,
+            SLICES=0 if slices is None else slices.shape[1],
             GAPS=0 if slices is None else (slices.shape[0] - _FIXED) // 2, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -117,7 +118,7 @@ def _moment(flat: Flat, kind: Moment) -> tuple[torch.Tensor | None, ...]:
 def _update(
     gradient, mean, mean_scales, mean_levels, mean_midpoints, square, square_scales, square_levels, square_midpoints,
     master, parameter, factors, step, nonfinite, slices, grains, gain, epsilon,
-    GRAIN: tl.constexpr, DECAY: tl.constexpr, SLICES: tl.constexpr, GAPS: tl.constexpr,
+    GRAIN: tl.constexpr, DECAY: tl.constexpr, SPLIT: tl.constexpr, SLICES: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
     """One tile. The shard has `grains` times GRAIN elements. `gain`: weight of the squared gradient (1 - beta2).
 
@@ -138,17 +139,22 @@ def _update(
     _write(mean, mean_scales, mean_midpoints, m, at, row, here, rows)
     _write(square, square_scales, square_midpoints, v, at, row, here, rows)
 
-    x = wide(tl.load(master + at, here, other=0.0))
+    x = tl.load(master + at, here, other=0)
+    x = joined(tl.load(parameter + at, here, other=0.0), x) if SPLIT else wide(x)
     if DECAY:
         x = x * tl.load(factors + 5)
     x = x - quotient * tl.load(factors + 6)
     flag_nonfinite(nonfinite, x, here)
-    if SLICES:
+    if SPLIT:
+        upper_half, low = halves(x)
+        tl.store(master + at, low, here)
+        tl.store(parameter + at, upper_half, here)
+    elif SLICES:
         bits = _random_bits(slices, tl.load(step).to(tl.int64), tile, inner, SLICES, GAPS)
         tl.store(master + at, upper(x.to(tl.int32, bitcast=True) + bits), here)
     else:
         tl.store(master + at, narrow(x, master.dtype.element_ty), here)
-    if parameter is not None:
+    if not SPLIT and parameter is not None:
         tl.store(parameter + at, narrow(x, parameter.dtype.element_ty), here)
 
 

@@ -26,6 +26,6 @@ def one_pass_squares(p: Program) -> SumOfSquares | None:
     """Triton's, or None for plain torch. It is imported only for layouts that use it."""
     if not one_pass_norm(p.precision, p.layout.elementwise):
         return None
-    from penteract.engine.kernels.triton.squares import Squares
+    from penteract.engine.kernels.triton.optimizer.sum_of_squares import Squares
 
     return Squares()
