@@ -30,12 +30,14 @@ from penteract import plan
 from penteract.config.catalog import model
 from penteract.config.hardware import cluster
 from penteract.config.layout import Layout
+from penteract.config.precision.policy import RECIPES
 from penteract.config.run import Optimizer, Precision
 from penteract.readings.estimator import Estimator
 from penteract.units import gib
 
 RESULTS = Path(__file__).parent / "results"
 OPTIONS = ("memory_options_8b_2xh200", "memory_options_8b_4xh200", "memory_options_70b_4xh200")
+WHOLE = replace(RECIPES["bf16"], master="fp32")  # all rows were trained with master weights that are not split
 _PRECISION = {"dtype", "moments", "reduce", "fp8_gather"}
 
 Row = tuple[str, float, float, bool | None]  # name, milliseconds planned and measured, whether the memory is the same
@@ -47,7 +49,9 @@ def options(name: str) -> Iterator[Row]:
     world = int(record["gpus"].split("x")[0])
     for row in record["rows"]:
         options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row["layout"].items()}
-        precision = Precision(**{"dtype": "bf16", **{k: v for k, v in options.items() if k in _PRECISION}})
+        master = "fp32" if RECIPES[options.get("dtype", "bf16")].master else "auto"
+        parts = {k: v for k, v in options.items() if k in _PRECISION}
+        precision = Precision(**{"dtype": "bf16", "master": master, **parts})
         optimizer = Optimizer(**{k: v for k, v in options.items() if k == "kind"})
         fields = {k: v for k, v in options.items() if k not in {*_PRECISION, "kind"}}
         dp = world // fields.get("tp", 1)
@@ -73,7 +77,8 @@ def planned() -> Iterator[Row]:
     for row in record["rows"]:
         for defaults in ("", ",loss=reference", ",elementwise=reference", ",loss=reference,elementwise=reference"):
             best = plan(record["model"], record["gpus"], sequence_length=record["sequence_length"],
-                        batch=record["batch"], layout=f"{row['layout']},attention={row['attention']}{defaults}").best  # fmt: skip
+                        batch=record["batch"], precision=WHOLE,
+                        layout=f"{row['layout']},attention={row['attention']}{defaults}").best  # fmt: skip
             same = max(map(gib, best.estimate.by_stage)) == max(row["predicted"]["allocated_gib"])
             if same:
                 break
@@ -90,7 +95,7 @@ def profiled() -> Iterator[Row]:
 def _times(row: Mapping[str, Any]) -> tuple[float, float]:
     """Milliseconds planned and measured of a profiled row."""
     spec = replace(model(row["model"]), layers=row["layers"])
-    estimator = Estimator(spec, cluster(row["gpus"]), row["sequence_length"])
+    estimator = Estimator(spec, cluster(row["gpus"]), row["sequence_length"], precision=WHOLE)
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in row["layout"].items()}
     return 1e3 * estimator.time(estimator.estimate(Layout(**fields))).seconds, row["step_ms"]
 
@@ -103,7 +108,7 @@ def one_gpu() -> Iterator[Row]:
         for case, row in record[name].items():
             if case not in ("flash", "cudnn, whole sequences"):
                 continue
-            estimator = Estimator(spec, cluster("1xH200"), row["sequence_length"])
+            estimator = Estimator(spec, cluster("1xH200"), row["sequence_length"], precision=WHOLE)
             seconds = estimator.time(estimator.estimate(Layout(attention=row["attention"]))).seconds
             yield f"{name}, {spec.layers} layers, {row['attention']}", 1e3 * seconds, row["median_ms"], None
 
@@ -112,7 +117,7 @@ def peers() -> Iterator[Row]:
     """Megatron-LM on one node, whose pointwise kernels are fused."""
     for name, spec, length, layout, measured, _ in ROWS:
         lay = replace(layout, zero=1, attention="cudnn")
-        estimator = Estimator(spec, with_other_host(cluster("8xH200")), sequence_length=length)
+        estimator = Estimator(spec, with_other_host(cluster("8xH200")), sequence_length=length, precision=WHOLE)
         tokens = lay.global_batch_size * length / lay.world
         with fused():
             seconds = estimator.time(estimator.estimate(lay)).seconds
@@ -129,7 +134,7 @@ def sweep(path: Path) -> Iterator[Row]:
             key = row["model_params_B"], int(row["nodes"])
             if key not in estimators:
                 nodes = with_other_host(cluster(f"{key[1]}x8xH100", fabric="efa"))
-                estimators[key] = Estimator(MODELS[key[0]], nodes, sequence_length=LENGTH)
+                estimators[key] = Estimator(MODELS[key[0]], nodes, sequence_length=LENGTH, precision=WHOLE)
             lay = layout_of(row)
             tokens = lay.global_batch_size * LENGTH / lay.world
             with fused():

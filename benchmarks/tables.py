@@ -450,6 +450,25 @@ the tensors that agree with plain torch up to rounding, and a check that an over
     )
 
 
+def update_forms() -> str:
+    found = record("update_forms_h200")
+    rows = [(form["tile"], form["warps"], "IEEE" if form["exact"] else "fast", "yes" if form["stream"] else "no",
+             *(f"{rate:.2f}" for rate in form["tb_a_second"].values()), "yes" if form["held"] else "no")
+            for form in found["forms"]]  # fmt: skip
+    sums = [(f"{row['elements']:,}", row["dtype"].removeprefix("torch."),
+             *(f"{row['tb_a_second'][way]:.2f}" for way in ("kernel", "torch", "copy"))) for row in found["squares"]]  # fmt: skip
+    return section(
+        "Ways to compile AdamW's kernel",
+        """\
+The kernel without 8-bit moments, compiled in several ways, with whole fp32 master weights: TB/s by the number of elements.
+"Streams" means that operands are marked to leave the L2 cache first. The second table has the sum of squares for the
+gradient norm, beside torch and a copy.""",
+        table("tile | warps | division | streams | 10 million | 100 million | 500 million | agrees", rows),
+        table("elements | dtype | Triton, TB/s | torch, TB/s | copy, TB/s", sums),
+        records=["update_forms_h200.json"],
+    )
+
+
 def captured_step() -> str:
     found = record("h200_1b_step")
     rows = [(name, ms(found[name]["step_ms"]), f"{found['predicted']['allocated_gib']:.2f}",
@@ -621,7 +640,7 @@ NOT_MEASURED = """\
 - **macOS and Windows.** Nothing has been run there."""
 
 SECTIONS = (against_torchtitan, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
-            optimizer_update, captured_step, parity, training_runs, precision_recipes, other_trainers, planner_speed,
+            optimizer_update, update_forms, captured_step, parity, training_runs, precision_recipes, other_trainers, planner_speed,
             rates)  # fmt: skip
 
 

@@ -2,8 +2,10 @@
 
     python benchmarks/update_kernel.py --out FOLDER [--commit HASH] [--only bf16,fp16,...] [--elements 268435456]
 
-Writes FOLDER/update_kernel.json after each policy. A policy that fails writes its traceback instead; the others still run.
-With `--device cpu --elements 5000` the kernel runs in Triton's interpreter. This tests the script; its times mean nothing.
+Then it compares ways to compile the plain kernel (`forms`), and times the sum of squares for the gradients' norm
+(`squares`): update_forms.py. Writes FOLDER/update_kernel.json after each part. A part that fails writes its traceback
+instead; the others still run. With `--device cpu --elements 5000` the kernels run in Triton's interpreter. This tests the
+script; its times mean nothing.
 
 Check (`held`): from the same state, both kernels give the same result up to rounding. In fp32, the difference is less than
 `TOLERANCE` of the terms that are summed. In narrower dtypes, fewer than `SHARE` of the elements differ, each by one rounding
@@ -28,6 +30,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).paren
 import torch
 from measuring import run_parts, seconds
 from provenance import hexadecimal
+from update_forms import chosen, compared, squares
 
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
@@ -84,7 +87,7 @@ class Kernels:
     """A shard in one policy, with AdamW in plain torch and with the Triton kernel."""
 
     def __init__(self, n: int, policy: Policy, device: torch.device) -> None:
-        from penteract.engine.kernels.triton.update import Update
+        from penteract.engine.kernels.triton.optimizer.shard_update import Update
 
         self.flat, scaling = shard(n, policy, device), None
         if policy.loss_scale:
@@ -208,13 +211,18 @@ def main() -> None:
         "torch": torch.__version__, "cuda": torch.version.cuda, "elements": args.elements, "tolerance": TOLERANCE,
         "share": SHARE, "policies": {},
     }  # fmt: skip
-    for name in args.only.split(","):
+    for name in filter(None, args.only.split(",")):
         policy = POLICIES[name]
         whole = args.elements // MOMENT_BLOCK * MOMENT_BLOCK if policy.moments == "int8" else args.elements
         row = run_parts(name, {"all": partial(measured, whole, policy, device)})
         found["policies"][name] = {"precision": policy.name, **row.pop("all"), **row}
         (args.out / "update_kernel.json").write_text(json.dumps(found, indent=1))
         print(_line(name, found["policies"][name]), flush=True)
+    found |= run_parts("forms", {"forms": partial(compared, device), "squares": partial(squares, device)})
+    found["form"] = run_parts("form", {"chosen": partial(chosen, found["forms"])})["chosen"]
+    (args.out / "update_kernel.json").write_text(json.dumps(found, indent=1))
+    for row in [*found["forms"], *found["squares"], found["form"]]:
+        print(row)
 
 
 def _line(name: str, policy_row: dict[str, Any]) -> str:

@@ -23,7 +23,8 @@ from penteract.step.program import compile_step
 def test_widths_are_those_of_the_dtypes() -> None:
     bf16 = RECIPES["bf16"].widths
     assert [bf16[r] for r in ("compute", "stat", "index", "host")] == [2, 4, 8, 0]
-    assert [bf16[r] for r in ("parameter", "gradient", "reduce", "master", "moment")] == [2, 4, 4, 4, 4]
+    assert [bf16[r] for r in ("parameter", "gradient", "reduce", "master", "moment")] == [2, 4, 4, 2, 4]
+    assert replace(RECIPES["bf16"], master="fp32").widths["master"] == 4
     pure = RECIPES["bf16_pure"].widths
     assert [pure[r] for r in ("parameter", "gradient", "reduce", "master", "moment", "stat")] == [2, 2, 2, 0, 2, 4]
     assert replace(RECIPES["fp16"], moments="int8").widths["moment"] == 1

@@ -27,6 +27,7 @@ def main(words: list[str]) -> int:
     from penteract.engine.runtime.rank import Rank
     from penteract.engine.runtime.store import open_store
     from penteract.engine.runtime.watch import watched
+    from penteract.engine.session import rundir
     from penteract.errors import PenteractError
 
     torch.set_num_threads(1)
@@ -35,12 +36,13 @@ def main(words: list[str]) -> int:
     dist.init_process_group("gloo", store=open_store(os.environ, 60, listener), rank=me, world_size=world)
     rank = Rank(me, world, torch.device("cpu"), dist.distributed_c10d._get_default_store())
     try:
-        with watched(rank, folder):
+        with watched(rank, folder, told="launched" in orders and me == 0):
             x = torch.ones(4)
             dist.all_reduce(x)
             act(order, x)
     except PenteractError as e:
-        print(e, file=sys.stderr, flush=True)
+        if "launched" not in orders or me or not rundir.errors(folder):  # as a worker does
+            print(e, file=sys.stderr, flush=True)
         return e.exit_code
     dist.destroy_process_group()
     return 0
@@ -80,12 +82,21 @@ def plain(folder: Path, me: int, order: str) -> None:
         signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(75)))
         (folder / f"ready-{me}").touch()
         time.sleep(60)
+    if order == "unready":  # as an interpreter that has hardly begun: SIGTERM ends it
+        (folder / f"ready-{me}").touch()
+        time.sleep(60)
     if order == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (folder / f"ready-{me}").touch()
         if me == 1:
             sys.exit(3)
         time.sleep(60)
+    if order.startswith("die") and me == 1:
+        _, number, *counted = order.split()
+        for counter in counted:  # as the kernel does before it kills
+            Path(counter).write_text("low 0\noom 3\noom_kill 2\n")
+        signal.signal(int(number), signal.SIG_DFL) if int(number) != signal.SIGKILL else None
+        os.kill(os.getpid(), int(number))
     print(f"rank {me} says hello")
 
 

@@ -134,6 +134,9 @@ def test_a_batch_that_cannot_be_drawn_stops_after_the_step_before(steps: Steps, 
         def __len__(self) -> int:
             return len(made.train)
 
+        def fingerprint(self) -> dict[str, object]:
+            return dict(whole.fingerprint())
+
         def sample(self, index: int) -> object:
             if index >= 4 * size:
                 raise CorruptData("DATA", "torn")

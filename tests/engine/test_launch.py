@@ -9,14 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penteract.engine.doctor.probe import cgroup
 from penteract.engine.runtime import launch as launcher
 from penteract.engine.runtime.cpu_affinity import usable_here
 from penteract.engine.runtime.launch import launch
+from penteract.engine.session import rundir
 
 pytestmark = pytest.mark.alone
 
@@ -24,6 +27,7 @@ RANK = Path(__file__).with_name("ranks.py")
 
 
 def run(folder: Path, world: int, orders: dict[str, Any], environment: dict[str, str] | None = None) -> int:
+    orders = {"launched": True, **orders}
     return launch(world, [str(RANK), str(folder), json.dumps(orders)], folder, environment or dict(os.environ))
 
 
@@ -70,6 +74,19 @@ def test_a_signal_lets_ranks_save(tmp_path: Path, number: int) -> None:
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "stopped"
 
 
+def test_ranks_that_a_signal_ends_too_early_are_stopped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def send() -> None:
+        wait_for([tmp_path / f"ready-{r}" for r in range(2)])
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert run(tmp_path, 2, {"plain": "unready"}) == 75
+    thread.join()
+    assert capfd.readouterr().err.startswith("error[STOPPED]: stopped before it could save · ")
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "stopped"
+
+
 def test_a_rank_that_does_not_leave_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,7 +107,7 @@ def test_an_error_before_the_ranks_know_of_each_other_is_said(
 def test_the_culprits_code_and_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, 2, {"1": "raise"}) == 73
     err = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error[")]
-    assert [line.split("]")[0] for line in err] == ["error[PEER", "error[NUMERICS"]
+    assert [line.split("]")[0] for line in err] == ["error[NUMERICS"]
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -111,6 +128,55 @@ def test_a_killed_rank_ends_the_run(tmp_path: Path, capfd: pytest.CaptureFixture
     assert run(tmp_path, 2, {"1": "kill"}) == 72
     assert time.monotonic() - begun < 40
     assert "rank 1 was ended by SIGKILL" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (signal.SIGSEGV, "SIGSEGV: a library used memory that is not its own"),
+        (signal.SIGABRT, "SIGABRT: a library gave up"),
+        (signal.SIGBUS, "SIGBUS: a mapped file was cut shorter, or /dev/shm is full"),
+        (signal.SIGILL, "SIGILL: this processor lacks an instruction"),
+        (signal.SIGFPE, "SIGFPE: a library divided by zero"),
+        (signal.SIGXCPU, "SIGXCPU: its limit of processor time"),
+        (signal.SIGHUP, "SIGHUP: its terminal was closed"),
+        (signal.SIGTERM, "SIGTERM: sent by a person, a scheduler or a time limit"),
+        (signal.SIGUSR1, "SIGUSR1: sent by a person"),
+        (signal.SIGKILL, "SIGKILL: sent by a person"),
+        (signal.SIGRTMIN + 3, f"signal {signal.SIGRTMIN + 3}: sent by a person"),
+    ],
+)
+def test_each_signal_has_its_own_cause(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], number: int, cause: str
+) -> None:
+    assert run(tmp_path, 2, {"plain": f"die {int(number)}"}) == 72
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error[LOST]: rank 1 was ended by ") and cause in line and "memory left" not in line
+    (row,) = rundir.errors(tmp_path)
+    assert (row["rank"], row["code"]) == (1, "LOST")
+
+
+@pytest.mark.parametrize(("file", "version"), [("memory.events", 2), ("memory.oom_control", 1)])
+@pytest.mark.parametrize("counted", [True, False])
+def test_only_a_counted_kill_is_a_lack_of_memory(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: str, version: int,
+    counted: bool,
+) -> None:  # fmt: skip
+    counter = tmp_path / "cgroup" / ("memory" if version == 1 else "") / "job" / file
+    counter.parent.mkdir(parents=True)
+    counter.write_text("oom 1\noom_kill 1\n")  # of another process, before this run
+    (tmp_path / "self").write_text("0::/job\n" if version == 2 else "4:memory:/job\n0::/\n")
+    read = partial(cgroup.memory_kills, tmp_path / "cgroup", tmp_path / "self")
+    monkeypatch.setattr(cgroup, "memory_kills", read)
+    assert run(tmp_path, 2, {"plain": "die 9" + f" {counter}" * counted}) == (71 if counted else 72)
+    (line,) = capfd.readouterr().err.splitlines()
+    if counted:
+        assert line.startswith("error[MEMORY]: rank 1 was ended by SIGKILL: the host had no memory left")
+        assert "found 1 killed for memory in this control group" in line
+    else:
+        assert line.startswith("error[LOST]: rank 1 was ended by SIGKILL: sent by a person")
+        assert "none was killed for memory" in line
+    assert rundir.errors(tmp_path)[-1]["exit_code"] == (71 if counted else 72)
 
 
 def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from penteract.engine.optim.moments import dequantize, quantize
 from penteract.engine.session.saved import load_state, state_slices
 from penteract.readings.price import resident, update_workspace
 from penteract.step import update
-from precisions import BY_NAME, POLICIES, SMALL, Small, differ, kept, patterns
+from precisions import BY_NAME, POLICIES, SMALL, Small, differ, kept, master_weights, patterns
 from tolerances import DRIFT
 
 NAMES = sorted(POLICIES)
@@ -218,7 +218,7 @@ def test_precisions_read_each_other_rounded_once(tmp_path: Path) -> None:
     run.step(1)
     _save(tmp_path, run)
     load_state(checkpoint.latest(tmp_path), other.trainer.program, other.state)
-    theirs = {q.param.name: q.values for q in run.state.pieces("master")}
+    theirs = master_weights(run.state)
     for piece in other.state.pieces("master"):
         assert torch.equal(piece.values, theirs[piece.param.name].bfloat16())
 

@@ -131,19 +131,36 @@ def test_a_bad_line_of_metrics_stops_neither_a_resume_nor_a_comparison(base: dic
     assert [row["step"] for row in read_metrics(copy / "metrics.jsonl")] == [1, 3, 4, 5, 6, 7, 8]
 
 
-def test_interrupted_it_saves_and_can_go_on(tmp_path: Path) -> None:
-    words = command(tmp_path, "--preset=tiny", "--steps=2000", "--parallel.dp=2")
+def training(folder: Path) -> subprocess.Popen[str]:
+    """Two ranks in the middle of a long run."""
+    words = command(folder, "--preset=tiny", "--steps=2000", "--parallel.dp=2")
     running = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), start_new_session=True
     )
-    metrics = tmp_path / "latest" / "metrics.jsonl"
+    metrics = folder / "latest" / "metrics.jsonl"
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.1)
+    return running
+
+
+def test_a_rank_that_dies_of_a_signal_is_said_once_with_its_cause(tmp_path: Path) -> None:
+    running = training(tmp_path)
+    ranks = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    os.kill(int(ranks[1]), signal.SIGSEGV)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 72, said
+    (line,) = said.splitlines()
+    assert line.startswith("error[LOST]: rank 1 was ended by SIGSEGV: a library used memory that is not its own")
+    assert "memory left" not in (tmp_path / "latest" / "errors.jsonl").read_text()
+
+
+def test_interrupted_it_saves_and_can_go_on(tmp_path: Path) -> None:
+    running = training(tmp_path)
     running.send_signal(signal.SIGINT)
     _, said = running.communicate(timeout=60)
     assert running.returncode == 75, said
-    steps = [r["step"] for r in read_metrics(metrics)]
+    steps = [r["step"] for r in read_metrics(tmp_path / "latest" / "metrics.jsonl")]
     saved = tmp_path / "latest" / "checkpoints" / f"step-{steps[-1]:08d}"
     assert (saved / "manifest.json").is_file()
     assert said.count("error[STOPPED]") == 1 and "--resume" in said
@@ -197,7 +214,9 @@ def test_what_cannot_be_validated_on_is_refused_before_the_first_step(tmp_path: 
 
 
 def _all_of(run: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    """All files, without those that say who had the run."""
+    files = (path for path in sorted(run.rglob("*")) if path.is_file() and path.parent.name != "epochs")
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize(

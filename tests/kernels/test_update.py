@@ -19,7 +19,9 @@ from penteract.engine.executor.state import Flat, TrainingState, allocate
 from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels import registry
 from penteract.engine.kernels.kernel import TorchKernel
-from penteract.engine.kernels.triton.update import TILE, Update
+from penteract.engine.kernels.triton.optimizer.adamw import Form
+from penteract.engine.kernels.triton.optimizer.adamw import update as update_plain
+from penteract.engine.kernels.triton.optimizer.shard_update import TILE, Update
 from penteract.engine.optim import moments
 from penteract.engine.optim.optimizer import AdamW
 from penteract.engine.session import trainer
@@ -73,7 +75,7 @@ def wide(flat: Flat) -> dict[str, torch.Tensor]:
     return {
         "mean": flat.read("mean", whole, torch.float32).clone(),
         "square": flat.read("square", whole, torch.float32).clone(),
-        "master": flat.master.float().clone(),
+        "master": flat.read("master", whole, torch.float32).clone(),
         "parameter": flat.own_parameter.float().clone(),
     }
 
@@ -124,6 +126,8 @@ def _close(adamw: AdamW, ours: Flat, theirs: Flat, before: dict[str, torch.Tenso
     for kind, there in then.items():
         buffer = {"master": ours.master, "parameter": ours.own_parameter}.get(kind)
         narrow = (ours.moments[kind] if buffer is None else buffer).dtype  # type: ignore[index]
+        if kind == "master" and ours.splits_master:
+            narrow = torch.float32
         gap = (now[kind] - there).abs()
         if narrow == torch.float32:
             assert (gap <= off[kind] + tiny).all(), (kind, (gap / (off[kind] + tiny)).max())
@@ -152,6 +156,26 @@ def test_averages_that_forget_fast_are_those_by_torch() -> None:
             reference.update(theirs, reference.factors(norm))
             kernel.update(flat, kernel.factors(norm))
             _close(reference, flat, theirs, before, norm)
+
+
+@pytest.mark.parametrize(
+    "form", [Form(1024, 4), Form(4096, exact=True), Form(512, 4, fused=False, stream=True)], ids=str
+)
+def test_every_form_of_the_plain_kernel_is_as_close(form: Form) -> None:
+    """It is chosen by its speed."""
+    ours = state(EVERY["bf16"])
+    reference, _ = optimizer_kinds(ours)
+    norm = torch.tensor(FINITE, device=DEVICE)
+    factors, numbers = reference.factors(norm), (1 - SPEC.betas[1], SPEC.epsilon)
+    draw(ours, 1)
+    for flat in ours.flats:
+        theirs, before = deepcopy(flat), wide(flat)
+        reference.update(theirs, factors)
+        buffers = flat.moments["mean"], flat.moments["square"], flat.master, flat.own_parameter
+        update_plain(
+            flat.own_gradient, *buffers, factors.good, reference.nonfinite, numbers, decay=flat.bucket.decay, form=form
+        )
+        _close(reference, flat, theirs, before, norm)
 
 
 # ---- overflows ---------------------------------------------------------------------------------------------------

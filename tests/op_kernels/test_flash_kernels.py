@@ -81,7 +81,7 @@ def test_what_they_cannot_do_is_refused(layout: Layout, about: dict[str, Any], o
     assert [w for w in op_names if w not in line] == []
 
 
-FA4 = ("fa4", "fa4_documents")
+OF_PACKAGES = ("fa4", "fa4_documents")
 
 
 def _installed(
@@ -91,7 +91,7 @@ def _installed(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
 
-@pytest.mark.parametrize("kernel", FA4)
+@pytest.mark.parametrize("kernel", OF_PACKAGES)
 def test_a_kernel_of_a_package_wants_this_version_and_gpu(monkeypatch: pytest.MonkeyPatch, kernel: str):
     _installed(monkeypatch)
     assert _refused(_kernel(kernel)) == ""

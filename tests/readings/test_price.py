@@ -71,12 +71,15 @@ def test_what_stays_is_what_is_allocated(layout: Layout, precision: str | Policy
 
 
 def test_shards_share_what_the_optimizer_keeps() -> None:
-    """Adam in bf16 keeps 12 bytes an element: over d ranks each has 12/d (Rajbhandari 2019, 1910.02054, §5.1)."""
-    layouts = (Layout(dp=8), Layout(dp=8, zero=1))
-    whole, cut = (price(compile_step(DENSE, lay, 64, precision="bf16")) for lay in layouts)
+    """Adam in bf16 keeps 12 bytes an element: over d ranks each has 12/d (Rajbhandari 2019, 1910.02054, §5.1). Split
+    master weights need 2 less."""
+    layouts, precision = (Layout(dp=8), Layout(dp=8, zero=1)), replace(RECIPES["bf16"], master="fp32")
+    whole, cut = (price(compile_step(DENSE, lay, 64, precision=precision)) for lay in layouts)
     elements = whole.resident["parameters"] // 2
     padding = len(compile_step(DENSE, layouts[1], 64).buckets) * 8 * UNIT
     assert whole.resident["optimizer"] == 12 * elements
+    split = price(compile_step(DENSE, layouts[0], 64, precision="bf16"))
+    assert split.resident == whole.resident | {"optimizer": 10 * elements}
     assert 0 <= cut.resident["optimizer"] - 12 * elements / 8 <= 12 * padding / 8
     group = tuple(range(8))
     assert whole.wires["all_reduce", group] - cut.wires["all_reduce", group] == 4 * elements

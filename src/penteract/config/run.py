@@ -110,7 +110,7 @@ class Precision:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gradient: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
     reduce: Literal["auto", "fp64", "fp32", "bf16"] = "auto"
-    master: Literal["auto", "none", "fp32"] = "auto"
+    master: Literal["auto", "none", "fp32", "fp32_split"] = "auto"
     moments: Literal["auto", "fp64", "fp32", "bf16", "int8"] = "auto"
     loss_scale: float | Literal["auto"] = "auto"
     loss_scale_growth_every: int | Literal["auto"] = "auto"

@@ -27,6 +27,7 @@ _FLOPS = Number(int, 1, 2**80)
 _HEAD = Number(int, 1, 2**16)
 _SHARE = Number(float, 1e-3, 1)
 _FACTOR = Number(float, 1e-3, 1e3)
+_VERSION = Number(int, 1, 99, or_zero=True)
 
 _POINTS = RowList((_BYTES, _MICROSECONDS))
 _SHAPES = Table({"shapes": RowList((_SIDE, _SIDE, _SIDE, _SIDE, _TFLOPS))})
@@ -41,7 +42,7 @@ GPU = Table(
     },
     {
         "name": _TEXT, "host_link": _RATE, "source": _NOTE, "aliases": Note(read=False),
-        "capability": FixedList((Number(int, 0, 99), Number(int, 0, 99))),
+        "capability": FixedList((_VERSION, _VERSION)),
     },
 )  # fmt: skip
 

@@ -177,7 +177,7 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "precision.device": ("device of the ranks; auto: CUDA when there is one", 0, 0),
     "precision.gradient": ("dtype in which gradients accumulate; auto: as in the recipe", 0, 0),
     "precision.reduce": ("dtype in which gradients are reduced over ranks; auto: as they accumulate", 0, 0),
-    "precision.master": ("dtype of master weights; none: parameters are updated directly", 0, 0),
+    "precision.master": ("fp32_split: the bf16 parameter and its other 16 bits; none: parameters are updated", 0, 0),
     "precision.moments": ("dtype of the optimizer's moments; int8: quantised, with a scale for each 256", 0, 0),
     "precision.loss_scale": ("loss scale of the first step, in fp16; it adapts", 0, 2.0**60),
     "precision.loss_scale_growth_every": ("steps without overflow after which it doubles", 0, _HUGE),

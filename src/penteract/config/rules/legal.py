@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import cast
 
 from penteract.config.case import AXES, Case
 from penteract.config.layout import Layout
@@ -66,7 +67,7 @@ def _error(problem: Problem, origins: Mapping[str, str], *, fix: str) -> BadInpu
 
 def as_word(value: object) -> str:
     """A value as the command line takes it."""
-    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    return ",".join(map(str, cast("tuple[object, ...]", value))) or "none" if isinstance(value, tuple) else str(value)
 
 
 def problems(

@@ -103,7 +103,7 @@ def intact(folder: Path) -> list[Path]:
             check(at)
         except CorruptData as e:
             if not found:
-                log.warning("%s is damaged, trying the one before: %s", at.name, e)
+                log.warning("%s is damaged, trying the one before: %s %s", at.name, e.what, e.found)
         else:
             found.append(at)
     if not found:

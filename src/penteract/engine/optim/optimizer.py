@@ -104,7 +104,7 @@ class AdamW:
         flat.write("mean", part, mean)
         flat.write("square", part, square)
         del mean, square
-        master = flat.master[part].to(dtype)
+        master = flat.read("master", part, dtype)
         if flat.bucket.decay:
             master.mul_(factors.decay)
         master.sub_(quotient.mul_(factors.rate))
@@ -112,10 +112,13 @@ class AdamW:
         self._put(flat, part, master)
 
     def _put(self, flat: Flat, part: slice, updated: torch.Tensor) -> None:
-        """Write the updated master weights of a slice, rounded. If dtypes are equal, they were updated in place. A
-        moment that is not finite shows in them, too."""
+        """Write the updated master weights of a slice, split or rounded. If dtypes are equal, they were updated in
+        place. A moment that is not finite shows in them, too."""
         self.nonfinite.add_(updated.sum(), alpha=0)  # 0 times what is not finite is NaN
         kept = flat.master[part]
+        if flat.splits_master:
+            flat.write("master", part, updated)
+            return
         if kept.dtype == updated.dtype:
             return
         if flat.parameter_slices:

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from penteract.engine.doctor.probe import cgroup
 from penteract.engine.runtime.cpu_affinity import threads_of
+from penteract.engine.runtime.deaths import death
 from penteract.engine.runtime.stopping import Phase, Stopping
 from penteract.engine.session import rundir
 from penteract.errors import Bug, PeerLost, Preempted
@@ -33,11 +35,11 @@ def launch(world: int, words: Sequence[str], folder: Path, environment: Mapping[
 
     Rank 0 prints to this terminal; the others write to folder/logs. Requests to stop are passed on: ranks save and
     stop at the first, and end at once at the second; the third kills them. After a rank fails, the others have GRACE_S
-    to end by themselves. The error of the rank that failed first is printed on stderr once. No rank outlives this
-    process.
+    to end by themselves. The error of the rank that failed first is printed on stderr, here alone: ranks write theirs
+    to errors.jsonl. No rank outlives this process.
     """
     earlier = rundir.errors_size(folder)
-    ranks = _Ranks(folder)
+    ranks = _Ranks(folder, killed_before=cgroup.memory_kills())
     with Stopping.of_process() as stopping:
         stopping.enter(Phase.LAUNCHING)
         try:
@@ -100,6 +102,7 @@ class _Ranks:
     """The child processes, the order in which they ended, and the signals passed on to them."""
 
     folder: Path
+    killed_before: int | None = None  # processes killed for memory before the ranks started
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list["subprocess.Popen[bytes]"])
     logs: list[IO[bytes]] = field(default_factory=list[IO[bytes]])
     ended: dict[int, int] = field(default_factory=dict[int, int])  # rank -> exit code, in the order in which they ended
@@ -174,7 +177,8 @@ class _Ranks:
 
 
 def _outcome(ranks: _Ranks, rows: list[dict[str, Any]]) -> tuple[int, str]:
-    """(exit code, error line) of the rank that caused the failure. The line is empty if rank 0 has printed it here.
+    """(exit code, error line) of the rank that caused the failure. The line is empty if rank 0 has printed it here,
+    which it does only where it could not write to errors.jsonl.
 
     That rank is the first that wrote an error of its own to errors.jsonl; else the first that ended neither because of
     another rank's failure nor because this process killed it.
@@ -182,28 +186,16 @@ def _outcome(ranks: _Ranks, rows: list[dict[str, Any]]) -> tuple[int, str]:
     if not any(ranks.ended.values()):
         return 0, ""
     if own := next((row for row in rows if row["exit_code"] != PeerLost.exit_code), None):
-        return int(own["exit_code"]), "" if _rank0_printed(own, ranks, rows) else rundir.error_line(own)
+        return int(own["exit_code"]), rundir.error_line(own)
     culprits = [r for r, c in ranks.ended.items() if c not in (0, PeerLost.exit_code) and r not in ranks.killed]
     if ranks.signals_sent and all(ranks.ended[r] < 0 for r in culprits):
         error = Preempted("STOPPED", "stopped before it could save", where=str(ranks.folder),
                           fix="--resume continues from the last checkpoint, if there is one")  # fmt: skip
         return 128 + ranks.signal, str(error)
     if not culprits:  # every failed rank lost a peer
-        rank0_printed = ranks.ended.get(0) == PeerLost.exit_code
-        return PeerLost.exit_code, "" if rank0_printed or not rows else rundir.error_line(rows[0])
+        return PeerLost.exit_code, rundir.error_line(rows[0]) if rows else ""
     same = ranks.ended.get(0) == ranks.ended[culprits[0]]  # then rank 0 has printed the error on this terminal
     return _without_row(ranks, 0 if same else culprits[0])
-
-
-def _rank0_printed(own: dict[str, Any], ranks: _Ranks, rows: list[dict[str, Any]]) -> bool:
-    """Whether rank 0 has printed the error of row `own`: it is rank 0's own, or all ranks failed with the same error.
-
-    If several ranks fail with the same error, only the first to report it writes a row; the rest print it.
-    """
-    ended = ranks.ended.get(0)
-    if own["rank"] == 0:
-        return ended != PeerLost.exit_code
-    return ended == own["exit_code"] and all(row["rank"] != 0 for row in rows)
 
 
 def _without_row(ranks: _Ranks, rank: int) -> tuple[int, str]:
@@ -211,10 +203,10 @@ def _without_row(ranks: _Ranks, rank: int) -> tuple[int, str]:
     code, log = ranks.ended[rank], ranks.log(rank)
     where = f"its log: {log}" if rank else str(ranks.folder)
     if code < 0:
-        fix = "SIGKILL is often a host out of memory; --resume continues from the last checkpoint"
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        error = PeerLost("LOST", f"rank {rank} was ended by {name}", where=where, fix=fix)
-        return PeerLost.exit_code, str(error)
+        now, before = cgroup.memory_kills(), ranks.killed_before
+        error = death(rank, -code, where, None if now is None or before is None else now - before)
+        rundir.append_error(ranks.folder, rundir.error_row(error, rank))
+        return error.exit_code, str(error)
     line = _last_error(log) if rank else ""
     if line or (rank == 0 and code != 1):  # an error before the ranks had joined
         return code, line

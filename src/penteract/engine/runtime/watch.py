@@ -43,6 +43,7 @@ class Watcher:
 
     `abort` is called before this process ends because of another rank; it may block.
     `timeout`: seconds without a heartbeat after which a rank counts as lost.
+    `told`: a launcher prints what errors.jsonl says, so this rank need not.
     """
 
     def __init__(  # noqa: PLR0913 (the last two are for tests)
@@ -52,7 +53,7 @@ class Watcher:
         # A separate connection: a blocking wait of the main thread may hold the other.
         self.store = dist.distributed_c10d.PrefixStore("watch", store.clone())  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
         self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
-        self.interval, self.timeout = interval, timeout
+        self.interval, self.timeout, self.told = interval, timeout, False
         self.stopping = stopping or Stopping()
         self._patient = False
         self._stopped = False  # whether a signal had asked this rank to stop when it noticed another's failure
@@ -186,7 +187,10 @@ class Watcher:
         self._stopped = self.stopping.signalled_before
         error = self._peer(row)
         self._part(error)
-        _exit(error)
+        if not (self.told and rundir.errors(self.run_dir, self._earlier)):
+            with suppress(OSError, ValueError):
+                print(error, file=sys.stderr)
+        _exit_now(error.exit_code)
 
     # ---- which rank failed -----------------------------------------------------------------------------------
 
@@ -218,7 +222,7 @@ class Watcher:
         """Report to all that ranks are lost; the first rank to notice writes the row."""
         names = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
         error = PeerLost("LOST", f"rank {names} is gone or hangs: {why}", where=str(self.run_dir),
-                         fix="look for a killed process (out of host memory?); --resume continues")  # fmt: skip
+                         fix="its log and its host say why; --resume continues from the last checkpoint")  # fmt: skip
         row = rundir.error_row(error, ranks[0], noticed_by=self.rank)
         first = self._set_abort(row)
         if first is row:
@@ -275,25 +279,28 @@ class Watcher:
 
 @contextmanager
 def watched(
-    rank: Rank, run_dir: Path, stopping: Stopping | None = None, final: Callable[[int], None] = lambda code: None
-) -> Iterator[None]:
+    rank: Rank, run_dir: Path, stopping: Stopping | None = None, final: Callable[[int], None] = lambda code: None,
+    *, told: bool = False,
+) -> Iterator[None]:  # fmt: skip
     """Train inside this context. This rank's failure is reported to the others and raised as a PenteractError; a
     failure of theirs ends this process. `final` is called with the exit code of the rank that failed first.
 
-    Writes `status.json` and `errors.jsonl`.
+    Writes `status.json` and `errors.jsonl`. `told`: a launcher prints what `errors.jsonl` says.
     """
     stopping = stopping or Stopping()
     watcher = None
     if rank.store is not None:
         watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups, stopping)
         watcher.final = final
+        watcher.told = told
         watcher.start()
-        stopping.before_leaving.append(watcher.stopped)
     code = Bug.exit_code
     if rank.number == 0:
         stopped = rundir.ended(Preempted.exit_code), Preempted.exit_code
         stopping.before_leaving.append(lambda: rundir.write_status(run_dir, stopped[0], exit_code=stopped[1]))
         rundir.write_status(run_dir, "running", world=rank.world)
+    if watcher is not None:
+        stopping.before_leaving.append(watcher.stopped)  # the last: it asks the store, which may be gone
     try:
         yield
         if watcher is not None:
@@ -360,13 +367,6 @@ def _exit_later(code: int) -> None:
     timer = threading.Timer(LAST_RESORT_S, os._exit, [code])
     timer.daemon = True
     timer.start()
-
-
-def _exit(error: PenteractError) -> NoReturn:
-    """Print the error and exit the process, from any thread."""
-    with suppress(OSError, ValueError):
-        print(error, file=sys.stderr)
-    _exit_now(error.exit_code)
 
 
 def _exit_now(code: int) -> NoReturn:

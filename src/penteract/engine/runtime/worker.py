@@ -28,12 +28,12 @@ _OWN = ("output.", "limits.", "training.log_level", "data.source", "tokenizer.so
 
 def work(
     spec: RunSpec, rank: Rank, options: SessionOptions, stopping: Stopping,
-    final: Callable[[int], None] = lambda code: None,
+    final: Callable[[int], None] = lambda code: None, *, told: bool = False,
 ) -> int:  # fmt: skip
     """Train on this rank. An error is reported to the other ranks before this one ends. `final` is called with the
-    exit code of a run that fails."""
+    exit code of a run that fails. `told`: a launcher prints the error of the run."""
     stopping.patience = max(stopping.patience, 2 * options.grace)
-    with watched(rank, options.folder, stopping, final):
+    with watched(rank, options.folder, stopping, final, told=told):
         session = Session(spec, rank, options, stopping)
         session.open()
         stopping.enter(Phase.WORKING, str(options.folder))
@@ -97,17 +97,25 @@ def _join(spec: RunSpec, listener: int | None = None) -> Rank:
 
 
 def main(argv: list[str]) -> int:
-    """Train in the run folder that the arguments name; returns the exit code."""
+    """Train in the run folder that the arguments name; returns the exit code.
+
+    Rank 0 shares the terminal with the launcher, which prints the error that ended the run. So it prints its own only
+    where it could not write it to errors.jsonl; other ranks print into their logs.
+    """
     options, listener, debug = _options(argv)
+    number, earlier = int(os.environ.get("RANK", "0")), rundir.errors_size(options.folder)
     with Stopping.of_process() as stopping, never_fails():
         try:
             spec = resolve(options.folder / (rundir.NEXT if options.resume else rundir.RUN), "").run
-            return work(spec, _join(spec, listener), options, stopping)
+            return work(spec, _join(spec, listener), options, stopping, told=number == 0)
         except Exception as e:
             error = from_exception(e)
             if debug:
                 traceback.print_exc()
-            print(error, file=sys.stderr, flush=True)
+            if not rundir.errors(options.folder, earlier):  # it failed before it was watched
+                rundir.append_error(options.folder, rundir.error_row(error, number, e))
+            if number or not rundir.errors(options.folder, earlier):
+                print(error, file=sys.stderr, flush=True)
             return error.exit_code
 
 

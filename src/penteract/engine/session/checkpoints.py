@@ -69,6 +69,7 @@ class Checkpoints:
         `load(at)` fills this rank's state and returns the checkpoint's `extra`; it raises CorruptData. Rank 0 chooses;
         all ranks go one step back together.
         """
+        found = ""
         for at in self._candidates():
             extra, error = dict[str, Any](), None
             try:
@@ -79,9 +80,11 @@ class Checkpoints:
                 self._go_on_from(at)
                 self.last = int(extra["step"])
                 return extra
+            found = found or f"{at.name}: {worst.found or worst.what}"
             if self.rank.number == 0:
-                log.warning("%s is damaged, trying the one before: %s", at.name, worst)
-        raise CorruptData("CHECKPOINT", "no checkpoint can be read", where=str(self.folder), fix="start a new run")
+                log.warning("%s is damaged, trying the one before: %s", at.name, worst.found or worst.what)
+        raise CorruptData("CHECKPOINT", "no checkpoint can be read", where=str(self.folder), found=found,
+                          fix="start a new run")  # fmt: skip
 
     def save(self, step: int, slices: Iterable[Slice], extra: dict[str, Any], *, prune: bool = True) -> None:
         """Commit a checkpoint; then remove old ones, unless the run is ending with an error (`prune` False). Values

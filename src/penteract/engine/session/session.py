@@ -318,7 +318,7 @@ class Session:
         table.close()
         out = sys.stderr if self.options.as_json else sys.stdout
         if text:
-            print(f'\nThe model continues "{_PROMPT}": {_printable(text)}\n', file=out)
+            print(f'\nThe model continues "{_PROMPT}": {_printable(text.removeprefix(_PROMPT))}\n', file=out)
         if compare is not None:
             print(compare.line(result), file=out)
         if self.losses:

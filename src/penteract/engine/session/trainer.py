@@ -193,7 +193,7 @@ def _kernel(spec: RunSpec) -> UpdateShard | None:
     for layouts that use it."""
     if spec.layout.elementwise == "reference":
         return None
-    from penteract.engine.kernels.triton.update import Update
+    from penteract.engine.kernels.triton.optimizer.shard_update import Update
 
     return Update(spec.optimizer, spec.train.seed)
 

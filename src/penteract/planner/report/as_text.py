@@ -59,8 +59,9 @@ def counted(plan: Plan, seconds: float) -> str:
         )
     if counts.between.looked_at:
         b = counts.between
-        lines.append(f"Selective recomputation: for {show_whole(b.looked_at)} layouts that fit with full recomputation, "
-                    f"{show_whole(b.tried)} selective variants were tried; {show_whole(b.fit)} fit.")  # fmt: skip
+        looked, tried, fit = map(show_whole, (b.looked_at, b.tried, b.fit))
+        lines.append(f"Selective recomputation: for {looked} layouts that fit with full recomputation, "
+                    f"{tried} selective variants were tried; {fit} fit.")  # fmt: skip
     if ask.usable:
         lines.append(f"A GPU offers {ask.cluster.memory_gib:.2f} GiB; tensors may take {show_bytes(ask.usable)} "
                     f"({ask.headroom:.0%} is left to CUDA, communicators and libraries)")  # fmt: skip

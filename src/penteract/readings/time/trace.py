@@ -91,6 +91,7 @@ class MemoryCounter:
         buckets, elementwise = p.buckets, p.layout.elementwise
         workspaces = {
             names.NARROW: [update.wire_workspace(b.size, p.precision) for b in buckets if b.summed],
+            names.MEASURE: [update.norm_workspace(p.precision, elementwise)],
             names.UPDATE: [update_workspace(b, p.precision, elementwise) for b in buckets],
             names.CODE: [gather_workspace(b, elementwise) for b in buckets],
         }

@@ -32,6 +32,18 @@ def tasks(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
     return _least("pids", ("pids.max",), mount, membership)
 
 
+def memory_kills(mount: Path = MOUNT, membership: Path = MEMBERSHIP) -> int | None:
+    """Processes of this group that the kernel has killed for memory since the group was made, whoever's limit it was;
+    None where nothing counts them, as outside of any group."""
+    for folder in _folders("memory", mount, membership):
+        for name in ("memory.events", "memory.oom_control"):
+            for line in _read(folder / name).splitlines():
+                key, _, count = line.partition(" ")
+                if key == "oom_kill" and count.isdigit():
+                    return int(count)
+    return None
+
+
 def _least(controller: str, files: tuple[str, ...], mount: Path, membership: Path) -> int | None:
     texts = (_read(folder / name) for folder in _folders(controller, mount, membership) for name in files)
     return min((int(t) for t in texts if t.isdigit() and int(t) < NONE), default=None)
