@@ -150,7 +150,7 @@ def test_a_number_that_cannot_be_is_refused_before_the_work(tell: Tell, monkeypa
 def test_nothing_fits_is_told_and_is_an_error(tell: Tell) -> None:
     words = ["plan", "llama-3.1-8b", "--gpus", "1xA100-40GB", "--fix", "mbs=1,recompute=full,cp=1,pp=1"]
     told = tell(*words)
-    need = "1xA100-40GB · found 139.20 GiB a GPU / allowed 36.24 GiB"
+    need = "1xA100-40GB · found 124.24 GiB a GPU / allowed 36.24 GiB"
     line = f"error[FIT]: no layout fits · {need} · fix: --gpus 4xA100-40GB\n"
     assert (told.code, told.err) == (2, line)
     assert "Next:" not in told.out  # nothing can be written or trained
@@ -238,7 +238,7 @@ def test_no_trace_of_what_does_not_fit(tell: Tell, tmp_path: Path) -> None:
     told = tell(*large, "--layout", "mbs=1", "--out", "x.toml")
     assert (told.code, told.out) == (2, "")
     assert told.err.startswith(
-        "error[MEMORY]: no trace of what does not fit · --trace · found 171.2 GiB a GPU / allowed"
+        "error[MEMORY]: no trace of what does not fit · --trace · found 156.2 GiB a GPU / allowed"
     )
     told = tell(*large, "--fix", "mbs=1,recompute=full")
     assert (told.code, told.out) == (2, "") and told.err.startswith("error[FIT]: no layout fits · 1xA100-40GB · found ")

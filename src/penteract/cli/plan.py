@@ -130,11 +130,10 @@ def plan(  # noqa: PLR0913 (the options of a verb are its parameters)
     written = write_all(found, chosen, why or 1, out, trace, trace_stage) if chosen else []
     reasons = _reasons(found, chosen, why) if chosen and found.counts.fit and (why or not json) else []
     if json:
-        report = as_dict(found) | ({"budget": asdict(cost)} if cost else {})
-        report["notes"] = [*report["notes"], *written]
-        report |= {"explanation": reasons} if reasons else {}
-        report |= {"terms": _by_line(found, chosen).as_dict()} if chosen and why else {}
-        print(to_json.dumps(report))
+        terms = _by_line(found, chosen).as_dict() if chosen and why else None
+        more = {"budget": cost and asdict(cost), "explanation": reasons, "terms": terms}
+        report = as_dict(found) | {key: value for key, value in more.items() if value}
+        print(to_json.dumps(report | {"notes": [*report["notes"], *written]}))
         return _exit_code(found)
     print(as_text_whole(found, chosen, searched, reasons, _width()))
     if cost:
@@ -154,16 +153,13 @@ def _exit_code(found: Plan) -> int:
 
 def _show(found: Plan, chosen: Timed, last: Sequence[str], *, why: bool, draw: bool) -> None:
     if why:
-        print(
-            "\n"
-            + wrapped(basis(found), _width())
-            + "\n\n"
-            + _by_line(found, chosen).text(width=min(100, _width() or 100))
-        )
+        by_line = _by_line(found, chosen).text(width=min(100, _width() or 100))
+        print(f"\n{wrapped(basis(found), _width())}\n\n{by_line}")
     if draw:
-        from penteract.cli.drawing import drawing  # imported here: most plans do without it
+        from penteract.schedule.draw import draw_generated  # imported here: most plans do without it
 
-        print("\n" + drawing(chosen.layout))
+        lay, width = chosen.layout, shutil.get_terminal_size().columns
+        print("\n" + draw_generated(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width))
     print("\n" + wrapped("\n".join(last), _width()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +11,6 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from penteract.cli.budget import settle_budget
-from penteract.cli.drawing import drawing
 from penteract.cli.engine import engine
 from penteract.cli.folders import find_run
 from penteract.cli.gpu_defaults import card_here, settle_defaults
@@ -22,6 +22,7 @@ from penteract.config.rules.resolve import Resolved, resolve
 from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.readings.price import price
+from penteract.schedule.draw import draw_generated
 from penteract.step.program import check_op_names, compile_step
 
 EXAMPLES = (
@@ -98,7 +99,8 @@ def train(  # noqa: PLR0913 (the options of a verb are its parameters)
     if weights:
         check_weights(weights, resolved)
     if draw:
-        print(drawing(resolved.run.layout))
+        lay, width = resolved.run.layout, shutil.get_terminal_size().columns
+        print(draw_generated(lay.schedule, lay.vpp, lay.placement, lay.gradient_accumulation_steps, width=width))
         return 0
     return engine("runtime.start", "training needs").train(
         resolved, launched=launch is not None, predicted=lambda: _predicted(resolved.run),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from penteract.schedule.actions import ComputeList, computes
 from penteract.schedule.check import Report, check
+from penteract.schedule.registry import generate
 from penteract.schedule.schedule import Placement
 from penteract.schedule.transfers import with_transfers
 
@@ -37,6 +38,12 @@ def draw(compute_lists: Sequence[ComputeList], placement: Placement, micro_batch
     if shown < units:
         rows.append(f"(without time units {first + 1} to {units - last} of {units}; all of it takes {whole} columns)")
     return "\n".join([*rows, _summary(report, {part.kind for part in parts}, placement)])
+
+
+def draw_generated(schedule: str, vpp: int, placement: Placement, micro_batches: int, *, width: int = 120) -> str:
+    """The same for a schedule by name."""
+    lists = generate(schedule, placement.pp, vpp, micro_batches)
+    return draw(lists, placement, micro_batches, width=width)
 
 
 def _fitting(width: int, cell_width: int) -> int:
