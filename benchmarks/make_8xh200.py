@@ -1,16 +1,17 @@
 """Write the measured rates of a node as a TOML file of the catalogue.
 
     python benchmarks/make_8xh200.py ceilings_8xh200.json benchmarks/results/sustained_h200.json \
-        benchmarks/results/flash_attention.json benchmarks/results/step_profile_2xh200.json \
-        benchmarks/results/walked_kernels_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
+        benchmarks/results/sustained_fa4_h200.json benchmarks/results/flash_attention.json \
+        benchmarks/results/step_profile_2xh200.json benchmarks/results/walked_kernels_h200.json --date 2026-11-20 > src/penteract/config/catalog/hardware/8xh200.toml
 
 The files have:
 
 1. medians of short bursts on eight GPUs at once: matrix products, attention, copies, collectives;
 2. the rates that one GPU sustains while power limits its clock, as in a training step (`benchmarks/sustained.py`);
-3. whole steps of one GPU: the host time of a call on average (`benchmarks/flash_attention.py`);
-4. the host time of each kind of call and bucket event (`benchmarks/step_profile.py`, `benchmarks/profile_overlap.py`);
-5. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`).
+3. the same of FlashAttention-4 (`benchmarks/sustained_fa4.py`);
+4. whole steps of one GPU: the host time of a call on average (`benchmarks/flash_attention.py`);
+5. the host time of each kind of call and bucket event (`benchmarks/step_profile.py`, `benchmarks/profile_overlap.py`);
+6. pointwise kernels whose tensors differ in memory layout (`benchmarks/walked_kernels.py`).
 
 Compute rates are those of the second file. The bursts are also written, for comparison.
 """
@@ -45,16 +46,23 @@ def hot_products(products: Mapping[str, list[list[float]]]) -> Iterator[str]:
         yield "]"
 
 
-def hot_attention(rows: list[list[float]]) -> Iterator[str]:
-    """The table of fused attention."""
+def hot_attention(rows: list[list[float]], fa4: list[list[float]]) -> Iterator[str]:
+    """The tables of fused attention."""
     yield "\n# Fused causal attention (cuDNN), hot: [FLOPs of the forward, causal half, head size, TFLOP/s forward,"
     yield "# TFLOP/s backward]; backward is 2.5 times the FLOPs of the forward.\n[attention]"
     yield 'basis = "sustained"\nshapes = ['
+    yield from attention_rates(rows)
+    yield "]\n# The same of FlashAttention-4.\nfa4 = ["
+    yield from attention_rates(fa4)
+    yield "]"
+
+
+def attention_rates(rows: list[list[float]]) -> Iterator[str]:
+    """A line for each shape."""
     for batch, heads, kv_heads, length, size, forward, backward in rows:
         flops = 2 * batch * heads * length**2 * size
         rates = f"{flops / forward / 1e6:.2f}, {2.5 * flops / backward / 1e6:.2f}"
         yield f"  [{flops:.0f}, {size}, {rates}],  # batch {batch}, {heads} heads of {kv_heads}, sequence {length}"
-    yield "]"
 
 
 def flash_share(bursts: Mapping[str, Any]) -> Iterator[str]:
@@ -168,6 +176,7 @@ def bursts(data: Mapping[str, Any]) -> Iterator[str]:
 def toml(
     data: Mapping[str, Any],
     hot: Mapping[str, Any],
+    fa4: Mapping[str, Any],
     steps: Mapping[str, Any],
     profile: Mapping[str, Any],
     kernels: Mapping[str, Any],
@@ -180,7 +189,7 @@ def toml(
              "nvls_multicast": multicast, "statistic": "median"}  # fmt: skip
     lines = [HEADER, "[node]", 'gpu = "H200"', f"gpus = {data['world']}", f"gpus_per_node = {data['world']}"]
     lines += ["", "[provenance]", *(f"{key} = {json.dumps(value)}" for key, value in about.items())]
-    parts = (hot_products(hot["products"]), hot_attention(hot["attention"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
+    parts = (hot_products(hot["products"]), hot_attention(hot["attention"], fa4["fa4"]), flash_share(data["sdpa"]), memory(data["hbm"], hot["moved"]),
              walked(kernels["walked: elements, µs, kernels"]), wires(data), overlap(data["overlap"]), host(hot["host_us"], steps["small"], profile["rows"]), bursts(data))  # fmt: skip
     return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
 
@@ -189,14 +198,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ceilings", type=Path, help="JSON of bursts and collectives on eight GPUs")
     parser.add_argument("sustained", type=Path, help="JSON of benchmarks/sustained.py")
+    parser.add_argument("fa4", type=Path, help="JSON of benchmarks/sustained_fa4.py")
     parser.add_argument("steps", type=Path, help="JSON of benchmarks/flash_attention.py")
     parser.add_argument("profile", type=Path, help="JSON of benchmarks/profile_overlap.py")
     parser.add_argument("kernels", type=Path, help="JSON of benchmarks/walked_kernels.py")
     parser.add_argument("--date", required=True, help="date of the first file")
     args = parser.parse_args()
-    read = (
-        json.loads(path.read_text()) for path in (args.ceilings, args.sustained, args.steps, args.profile, args.kernels)
-    )
+    paths = (args.ceilings, args.sustained, args.fa4, args.steps, args.profile, args.kernels)
+    read = (json.loads(path.read_text()) for path in paths)
     print(toml(*read, args.date), end="")
 
 

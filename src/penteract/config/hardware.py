@@ -92,6 +92,7 @@ class Curves:
     gemm         dtype -> (times, m, n, k, TFLOP/s)
     attention    (FLOPs of the forward, causal half, head size, TFLOP/s forward, TFLOP/s backward), by cuDNN
     flash        fraction of these rates that the flash kernel reaches, forward and backward
+    fa4          as `attention`, by FlashAttention-4; empty: not measured
     memory       copy, add, adamw: device; h2d_…, d2h_…: pinned host memory, all devices at once or one
     devices      the number of devices of the measured node
     moved        one pointwise kernel: (bytes read and written, µs)
@@ -109,6 +110,7 @@ class Curves:
     gemm: tuple[tuple[str, tuple[Shape, ...]], ...]
     attention: tuple[tuple[int, int, float, float], ...]
     flash: tuple[float, float]
+    fa4: tuple[tuple[int, int, float, float], ...]
     memory: tuple[tuple[str, float], ...]
     moved: Points
     walked: Points
@@ -309,6 +311,7 @@ def _curves(tree: Tables, origin: Origin = option) -> Curves:
         gemm=tuple((dtype, found["gemm"][dtype]["shapes"]) for dtype in DTYPES if dtype in found["gemm"]),
         attention=attention["shapes"],
         flash=attention["flash"],
+        fa4=attention.get("fa4", ()),
         memory=tuple(found["memory"].items()),
         moved=_points(found["moved"]["points"]),
         walked=_points(found["walked"]["points"]),

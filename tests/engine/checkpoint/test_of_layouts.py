@@ -20,9 +20,10 @@ from penteract.engine.comm.distributed import Gloo
 from penteract.engine.comm.groups import ProcessGroups, Round, needed
 from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Run
-from penteract.engine.executor.state import ParameterPart, allocate
+from penteract.engine.executor.state import ParameterPart, StateKind, TrainingState, allocate
 from penteract.engine.kernels.reference import REFERENCE
-from penteract.engine.session.saved import KINDS, after_load, state_slices
+from penteract.engine.optim.split_master import rounded
+from penteract.engine.session.saved import KINDS, after_load, load_state, state_slices
 from penteract.ops.params import Param
 from penteract.step.program import Program, compile_step
 from pool import Pool
@@ -49,9 +50,11 @@ PAIRS = [
 
 
 def truth(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """The global tensor: random bytes of a float32, whose NaNs make comparing bits the only way."""
+    """The global tensor: random bytes of finite float32 numbers, many of them ties between two of bf16."""
     digest = hashlib.sha256(name.encode()).digest()
-    return noise(shape, torch.float32, int.from_bytes(digest[:4], "little"))
+    words = noise(shape, torch.float32, int.from_bytes(digest[:4], "little")).view(torch.int32)
+    words = words.where(words % 8 > 0, words & ~0xFFFF | 0x8000)
+    return (words & ~(1 << 29)).view(torch.float32)  # no exponent is all ones, before or after rounding
 
 
 def local(p: Program, q: Param, suffix: str) -> torch.Tensor:
@@ -70,6 +73,21 @@ def bits(t: torch.Tensor) -> torch.Tensor:
     return t.contiguous().reshape(-1).view(torch.uint8)
 
 
+def narrow(values: torch.Tensor) -> torch.Tensor:
+    """The parameters of these master weights."""
+    made = torch.empty(values.shape, dtype=torch.bfloat16)
+    rounded(values, made)
+    return made
+
+
+def wide(state: TrainingState, kind: StateKind) -> list[torch.Tensor | None]:
+    """The whole state of one kind by flat, in fp32."""
+    return [
+        None if (kept := flat.kept(kind)) is None else flat.read(kind, slice(0, len(kept)), torch.float32)
+        for flat in state.flats
+    ]
+
+
 def visit(
     rank: int,
     groups: ProcessGroups,
@@ -85,8 +103,12 @@ def visit(
     state = allocate(p, CPU)
     if action == "save":
         for suffix, kind in KINDS.items():
-            for piece in state.pieces(kind):
+            values = wide(state, kind)
+            for piece in state.pieces_of(values):
                 piece.values.copy_(expected(p, piece, suffix))
+            for flat, x in zip(state.flats, values, strict=True):
+                if x is not None:
+                    flat.write(kind, slice(0, len(x)), x)
 
         def barrier() -> None:
             if layout.world > 1:
@@ -94,20 +116,20 @@ def visit(
 
         checkpoint.save(folder, 1, state_slices(p, state), {}, rank=rank, world=layout.world, barrier=barrier)
         return []
-    checkpoint.load(checkpoint.latest(folder), state_slices(p, state))
+    load_state(checkpoint.latest(folder), p, state)
     after_load(Run(p, state, Gloo(rank, groups), REFERENCE, Fresh("bf16", CPU)))
     wrong = [
         f"{rank}: {kind} of {piece.param.name} from {piece.begin}"
         for suffix, kind in KINDS.items()
-        for piece in state.pieces(kind)
+        for piece in state.pieces_of(wide(state, kind))
         if not bits(piece.values).equal(bits(expected(p, piece, suffix)))
     ]
     for piece in state.pieces("parameter"):
-        if not bits(piece.values).equal(bits(expected(p, piece, "").to(torch.bfloat16))):
+        if not bits(piece.values).equal(bits(narrow(expected(p, piece, "")))):
             wrong.append(f"{rank}: rounded {piece.param.name} from {piece.begin}")
     cut = {q.name for b in p.buckets if b.cut_parameters for q in b.params}
-    rounded = {q.name: local(p, q, "").to(torch.bfloat16) for q in p.params if q.name not in cut}
-    return wrong + [f"{rank}: {n}" for n, t in rounded.items() if not bits(state.parameters[n]).equal(bits(t))]
+    parameters = {q.name: narrow(local(p, q, "")) for q in p.params if q.name not in cut}
+    return wrong + [f"{rank}: {n}" for n, t in parameters.items() if not bits(state.parameters[n]).equal(bits(t))]
 
 
 @pytest.mark.parametrize(("wrote", "reads"), PAIRS, ids=str)

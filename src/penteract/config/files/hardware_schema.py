@@ -30,6 +30,7 @@ _FACTOR = Number(float, 1e-3, 1e3)
 _VERSION = Number(int, 1, 99, or_zero=True)
 
 _POINTS = RowList((_BYTES, _MICROSECONDS))
+_FUSED = RowList((_FLOPS, _HEAD, _TFLOPS, _TFLOPS))
 _SHAPES = Table({"shapes": RowList((_SIDE, _SIDE, _SIDE, _SIDE, _TFLOPS))})
 _DTYPES = ("tf32", "fp32", "fp8", "fp64")  # besides bf16, from which a device borrows what was not measured
 _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -76,8 +77,8 @@ MEASURED = Table(
         "provenance": NamedTable(_NOTE),
         "gemm": _gemm(),
         "attention": Table(
-            {"shapes": RowList((_FLOPS, _HEAD, _TFLOPS, _TFLOPS)), "flash": FixedList((_FACTOR, _FACTOR))},
-            {"basis": _NOTE},
+            {"shapes": _FUSED, "flash": FixedList((_FACTOR, _FACTOR))},
+            {"basis": _NOTE, "fa4": _FUSED},
         ),
         "memory": Table(dict.fromkeys(_PASSES, _RATE), {"add": _RATE}),
         "moved": Table({"points": _POINTS}),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import fsum, prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from penteract.config.layout import Layout
 from penteract.ops.declarations.traffic import Kernels
@@ -20,6 +20,7 @@ from penteract.units import Bytes, Flops, Seconds
 Specs = tuple[Spec, ...]
 Shape = tuple[int, ...]
 Attrs = Mapping[str, Any]
+FusedKernel = Literal["cudnn", "flash", "fa4"]  # kernels of attention whose rates were measured
 Registers = Callable[[], Sequence[Bytes]]
 
 BOOL = 1  # bytes of an element of a mask
@@ -62,7 +63,13 @@ class WorkRates(Protocol):
         ...
 
     def attention(
-        self, products_flops: Flops, *, backward: bool, causal: bool, head_size: int = 128, flash: bool = False
+        self,
+        products_flops: Flops,
+        *,
+        backward: bool,
+        causal: bool,
+        head_size: int = 128,
+        kernel: FusedKernel = "cudnn",
     ) -> Seconds:
         """Seconds of fused attention. `products_flops`: of its products, masked scores included; a causal mask saves
         half of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penteract.config.hardware import Cluster, Curves, Gpu, fabric, reference
 from penteract.config.precision.policy import BYTES
 from penteract.errors import BadInput
-from penteract.ops.declarations.declaration import Product
+from penteract.ops.declarations.declaration import FusedKernel, Product
 from penteract.readings.costs.curve import Curve
 from penteract.readings.costs.gemm import Gemm
 from penteract.readings.costs.wires import GroupSpan, Wires
@@ -38,6 +38,7 @@ class Rates:
     fp8_gemm   products of FP8 values
     flash      the flash kernel's fraction of cuDNN's rate, forward and backward
     fused      cuDNN attention by head size, the largest first
+    fa4        the same of FlashAttention-4
     pointwise  against bytes; `walking`: against elements, for kernels whose tensors differ in layout or dtype
     updating   s/byte of an optimizer update
     copying    s/byte of a copy to or from pinned memory of the host
@@ -50,6 +51,7 @@ class Rates:
     fp8_gemm: Gemm | None
     flash: tuple[float, float]
     fused: tuple[tuple[int, FusedRates], ...]
+    fa4: tuple[tuple[int, FusedRates], ...]
     pointwise: Curve
     walking: Curve
     wires: Wires
@@ -83,7 +85,8 @@ class Rates:
             gemm=Gemm.of(shapes[dtype], (curves.gpu, dtype), (device, precision), speed, width),
             fp8_gemm=Gemm.of(shapes["fp8"], (curves.gpu, "fp8"), (device, "fp8"), speed, 1) if fp8 else None,
             flash=curves.flash,
-            fused=_fused(curves, curves.gpu.peak("bf16") / device.peak(soft)),
+            fused=_fused(curves.attention, slower := curves.gpu.peak("bf16") / device.peak(soft)),
+            fa4=_fused(curves.fa4 or curves.attention, slower),
             pointwise=Curve.of((size, us * 1e-6) for size, us in curves.moved).stretched(1 / hbm),
             walking=Curve.of((n, us * 1e-6) for n, us in curves.walked).stretched(
                 curves.gpu.multiprocessors / device.multiprocessors
@@ -100,11 +103,15 @@ class Rates:
     def at_best(self) -> Rates:
         """Lower bounds of these rates, whose seconds per unit of work fall as the work grows. Products already do so:
         their formula has no negative term. Contention is left out."""
-        fused = tuple((head, FusedRates(*(curve.at_best() for curve in some))) for head, some in self.fused)
+        fused, fa4 = (
+            tuple((head, FusedRates(*(curve.at_best() for curve in some))) for head, some in heads)
+            for heads in (self.fused, self.fa4)
+        )
         wires = replace(self.wires, best=True, lines={})
         return replace(
             self,
             fused=fused,
+            fa4=fa4,
             pointwise=self.pointwise.at_best(),
             walking=self.walking.at_best(),
             wires=wires,
@@ -121,19 +128,26 @@ class Rates:
         return self.fp8_gemm(p)
 
     def attention(
-        self, products_flops: Flops, *, backward: bool, causal: bool, head_size: int = 128, flash: bool = False
+        self,
+        products_flops: Flops,
+        *,
+        backward: bool,
+        causal: bool,
+        head_size: int = 128,
+        kernel: FusedKernel = "cudnn",
     ) -> Seconds:
-        """Fused attention by cuDNN, or by the slower flash kernel.
+        """Fused attention.
 
         `products_flops`: FLOPs of its products, masked scores included; a causal mask saves half of them.
         """
         done = products_flops * 0.5 if causal else products_flops
-        fused = self.fused[0][1]
-        for size, smaller in self.fused:
+        heads = self.fa4 if kernel == "fa4" else self.fused
+        fused = heads[0][1]
+        for size, smaller in heads:
             if head_size <= size:
                 fused = smaller
         seconds = fused.backward(done) if backward else fused.forward(done)
-        return seconds / self.flash[backward] if flash else seconds
+        return seconds / self.flash[backward] if kernel == "flash" else seconds
 
     def moved(self, amount: Bytes, walked: int = 0) -> Seconds:
         """A pointwise kernel that reads and writes `amount` bytes of device memory. `walked`: its elements, if its
@@ -172,15 +186,15 @@ def _copying(cluster: Cluster, curves: Curves, device: Gpu) -> dict[str, float]:
     return {"to_host": seconds("d2h"), "from_host": seconds("h2d")}
 
 
-def _fused(curves: Curves, slower: float) -> tuple[tuple[int, FusedRates], ...]:
+def _fused(shapes: Sequence[tuple[int, int, float, float]], slower: float) -> tuple[tuple[int, FusedRates], ...]:
     """Rates of fused attention by head size, with the part above the latency stretched by `slower`."""
 
     def curve(head: int, way: int) -> Curve:
         more = (1.0, _BACKWARD)[way]
-        points = ((flops * more, rates) for flops, size, *rates in curves.attention if size == head)
+        points = ((flops * more, rates) for flops, size, *rates in shapes if size == head)
         return Curve.of((done, done / (rates[way] * 1e12)) for done, rates in points).stretched(slower)
 
-    heads = sorted({size for _, size, _, _ in curves.attention}, reverse=True)
+    heads = sorted({size for _, size, _, _ in shapes}, reverse=True)
     return tuple((head, FusedRates(curve(head, 0), curve(head, 1))) for head in heads)
 
 

@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penteract.config.kernel_limits import most_documents
-from penteract.ops.declarations.declaration import FLOAT, Attrs, CallShapes, Registers, Shape, WorkRates
+from penteract.ops.declarations.declaration import FLOAT, Attrs, FusedKernel, Shape
 from penteract.ops.declarations.fused_attention.flash import INT, made_lists, piece
 from penteract.ops.declarations.fused_attention.fused import FusedAttention
 from penteract.ops.spec import Widths
-from penteract.units import Seconds
 
 KEY_BLOCK = 128  # keys of a tile, in backward
 SEARCHED = 256  # sequences of a call above which it makes lists to find a tile's
-# Speed over cuDNN's, forward and backward: the least of what was measured on one H200 of heads to 64, and to 128.
-FASTER = ((1.10, 1.23), (1.09, 1.12))
 
 
 def _up(n: int, block: int) -> int:
@@ -60,11 +57,7 @@ def _sums(heads: _Heads, queries: int, keys: int) -> int:
 class Fa4(FusedAttention):
     """What both ways to call it have in common."""
 
-    def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
-        """As cuDNN's, by the measured ratio of their speeds."""
-        part, seconds = super().cost(rates, call, widths, registers)
-        forward, backward = FASTER[int(call.attrs["head_size"]) > 64]
-        return part, seconds / (forward if call.phase == "forward" else backward)
+    speed: FusedKernel = "fa4"
 
     def reordered(self, phase: str, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
         """Bytes of what is made in the order of the sequence, because registers lie otherwise: results of rows where

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penteract.config.kernel_limits import most_documents
-from penteract.ops.declarations.declaration import BOOL, FLOAT, Attrs, Shape
+from penteract.ops.declarations.declaration import BOOL, FLOAT, Attrs, FusedKernel, Shape
 from penteract.ops.declarations.fused_attention.fused import RANDOM, STATE, FusedAttention
 from penteract.ops.spec import Widths
 
@@ -28,7 +28,7 @@ def piece(s: int, t: int) -> int:
 class FlashAttention(FusedAttention):
     """One call for each sequence and piece."""
 
-    flash = True
+    speed: FusedKernel = "flash"
 
     def workspace(
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths

@@ -10,7 +10,16 @@ from math import prod
 
 from penteract.config.layout import AttentionKernel, Layout
 from penteract.ops.declarations.attention import Attention
-from penteract.ops.declarations.declaration import Attrs, CallShapes, OpDeclaration, Registers, Serves, Shape, WorkRates
+from penteract.ops.declarations.declaration import (
+    Attrs,
+    CallShapes,
+    FusedKernel,
+    OpDeclaration,
+    Registers,
+    Serves,
+    Shape,
+    WorkRates,
+)
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.units import Seconds
@@ -22,7 +31,7 @@ RANDOM = 24  # bytes of a random number generator's state, which is never used
 class FusedAttention(Attention):
     """Fused attention. With Ulysses all tokens are there, but ordered by context rank: sequence order is restored."""
 
-    flash = False  # whether it has the speed of the flash kernel, or of cuDNN's
+    speed: FusedKernel = "cudnn"  # the kernel whose measured speed it has
 
     def __init__(self, *, ulysses: bool = False) -> None:
         """`ulysses`: whether heads were distributed over context ranks before the call."""
@@ -32,7 +41,7 @@ class FusedAttention(Attention):
         """By FLOPs, from measurements of the whole kernel. Masked scores are not computed."""
         backward, size = call.phase != "forward", int(call.attrs["head_size"])
         flops = self.flops(*call)
-        return self.part, rates.attention(flops, backward=backward, causal=True, head_size=size, flash=self.flash)
+        return self.part, rates.attention(flops, backward=backward, causal=True, head_size=size, kernel=self.speed)
 
     def restored(self, phase: str, ins: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
         """Bytes of what is copied to sequence order: gathered keys and values; with Ulysses everything.
