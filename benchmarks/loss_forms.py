@@ -26,9 +26,9 @@ from penteract.engine.kernels.triton import loss_and_gradient as kernel
 from penteract.engine.kernels.triton.loss_and_gradient import Form
 
 FORMS = (
-    Form(16384, 16384, 32), Form(65536, 8192, 32), Form(32768, 8192, 32), Form(32768, 16384, 32),
-    Form(65536, 8192, 16), Form(65536, 16384, 16), Form(32768, 8192, 16), Form(16384, 8192, 16), Form(32768, 4096, 16),
-    Form(16384, 4096, 8), Form(131072, 8192, 32),
+    Form(16384, 16384, 32), Form(32768, 8192, 32), Form(32768, 16384, 32), Form(65536, 8192, 32), Form(16384, 32768, 32),
+    Form(32768, 32768, 32), Form(8192, 16384, 32), Form(16384, 16384, 16), Form(8192, 8192, 16), Form(8192, 8192, 8),
+    Form(4096, 4096, 8),
 )  # fmt: skip
 CHECKED = 64  # rows
 

@@ -1,4 +1,4 @@
-"""Cross entropy and its gradient in one kernel: a row of logits is read for its sums; half of it stays in registers, the
+"""Cross entropy and its gradient in one kernel: a row of logits is read for its sums; a part of it stays in registers, the
 rest is read again, from its end on, so that what was read last is still in the cache. The gradient is written where the
 logits were."""
 
@@ -32,8 +32,8 @@ class Form:
     warps    of a program: few programs of many threads, whose rows the cache holds together
     """
 
-    kept: int = 65536
-    columns: int = 8192
+    kept: int = 16384
+    columns: int = 16384
     warps: int = 32
 
 
