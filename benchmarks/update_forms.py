@@ -29,7 +29,7 @@ def forms() -> Iterator[Any]:
         for warps in (4, 8):
             yield Form(tile, warps)
     for tile in (1024, 2048, 4096):
-        yield Form(tile, stream=True)
+        yield Form(tile, 8, stream=True)
     yield Form(fused=False)
     yield from (Form(exact=True, fused=fused) for fused in (True, False))
 

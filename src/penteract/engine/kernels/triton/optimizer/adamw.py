@@ -38,8 +38,8 @@ class Form:
     stream  what is read and written is the first to leave the L2 cache
     """
 
-    tile: int = 2048
-    warps: int = 8
+    tile: int = 1024
+    warps: int = 4
     exact: bool = False
     fused: bool = True
     stream: bool = False
