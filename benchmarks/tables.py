@@ -469,6 +469,20 @@ gradient norm, beside torch and a copy.""",
     )
 
 
+def loss_forms() -> str:
+    found = record("loss_forms_h200")
+    rows = [(f"{row['vocabulary']:,}", f"{row['kept']:,}", f"{row['columns']:,}", row["warps"], f"{row['ms']:.2f}", f"{row['tb_a_second']:.2f}",
+             "yes" if row["held"] else "no") for row in found["forms"]]  # fmt: skip
+    return section(
+        "Ways to compile the loss",
+        f"""\
+Cross entropy with its gradient, of {found["forms"][0]["rows"]:,} rows of bf16 logits, in one kernel. "Kept" columns of a row
+stay in registers; the others are read twice. TB/s counts one reading and one writing.""",
+        table("vocabulary | kept | columns at a time | warps | ms | TB/s | agrees", rows),
+        records=["loss_forms_h200.json"],
+    )
+
+
 def captured_step() -> str:
     found = record("h200_1b_step")
     rows = [(name, ms(found[name]["step_ms"]), f"{found['predicted']['allocated_gib']:.2f}",
@@ -649,7 +663,7 @@ NOT_MEASURED = """\
 - **macOS and Windows.** Nothing has been run there."""
 
 SECTIONS = (against_torchtitan, triton_kernels, planned_times, four_gpus, memory_options, large_model, profiles, start_of_a_step, attention, chunked_loss, fp8,
-            optimizer_update, update_forms, captured_step, parity, training_runs, precision_recipes, other_trainers, planner_speed,
+            optimizer_update, update_forms, loss_forms, captured_step, parity, training_runs, precision_recipes, other_trainers, planner_speed,
             rates)  # fmt: skip
 
 
