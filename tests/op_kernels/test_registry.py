@@ -162,6 +162,7 @@ CHOSEN = [
     ("linear", {}, Layout(), "reference"),
     ("linear", {}, Layout(elementwise="triton"), "wide_product"),
     ("logits", {}, Layout(elementwise="triton"), "wide_product"),
+    ("router", {}, Layout(elementwise="triton"), "triton"),
     *[(op_name, {}, Layout(elementwise="triton"), "triton") for op_name in ONE_PASS],
     *[
         (name, {}, Layout(elementwise="triton"), "triton")

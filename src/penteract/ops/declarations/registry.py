@@ -26,6 +26,7 @@ from penteract.ops.declarations.fused_attention.fused import FusedAttention, whe
 from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.grouped_experts import by_groups
 from penteract.ops.declarations.loss import LOSS
+from penteract.ops.declarations.narrow_router import narrow_router
 from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
 from penteract.ops.declarations.quantised.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.quantised.fp8_experts import scaled_experts
@@ -142,6 +143,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         _wide("linear"),
     ),
     "logits": (_wide("logits"),),
+    "router": (Implementation("triton", narrow_router, {"cuda": f"{_RUNS}.kernels.triton.router:ROUTER"}),),
     "expert_linear": (
         Implementation(
             "fp8", with_recipe(scaled_experts, "reference"),
