@@ -27,6 +27,7 @@ from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.grouped_experts import by_groups
 from penteract.ops.declarations.loss import LOSS
 from penteract.ops.declarations.narrow_router import narrow_router
+from penteract.ops.declarations.normed_attention import NORMED_ATTENTION, normed
 from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
 from penteract.ops.declarations.quantised.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.quantised.fp8_experts import scaled_experts
@@ -121,6 +122,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     },
     "packed_attention": _attention(packed),
+    "normed_attention": _attention(normed),
     **{
         name: (
             Implementation(
@@ -166,5 +168,6 @@ OPS: dict[str, Op] = (
     | _ops(EXPERTS, "experts:EXPERTS")
     | _ops(BALANCE, "balance:BALANCE")
     | _ops(FUSIONS, "fusions:FUSIONS")
+    | _ops(NORMED_ATTENTION, "normed_attention:NORMED_ATTENTION")
     | _ops(FP8_LINEAR, "quantised.fp8_linear:EMULATED")
 )
