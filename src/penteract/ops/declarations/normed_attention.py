@@ -26,7 +26,7 @@ from penteract.ops.declarations.declaration import (
 from penteract.ops.declarations.dense import RmsNorm
 from penteract.ops.declarations.fusions import PARTS, PackedAttention, rotation_cost, rotation_workspace, unpacked
 from penteract.ops.declarations.steps import added
-from penteract.ops.declarations.traffic import Eager, Kernel, Kernels
+from penteract.ops.declarations.traffic import Eager, Kernel
 from penteract.ops.spec import Spec, Widths
 from penteract.ops.tape import Site
 from penteract.units import Seconds
@@ -69,20 +69,9 @@ class NormedAttention(PackedAttention):
         about = [(n // attrs["head_size"], attrs["head_size"])], weights[:1], attrs, widths
         return max(inner, _NORM.workspace("input_gradient", *about))
 
-    def traffic(
-        self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
-    ) -> Kernels | None:
-        """Of the weights' gradients; the rest are products."""
-        if phase != "weight_gradient":
-            return None
-        e, width = Eager(widths), weights[0][0]
-        if self.copies:
-            return (e.sums(("stat", PARTS * width), ("stat", width)), added(e, width, "stat")) * 2
-        return (e.sums(("stat", PARTS * width), ("gradient", 2 * width)),) * 2
-
     def cost(self, rates: WorkRates, call: CallShapes, widths: Widths, registers: Registers) -> tuple[str, Seconds]:
         if call.phase == "weight_gradient":
-            return OpDeclaration.cost(self, rates, call, widths, registers)
+            return "pointwise", _seconds(rates, _sums(call, widths, in_place=not self.copies))
         plain = call._replace(ins=unpacked(call.ins, call.attrs), weights=())
         part, seconds = self.inner.cost(rates, plain, widths, registers)
         if not self.copies:
@@ -90,7 +79,7 @@ class NormedAttention(PackedAttention):
             return part, seconds + rates.moved(one.moved)
         seconds += rotation_cost(rates, call.ins[:2], call.attrs, widths)
         seconds += rates.moved(2 * prod(call.ins[0]) * widths["compute"])
-        return part, seconds + fsum([k.times * rates.moved(k.moved, k.walked) for k in _norms(call, widths)])
+        return part, seconds + _seconds(rates, _norms(call, widths))
 
 
 def one_pass_heads(call: CallShapes, widths: Widths) -> Kernel:
@@ -107,6 +96,18 @@ def _norms(call: CallShapes, widths: Widths) -> list[Kernel]:
     phases = ("forward",) if call.phase == "forward" else ("input_gradient", "weight_gradient")
     shapes = [(*call.ins[0][:-1], width) for width in call.attrs["widths"][:2]]
     return [k for p in phases for shape in shapes for k in _NORM.traffic(p, [shape], call.weights, call.attrs, widths)]
+
+
+def _sums(call: CallShapes, widths: Widths, *, in_place: bool) -> Sequence[Kernel]:
+    """The kernels that sum both weights' gradients. `in_place`: straight into the bucket."""
+    e, width = Eager(widths), call.weights[0][0]
+    if in_place:
+        return [e.sums(("stat", PARTS * width), ("gradient", 2 * width))] * 2
+    return [e.sums(("stat", PARTS * width), ("stat", width)), added(e, width, "stat")] * 2
+
+
+def _seconds(rates: WorkRates, kernels: Sequence[Kernel]) -> Seconds:
+    return fsum([k.times * rates.moved(k.moved, k.walked) for k in kernels])
 
 
 def normed(serves: Serves) -> Callable[[Site, Layout], OpDeclaration | None]:
