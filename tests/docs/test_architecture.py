@@ -140,7 +140,9 @@ def test_words() -> None:
     assert listed == [(w, kept(b.input_keeps), kept(b.weight_keeps, b.deferrable)) for w, b in declarations]
 
 
-BESIDE_OPS = ("registry", "traffic", "one_pass", "one_pass_experts", "wide_product", "grouped_experts")  # others
+BESIDE_OPS = (
+    "registry", "traffic", "one_pass", "one_pass_experts", "wide_product", "narrow_router", "grouped_experts",
+)  # others  # fmt: skip
 
 
 def test_words_have_their_bodies_in_the_file_of_the_same_name() -> None:

@@ -189,6 +189,13 @@ def _packed(what: str, s: int, b: int, heads: tuple[int, int], **more: Any) -> C
     return replace(plain, op_name="packed_attention", ins=ins, attrs={**plain.attrs, **turned, "widths": widths})
 
 
+def _normed(what: str, s: int, b: int, heads: tuple[int, int], **more: Any) -> Case:
+    """The same before query and key heads are normalised and turned."""
+    plain = _packed(what, s, b, heads, **more)
+    weights = ((plain.attrs["head_size"],),) * 2
+    return replace(plain, op_name="normed_attention", weights=weights, attrs={**plain.attrs, "epsilon": 1e-5})
+
+
 def _attention() -> list[Case]:
     documents = [[0, 0], [0, 0], [2, 0], [2, 3], [2, 3], [5, 3]]
     some = given([[[0.3, -math.inf, 1.0], [2.0, 0.1, -math.inf]]], "stat")  # [B, H, s]
@@ -219,6 +226,12 @@ def _attention() -> list[Case]:
         _packed("grouped documents", 6, 2, (4, 2), start=documents),
         _packed("one token", 1, 1, (2, 1)),
         _packed("window, yarn", 6, 1, (2, 1), window=3, scaling=RopeScaling(kind="yarn", factor=40.0,
+                original_positions=256, attention_factor=1.2)),
+        _normed("causal", 5, 2, (2, 2)),
+        _normed("grouped documents", 4, 2, (4, 2), start=documents[:4]),
+        _normed("one token", 1, 1, (2, 1)),
+        _normed("many heads", 2, 1, (16, 16)),
+        _normed("window, yarn", 6, 1, (2, 1), window=3, scaling=RopeScaling(kind="yarn", factor=40.0,
                 original_positions=256, attention_factor=1.2)),
         Case("unfold_heads", "heads", (x(4, 2, 3 * (5 + 4)), x(4, 2, 2)), (), {"plain_size": 5, "value_size": 4}),
         Case("unfold_heads", "one head", (x(3, 1, 3), x(3, 1, 4)), (), {"plain_size": 1, "value_size": 2}),

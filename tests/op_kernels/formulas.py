@@ -247,6 +247,17 @@ def packed_attention(room: Room, ins: Tensors, weights: Tensors) -> Truth:
     return attention(room, [*now.split(room.attrs["widths"], -1), *rest], weights)
 
 
+def normed_attention(room: Room, ins: Tensors, weights: Tensors) -> Truth:
+    """The norm of each query and key head, then as far as its token turns it."""
+    packed, positions, *rest = ins
+    q, k, v = packed.split(room.attrs["widths"], -1)
+    normed = [rms_norm(room, [x], [w]).outs for x, w in zip((q, k), weights, strict=True)]
+    heads = [rope(room, [y, positions], []).outs[0] for y, _ in normed]
+    truth = attention(room, [*heads, v, *rest], [])
+    made = (torch.cat(heads, -1), torch.cat([scale for _, scale in normed], -1))
+    return Truth([*truth.outs, *(x.detach() for x in made)])
+
+
 def _attend(
     room: Room, like: torch.Tensor, parts: list[Tensors], index: torch.Tensor, start: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -437,7 +448,7 @@ FORMULAS: dict[str, Formula] = {
     for f in (
         embedding, linear, add_bias, rms_norm, fork_norm, loss_and_gradient, merged_linear, packed_swiglu,
         quantise, fp8_linear, fp8_glu,
-        packed_attention, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
+        packed_attention, normed_attention, layer_norm, rope, swiglu, gelu, add, split, join, repeat_heads,
         pack_heads, unpack_heads,
         attention, unfold_heads, merge_attention, row_max, exp_sum, negative_log_likelihood, cross_entropy_gradient,
         rows, join_rows, logits, logits_gradient,

@@ -162,13 +162,18 @@ CHOSEN = [
     ("linear", {}, Layout(), "reference"),
     ("linear", {}, Layout(elementwise="triton"), "wide_product"),
     ("logits", {}, Layout(elementwise="triton"), "wide_product"),
+    ("router", {}, Layout(elementwise="triton"), "triton"),
     *[(op_name, {}, Layout(elementwise="triton"), "triton") for op_name in ONE_PASS],
     *[
         (name, {}, Layout(elementwise="triton"), "triton")
         for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     ],
     *[("attention", {}, Layout(attention=name), name) for name in ("fa4", "fa4_documents")],
-    *[("packed_attention", {}, Layout(attention=name), name) for name in ("fa4", "fa4_documents", "cudnn", "flash")],
+    *[
+        (op_name, {}, Layout(attention=name), name)
+        for op_name in ("packed_attention", "normed_attention")
+        for name in ("fa4", "fa4_documents", "cudnn", "flash")
+    ],
     *[(name, {"fp8": FP8}, Layout(), "fp8") for name in FP8_LINEAR],
     *[(name, {"fp8": FP8}, Layout(elementwise="triton"), "fp8_triton") for name in FP8_LINEAR],
     ("linear", {"fp8": FP8}, Layout(), "fp8"),

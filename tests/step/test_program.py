@@ -35,7 +35,7 @@ CASES = [
     (PLAIN, Layout(tp=2, loss="chunked", loss_chunk=8), "bf16"), (PLAIN, Layout(tp=2), "bf16"),
     (PLAIN, Layout(cp=2), "bf16"), (PLAIN, Layout(cp=2, cp_method="ring"), "bf16"),
     (PLAIN, Layout(cp=4, cp_method="ulysses"), "bf16"), (LOSS, Layout(dp=2, ep=2, cp=2), "bf16"),
-    (LOSS, Layout(experts="grouped"), "bf16"),
+    (LOSS, Layout(experts="grouped"), "bf16"), (replace(PLAIN, qk_norm=True), ALL, "bf16"),
 ]  # fmt: skip
 
 

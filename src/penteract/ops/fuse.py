@@ -4,7 +4,7 @@ norm    a fork and the RMSNorm of one of its branches: backward makes the sum of
         weight's partial sums in one pass
 mlp     gate and up projections are one product, and SwiGLU reads its result as it lies
 qkv     query, key and value projections are one product, whose result attention reads as it lies; rotary positions
-        are applied to it in place
+        are applied to it in place. With QK-norm, query and key heads are normalised and turned in one pass
 loss    of whole rows of logits, the loss and its gradient in one op, which is said where the head is
 fp8     linear layers in FP8 with one scale for each tensor of a micro-batch: what they read is cast once, both ways
         round, and kept as codes; with it, what the others merge may be in FP8
@@ -31,7 +31,7 @@ from penteract.ops.tape import OpCall, Site, Tape
 # What recomputation and offload call a fused op: the op of the network whose result it makes.
 STANDS_FOR: Mapping[str, str] = {
     "fork_norm": "rms_norm", "merged_linear": "linear", "packed_swiglu": "swiglu", "packed_attention": "attention",
-    "fp8_linear": "linear", "fp8_glu": "linear",
+    "normed_attention": "attention", "fp8_linear": "linear", "fp8_glu": "linear",
 }  # fmt: skip
 
 
@@ -90,27 +90,27 @@ class _Edit:
             self._put(OpCall(packed, merged.outs, glu.outs, stands_for=STANDS_FOR["packed_swiglu"]), (glu,))
 
     def attentions(self) -> None:
-        """fork(h) -> q, k, v projections, rope of q and k, attention   becomes   merged_linear, packed_attention."""
+        """fork(h) -> q, k, v projections, rope of q and k, attention   becomes   merged_linear, packed_attention.
+
+        Where q and k are normalised by head before they turn: merged_linear, normed_attention.
+        """
         readers = self._readers()
         for fork in self._forks(3):
             linears = self._linears(fork, readers)
-            ropes = [readers.get(one.outs[0]) for one in linears[:2]]
-            turned = [r for r in ropes if r is not None and r.site.op_name == "rope"]
-            if len(turned) < 2 or not _alike(turned):
+            norms, ropes = _of_heads(linears[:2], readers)
+            if not ropes:
                 continue
-            results = (*(r.outs[0] for r in turned), linears[2].outs[0])
+            results = (*(r.outs[0] for r in ropes), linears[2].outs[0])
             attention = readers.get(results[0])
             if attention is None or attention.site.op_name != "attention" or attention.ins[:3] != results:
                 continue
-            widths = [_width(one.site.outs[0]) for one in linears]
-            merged = self._merged(fork, linears, turned, widths)
-            attrs = {**attention.site.attrs, "widths": tuple(widths), **_rotation(merged.site.attrs)}
-            ins, specs = attention.ins[3:], attention.site.ins[3:]
-            ins, specs = (*merged.outs, *merged.ins[1:], *ins), (*merged.site.outs, *merged.site.ins[1:], *specs)
-            packed = replace(attention.site, op_name="packed_attention", ins=specs, attrs=attrs)
-            self._put(merged, (fork, *linears, *turned))
-            stands_for = STANDS_FOR["packed_attention"]
-            self._put(OpCall(packed, ins, attention.outs, attention.extras, stands_for=stands_for), (attention,))
+            widths = tuple(_width(one.site.outs[0]) for one in linears)
+            turned = {**ropes[0].site.attrs, "turned": sum(widths[:2])}
+            of_product = () if norms else ropes  # what it does to heads; attention does the rest
+            merged = self._merged(fork, linears, of_product, {} if norms else turned)
+            packed = self._packed(merged, ropes[0], attention, norms, turned | {"widths": widths})
+            self._put(merged, (fork, *linears, *of_product))
+            self._put(packed, (*norms, *ropes, attention) if norms else (attention,))
 
     def casts(self) -> None:
         """linear(x)   becomes   quantise(x) -> codes; fp8_linear(x, codes). One cast for all that read x.
@@ -175,21 +175,41 @@ class _Edit:
     # ---- edits -----------------------------------------------------------------------------------------------
 
     def _merged(
-        self, fork: OpCall, linears: Sequence[OpCall], ropes: Sequence[OpCall] = (), widths: Sequence[int] = ()
+        self,
+        fork: OpCall,
+        linears: Sequence[OpCall],
+        ropes: Sequence[OpCall] = (),
+        turned: Mapping[str, Any] | None = None,
     ) -> OpCall:
-        """One product for all; `ropes` turn the first of its columns."""
+        """One product for all; `ropes` turn the first of its columns, as `turned` says."""
         names = tuple(one.site.params[0] for one in linears)
         for i, name in enumerate(names):
             self.params[name] = replace(self.params[name], joined=len(names) - 1 - i)
-        ins, specs, attrs = fork.ins, (fork.site.ins[0],), dict[str, Any]()
+        ins, specs = fork.ins, (fork.site.ins[0],)
         if ropes:
             ins, specs = (*ins, ropes[0].ins[1]), (*specs, ropes[0].site.ins[1])
-            attrs = {**ropes[0].site.attrs, "turned": sum(widths[: len(ropes)])}
-        attrs |= linears[0].site.attrs
+        attrs = {**(turned or {}), **linears[0].site.attrs}
         weights = tuple(one.site.weights[0] for one in linears)
         outs, _ = OPS["merged_linear"].declaration.results(specs, weights, attrs)
         site = Site("merged_linear", specs, outs, names, weights, attrs, linears[0].site.layer, linears[0].site.line)
         return OpCall(site, ins, (self.tape.new(outs[0], flows=True),), stands_for=STANDS_FOR["merged_linear"])
+
+    def _packed(
+        self, merged: OpCall, rope: OpCall, attention: OpCall, norms: Sequence[OpCall], about: Mapping[str, Any]
+    ) -> OpCall:
+        """Attention of what one product makes; with norms, of heads that are neither normalised nor turned."""
+        name = "normed_attention" if norms else "packed_attention"
+        ins = (*merged.outs, rope.ins[1], *attention.ins[3:])
+        specs = (*merged.site.outs, rope.site.ins[1], *attention.site.ins[3:])
+        weights = tuple(norm.site.weights[0] for norm in norms)
+        attrs = {**attention.site.attrs, **about, **(norms[0].site.attrs if norms else {})}
+        extras = OPS[name].declaration.results(specs, weights, attrs)[1]
+        site = replace(
+            attention.site, op_name=name, ins=specs, outs=(*attention.site.outs, *extras[1:]),
+            params=tuple(norm.site.params[0] for norm in norms), weights=weights, attrs=attrs,
+        )  # fmt: skip
+        more = tuple(self.tape.new(spec, flows=False) for spec in extras[1:])
+        return OpCall(site, ins, attention.outs, (*attention.extras, *more), stands_for=STANDS_FOR[name])
 
     def _quantise(self, op: OpCall, fp8: Fp8, largest: int | None) -> OpCall:
         """The cast of what a linear layer reads. `largest`: its largest value, where that is known."""
@@ -220,14 +240,26 @@ class _Edit:
         self.tape.ops = [op for op in self.tape.ops if op not in gone]
 
 
-def _alike(ropes: Sequence[OpCall]) -> bool:
-    first = ropes[0]
-    return all(r.ins[1] == first.ins[1] and r.site.attrs == first.site.attrs for r in ropes)
+def _of_heads(
+    linears: Sequence[OpCall], readers: Mapping[int, OpCall]
+) -> tuple[tuple[OpCall, ...], tuple[OpCall, ...]]:
+    """The norms of query and key heads, if there are any, and the ops that turn them; nothing where they are not all
+    there and alike."""
+    found = [readers.get(one.outs[0]) for one in linears]
+    norms = tuple(op for op in found if op is not None and op.site.op_name == "rms_norm")
+    if norms:
+        found = [readers.get(one.outs[0]) for one in norms]
+    ropes = tuple(op for op in found if op is not None and op.site.op_name == "rope")
+    alike = len(ropes) == 2 and len(norms) in (0, 2) and _same(ropes) and ropes[0].ins[1] == ropes[1].ins[1]
+    if alike and norms:  # of whole heads
+        attrs = ropes[0].site.attrs
+        whole = all(norm.site.weights[0] == (attrs["head_size"],) for norm in norms)
+        alike = whole and _same(norms) and not attrs["plain_size"]
+    return (norms, ropes) if alike else ((), ())
 
 
-def _rotation(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """What attention has to know of positions, to turn gradients back."""
-    return {name: attrs[name] for name in ("turned", "plain_size", "theta", "scaling") if name in attrs}
+def _same(ops: Sequence[OpCall]) -> bool:
+    return all(op.site.attrs == ops[0].site.attrs for op in ops)
 
 
 def _width(spec: Spec) -> int:

@@ -54,9 +54,13 @@ def expert_offsets(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: T
 
 def router(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """x [S, B, D] -> weights and experts [S, B, k], scores and choices [S, B, X]. Scores in `stat`, as logits."""
-    chosen, experts, scores, choices = outs
-    a, x = site.attrs, ins[0]
-    torch.mm(_rows(x).to(env.stat), weights[0].to(env.stat).t(), out=_rows(scores))
+    torch.mm(_rows(ins[0]).to(env.stat), weights[0].to(env.stat).t(), out=_rows(outs[2]))
+    choose_experts(env, site, outs)
+
+
+def choose_experts(env: Env, site: Site, outs: Tensors) -> None:
+    """The outs of a router, of which scores [S, B, X] are logits yet."""
+    (chosen, experts, scores, choices), a = outs, site.attrs
     if a["score"] == "softmax":
         _softmax_(scores)
     else:
@@ -99,8 +103,14 @@ def _choose(
 def router_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:
     """The gradient of x, from those of the weights and, with a balance loss, of the scores; keeps that of the
     logits."""
-    experts, scores, g, *g_scores = ins
-    slope = outs[1]  # of the scores, then of the logits
+    slope = outs[1]
+    put_logits_gradient(env, site, ins, slope)
+    put_product(_rows(outs[0]), _rows(slope), weights[0].to(env.stat), False)
+
+
+def put_logits_gradient(env: Env, site: Site, ins: Tensors, slope: torch.Tensor) -> None:
+    """The gradient of the logits into `slope` [S, B, X], from what `router_input` reads."""
+    experts, scores, g, *g_scores = ins  # `slope` is that of the scores first
     slope.copy_(g_scores[0]) if g_scores else slope.zero_()
     scale = site.attrs["scale"]
     g = _before_normalizing(scores, experts, g) if site.attrs["normalize"] else g.to(env.stat, copy=scale != 1)
@@ -110,7 +120,6 @@ def router_input(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Ten
         slope.sub_((slope * scores).sum(-1, keepdim=True)).mul_(scores)
     else:
         slope.mul_(scores).addcmul_(slope, scores, value=-1)
-    put_product(_rows(outs[0]), _rows(slope), weights[0].to(env.stat), False)
 
 
 def _before_normalizing(scores: torch.Tensor, experts: torch.Tensor, g: torch.Tensor) -> torch.Tensor:

@@ -49,23 +49,27 @@ class Router(OpDeclaration):
         self, phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths
     ) -> int:
         """Routing uses the stat dtype: tokens and weights are converted for the products."""
-        (s, b, _), stat = ins[0], widths["stat"]
-        tokens, copies = s * b, s * b * attrs["top_k"]
-        scores = tokens * weights[0][0] * stat
+        if phase == "weight_gradient":
+            return widened(prod(ins[0]), widths) + wide_product(prod(weights[0]), widths)
         product = widened(prod(ins[0]) + prod(weights[0]), widths)
-        row = tokens * stat
-        if phase == "forward":
-            softmax = row if attrs["score"] == "softmax" else 0
-            ranking = scores if attrs["bias"] or attrs["groups"] > 1 else 0
-            choice = copies * stat + (row if attrs["normalize"] else 0)
-            grouping = _grouping(tokens, attrs, widths) if attrs["groups"] > 1 else 0
-            by_sequence = copies * widths["index"] if s > 1 and b > 1 else 0
-            return max(product, softmax, ranking + max(choice, grouping), by_sequence)
-        if phase == "input_gradient":
-            scaled = copies * stat if attrs["scale"] != 1 else widened(copies, widths)
-            chosen = copies * stat + 2 * row if attrs["normalize"] else scaled
-            return max(product, chosen, scores + row if attrs["score"] == "softmax" else 0)
-        return widened(prod(ins[0]), widths) + wide_product(prod(weights[0]), widths)
+        return max(product, routing_workspace(phase, ins, weights, attrs, widths))
+
+
+def routing_workspace(phase: str, ins: Sequence[Shape], weights: Sequence[Shape], attrs: Attrs, widths: Widths) -> int:
+    """Bytes of the choice of experts from logits, and of the logits' gradient: of a router without its products."""
+    (s, b, _), stat = ins[0], widths["stat"]
+    tokens, copies = s * b, s * b * attrs["top_k"]
+    scores, row = tokens * weights[0][0] * stat, tokens * stat
+    if phase == "forward":
+        softmax = row if attrs["score"] == "softmax" else 0
+        ranking = scores if attrs["bias"] or attrs["groups"] > 1 else 0
+        choice = copies * stat + (row if attrs["normalize"] else 0)
+        grouping = _grouping(tokens, attrs, widths) if attrs["groups"] > 1 else 0
+        by_sequence = copies * widths["index"] if s > 1 and b > 1 else 0
+        return max(softmax, ranking + max(choice, grouping), by_sequence)
+    scaled = copies * stat if attrs["scale"] != 1 else widened(copies, widths)
+    chosen = copies * stat + 2 * row if attrs["normalize"] else scaled
+    return max(chosen, scores + row if attrs["score"] == "softmax" else 0)
 
 
 def _grouping(tokens: int, attrs: Attrs, widths: Widths) -> int:

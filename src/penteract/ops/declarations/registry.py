@@ -26,6 +26,8 @@ from penteract.ops.declarations.fused_attention.fused import FusedAttention, whe
 from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
 from penteract.ops.declarations.grouped_experts import by_groups
 from penteract.ops.declarations.loss import LOSS
+from penteract.ops.declarations.narrow_router import narrow_router
+from penteract.ops.declarations.normed_attention import NORMED_ATTENTION, normed
 from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
 from penteract.ops.declarations.quantised.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.quantised.fp8_experts import scaled_experts
@@ -120,6 +122,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         for name in ("fork_norm", "loss_and_gradient", "merged_linear", "packed_swiglu")
     },
     "packed_attention": _attention(packed),
+    "normed_attention": _attention(normed),
     **{
         name: (
             Implementation(
@@ -142,6 +145,7 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         _wide("linear"),
     ),
     "logits": (_wide("logits"),),
+    "router": (Implementation("triton", narrow_router, {"cuda": f"{_RUNS}.kernels.triton.router:ROUTER"}),),
     "expert_linear": (
         Implementation(
             "fp8", with_recipe(scaled_experts, "reference"),
@@ -164,5 +168,6 @@ OPS: dict[str, Op] = (
     | _ops(EXPERTS, "experts:EXPERTS")
     | _ops(BALANCE, "balance:BALANCE")
     | _ops(FUSIONS, "fusions:FUSIONS")
+    | _ops(NORMED_ATTENTION, "normed_attention:NORMED_ATTENTION")
     | _ops(FP8_LINEAR, "quantised.fp8_linear:EMULATED")
 )

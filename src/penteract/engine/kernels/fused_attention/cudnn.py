@@ -11,6 +11,7 @@ import torch
 from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.normed_attention import ON_GPU, normed
 from penteract.ops.tape import Site
 
 
@@ -49,4 +50,8 @@ def cudnn(aten: Any) -> TorchKernel:
 
 
 _KERNEL = cudnn(torch.ops.aten)
-CUDNN = {"attention": _KERNEL, "packed_attention": packed(_KERNEL, rotate_on_gpu_)}
+CUDNN = {
+    "attention": _KERNEL,
+    "packed_attention": packed(_KERNEL, rotate_on_gpu_),
+    "normed_attention": normed(_KERNEL, ON_GPU),
+}

@@ -18,6 +18,7 @@ from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout
 from penteract.engine.kernels.fused_attention.flash import ends
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.normed_attention import ON_GPU, normed
 from penteract.ops.tape import Site
 
 Library = Callable[[], Any]  # -> the module with `_flash_attn_fwd` and `_flash_attn_bwd`
@@ -154,6 +155,13 @@ def documents(lib: Library) -> TorchKernel:
     return TorchKernel(partial(_documents, lib), partial(_documents_input, lib))
 
 
-_WHOLE, _DOCUMENTS = whole(library), documents(library)
-FA4 = {"attention": _WHOLE, "packed_attention": packed(_WHOLE, rotate_on_gpu_)}
-FA4_DOCUMENTS = {"attention": _DOCUMENTS, "packed_attention": packed(_DOCUMENTS, rotate_on_gpu_)}
+def _ways(kernel: TorchKernel) -> dict[str, TorchKernel]:
+    """As registers lie."""
+    return {
+        "attention": kernel,
+        "packed_attention": packed(kernel, rotate_on_gpu_),
+        "normed_attention": normed(kernel, ON_GPU),
+    }
+
+
+FA4, FA4_DOCUMENTS = _ways(whole(library)), _ways(documents(library))

@@ -16,6 +16,7 @@ from penteract.config.kernel_limits import most_documents
 from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, QueryRun
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.normed_attention import ON_GPU, normed
 from penteract.ops.tape import Site
 
 
@@ -116,4 +117,8 @@ def flash(aten: Any) -> TorchKernel:
 
 
 _KERNEL = flash(torch.ops.aten)
-FLASH = {"attention": _KERNEL, "packed_attention": packed(_KERNEL, rotate_on_gpu_)}
+FLASH = {
+    "attention": _KERNEL,
+    "packed_attention": packed(_KERNEL, rotate_on_gpu_),
+    "normed_attention": normed(_KERNEL, ON_GPU),
+}

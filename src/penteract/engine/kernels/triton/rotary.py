@@ -25,6 +25,16 @@ _TURN = tl.constexpr(6.283185307179586)
 
 
 @triton.jit
+def cos_and_sin(positions, turns, token, tokens, f, half, length):
+    """cos and sin of the angles of some tokens [T, 1, 1], for features f [1, 1, F] of which `half` are there:
+    [T, 1, F], times `length`."""
+    position = tl.load(positions + token, token < tokens, other=0).to(tl.float64)
+    share = position * tl.load(turns + f, f < half, other=0.0)
+    angle = (share - tl.floor(share + 0.5)).to(tl.float32) * _TURN
+    return tl.cos(angle) * length, tl.sin(angle) * length
+
+
+@triton.jit
 def _rotate(
     x, positions, turns, out, tokens, x_row, out_row, length, SIGN: tl.constexpr, HEADS: tl.constexpr,
     SIZE: tl.constexpr, PLAIN: tl.constexpr, TOKENS: tl.constexpr, AT_ONCE: tl.constexpr, HALF: tl.constexpr,
@@ -35,10 +45,8 @@ def _rotate(
     half: tl.constexpr = (SIZE - PLAIN) // 2
     token = (tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS))[:, None, None]
     f = tl.arange(0, HALF)[None, None, :]
-    position = tl.load(positions + token, token < tokens, other=0).to(tl.float64)
-    share = position * tl.load(turns + f, f < half, other=0.0)
-    angle = (share - tl.floor(share + 0.5)).to(tl.float32) * _TURN
-    cos, sin = tl.cos(angle) * length, tl.sin(angle) * (length * SIGN)
+    cos, sin = cos_and_sin(positions, turns, token, tokens, f, half, length)
+    sin = sin * SIGN
     for first in range(0, HEADS, AT_ONCE):
         head = (first + tl.arange(0, AT_ONCE))[None, :, None]
         found, at = (token < tokens) & (head < HEADS), head * SIZE + PLAIN + f
@@ -54,15 +62,21 @@ def _rotate(
             tl.store(out + token * out_row + head * SIZE + still, kept, also)
 
 
+def length_of(site: Site) -> float:
+    """What turned features are multiplied by."""
+    scaling = site.attrs["scaling"]
+    return 1.0 if scaling is None else float(scaling.attention_factor)
+
+
 def rotate(site: Site, x: torch.Tensor, positions: torch.Tensor, sign: int, out: torch.Tensor) -> None:
     """x [s, B, n·C] turned by positions [s, B], back with sign -1. `out` may be x."""
-    size, plain, scaling = int(site.attrs["head_size"]), int(site.attrs["plain_size"]), site.attrs["scaling"]
+    size, plain = int(site.attrs["head_size"]), int(site.attrs["plain_size"])
     heads, half = x.shape[-1] // size, triton.next_power_of_2((size - plain) // 2)
     at_once = min(triton.next_power_of_2(heads), max(1, _TILE // (_TOKENS * half)))
     tokens = positions.numel()
     _rotate[(triton.cdiv(tokens, _TOKENS),)](
         x, positions, turns(site, x.device), out, tokens, row_stride(x), row_stride(out),
-        1.0 if scaling is None else float(scaling.attention_factor), SIGN=sign, HEADS=heads, SIZE=size, PLAIN=plain,
+        length_of(site), SIGN=sign, HEADS=heads, SIZE=size, PLAIN=plain,
         TOKENS=_TOKENS, AT_ONCE=at_once, HALF=half, REST=triton.next_power_of_2(max(1, plain)), num_warps=_WARPS,
     )  # fmt: skip
 

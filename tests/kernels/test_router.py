@@ -1,0 +1,98 @@
+"""Routing by products of 16-bit factors, without a GPU: its products replaced by their arithmetic, its kernel in
+Triton's interpreter. Held to its declaration, and to routing in fp32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.test_one_pass import let_go
+from op_kernels.cases import ALL_EXPERTS, CASES, Case, x
+from op_kernels.test_wide_product import Aten, Told
+from op_kernels.trial import check
+from penteract.config.layout import Layout
+from penteract.config.mesh import Mesh
+from penteract.config.precision.policy import RECIPES
+from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.reference import REFERENCE
+from penteract.engine.kernels.triton.router import routers, split
+from penteract.ops.declarations.declaration import CallShapes, Product
+from penteract.ops.declarations.narrow_router import PARTS, NarrowRouter
+from penteract.ops.tape import Site
+
+ABOUT = {"top_k": 3, "experts": 150, "score": "softmax", "normalize": True, "balance": "loss", "bias": ""}
+MANY = Case("router", "many experts", (x(47, 1, 24),), ((150, 24),), ABOUT | ALL_EXPERTS)
+TRIED = [case for case in CASES if case.op_name == "router"] + [MANY]
+NARROW = ("bf16", "bf16_pure", "fp16")
+
+
+class _Counted(NarrowRouter):
+    """What torch counts: the products of all parts."""
+
+    def flops(self, phase: str, *about: Any) -> int:
+        return super().flops(phase, *about) * (1 if phase == "forward" else PARTS)
+
+
+@pytest.mark.usefixtures("small_heap")
+@pytest.mark.parametrize("precision", [*NARROW, "fp32", "fp64"])
+@pytest.mark.parametrize("case", TRIED, ids=str)
+def test_a_kernel_does_what_it_declares(case: Case, precision: str) -> None:
+    declared = _Counted() if precision in NARROW else NarrowRouter()
+    assert check(case, precision, declared, let_go(routers(Aten())["router"])) == []
+
+
+def test_parts_of_a_number_are_all_of_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.randint(-60, 60, (70, 150), generator=generator)
+    numbers = torch.ldexp(torch.randn(70, 150, generator=generator), exponents)
+    parts = split(numbers, torch.bfloat16).view(70, PARTS, 150)
+    assert torch.equal(parts.double().sum(1), numbers.double())
+    small = torch.randn(70, 150, generator=generator)
+    found = split(small, torch.float16).view(70, PARTS, 150).double().sum(1)
+    assert (found - small.double()).abs().max() <= 2.0**-25
+
+
+def test_statistics_are_those_of_fp32() -> None:
+    """Of the same 16-bit numbers: logits and gradients to the rounding of a sum."""
+    tokens, width, experts, k = 96, 256, 40, 4
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    env = Env(Mesh(Layout()), 0, torch.float32)
+    site = Site("router", (), (), attrs=ABOUT | ALL_EXPERTS | {"top_k": k, "experts": experts})
+    h, w, g = drawn(tokens, 1, width), drawn(experts, width) / 16, drawn(tokens, 1, k)
+    g_scores = drawn(tokens, 1, experts, dtype=torch.float32)
+    found = list[list[torch.Tensor]]()
+    for kernel in (routers(Aten())["router"], REFERENCE["router"]):
+        outs = [
+            torch.empty(tokens, 1, k, dtype=torch.bfloat16), torch.empty(tokens, 1, k, dtype=torch.int64),
+            torch.empty(tokens, 1, experts), torch.empty(1, experts, dtype=torch.int64),
+        ]  # fmt: skip
+        kernel.forward(env, site, [h], [w], outs)
+        made = [torch.empty_like(h), torch.empty(tokens, 1, experts)]
+        assert kernel.input_gradient is not None
+        assert kernel.weight_gradient is not None
+        kernel.input_gradient(env, site, [outs[1], outs[2], g, g_scores], [w], made)
+        into = torch.empty(experts, width)
+        kernel.weight_gradient(env, site, [h, made[1]], [into], False)
+        found.append([outs[2], made[1], into, made[0].float(), outs[1]])
+    (*some, rounded, chosen), (*same, also_rounded, also_chosen) = found
+    assert torch.equal(chosen, also_chosen)
+    for got, want in zip(some, same, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * want.abs().max().item())
+    torch.testing.assert_close(rounded, also_rounded, rtol=2.0**-7, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("phase", "product"),
+    [("forward", (1, 64, 8, 16)), ("input_gradient", (1, 64, 16, 24)), ("weight_gradient", (1, 24, 16, 64))],
+)
+def test_its_time_is_that_of_all_parts(phase: str, product: tuple[int, ...]) -> None:
+    told: Any = Told()
+    call = CallShapes(phase, [(64, 1, 16)], [(8, 16)], ABOUT | ALL_EXPERTS | {"experts": 8})
+    NarrowRouter().cost(told, call, RECIPES["bf16"].widths, list)
+    assert told.asked[-1] == Product(*product)
