@@ -35,6 +35,15 @@ def test_a_layout_is_one_process_and_its_price(pool: Pool, model: ModelSpec, lay
     assert not red, "\n".join(red)
 
 
+def test_linear_layers_in_fp8_are_merged_too() -> None:
+    in_fp8 = RECIPES["fp8_tensorwise"].linear_layers(DENSE.layers)
+    tape = record(DENSE, Mesh(Layout(fuse=FUSIONS)), 0, 16, in_fp8).tape
+    readers = {op.ins[0]: op for op in tape.ops if op.site.op_name == "normed_attention"}
+    merged = [op for op in tape.ops if op.outs and op.outs[0] in readers]
+    assert len(merged) == DENSE.layers
+    assert {(op.site.op_name, len(op.site.params)) for op in merged} == {("fp8_linear", 3)}
+
+
 def _ops(model: ModelSpec, layout: Layout) -> list[str]:
     return [op.site.op_name for op in record(model, Mesh(layout), 0, 16).tape.ops]
 
