@@ -9,6 +9,8 @@ is turned while it is in 16 bits: codes that are turned in registers came out wr
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
+from math import gcd
+
 import torch
 import triton
 import triton.language as tl
@@ -23,17 +25,19 @@ from penteract.engine.kernels.triton.quantised.fp8_glu import put_glu, put_large
 from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_tile
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 
-_AT_ONCE, _TIMES = 4096, 8  # numbers that a program looks at, and how often
+# Numbers that a program of `_largest` looks at, again and again, and the most programs: an H100 or H200 holds all at once.
+_AT_ONCE, _PROGRAMS = 8192, 528
 
 
 @triton.jit
-def _largest(x, out, n, SIZE: tl.constexpr, TIMES: tl.constexpr):
-    """Of numbers [n] in the order in which they lie. out: int32 [1], with the pattern of what was found before."""
-    begin = tl.program_id(0).to(tl.int64) * (SIZE * TIMES)
-    found = tl.zeros((SIZE,), tl.int32)
-    for i in tl.static_range(TIMES):
-        at = begin + i * SIZE + tl.arange(0, SIZE)
-        values = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32)
+def _largest(x, out, grains, SIZE: tl.constexpr, GRAIN: tl.constexpr):
+    """Of `grains` times GRAIN numbers, in the order in which they lie. out: int32 [1], with the pattern of what was
+    found before."""
+    each: tl.constexpr = SIZE // GRAIN
+    at, found = tl.arange(0, SIZE), tl.zeros((SIZE,), tl.int32)
+    for first in range(tl.program_id(0).to(tl.int64) * each, grains, tl.num_programs(0).to(tl.int64) * each):
+        left = tl.minimum(grains - first, each).to(tl.int32) * GRAIN
+        values = tl.load(x + first * GRAIN + at, at < left, other=0.0).to(tl.float32)
         found = tl.maximum(found, patterns_of(values))
     tl.atomic_max(out, tl.max(found, axis=0))
 
@@ -60,8 +64,10 @@ def put_largest(x: torch.Tensor, largest: torch.Tensor) -> None:
     """Of x, whole in memory, and of what is in `largest` [1], into it."""
     if not x.is_contiguous():
         raise ValueError(f"a tensor with strides {x.stride()} is not whole")
-    grid = (triton.cdiv(x.numel(), _AT_ONCE * _TIMES),)
-    _largest[grid](x, largest.view(torch.int32), x.numel(), SIZE=_AT_ONCE, TIMES=_TIMES, num_warps=WARPS)
+    n = x.numel()
+    grain = gcd(n, 16)  # elements: lets the compiler use loads of 16 bytes
+    grid = (min(_PROGRAMS, triton.cdiv(n, _AT_ONCE)),)
+    _largest[grid](x, largest.view(torch.int32), n // grain, SIZE=_AT_ONCE, GRAIN=grain, num_warps=WARPS)
 
 
 def put_codes(
