@@ -27,8 +27,8 @@ from provenance import hexadecimal
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.precision.fp8 import Fp8, usual
-from penteract.engine.kernels.experts import EXPERTS, Splits
 from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.moe.experts import EXPERTS, Splits
 from penteract.engine.kernels.quantised.fp8 import emulated, real
 from penteract.engine.kernels.quantised.fp8_experts import FOUR, in_fours, scaled_experts
 from penteract.engine.kernels.quantised.quantise import TORCH

@@ -23,17 +23,17 @@ from measuring import run_parts, seconds
 from provenance import hexadecimal
 
 from penteract.engine.kernels.triton import loss_and_gradient as kernel
-from penteract.engine.kernels.triton.loss_and_gradient import Form
+from penteract.engine.kernels.triton.loss_and_gradient import LossForm
 
 FORMS = (
-    Form(16384, 16384, 32), Form(32768, 8192, 32), Form(32768, 16384, 32), Form(65536, 8192, 32), Form(16384, 32768, 32),
-    Form(32768, 32768, 32), Form(8192, 16384, 32), Form(16384, 16384, 16), Form(8192, 8192, 16), Form(8192, 8192, 8),
-    Form(4096, 4096, 8),
+    LossForm(16384, 16384, 32), LossForm(32768, 8192, 32), LossForm(32768, 16384, 32), LossForm(65536, 8192, 32), LossForm(16384, 32768, 32),
+    LossForm(32768, 32768, 32), LossForm(8192, 16384, 32), LossForm(16384, 16384, 16), LossForm(8192, 8192, 16), LossForm(8192, 8192, 8),
+    LossForm(4096, 4096, 8),
 )  # fmt: skip
 CHECKED = 64  # rows
 
 
-def measured(form: Form, rows: int, columns: int, device: torch.device) -> dict[str, Any]:
+def measured(form: LossForm, rows: int, columns: int, device: torch.device) -> dict[str, Any]:
     """Milliseconds, TB/s of one reading and one writing, and the largest differences to fp64."""
     kernel.FORM = form
     logits = torch.randn(rows, 1, columns, device=device, dtype=torch.bfloat16) * 4

@@ -23,15 +23,15 @@ FACTORS = (1.0, 0.5, 0.1, 0.95, 0.2236, 0.9999, 3e-3)  # as `Factors`, of a firs
 
 def forms() -> Iterator[Any]:
     """Tiles and warps, then one other choice at a time."""
-    from penteract.engine.kernels.triton.optimizer.adamw import Form
+    from penteract.engine.kernels.triton.optimizer.adamw import UpdateForm
 
     for tile in (1024, 2048, 4096):
         for warps in (4, 8):
-            yield Form(tile, warps)
+            yield UpdateForm(tile, warps)
     for tile in (1024, 2048, 4096):
-        yield Form(tile, 8, stream=True)
-    yield Form(fused=False)
-    yield from (Form(exact=True, fused=fused) for fused in (True, False))
+        yield UpdateForm(tile, 8, stream=True)
+    yield UpdateForm(fused=False)
+    yield from (UpdateForm(exact=True, fused=fused) for fused in (True, False))
 
 
 class Shard:

@@ -25,8 +25,8 @@ from penteract.engine.executor import executor as run_module
 from penteract.engine.executor.allocator import Fresh
 from penteract.engine.executor.executor import Run
 from penteract.engine.executor.state import TrainingState, allocate
-from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.moe.experts import Splits
 from penteract.engine.kernels.quantised.fp8 import emulated
 from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.reference import REFERENCE

@@ -66,7 +66,7 @@ def test_a_fault_of_ours_is_one_line_and_a_traceback_on_request(tell: Tell, monk
 
 def test_without_torch_the_fix_is_to_install_it(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "penteract.engine.runtime.start")
-    monkeypatch.setattr("penteract.cli.train.find_spec", lambda _: None)
+    monkeypatch.setattr("penteract.cli.engine.find_spec", lambda _: None)
     assert (
         tell("train").err == "error[TORCH]: training needs torch · found none · fix: pip install 'penteract[train]'\n"
     )

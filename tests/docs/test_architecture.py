@@ -147,7 +147,8 @@ BESIDE_OPS = (
 
 def test_words_have_their_bodies_in_the_file_of_the_same_name() -> None:
     declared = dict[str, set[str]]()
-    for file, module in (*modules("ops/declarations"), *modules("ops/declarations/quantised")):
+    folders = ("", "/moe", "/fused_attention", "/quantised")
+    for file, module in (found for folder in folders for found in modules(f"ops/declarations{folder}")):
         for name, table in vars(module).items():
             if name.isupper() and type(table) is dict and Path(file).stem not in BESIDE_OPS:
                 declared.setdefault(Path(file).stem, set()).update(table)

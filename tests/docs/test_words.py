@@ -97,6 +97,7 @@ MIRRORS = (
     {"engine/doctor", "engine/doctor/probe"}, {"engine/checkpoint", "engine/hf"},
     {"step", "engine/optim", "engine/kernels/triton"}, {"readings/time", "planner/report"},
     {"schedule", "ops/declarations", "engine/kernels"},
+    {"ops/declarations/moe", "engine/kernels/moe", "engine/kernels/triton"},
     {"ops/declarations/fused_attention", "engine/kernels/fused_attention"},
     {"ops/declarations/quantised", "engine/kernels/quantised", "engine/kernels/triton/quantised", "config/precision"},
 )  # fmt: skip

@@ -15,12 +15,12 @@ from op_kernels.trial import check
 from penteract.config.layout import Layout
 from penteract.config.mesh import Mesh
 from penteract.config.model import RopeScaling
+from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, PLAIN, HeadKernels, normed
 from penteract.engine.kernels.kernel import Env, TorchKernel
-from penteract.engine.kernels.normed_attention import ON_GPU, PLAIN, HeadKernels, normed
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.kernels.triton import heads, rotary
 from penteract.ops.declarations.attention import ATTENTION
-from penteract.ops.declarations.normed_attention import NormedAttention
+from penteract.ops.declarations.fused_attention.normed_attention import NormedAttention
 from penteract.ops.tape import Site
 
 TRIED = [case for case in CASES if case.op_name == "normed_attention"]
@@ -31,7 +31,7 @@ ABOUT = {"plain_size": 0, "theta": 1e4, "epsilon": 1e-5}
 @pytest.fixture(autouse=True)
 def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a program, of which the interpreter runs few in a second."""
-    for module in ("engine.kernels.triton.heads", "ops.declarations.normed_attention"):
+    for module in ("engine.kernels.triton.heads", "ops.declarations.fused_attention.normed_attention"):
         monkeypatch.setattr(f"penteract.{module}.PARTS", 3)
 
 

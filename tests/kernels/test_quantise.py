@@ -18,8 +18,8 @@ from penteract.config.precision.fp8 import KINDS, LARGEST, Fp8, usual
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import FORMATS
 from penteract.engine.executor.storages import Storages
-from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.moe.experts import Splits
 from penteract.engine.kernels.quantised.fp8 import emulated, scaled
 from penteract.engine.kernels.quantised.fp8_experts import scaled_experts
 from penteract.engine.kernels.quantised.quantise import TORCH, Operand, OperandView, Quantiser, scale_count

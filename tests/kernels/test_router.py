@@ -19,7 +19,7 @@ from penteract.engine.kernels.kernel import Env
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.kernels.triton.router import routers, split
 from penteract.ops.declarations.declaration import CallShapes, Product
-from penteract.ops.declarations.narrow_router import PARTS, NarrowRouter
+from penteract.ops.declarations.moe.narrow_router import PARTS, NarrowRouter
 from penteract.ops.tape import Site
 
 ABOUT = {"top_k": 3, "experts": 150, "score": "softmax", "normalize": True, "balance": "loss", "bias": ""}

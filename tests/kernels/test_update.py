@@ -19,7 +19,7 @@ from penteract.engine.executor.state import Flat, TrainingState, allocate
 from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels import registry
 from penteract.engine.kernels.kernel import TorchKernel
-from penteract.engine.kernels.triton.optimizer.adamw import Form
+from penteract.engine.kernels.triton.optimizer.adamw import UpdateForm
 from penteract.engine.kernels.triton.optimizer.adamw import update as update_plain
 from penteract.engine.kernels.triton.optimizer.shard_update import TILE, Update
 from penteract.engine.optim import moments
@@ -159,9 +159,9 @@ def test_averages_that_forget_fast_are_those_by_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [Form(1024, 4), Form(4096, exact=True), Form(512, 4, fused=False, stream=True)], ids=str
+    "form", [UpdateForm(1024, 4), UpdateForm(4096, exact=True), UpdateForm(512, 4, fused=False, stream=True)], ids=str
 )
-def test_every_form_of_the_plain_kernel_is_as_close(form: Form) -> None:
+def test_every_form_of_the_plain_kernel_is_as_close(form: UpdateForm) -> None:
     """It is chosen by its speed."""
     ours = state(EVERY["bf16"])
     reference, _ = optimizer_kinds(ours)

@@ -12,7 +12,7 @@ import torch
 
 from penteract.config.model import RopeScaling
 from penteract.config.precision.fp8 import Fp8
-from penteract.engine.kernels.experts import Splits
+from penteract.engine.kernels.moe.experts import Splits
 from penteract.ops.spec import Role
 
 

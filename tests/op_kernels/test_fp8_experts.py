@@ -19,15 +19,15 @@ from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.storages import Storages
 from penteract.engine.kernels import experts as plain
-from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.kernel import Env
+from penteract.engine.kernels.moe.experts import Splits
 from penteract.engine.kernels.quantised.fp8 import emulated
 from penteract.engine.kernels.quantised.fp8_experts import FOUR, in_fours, scaled_experts
 from penteract.engine.kernels.quantised.quantise import Operand
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.kernels.registry import kernels_by_call
 from penteract.ops.declarations import declaration_of
-from penteract.ops.declarations.experts import ExpertLinear
+from penteract.ops.declarations.moe.experts import ExpertLinear
 from penteract.ops.declarations.quantised import fp8 as declared
 from penteract.ops.spec import Spec
 from penteract.ops.tape import Site

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from op_kernels.cases import Case, given, x
 from op_kernels.trial import check
-from penteract.engine.kernels.grouped_experts import (
+from penteract.engine.kernels.moe.grouped_experts import (
     EMULATED,
     MadeBeside,
     Quack,
@@ -22,7 +22,7 @@ from penteract.engine.kernels.grouped_experts import (
     expert_products,
     tile_of,
 )
-from penteract.ops.declarations.grouped_experts import GROUPED
+from penteract.ops.declarations.moe.grouped_experts import GROUPED
 
 NAN = float("nan")
 

@@ -17,8 +17,8 @@ from penteract.config.mesh import Mesh
 from penteract.config.precision.policy import RECIPES
 from penteract.engine.dtypes import dtype_of
 from penteract.engine.executor.storages import Storages
-from penteract.engine.kernels.experts import Splits
 from penteract.engine.kernels.kernel import Env, TorchKernel
+from penteract.engine.kernels.moe.experts import Splits
 from penteract.engine.kernels.quantised.fp8_linear import TORCH, Fp8Kernels
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.ops.declarations import OPS, OpDeclaration

@@ -10,7 +10,7 @@ from penteract.ops.declarations.declaration import FLOAT, Attrs, OpDeclaration, 
 from penteract.ops.declarations.dense import Embedding, RmsNorm, Rope, Swiglu
 from penteract.ops.declarations.fusions import PARTS
 from penteract.ops.declarations.loss import CrossEntropyGradient, ExpSum, LogitsGradient, NegativeLogLikelihood, RowMax
-from penteract.ops.declarations.one_pass_experts import ONE_PASS_EXPERTS
+from penteract.ops.declarations.moe.one_pass_experts import ONE_PASS_EXPERTS
 from penteract.ops.declarations.traffic import Eager, Kernels
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site

@@ -15,19 +15,19 @@ from typing import NamedTuple
 from penteract.config.layout import AttentionKernel, Layout
 from penteract.errors import Bug
 from penteract.ops.declarations.attention import ATTENTION
-from penteract.ops.declarations.balance import BALANCE
 from penteract.ops.declarations.declaration import OpDeclaration, Serves
 from penteract.ops.declarations.dense import DENSE
-from penteract.ops.declarations.experts import EXPERTS
 from penteract.ops.declarations.fused_attention.cudnn import CudnnAttention
 from penteract.ops.declarations.fused_attention.fa4 import Fa4Attention, Fa4Documents
 from penteract.ops.declarations.fused_attention.flash import FlashAttention
 from penteract.ops.declarations.fused_attention.fused import FusedAttention, when_chosen
+from penteract.ops.declarations.fused_attention.normed_attention import NORMED_ATTENTION, normed
 from penteract.ops.declarations.fusions import FUSIONS, one_pass, packed
-from penteract.ops.declarations.grouped_experts import by_groups
 from penteract.ops.declarations.loss import LOSS
-from penteract.ops.declarations.narrow_router import narrow_router
-from penteract.ops.declarations.normed_attention import NORMED_ATTENTION, normed
+from penteract.ops.declarations.moe.balance import BALANCE
+from penteract.ops.declarations.moe.experts import EXPERTS
+from penteract.ops.declarations.moe.grouped_experts import by_groups
+from penteract.ops.declarations.moe.narrow_router import narrow_router
 from penteract.ops.declarations.one_pass import ONE_PASS, gpu_kernels
 from penteract.ops.declarations.quantised.fp8 import scaled_linear, with_recipe
 from penteract.ops.declarations.quantised.fp8_experts import scaled_experts
@@ -36,6 +36,7 @@ from penteract.ops.declarations.wide_product import WIDE_PRODUCT, without_recipe
 from penteract.ops.tape import Site
 
 _RUNS = "penteract.engine"
+_GROUPED = f"{_RUNS}.kernels.moe.grouped_experts"
 _FP8, _FP8_TRITON = f"{_RUNS}.kernels.quantised", f"{_RUNS}.kernels.triton.quantised"
 
 
@@ -155,9 +156,9 @@ _KERNELS: Mapping[str, tuple[Implementation, ...]] = {
         {"cuda": f"{_FP8_TRITON}.fp8:FP8"}),
         Implementation(
             "grouped", by_groups("grouped"),
-            {"cuda": f"{_RUNS}.kernels.grouped_experts:GROUPED", "cpu": f"{_RUNS}.kernels.grouped_experts:EMULATED"},
+            {"cuda": f"{_GROUPED}:GROUPED", "cpu": f"{_GROUPED}:EMULATED"},
         ),
-        Implementation("quack", by_groups("quack"), {"cuda": f"{_RUNS}.kernels.grouped_experts:QUACK"}),
+        Implementation("quack", by_groups("quack"), {"cuda": f"{_GROUPED}:QUACK"}),
     ),
 }  # fmt: skip
 
@@ -165,9 +166,9 @@ OPS: dict[str, Op] = (
     _ops(DENSE, "dense:DENSE")
     | _ops(ATTENTION, "attention:ATTENTION")
     | _ops(LOSS, "loss:LOSS")
-    | _ops(EXPERTS, "experts:EXPERTS")
-    | _ops(BALANCE, "balance:BALANCE")
+    | _ops(EXPERTS, "moe.experts:EXPERTS")
+    | _ops(BALANCE, "moe.balance:BALANCE")
     | _ops(FUSIONS, "fusions:FUSIONS")
-    | _ops(NORMED_ATTENTION, "normed_attention:NORMED_ATTENTION")
+    | _ops(NORMED_ATTENTION, "fused_attention.normed_attention:NORMED_ATTENTION")
     | _ops(FP8_LINEAR, "quantised.fp8_linear:EMULATED")
 )

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout
+from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, normed
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.normed_attention import ON_GPU, normed
 from penteract.ops.tape import Site
 
 

@@ -14,9 +14,9 @@ import torch
 
 from penteract.config.kernel_limits import most_documents
 from penteract.engine.kernels.fused_attention.chunk_order import AttentionLayout, QueryRun
+from penteract.engine.kernels.fused_attention.normed_attention import ON_GPU, normed
 from penteract.engine.kernels.fusions import packed, rotate_on_gpu_
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
-from penteract.engine.kernels.normed_attention import ON_GPU, normed
 from penteract.ops.tape import Site
 
 

@@ -17,8 +17,8 @@ import torch
 from torch.nn.functional import pad
 
 from penteract.config.precision.fp8 import Fp8
-from penteract.engine.kernels.experts import Splits, each_expert, expert_linear_weight
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
+from penteract.engine.kernels.moe.experts import Splits, each_expert, expert_linear_weight
 from penteract.engine.kernels.quantised.fp8 import Product, emulated, real
 from penteract.engine.kernels.quantised.quantise import TORCH, Operand, OperandView, Quantiser, scale_count
 from penteract.ops.declarations.quantised.fp8 import aligned, sum_is_cut

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel
 from penteract.engine.kernels.triton.strides import row_stride
-from penteract.ops.declarations.one_pass_experts import COPIES
+from penteract.ops.declarations.moe.one_pass_experts import COPIES
 from penteract.ops.tape import Site
 
 _COLUMNS = 2048  # of a row that a program has at a time, at most

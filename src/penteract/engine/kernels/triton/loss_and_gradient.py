@@ -24,7 +24,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class LossForm:
     """How the kernel is compiled: one program a row.
 
     kept     columns of a row that stay in registers between its sums and its gradient
@@ -37,7 +37,7 @@ class Form:
     warps: int = 32
 
 
-FORM = Form()  # the one that runs: benchmarks/loss_forms.py compares
+FORM = LossForm()  # the one that runs: benchmarks/loss_forms.py compares
 
 
 def loss_and_gradient(env: Env, site: Site, ins: Tensors, weights: Tensors, outs: Tensors) -> None:

@@ -1,4 +1,4 @@
-"""Routing by products of 16-bit factors (`ops/declarations/narrow_router.py`); the choice of experts is plain torch."""
+"""Routing by products of 16-bit factors, as `narrow_router.py` declares it. The choice of experts is plain torch."""
 
 # Triton's stubs know neither launches on a grid nor its language's operators:
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
@@ -12,10 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-from penteract.engine.kernels import experts
 from penteract.engine.kernels.kernel import Env, Tensors, TorchKernel, put
+from penteract.engine.kernels.moe import experts
 from penteract.engine.kernels.wide_product import is_wide, put_wide_product
-from penteract.ops.declarations.narrow_router import PARTS
+from penteract.ops.declarations.moe.narrow_router import PARTS
 from penteract.ops.tape import Site
 
 _TILE = 4096  # elements of a program

@@ -13,7 +13,7 @@ from math import fsum, prod
 from penteract.config.layout import Elementwise
 from penteract.config.precision.fp8 import Fp8
 from penteract.ops.declarations.declaration import FLOAT, Attrs, CallShapes, Registers, Shape, WorkRates
-from penteract.ops.declarations.experts import ExpertLinear
+from penteract.ops.declarations.moe.experts import ExpertLinear
 from penteract.ops.declarations.quantised.fp8 import FP8_BYTES, aligned, at_a_time, sum_is_cut
 from penteract.ops.spec import Widths
 from penteract.units import Bytes, Seconds

@@ -28,7 +28,7 @@ _AT_ONCE = tl.constexpr(4)  # elements: 16 bytes of fp32
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class UpdateForm:
     """How the kernel is compiled.
 
     tile    elements of a program, a power of two
@@ -45,7 +45,7 @@ class Form:
     stream: bool = False
 
 
-FORM = Form()  # the one that runs: benchmarks/update_kernel.py compares
+FORM = UpdateForm()  # the one that runs: benchmarks/update_kernel.py compares
 
 
 def update(
@@ -59,7 +59,7 @@ def update(
     numbers: tuple[float, float],
     *,
     decay: bool,
-    form: Form = FORM,
+    form: UpdateForm = FORM,
 ) -> None:
     """Update all but the gradient in place, [n] each; `parameter`: rounded from the master weights, if it is separate.
     `master` in int16: the other half of those weights whose upper half is `parameter`.

@@ -25,7 +25,7 @@ from penteract.engine.kernels.triton.quantised.fp8_glu import put_glu, put_large
 from penteract.engine.kernels.triton.quantised.fp8_tiles import COLUMNS, ROWS, WARPS, inverse_of, put_tile
 from penteract.engine.kernels.triton.quantised.quantise import patterns_of
 
-# Numbers that a program of `_largest` reads at a time, and the most programs: an H100 or H200 holds all of them at once.
+# Numbers that a program of `_largest` reads at a time, and the most programs: an H100 or H200 holds all at once.
 _AT_ONCE, _PROGRAMS = 8192, 528
 
 

@@ -8,7 +8,7 @@ from math import prod
 
 from penteract.config.layout import ExpertKernel, Layout
 from penteract.ops.declarations.declaration import Attrs, OpDeclaration, Serves, Shape
-from penteract.ops.declarations.experts import ExpertLinear
+from penteract.ops.declarations.moe.experts import ExpertLinear
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 

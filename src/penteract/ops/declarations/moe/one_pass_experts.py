@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 
 from penteract.ops.declarations.declaration import FLOAT, Attrs, OpDeclaration, Shape
-from penteract.ops.declarations.experts import ExpertPermutation, Permute, Unpermute
+from penteract.ops.declarations.moe.experts import ExpertPermutation, Permute, Unpermute
 from penteract.ops.declarations.traffic import Eager, Kernel, Kernels
 from penteract.ops.spec import Widths
 

@@ -21,7 +21,7 @@ from penteract.ops.declarations.declaration import (
     Shape,
     WorkRates,
 )
-from penteract.ops.declarations.experts import Router, routing_workspace
+from penteract.ops.declarations.moe.experts import Router, routing_workspace
 from penteract.ops.spec import Widths
 from penteract.ops.tape import Site
 from penteract.units import Seconds
