@@ -49,8 +49,8 @@ from penteract.engine.optim.optimizer import AdamW
 from penteract.ops.declarations import declaration_of
 from penteract.readings.price import price
 from penteract.step.arena import plan_arena
+from penteract.step.learning_rate import rate
 from penteract.step.program import Program, compile_step
-from penteract.step.rate import rate
 from penteract.step.walk import walk
 from penteract.units import gib
 

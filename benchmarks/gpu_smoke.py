@@ -40,8 +40,8 @@ from penteract.engine.executor.state import allocate
 from penteract.engine.kernels.reference import REFERENCE
 from penteract.engine.optim.optimizer import AdamW
 from penteract.readings.price import price
+from penteract.step.learning_rate import rate
 from penteract.step.program import Program, compile_step
-from penteract.step.rate import rate
 from penteract.step.walk import walk
 from penteract.units import gib
 from samples import sample, stacked

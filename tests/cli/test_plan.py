@@ -22,7 +22,7 @@ from penteract.config.rules.resolve import resolve
 from penteract.planner.ask import AXES, as_text, as_word, parse_axes
 from penteract.planner.plan import exact
 from penteract.planner.report.as_text import as_text_whole
-from penteract.planner.report.whatif import Change, sentence
+from penteract.planner.report.what_if import Change, sentence
 
 Tell = Callable[..., Any]
 TINY_STEP = ["tiny", "--gpus", "4xH200", "--seq", "256", "--batch", "16seqs"]

@@ -127,7 +127,7 @@ def test_written_and_read_it_is_the_same(family: str, data: st.DataObject) -> No
 def test_every_preset_is_said_but_those_of_no_family(name: str) -> None:
     m = PRESETS[name].model
     if name == "tiny-moe":  # shared experts beside plain attention
-        with pytest.raises(BadInput, match=r"UNSAID.*moe\.shared_ffn_size"):
+        with pytest.raises(BadInput, match=r"UNSUPPORTED.*moe\.shared_ffn_size"):
             config_of(m)
     else:
         assert not different(model_from_hf(config_of(m)), m)
@@ -143,7 +143,7 @@ def test_every_preset_is_said_but_those_of_no_family(name: str) -> None:
     ],
 )
 def test_what_no_family_says_is_named(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(BadInput, match=f"UNSAID.*nearest: .*{named}"):
+    with pytest.raises(BadInput, match=f"UNSUPPORTED.*nearest: .*{named}"):
         config_of(replace(PRESETS["tiny"].model, **change))
 
 

@@ -16,7 +16,7 @@ from penteract.config.precision.policy import RECIPES, Policy
 from penteract.config.rules.resolve import resolve
 from penteract.config.run import Precision
 from penteract.errors import BadInput
-from penteract.model.modules import check_modules, first_like
+from penteract.model.precision_patterns import check_modules, first_like
 from penteract.planner.question import question
 from penteract.step.program import Program, compile_step
 

@@ -23,7 +23,7 @@ from penteract.readings.composed import Composer
 from penteract.readings.costs.rates import GroupSpan, Rates
 from penteract.readings.time.clock import CHAINED, IN, OUT, RUN, START, SYNC, WAIT, Key, Op, ps
 from penteract.readings.time.derive import derive
-from penteract.readings.time.line import Post, numbered_schedule
+from penteract.readings.time.numbered_schedule import Post, numbered_schedule
 from penteract.readings.time.rank_clock import MESSAGE
 from penteract.readings.time.stage import Stage
 from penteract.readings.time.step import StepClock

@@ -24,9 +24,9 @@ from penteract.planner.options import check_option, check_options
 from penteract.planner.plan import Plan, estimator
 from penteract.planner.report.as_json import as_dict, budget
 from penteract.planner.report.as_text import as_text_whole, basis, spent, stopped, wrapped
-from penteract.planner.report.catalogue import catalogue, catalogue_rows
 from penteract.planner.report.explain import contest, explain, named
-from penteract.planner.report.whatif import sentence, what_if
+from penteract.planner.report.models_table import catalogue, catalogue_rows
+from penteract.planner.report.what_if import sentence, what_if
 from penteract.planner.search.best import Timed
 from penteract.planner.search.collector import uncollected
 from penteract.planner.search.progress import Stopped

@@ -20,7 +20,7 @@ from penteract.config.precision.policy import Policy, policy
 from penteract.config.presets import PRESETS
 from penteract.config.run import PARTS, Precision
 from penteract.errors import BadInput
-from penteract.model.modules import check_modules
+from penteract.model.precision_patterns import check_modules
 from penteract.planner.ask import Ask, Values, parse_batch
 from penteract.planner.options import check_option, errors_for
 

@@ -15,8 +15,8 @@ from penteract.config.precision.fp8 import check_gather
 from penteract.config.precision.policy import Policy, policy
 from penteract.errors import BadInput
 from penteract.model.decoder import owning_stages, record, shared
-from penteract.model.modules import check_modules
 from penteract.model.moe import over_sequence
+from penteract.model.precision_patterns import check_modules
 from penteract.ops.declarations import OPS
 from penteract.ops.declarations.quantised.fp8 import check_sizes, fp8_state_bytes, reads_quantised_weight
 from penteract.ops.do import Do, Redistribution

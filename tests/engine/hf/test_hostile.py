@@ -91,7 +91,7 @@ ONE: list[tuple[str, Harm, int, str]] = [
     ("layers", edited(lambda c: c.update(num_hidden_layers=3), "config.json"), 2, "9 tensors are missing.*layers.2"),
     ("fewer", edited(lambda c: c.update(num_hidden_layers=1), "config.json"), 2, "9 tensors are not of this model"),
     ("quantised", edited(lambda c: c.update(quantization_config={"bits": 4}), "config.json"), 2,
-     "UNSAID.*quantised"),
+     "UNSUPPORTED.*quantised"),
 ]  # fmt: skip
 SEVERAL: list[tuple[str, Harm, int, str]] = [
     ("outside", pointing("../../secret.safetensors"), 65, "not the name of a file in the same folder"),

@@ -31,8 +31,8 @@ READERS: Mapping[str, Callable[[Fields], ModelSpec]] = {
 def model_from_hf(config: Mapping[str, Any] | str | Path) -> ModelSpec:
     """The model that a config.json (its content, its path, or its folder's) describes.
 
-    Raises BadInput: CONFIG for a field that is missing or wrong, UNSAID for one that is not supported, FILE for a file
-    that cannot be read.
+    Raises BadInput: CONFIG for a field that is missing or wrong, UNSUPPORTED for one that is not supported, FILE for a
+    file that cannot be read.
     """
     where = "config.json"
     if not isinstance(config, Mapping):

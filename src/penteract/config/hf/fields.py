@@ -64,7 +64,7 @@ class Fields:
         raise self.wrong(name, f"a number, {least:g} to {most:g}")
 
     def choice(self, name: str, word: str, options: Sequence[str | float | bool], default: Any) -> Any:
-        """One of `options`, or UNSAID: anything else would need `word`."""
+        """One of `options`, or UNSUPPORTED: anything else would need `word`."""
         value = self.config.get(name)
         if value is None:
             return default
@@ -73,9 +73,9 @@ class Fields:
         raise self.unsupported(name, word, " or ".join(str(o).lower() for o in options))
 
     def unsupported(self, name: str, word: str, allowed: str) -> BadInput:
-        """The error to raise for a valid model that needs something not supported: BadInput, UNSAID."""
+        """The error to raise for a valid model that needs something not supported: BadInput, UNSUPPORTED."""
         found = shown(self.config.get(name))
-        return BadInput("UNSAID", f"needs {word}", where=f"{self.where}: {name}", found=found, allowed=allowed)
+        return BadInput("UNSUPPORTED", f"needs {word}", where=f"{self.where}: {name}", found=found, allowed=allowed)
 
     def wrong(self, name: str, allowed: str, *, found: str = "") -> BadInput:
         """The error to raise for a field outside of `allowed`: BadInput, CONFIG. `found`: in place of its value."""

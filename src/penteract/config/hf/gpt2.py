@@ -8,7 +8,7 @@ from penteract.config.model import ModelSpec
 
 
 def gpt2(f: Fields) -> ModelSpec:
-    """GPT-2 (Radford 2019). Raises BadInput, UNSAID, for an option that has no equivalent here, such as
+    """GPT-2 (Radford 2019). Raises BadInput, UNSUPPORTED, for an option that has no equivalent here, such as
     cross-attention."""
     f.choice("activation_function", "another activation", ("gelu_new", "gelu_pytorch_tanh"), "gelu_new")
     f.choice("scale_attn_weights", "scores that are not scaled", (True,), True)

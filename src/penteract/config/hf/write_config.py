@@ -21,7 +21,7 @@ _AT_TRAINING = frozenset({
 def config_of(m: ModelSpec) -> dict[str, Any]:
     """The config.json that reads back as `m`, of the first family that can express it.
 
-    Raises BadInput, UNSAID, with the fields that the nearest family cannot say.
+    Raises BadInput, UNSUPPORTED, with the fields that the nearest family cannot say.
     """
     nearest: list[tuple[int, str, list[str]]] = []
     for family, (architecture, write) in WRITERS.items():
@@ -36,7 +36,7 @@ def config_of(m: ModelSpec) -> dict[str, Any]:
         weight = sum(3 if is_dataclass(a) or is_dataclass(b) else 1 for _, a, b in lost)
         nearest.append((weight, family, [name for name, _, _ in lost]))
     _, family, names = min(nearest, key=lambda row: row[0])
-    raise BadInput("UNSAID", "no Hugging Face family says this model", where=f"nearest: {family}",
+    raise BadInput("UNSUPPORTED", "no Hugging Face family can express this model", where=f"nearest: {family}",
                    found=", ".join(names), fix="train a model that has these as the family does")  # fmt: skip
 
 

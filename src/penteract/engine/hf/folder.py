@@ -53,7 +53,7 @@ def open_folder(path: Path, model: ModelSpec | None = None) -> HfFolder:
     refuse_another_model(model, theirs, path)
     config = json.loads(read_text(path / CONFIG))
     if config.get("quantization_config"):
-        raise BadInput("UNSAID", "weights are quantised", where=str(path / CONFIG), found="quantization_config",
+        raise BadInput("UNSUPPORTED", "weights are quantised", where=str(path / CONFIG), found="quantization_config",
                        allowed="BF16, F16, F32, F64", fix="dequantise them first")  # fmt: skip
     family = str(config["model_type"])
     ours = hf_names(model, family, theirs.vocab_size)

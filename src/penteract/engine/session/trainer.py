@@ -26,8 +26,8 @@ from penteract.engine.runtime.rank import Rank
 from penteract.engine.session.weights import open_weights, start_from
 from penteract.errors import BadNumerics
 from penteract.step.arena import plan_arena
+from penteract.step.learning_rate import rate
 from penteract.step.program import Program, compile_step
-from penteract.step.rate import rate
 from penteract.step.walk import walk, walk_forward
 
 

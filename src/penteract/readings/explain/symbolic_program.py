@@ -16,7 +16,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.optimizers import PLAIN, OptimizerKind, OptimizerKinds
 from penteract.config.precision.policy import Policy
 from penteract.model.decoder import owning_stages, part, shared
-from penteract.model.modules import anonymous, first_like
+from penteract.model.precision_patterns import anonymous, first_like
 from penteract.ops.declarations.quantised.fp8 import fp8_state_bytes, reads_quantised_weight
 from penteract.ops.do import Do
 from penteract.ops.lower import Chunk, lower

@@ -21,7 +21,7 @@ from penteract.config.model import ModelSpec
 from penteract.config.precision.module_patterns import LinearLayers
 from penteract.config.precision.policy import Policy
 from penteract.model.decoder import part
-from penteract.model.modules import first_like
+from penteract.model.precision_patterns import first_like
 from penteract.ops.collectives import counted
 from penteract.ops.declarations import OPS, declaration_of
 from penteract.ops.declarations.declaration import FLOAT

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from penteract.errors import Bug
 from penteract.parallel.data import NONE
 from penteract.readings.time.derive import Derived
-from penteract.readings.time.line import NumberedMessage, NumberedSchedule, Position, Post
+from penteract.readings.time.numbered_schedule import NumberedMessage, NumberedSchedule, Position, Post
 from penteract.readings.time.rank_clock import RankClock
 from penteract.readings.time.stage import Stage
 from penteract.step import names

@@ -24,11 +24,11 @@ from penteract.readings.costs.rates import GroupSpan, Rates
 from penteract.readings.layers.expert_load import Balanced
 from penteract.readings.layers.layer_program import LayerProgram, LayerType
 from penteract.readings.layers.reads import Memo, Memos, tracked
-from penteract.readings.time.alone import alone
 from penteract.readings.time.clock import PART, PS, ps
 from penteract.readings.time.cost import BucketCosts, Cost, DeviceCosts
 from penteract.readings.time.derive import Derived, derive
-from penteract.readings.time.line import NumberedSchedule, numbered_schedule, period_begins
+from penteract.readings.time.numbered_schedule import NumberedSchedule, numbered_schedule, period_begins
+from penteract.readings.time.one_rank_bound import alone
 from penteract.readings.time.ops import DATA, ActionOps, Axes, BucketOps, Streams, piece_ops
 from penteract.readings.time.rank_clock import Clock, Log
 from penteract.readings.time.ranks import Ranks, Unsettled

@@ -16,7 +16,7 @@ from penteract.parallel.pipeline import stage_layers
 from penteract.readings.layers.layer_program import EMBEDDING_AND_HEAD
 from penteract.readings.layers.reads import Memos
 from penteract.readings.time.clock import COMPUTE, FIRST, HOST, IN, OUT, SIDE
-from penteract.readings.time.line import NumberedMessage
+from penteract.readings.time.numbered_schedule import NumberedMessage
 from penteract.readings.time.rank_clock import RankClock
 from penteract.readings.time.ranks import Ranks
 from penteract.readings.time.stage import Stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penteract.config.run import LearningRate
-from penteract.step.rate import rate
+from penteract.step.learning_rate import rate
 
 
 def test_warm_up_then_cosine_to_its_final_fraction() -> None:

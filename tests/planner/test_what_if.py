@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penteract.planner.report.whatif import _bisect
+from penteract.planner.report.what_if import _bisect
 
 
 @pytest.mark.parametrize(
