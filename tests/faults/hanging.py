@@ -57,6 +57,8 @@ def step(number: int, rank: object, comm: object, ranks: tuple[int, ...], order:
     progress = rank.progress  # type: ignore[attr-defined]
 
     def hang() -> None:
+        if order == "stop":
+            time.sleep(1.2)  # so that its last beat is of this step
         (folder / "hung").write_text(str(time.time()))
         if order == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -100,7 +100,7 @@ class Limits:
     save: int = 1800  # a rank's part of a checkpoint
 
     def of(self, phase: str) -> float:
-        """The limit of a phase. That of `data` is left to rank 0's own message first."""
+        """The limit of a phase. In that of `data`, the ranks that wait for rank 0 speak first."""
         return self.data + 1.0 if phase == "data" else float(getattr(self, phase, self.step))
 
     @property

@@ -59,7 +59,8 @@ class ProcessGroups:
             if len(own) == dist.get_world_size() and not channel:
                 self.made[own, channel] = dist.group.WORLD
                 continue
-            group = dist.new_group(list(own), timeout=self.timeout, backend=self.backend, use_local_synchronization=True)
+            how = {"timeout": self.timeout, "backend": self.backend}
+            group = dist.new_group(list(own), use_local_synchronization=True, **how)
             if len(own) > 1:
                 self.made[own, channel] = group
 

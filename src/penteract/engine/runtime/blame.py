@@ -36,7 +36,8 @@ def blame(records: Mapping[int, Record], silent: Collection[int] = ()) -> Verdic
     """
     graph = _Graph(records, frozenset(silent))
     starts = [r for r, record in records.items() if record.hangs]
-    graph.search(starts)
+    graph.suspects = graph.search(starts)
+    graph.search(list(records))  # who else waits for them
     return graph.unlike() or graph.root() or graph.inside() or graph.cycle(starts)
 
 
@@ -57,6 +58,7 @@ class _Graph:
     behind: dict[Operation, list[int]] = field(default_factory=dict[Operation, list[int]])
     waiters: dict[Operation, list[int]] = field(default_factory=dict[Operation, list[int]])
     seen: dict[int, None] = field(default_factory=dict[int, None])  # ranks, in the order of the search
+    suspects: list[int] = field(default_factory=list[int])
 
     def __post_init__(self) -> None:
         for r, record in self.records.items():
@@ -70,8 +72,8 @@ class _Graph:
         found = self.records[rank].waits
         return Operation(*found) if found is not None and rank not in self.silent else None
 
-    def search(self, starts: Sequence[int]) -> None:
-        """Find all ranks that these wait for, directly or not."""
+    def search(self, starts: Sequence[int]) -> list[int]:
+        """Find what these ranks wait in, and whom they wait for, directly or not. -> all ranks that were found."""
         ranks = deque(starts)
         while ranks:
             r = ranks.popleft()
@@ -82,6 +84,7 @@ class _Graph:
             if op is not None and op not in self.behind:
                 self.behind[op] = [m for m in self._members(op) if m != r and self._holds_up(m, op)]
                 ranks += self.behind[op]
+        return list(self.seen)
 
     def _members(self, op: Operation) -> Sequence[int]:
         """A message has two ends, of which one may not have begun."""
@@ -117,14 +120,16 @@ class _Graph:
     def root(self) -> Verdict | None:
         """Of ranks that wait for nobody, the silent ones; else those that have made no progress for as long as they
         may; else, where all have ended, these."""
-        outside = [r for r in self.seen if self.waits(r) is None]
+        outside = [r for r in self.suspects if self.waits(r) is None]
         gone = sorted(r for r in outside if r in self.silent)
         ranks = gone or sorted(r for r in outside if self.records[r].hangs)
         ended = not ranks and bool(outside) and all(self.records[r].phase == "done" for r in outside)
         ranks = sorted(outside) if ended else ranks
         if not ranks:
             return None
-        op = next((op for op, behind in self.behind.items() if ranks[0] in behind), None)
+        # Of several operations that it holds up, the one that fewest others hold up too.
+        held_up = (op for op, behind in self.behind.items() if ranks[0] in behind)
+        op = min(held_up, key=lambda op: len(self.behind[op]), default=None)
         ranks = [r for r in ranks if op is None or r in self.behind[op]]
         first, several = self.records[ranks[0]], len(ranks) > 1
         place = f"rank {ranks[0]} {'was' if gone or ended else 'is'} in {first.where()}"

@@ -20,37 +20,39 @@ _PACKAGE = str(Path(__file__).parents[2])
 
 @dataclass(slots=True)
 class Progress:
-    """`phase`, and the seconds that the main thread may stay in it without any progress. `step`: from 1; 0: before the
-    first. `action`: the last that the host has finished."""
+    """`phase`, and the one whose limit holds. `step`: from 1; 0: before the first. `action`: the last that the host has
+    finished."""
 
     limits: Limits = field(default_factory=Limits)
     journal: Journal = field(default_factory=Journal)
     phase: PhaseName = "join"
-    limit: float = field(init=False)
+    limited_by: PhaseName = "join"
     step: int = 0
     action: str = ""
     ticks: int = 0
 
-    def __post_init__(self) -> None:
-        self.limit = self.limits.join
+    @property
+    def limit(self) -> float:
+        """Seconds that the main thread may spend without progress."""
+        return self.limits.of(self.limited_by)
 
-    def enter(self, phase: PhaseName, limit: float | None = None) -> None:
-        """Go on to a phase. `limit`: seconds, where it is not that of the phase."""
-        self.limit = self.limits.of(phase) if limit is None else limit
+    def enter(self, phase: PhaseName, limited_by: PhaseName | None = None) -> None:
+        """Go on to a phase. `limited_by`: the phase whose limit holds, if it is another."""
+        self.limited_by = limited_by or phase
         self.phase = phase
         self.ticks += 1
 
     @contextmanager
-    def during(self, phase: PhaseName, limit: float | None = None) -> Iterator[None]:
+    def during(self, phase: PhaseName, limited_by: PhaseName | None = None) -> Iterator[None]:
         """A phase within another. One that fails stays the present one, so that it is named."""
-        before = self.phase, self.limit
-        self.enter(phase, limit)
+        before = self.phase, self.limited_by
+        self.enter(phase, limited_by)
         yield
         self.enter(*before)
 
     def reading(self, read: Callable[[], _T]) -> _T:
         """Read data in the middle of another phase, whose limit goes on."""
-        with self.during("data", self.limit):
+        with self.during("data", self.limited_by):
             return read()
 
     def begin_step(self, number: int) -> None:
@@ -73,12 +75,13 @@ class Progress:
 
 
 def main_thread_at() -> str:
-    """Where the main thread is: the innermost line of this package, as `session/trainer.py:112 in start`."""
+    """Where the main thread is: the innermost line of this package, as `session/trainer.py:112 in start`. Lines that
+    only pass a wait on are left out."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         code = frame.f_code
-        if code.co_filename.startswith(_PACKAGE) and not code.co_filename.endswith(("rank.py", "journal.py")):
-            parts = Path(code.co_filename).relative_to(_PACKAGE).parts
-            return f"{'/'.join(parts[-2:])}:{frame.f_lineno} in {code.co_name}"
+        parts = Path(code.co_filename).parts[-2:]
+        if code.co_filename.startswith(_PACKAGE) and parts[0] != "comm" and parts[1] not in ("rank.py", "progress.py"):
+            return f"{'/'.join(parts)}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     return ""

@@ -29,9 +29,9 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One rank's beat. `turn`: differs between beats. `idle`: seconds without progress, of `limit`. `waits`: (group,
-    number) of the operation that it waits in. `at`: the line of its main thread. `finished`: the last action that its
-    device has finished; "" on a CPU."""
+    """One rank's beat. `turn`: differs between beats. `idle`: seconds without progress, of `limit`, which is that of
+    phase `limited_by`. `waits`: (group, number) of the operation that it waits in. `at`: the line of its main thread.
+    `finished`: the last action that its device has finished; "" on a CPU."""
 
     turn: int = -1
     host: str = ""
@@ -40,6 +40,7 @@ class Record:
     action: str = ""
     idle: float = 0.0
     limit: float = 0.0
+    limited_by: str = "join"
     waits: tuple[str, int] | None = None
     at: str = ""
     finished: str = ""
@@ -84,7 +85,7 @@ class Own:
             log.name: Collectives(log.entered, log.left, tuple(log.kinds)) for log in list(journal.logs.values())
         }  # fmt: skip
         return Record(
-            turn, self.host, p.phase, p.step, p.action, self.idle, p.limit,
+            turn, self.host, p.phase, p.step, p.action, self.idle, p.limit, p.limited_by,
             (waiting.log.name, waiting.number) if waiting is not None else None,
             main_thread_at() if self.idle >= _TELL_S else "", finished, groups,
         )  # fmt: skip
@@ -95,17 +96,17 @@ def encode(record: Record) -> str:
     still = record.idle >= _TELL_S
     groups = {name: [g.entered, g.left, *([g.kinds] if still else [])] for name, g in record.groups.items()}
     row = [record.turn, record.host, record.phase, record.step, record.action, round(record.idle, 2), record.limit,
-           record.waits, record.at, record.finished, groups]  # fmt: skip
+           record.limited_by, record.waits, record.at, record.finished, groups]  # fmt: skip
     return json.dumps(row, separators=(",", ":"))
 
 
 def decode(text: bytes | str) -> Record:
     """The record of `encode`; an empty one for anything else."""
     try:
-        turn, host, phase, step, action, idle, limit, waits, at, finished, groups = json.loads(text)
+        turn, host, phase, step, action, idle, limit, limited_by, waits, at, finished, groups = json.loads(text)
         collectives = {name: _collectives(*row) for name, row in groups.items()}
         where = (waits[0], waits[1]) if waits else None
-        return Record(turn, host, phase, step, action, idle, limit, where, at, finished, collectives)
+        return Record(turn, host, phase, step, action, idle, limit, limited_by, where, at, finished, collectives)
     except (ValueError, TypeError, AttributeError, IndexError):
         return Record()
 

@@ -259,7 +259,7 @@ class Watcher:
         """Report to all what a hung run waits for; the first rank to find it writes the row."""
         first = records[verdict.ranks[0]]
         error = PeerLost(verdict.code, verdict.what, where=str(self.run_dir),
-                         fix=_FIXES[verdict.code].format(phase=first.phase))  # fmt: skip
+                         fix=_FIXES[verdict.code].format(phase=first.limited_by))  # fmt: skip
         row = rundir.error_row(error, verdict.ranks[0], noticed_by=self.rank, culprits=list(verdict.ranks[:64]))
         return self._first(row | {"host": first.host})
 

@@ -193,8 +193,10 @@ class Session:
         """Read a step's outcome, show it, and save where it is time to."""
         number, outcome = begun.number, self._outcome(begun)
         told = number == 1 and not outcome.skipped  # a gradient that overflowed is none
-        if told and save_gradients(self.trainer, self.options.folder, self.rank) and compare:
-            compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
+        if told:
+            with self.rank.progress.during("save"):
+                if save_gradients(self.trainer, self.options.folder, self.rank) and compare:
+                    compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
         last = outcome.stop or number == self.spec.train.steps
         if _every(self.spec.train.replica_check_every, number):
             self._check_state(number)
