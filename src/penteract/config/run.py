@@ -93,7 +93,7 @@ class Limits:
 
     join: int = 600  # until all ranks are there
     data: int = 3600  # while rank 0 prepares the data
-    compile: int = 1800  # from the data to the first step: kernels, connections, weights
+    compile: int = 1800  # from the data to the end of the first step: connections, weights, kernels
     load: int = 3600  # a rank's part of a checkpoint
     step: int = 300  # with reading its batch
     validate: int = 600

@@ -15,7 +15,7 @@ from penteract.engine.runtime.blame import Verdict, blame
 from penteract.engine.runtime.record import Record, decode
 
 LOOK_S = 1.0  # between two readings of all records
-_MISSED = 0.75  # of the seconds without beats: a beat may come a little late
+_LATE_S = 1.0  # by which two readings may be closer than the silence that they look for
 _SHORTEST_S = 2.0  # without beats
 _FINDER = "finder"
 
@@ -49,7 +49,7 @@ class Finder:
             return None
         if not own.hangs:
             return None
-        quiet = {r for r, seconds in self._quiet.items() if r != self.rank and seconds >= _MISSED * silence}
+        quiet = {r for r, seconds in self._quiet.items() if r != self.rank and seconds >= silence - _LATE_S}
         return blame({**self.records, self.rank: own}, quiet)
 
     def release(self) -> None:

@@ -55,10 +55,10 @@ class Progress:
         with self.during("data", self.limited_by):
             return read()
 
-    def begin_step(self, number: int) -> None:
-        """Step `number` begins."""
+    def begin_step(self, number: int, *, first: bool = False) -> None:
+        """Step `number` begins. In the first of a process kernels are compiled, so the limit of that phase holds."""
         self.step, self.action = number, ""
-        self.enter("step")
+        self.enter("step", "compile" if first else None)
 
     def did(self, action: str) -> None:
         """An action is done on the host; a GPU may still be at it."""

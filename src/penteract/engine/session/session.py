@@ -181,7 +181,7 @@ class Session:
 
     def _begin(self, number: int) -> Begun:
         """Ask the device for a step."""
-        self.rank.progress.begin_step(number)
+        self.rank.progress.begin_step(number, first=number == self.first)
         self.trainer.run.stop.fill_(float(self.stopping.asked))
         at, first = time.perf_counter(), self._samples_after(number - 1)
         if number == min(self.first + 1, self.spec.train.steps):  # the second: everything is in place, nothing is new
