@@ -26,8 +26,8 @@ def made(rounds: list[Round], rank: int, world: int, groups: ProcessGroups | Non
     """The groups that a rank asks torch for."""
     asked = list[tuple[int, ...]]()
 
-    def new_group(ranks: list[int], *, use_local_synchronization: bool, backend: str | None) -> object:
-        assert use_local_synchronization
+    def new_group(ranks: list[int], *, use_local_synchronization: bool, **more: object) -> object:
+        assert use_local_synchronization and more == {"backend": None, "timeout": None}
         asked.append(tuple(ranks))
         return object()
 

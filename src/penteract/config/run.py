@@ -88,10 +88,25 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Seconds that ranks wait for each other before the run ends with an error."""
+    """Seconds that a rank may spend without any progress, in each phase of a run, before the run ends with an error
+    that names it. Each action and each collective is progress, so a phase may take longer."""
 
-    join: int = 600  # for all ranks to be there
-    data: int = 3600  # for rank 0 to prepare the data
+    join: int = 600  # until all ranks are there
+    data: int = 3600  # while rank 0 prepares the data
+    compile: int = 1800  # from the data to the end of the first step: connections, weights, kernels
+    load: int = 3600  # a rank's part of a checkpoint
+    step: int = 300  # with reading its batch
+    validate: int = 600
+    save: int = 1800  # a rank's part of a checkpoint
+
+    def of(self, phase: str) -> float:
+        """The limit of a phase. In that of `data`, the ranks that wait for rank 0 speak first."""
+        return self.data + 1.0 if phase == "data" else float(getattr(self, phase, self.step))
+
+    @property
+    def collective(self) -> float:
+        """Seconds after which torch ends a collective: later than all limits, so that these speak first."""
+        return 60.0 + max(self.join, self.data, self.compile, self.load, self.step, self.validate, self.save)
 
 
 _FP8 = (

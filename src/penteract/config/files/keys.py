@@ -196,6 +196,11 @@ _ABOUT: Mapping[str, tuple[str, float, float]] = {
     "precision.modules": ('exceptions by parameter name, the last match decides: ["embedding*:moments=fp32"]', 0, 0),
     "limits.join": ("seconds that ranks wait until all are there", 1, _WEEK),
     "limits.data": ("seconds that ranks wait while rank 0 prepares the data", 1, _WEEK),
+    "limits.compile": ("seconds without progress from the data to the end of the first step", 1, _WEEK),
+    "limits.load": ("seconds in which a rank loads its part of a checkpoint", 1, _WEEK),
+    "limits.step": ("seconds without progress in a step; any action or collective is progress", 1, _WEEK),
+    "limits.validate": ("seconds without progress in a validation", 1, _WEEK),
+    "limits.save": ("seconds in which a rank saves its part of a checkpoint", 1, _WEEK),
     "output.folder": ("the folder for run folders", 0, 0),
 }
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from penteract.engine.comm.journal import Entry
 from penteract.schedule.actions import Payload
 from penteract.step.program import Program
 
@@ -24,10 +25,11 @@ class Waitable(Protocol):
 
 @dataclass(slots=True)
 class Work:
-    """A collective, a message or a copy under way. It keeps its buffers alive."""
+    """A collective, a message or a copy under way. It keeps its buffers alive. `entry`: its note in the journal."""
 
     waits: Sequence[Any]  # `Waitable`s; torch types its handles as optional, for calls that block
     pinned: tuple[torch.Tensor, ...]
+    entry: Entry | None = None
 
 
 class Comm(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch.distributed as dist
 
 from penteract.engine import compat
 from penteract.engine.comm.comm import Ranks, Work
-from penteract.engine.comm.groups import CHANNELS, Channel, ProcessGroups, needed
+from penteract.engine.comm.groups import CHANNELS, Channel, ProcessGroups, axes, needed
+from penteract.engine.comm.journal import Entry, GroupLog, Journal
 from penteract.engine.dtypes import dtype_of
 from penteract.schedule.actions import Exchange
 from penteract.step.program import Program
@@ -24,24 +26,44 @@ class Distributed:
 
     rank: int
     groups: ProcessGroups = field(default_factory=ProcessGroups)
+    journal: Journal = field(default_factory=Journal)
 
     def open(self, p: Program) -> None:
         self.groups.make(needed(p))
+        self._name_groups(p)
+
+    def _name_groups(self, p: Program) -> None:
+        """Begin the logs of all groups: other ranks look there for who is a member."""
+        for axis in axes(p):
+            if (ranks := p.mesh.group(axis, self.rank)) and (ranks, "") in self.groups.made:
+                self._log(self.groups[ranks], ranks, axis)
+        for (ranks, channel), group in self.groups.made.items():
+            if not channel:
+                self._log(group, ranks)
+
+    def _log(self, group: Any, ranks: Ranks, axis: str = "parameters") -> GroupLog:
+        return self.journal.group(group, axis, ranks)
+
+    def _enter(self, group: Any, ranks: Ranks, kind: str, size: int = 0) -> Entry:
+        """Note a collective; called right before it."""
+        return self.journal.enter(self._log(group, ranks), kind, size)
 
     def start(self, kind: str, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, attrs: Mapping[str, Any]) -> Work:
         """Start the collective `kind` from x into y."""
         group = self.groups[ranks]
         match kind:
             case "all_gather":
-                return Work([compat.all_gather(y, x, group)], (x, y))
+                entry = self._enter(group, ranks, kind, y.nbytes)
+                return Work([compat.all_gather(y, x, group)], (x, y), entry)
             case "reduce_scatter":
-                return Work([compat.reduce_scatter(y, x, group)], (x, y))
+                entry = self._enter(group, ranks, kind, x.nbytes)
+                return Work([compat.reduce_scatter(y, x, group)], (x, y), entry)
             case "all_reduce":
                 y.copy_(x)
-                op = dist.ReduceOp.MAX if attrs.get("reduce") == "max" else dist.ReduceOp.SUM
-                return Work([dist.all_reduce(y, op, group=group, async_op=True)], (y,))
+                return self._all_reduce(ranks, y, largest=attrs.get("reduce") == "max")
             case "all_to_all":
-                return Work([dist.all_to_all_single(y, x, group=group, async_op=True)], (x, y))
+                entry = self._enter(group, ranks, kind, x.nbytes)
+                return Work([dist.all_to_all_single(y, x, group=group, async_op=True)], (x, y), entry)
             case "shift":
                 return self._shift(group, ranks, x, y)
             case _:
@@ -49,34 +71,42 @@ class Distributed:
 
     def start_uneven(self, ranks: Ranks, x: torch.Tensor, y: torch.Tensor, send: list[int], receive: list[int]) -> Work:
         """All-to-all of rows: `send[i]` of x to the group's rank i, `receive[i]` from it."""
-        handle = dist.all_to_all_single(y, x, receive, send, group=self.groups[ranks], async_op=True)
-        return Work([handle], (x, y))
+        group = self.groups[ranks]
+        entry = self._enter(group, ranks, "all_to_all_v")
+        return Work([dist.all_to_all_single(y, x, receive, send, group=group, async_op=True)], (x, y), entry)
 
     def sum(self, ranks: Ranks, x: torch.Tensor) -> Work | None:
         """All-reduce (sum) x over `ranks`, in place."""
-        if len(ranks) == 1:
-            return None
-        return Work([dist.all_reduce(x, group=self.groups[ranks], async_op=True)], (x,))
+        return None if len(ranks) == 1 else self._all_reduce(ranks, x)
 
     def largest(self, ranks: Ranks, x: torch.Tensor) -> Work | None:
         """All-reduce (max) x over `ranks`, in place."""
-        if len(ranks) == 1:
-            return None
-        return Work([dist.all_reduce(x, dist.ReduceOp.MAX, group=self.groups[ranks], async_op=True)], (x,))
+        return None if len(ranks) == 1 else self._all_reduce(ranks, x, largest=True)
+
+    def _all_reduce(self, ranks: Ranks, x: torch.Tensor, *, largest: bool = False) -> Work:
+        group, op = self.groups[ranks], dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        entry = self._enter(group, ranks, "all_reduce (max)" if largest else "all_reduce", x.nbytes)
+        return Work([dist.all_reduce(x, op, group=group, async_op=True)], (x,), entry)
 
     def finish(self, work: Work | None) -> None:
         """Wait; on a GPU, make the current stream wait."""
-        for handle in work.waits if work is not None else ():
-            handle.wait()
+        if work is None:
+            return
+        if work.entry is None:
+            _wait(work)
+        else:
+            self.journal.finish(work.entry, partial(_wait, work))
 
     def send(self, x: torch.Tensor, to: int, ranks: Ranks, what: Channel) -> Work:
         """Post a send of a pipeline of `ranks`. Messages are not batched: NCCL returns one handle for a batch, and
         waiting for its receives would also wait for its sends."""
-        return Work([dist.isend(x, to, group=self.groups.of(ranks, what))], (x,))
+        entry = self.journal.enter(self.journal.message(what, self.rank, to), "message", x.nbytes)
+        return Work([dist.isend(x, to, group=self.groups.of(ranks, what))], (x,), entry)
 
     def receive(self, x: torch.Tensor, of: int, ranks: Ranks, what: Channel) -> Work:
         """Post the matching receive."""
-        return Work([dist.irecv(x, of, group=self.groups.of(ranks, what))], (x,))
+        entry = self.journal.enter(self.journal.message(what, of, self.rank), "message", x.nbytes)
+        return Work([dist.irecv(x, of, group=self.groups.of(ranks, what))], (x,), entry)
 
     def _shift(self, group: Any, ring: Ranks, x: torch.Tensor, y: torch.Tensor) -> Work:
         """Send x to the next rank of the ring, and receive y from the previous one."""
@@ -85,7 +115,13 @@ class Distributed:
             dist.P2POp(dist.isend, x, ring[(me + 1) % len(ring)], group),
             dist.P2POp(dist.irecv, y, ring[me - 1], group),
         ]
-        return Work(dist.batch_isend_irecv(ops), (x, y))
+        entry = self._enter(group, ring, "shift", x.nbytes)
+        return Work(dist.batch_isend_irecv(ops), (x, y), entry)
+
+
+def _wait(work: Work) -> None:
+    for handle in work.waits:
+        handle.wait()
 
 
 class Gloo(Distributed):
@@ -102,12 +138,16 @@ class Nccl(Distributed):
     groups: ProcessGroups = field(default_factory=lambda: ProcessGroups("nccl"))
 
     def open(self, p: Program) -> None:
-        self.groups.make(needed(p))
-        for (_, channel), group in self.groups.made.items():
+        super(Nccl, self).open(p)  # slots: the class that `super()` alone would name is another
+        for ranks, channel in self.groups.made:
             if not channel:
-                dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+                self.finish(self._all_reduce(ranks, torch.zeros(1, device="cuda")))
         self._connect_messages(p)
         torch.cuda.synchronize()
+
+    def _log(self, group: Any, ranks: Ranks, axis: str = "parameters") -> GroupLog:
+        # The host's own collectives over the world have the same process group, but another backend.
+        return self.journal.group(("cuda", group), axis, ranks)
 
     def _connect_messages(self, p: Program) -> None:
         """Connect the pairs of this rank's pipeline, for each channel, and its ring of context parallelism."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
@@ -42,6 +43,7 @@ class ProcessGroups:
     """
 
     backend: str | None = None  # of the groups; None: the world's
+    timeout: timedelta | None = None  # after which torch ends a collective; None: torch's own
     made: dict[tuple[Ranks, Channel], Any] = field(default_factory=dict[tuple[Ranks, Channel], Any])
     all_made: set[tuple[Ranks, Channel]] = field(default_factory=set[tuple[Ranks, Channel]])
 
@@ -57,7 +59,8 @@ class ProcessGroups:
             if len(own) == dist.get_world_size() and not channel:
                 self.made[own, channel] = dist.group.WORLD
                 continue
-            group = dist.new_group(list(own), backend=self.backend, use_local_synchronization=True)
+            how = {"timeout": self.timeout, "backend": self.backend}
+            group = dist.new_group(list(own), use_local_synchronization=True, **how)
             if len(own) > 1:
                 self.made[own, channel] = group
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import ClassVar, Protocol, TypeVar
 
 import torch
 
 from penteract.engine.comm.comm import Comm, Waitable, Work
 from penteract.engine.comm.distributed import Gloo, Nccl
+from penteract.engine.comm.groups import ProcessGroups
+from penteract.engine.comm.journal import Journal, Marks
 from penteract.engine.executor.storages import Storages, bytes_of
 from penteract.engine.runtime.cpu_affinity import threads_of
 from penteract.errors import BadInput, Bug
@@ -36,8 +39,9 @@ class Device(Protocol):
         """Limit this process to one rank's part of the host's cores, where `ranks` share the host."""
         ...
 
-    def comm(self, rank: int) -> Comm:
-        """The communicator of a rank on this type of device."""
+    def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
+        """The communicator of a rank on this type of device. It notes in `journal` what it does; torch ends a
+        collective after `limit` seconds."""
         ...
 
     def side_stream(self) -> AbstractContextManager[None]:
@@ -87,8 +91,8 @@ class Cpu:
     def share(self, ranks: int) -> None:
         torch.set_num_threads(threads_of(ranks))
 
-    def comm(self, rank: int) -> Comm:
-        return Gloo(rank)
+    def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
+        return Gloo(rank, ProcessGroups(timeout=timedelta(seconds=limit)), journal or Journal())
 
     def side_stream(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -142,8 +146,11 @@ class Cuda:
 
     def share(self, ranks: int) -> None: ...
 
-    def comm(self, rank: int) -> Comm:
-        return Nccl(rank)
+    def comm(self, rank: int, journal: Journal | None = None, limit: float = 600.0) -> Comm:
+        if journal is not None:
+            # Without a context of its own, a thread's first call would open one on the host's first GPU.
+            journal.marks = Marks(_recorded, lambda: torch.cuda.set_device(self.at))
+        return Nccl(rank, ProcessGroups("nccl", timedelta(seconds=limit)), journal or Journal())
 
     def side_stream(self) -> AbstractContextManager[None]:
         return torch.cuda.stream(self._after_compute("waits"))
@@ -189,6 +196,13 @@ class Cuda:
         with torch.cuda.graph(graph):
             work()
         return graph.replay
+
+
+def _recorded(earlier: torch.cuda.Event | None) -> torch.cuda.Event:
+    """An event in the current stream, after everything that was asked for so far."""
+    event = earlier or torch.cuda.Event()
+    event.record()
+    return event
 
 
 class DeviceWitness(Protocol):

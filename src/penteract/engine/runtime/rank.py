@@ -7,7 +7,8 @@ import os
 import platform
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Timer
 
@@ -15,35 +16,58 @@ import torch
 import torch.distributed as dist
 
 from penteract._version import __version__
+from penteract.config.run import Limits
+from penteract.engine.comm.journal import GroupLog
 from penteract.engine.executor.device import device_of, pick_device
+from penteract.engine.runtime.progress import Progress
 from penteract.engine.runtime.roll_call import TELL_S, RollCall
 from penteract.engine.runtime.store import open_store
 from penteract.errors import PeerLost, PenteractError
 
 log = logging.getLogger("penteract")
 
+_PREPARED = "penteract/first"
+
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """`number` of `world`; `store` is None when there is one rank."""
+    """`number` of `world`; `store` is None when there is one rank. `progress`: how far its main thread is."""
 
     number: int
     world: int
     device: torch.device
     store: dist.distributed_c10d.Store | None
+    progress: Progress = field(default_factory=Progress, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.world > 1:  # before any use: other ranks look in the journal for who is a member
+            _ = self._everyone, self._prepared
 
     def barrier(self) -> None:
         """Wait for all ranks; does nothing with one rank. On the host: NCCL would ask the store for a communicator of
         its own, which fails once torchrun has ended."""
         if self.world > 1:
-            dist.all_reduce(torch.zeros(1))
+            with self._inside("barrier"):
+                dist.all_reduce(torch.zeros(1))
+
+    def _inside(self, kind: str) -> AbstractContextManager[None]:
+        """Note a collective of all ranks on the host."""
+        return self.progress.journal.inside(self._everyone, kind)
+
+    @property
+    def _everyone(self) -> GroupLog:
+        return self.progress.journal.group(dist.group.WORLD, "world", range(self.world))
+
+    @property
+    def _prepared(self) -> GroupLog:
+        return self.progress.journal.group(_PREPARED, "all", range(self.world))
 
     def first(self, task: Callable[[], None], limit: float) -> None:
         """Run a task on rank 0, and then on the others. They wait at the store, not in a collective that would time
         out. Raises PeerLost on them after `limit` seconds (`limits.data`)."""
         if self.store is None:
             return task()
-        key = "penteract/first"
+        journal, kind = self.progress.journal, "wait for rank 0's data"
         if self.number == 0:
             line = f"rank 0 prepares the data · the others wait up to {limit:.0f} s (limits.data)"
             late = Timer(TELL_S, lambda: log.warning("%s", line))
@@ -53,10 +77,12 @@ class Rank:
                 task()
             finally:
                 late.cancel()
-            self.store.set(key, "done")
+            with journal.inside(self._prepared, kind):
+                self.store.set(_PREPARED, "done")
             return None
         try:
-            self.store.wait([key], timedelta(seconds=limit))
+            with journal.inside(self._prepared, kind):
+                self.store.wait([_PREPARED], timedelta(seconds=limit))
         except dist.DistStoreError as e:
             raise PeerLost("DATA", f"rank 0 has not prepared the data in {limit:.0f} s", where="limits.data",
                            fix=f"--limits.data {4 * limit:.0f}, or tokenise the text beforehand") from e  # fmt: skip
@@ -65,7 +91,8 @@ class Rank:
     def largest(self, x: torch.Tensor) -> None:
         """Element-wise maximum of the host tensor x over all ranks, in place."""
         if self.world > 1:
-            dist.all_reduce(x, dist.ReduceOp.MAX)
+            with self._inside("all_reduce (max)"):
+                dist.all_reduce(x, dist.ReduceOp.MAX)
 
     def leave(self) -> None:
         """Destroy the process groups, after the last communication."""
@@ -76,14 +103,16 @@ class Rank:
         """Rank 0's text, on every rank."""
         box = [text]
         if self.world > 1:
-            dist.broadcast_object_list(box, src=0)
+            with self._inside("broadcast"):
+                dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def one_of(self, error: PenteractError | None) -> PenteractError | None:
         """The error of the first rank that has one, on every rank."""
         errors = [error] * self.world
         if self.world > 1:
-            dist.all_gather_object(errors, error)
+            with self._inside("all_gather"):
+                dist.all_gather_object(errors, error)
         return next((e for e in errors if e is not None), None)
 
 
@@ -91,14 +120,15 @@ def join(
     environment: Mapping[str, str],
     device: str,
     facts: Mapping[str, str] | None = None,
-    limit: float = 600.0,
+    limits: Limits | None = None,
     listener: int | None = None,
 ) -> Rank:
     """Join the ranks that a launcher set up in `environment`; without one, the only rank.
 
     `facts`: what must be equal on all ranks, beside their software and devices. `listener`: see `open_store`, which
-    owns it. Raises PeerLost if some are missing after `limit` seconds, BadInput if they differ: on all ranks.
+    owns it. Raises PeerLost if some are missing after `limits.join` seconds, BadInput if they differ: on all ranks.
     """
+    limits = limits or Limits()
     world, number = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     local = int(environment.get("LOCAL_RANK", "0"))
     chosen = pick_device(device, local)
@@ -109,8 +139,8 @@ def join(
     if world == 1:
         if listener is not None:
             os.close(listener)
-        return Rank(0, 1, chosen, None)
-    store = open_store(environment, limit, listener)
+        return Rank(0, 1, chosen, None, Progress(limits))
+    store = open_store(environment, limits.join, listener)
     own = {"python": platform.python_version(), "torch": torch.__version__, "penteract": __version__}
     own |= {"device": kind.name, **(facts or {})}
     RollCall(
@@ -119,15 +149,15 @@ def join(
         world,
         socket.gethostname(),
         own,
-        limit,
+        limits.join,
         per_host=per_host,
     ).hold()
     try:
         dist.init_process_group(
-            kind.backend, store=store, rank=number, world_size=world, timeout=timedelta(minutes=10)
+            kind.backend, store=store, rank=number, world_size=world, timeout=timedelta(seconds=limits.collective)
         )  # fmt: skip
     except (ValueError, RuntimeError) as e:
         where = f"{environment.get('MASTER_ADDR')}:{environment.get('MASTER_PORT')}"
         raise PeerLost("JOIN", f"the ranks could not connect: {' '.join(str(e).split())[:160]}", where=where,
                        fix="see what the other ranks print, and whether hosts reach each other") from e  # fmt: skip
-    return Rank(number, world, chosen, dist.distributed_c10d._get_default_store())
+    return Rank(number, world, chosen, dist.distributed_c10d._get_default_store(), Progress(limits))

@@ -1,33 +1,37 @@
 """Failure detection: a rank that fails reports it in the store; a thread on every rank watches the store, and ends its
 process.
 
-Twice a second each rank writes a heartbeat to the store, and reads an abort key and the heartbeat of the next rank that
-is still training. Ranks watch each other in a ring, so that the store's load grows linearly with their number. A rank
+Twice a second each rank writes a heartbeat to the store, which says how far its main thread is, and reads an abort key
+and the heartbeat of the next rank that is still training. Ranks watch each other in a ring, so that the store's load
+grows linearly with their number. Where main threads make no progress, one rank finds the culprit (`hang.py`). A rank
 that must end while its main thread is blocked exits its process at once, because nothing else ends a wait in gloo.
 """
 
 from __future__ import annotations
 
 import atexit
-import errno
 import json
 import os
-import re
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 
+from penteract.engine.runtime.blame import Verdict, unlike
+from penteract.engine.runtime.failures import first_line, from_exception, is_of_a_peer
+from penteract.engine.runtime.hang import Finder, read
+from penteract.engine.runtime.progress import Progress
 from penteract.engine.runtime.rank import Rank
+from penteract.engine.runtime.record import Own, Record, decode, encode
 from penteract.engine.runtime.stopping import Stopping
 from penteract.engine.session import rundir
-from penteract.errors import Bug, DiskFailure, OutOfMemory, PeerLost, PenteractError, Preempted
+from penteract.errors import Bug, PeerLost, PenteractError, Preempted
 
 GRACE_S = 1.0  # for a rank's own error to be reported before another rank's ends it
 BLAME_S = 3.0  # to find out which rank broke a connection
@@ -35,7 +39,14 @@ TEARDOWN_S = 3.0  # for the teardown of process groups
 PARTING_S = 8.0  # rank 0 waits so long for the others when all stop together
 LAST_RESORT_S = 12.0  # a rank that is ending exits after this time, whatever blocks it
 
-_ABORT = "abort"
+HUNG_TEARDOWN_S = 1.0  # the same, of a run that hangs
+_ABORT, _BLAMES = "abort", "blames"
+_OF_ALL = ("HUNG", "UNLIKE")  # errors that all ranks end with
+_FIXES = {
+    "HUNG": "its log and its host say why; --limits.{phase} waits longer; --resume continues from the last checkpoint",
+    "UNLIKE": "all ranks must call the same collectives in the same order: report it; --resume continues from the last "
+    "checkpoint",
+}  # fmt: skip
 
 
 class Watcher:
@@ -48,13 +59,16 @@ class Watcher:
 
     def __init__(  # noqa: PLR0913 (the last two are for tests)
         self, store: dist.distributed_c10d.Store, rank: int, world: int, run_dir: Path, abort: Callable[[], None],
-        stopping: Stopping | None = None, *, interval: float = 0.5, timeout: float = 30.0,
+        stopping: Stopping | None = None, progress: Progress | None = None, *, interval: float = 0.5,
+        timeout: float = 30.0,
     ) -> None:  # fmt: skip
         # A separate connection: a blocking wait of the main thread may hold the other.
         self.store = dist.distributed_c10d.PrefixStore("watch", store.clone())  # pyright: ignore[reportAttributeAccessIssue] - not in its stub
         self.rank, self.world, self.run_dir, self.abort = rank, world, run_dir, abort
         self.interval, self.timeout, self.told = interval, timeout, False
-        self.stopping = stopping or Stopping()
+        self.stopping, self.progress = stopping or Stopping(), progress or Progress()
+        self._own = Own(self.progress, socket.gethostname())
+        self._finder = Finder(self.store, rank, world, timeout)
         self._patient = False
         self._stopped = False  # whether a signal had asked this rank to stop when it noticed another's failure
         self.final: Callable[[int], None] = lambda code: None  # called with the exit code of the rank that failed first
@@ -75,7 +89,9 @@ class Watcher:
     def finish(self, limit: float | None = None) -> None:
         """This rank has finished without an error. Rank 0, which may host the store, waits for the others, at most
         `limit` seconds."""
+        self.progress.enter("done")
         with suppress(RuntimeError):
+            self._finder.release()
             self.store.set(f"done/{self.rank}", "1")
             self.store.add("done", 1)
             start = time.monotonic()
@@ -129,11 +145,14 @@ class Watcher:
         last = time.monotonic()
         while not self._over.is_set():
             try:
-                self.store.set(f"beat/{self.rank}", str(self._turns))
                 now = time.monotonic()
                 # Cap the time of one turn: if all processes were suspended together, no rank is lost.
-                self._watch_next(min(now - last, 2 * self.interval))
-                last = now
+                passed, last = min(now - last, 2 * self.interval), now
+                own = self._own.next(self._turns, passed)
+                self.store.set(f"beat/{self.rank}", encode(own))
+                self._watch_next(passed)
+                if (verdict := self._finder.turn(own, passed)) is not None:
+                    self._tell(verdict, self._finder.records)
                 row = json.loads(self.store.get(_ABORT)) if self.store.check([_ABORT]) else None
             except RuntimeError as e:
                 if self._over.wait(GRACE_S) or (self.stopping.watches_parent and self._saved_without_store()):
@@ -163,7 +182,7 @@ class Watcher:
         self._silence = self._silence + passed if (watched, beat) == self._last_beat else 0.0
         self._last_beat = (watched, beat)
         if self._silence > self.timeout:
-            self._lost([watched], f"no sign of life for {self._silence:.0f} s")
+            self._lost([watched], f"no sign of life for {self._silence:.0f} s", decode(beat))
 
     def _guard(self) -> None:
         """The watching thread can block for ever in a store whose host has stopped. This thread watches it without
@@ -181,12 +200,13 @@ class Watcher:
 
     def _leave(self, row: dict[str, Any]) -> None:
         """End this process because of `row`, unless the main thread is ending it."""
-        if self._over.wait(GRACE_S) or not self._leaving.acquire(blocking=False):
+        hung = row["code"] in _OF_ALL
+        if self._over.wait(0 if hung else GRACE_S) or not self._leaving.acquire(blocking=False):
             return
         _exit_later(PeerLost.exit_code)
         self._stopped = self.stopping.signalled_before
         error = self._peer(row)
-        self._part(error)
+        self._part(error, HUNG_TEARDOWN_S if hung else TEARDOWN_S)
         if not (self.told and rundir.errors(self.run_dir, self._earlier)):
             with suppress(OSError, ValueError):
                 print(error, file=sys.stderr)
@@ -195,35 +215,56 @@ class Watcher:
     # ---- which rank failed -----------------------------------------------------------------------------------
 
     def _blame(self, exception: BaseException) -> PenteractError:
-        """The error for a broken connection: that of the abort key; else the ranks without a new heartbeat are lost."""
+        """The error for a broken connection: that of the abort key; else the ranks without a new heartbeat are lost, or
+        ranks have entered unlike collectives. One rank finds out, and the others wait for it a little longer."""
         try:
-            before, until = self._beats(), time.monotonic() + BLAME_S
-            while time.monotonic() < until:
-                if self.store.check([_ABORT]):
-                    return self._peer(json.loads(self.store.get(_ABORT)))
-                time.sleep(self.interval / 5)
-            after = self._beats()
-            lost = [r for r, beat in after.items() if r != self.rank and beat == before.get(r)]
+            finder = self.store.add(_BLAMES, 1) == 1
+            before = read(self.store, self.world) if finder else {}
+            if (row := self._told(BLAME_S if finder else BLAME_S + 2 * GRACE_S)) is not None:
+                return self._peer(row)
+            after = read(self.store, self.world) if finder else {}
+            lost = [r for r, record in after.items()
+                    if r != self.rank and record.turn == before[r].turn and record.phase != "done"]  # fmt: skip
             if lost:
-                return self._peer(self._lost(lost, "its connections broke"))
+                return self._peer(self._lost(lost, "its connections broke", after[lost[0]]))
+            if (verdict := unlike(after)) is not None:
+                return self._peer(self._tell(verdict, after))
         except RuntimeError as e:
             return self._peer(self._store_is_gone(str(e)))
-        error = PeerLost("CONNECTION", f"a collective failed: {_first_line(exception)}", where=f"rank {self.rank}",
+        error = PeerLost("CONNECTION", f"a collective failed: {first_line(exception)}", where=f"rank {self.rank}",
                          fix="--resume continues from the last checkpoint")  # fmt: skip
         row = rundir.error_row(error, self.rank, exception)
         if self._set_abort(row) is row:
             rundir.append_error(self.run_dir, row)
         return error
 
-    def _beats(self) -> dict[int, bytes]:
-        return {r: self._beat(r) for r in range(self.world) if not self.store.check([f"done/{r}"])}
+    def _told(self, seconds: float) -> dict[str, Any] | None:
+        """Wait for the abort key."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self.store.check([_ABORT]):
+                return json.loads(self.store.get(_ABORT))
+            time.sleep(self.interval / 5)
+        return None
 
-    def _lost(self, ranks: list[int], why: str) -> dict[str, Any]:
-        """Report to all that ranks are lost; the first rank to notice writes the row."""
+    def _lost(self, ranks: list[int], why: str, last: Record) -> dict[str, Any]:
+        """Report to all that ranks are lost; the first rank to notice writes the row. `last`: of the first."""
         names = ", ".join(map(str, ranks[:8])) + ", …" * (len(ranks) > 8)
         error = PeerLost("LOST", f"rank {names} is gone or hangs: {why}", where=str(self.run_dir),
+                         found=f"{last.where()}, on host {last.host}" if last.host else "",
                          fix="its log and its host say why; --resume continues from the last checkpoint")  # fmt: skip
-        row = rundir.error_row(error, ranks[0], noticed_by=self.rank)
+        return self._first(rundir.error_row(error, ranks[0], noticed_by=self.rank))
+
+    def _tell(self, verdict: Verdict, records: Mapping[int, Record]) -> dict[str, Any]:
+        """Report to all what a hung run waits for; the first rank to find it writes the row."""
+        first = records[verdict.ranks[0]]
+        error = PeerLost(verdict.code, verdict.what, where=str(self.run_dir),
+                         fix=_FIXES[verdict.code].format(phase=first.limited_by))  # fmt: skip
+        row = rundir.error_row(error, verdict.ranks[0], noticed_by=self.rank, culprits=list(verdict.ranks[:64]))
+        return self._first(row | {"host": first.host})
+
+    def _first(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Set the abort key; the row that it holds is written once."""
         first = self._set_abort(row)
         if first is row:
             rundir.append_error(self.run_dir, row)
@@ -256,6 +297,8 @@ class Watcher:
         lost rank was killed for it: the run can go on later."""
         if row["exit_code"] != Preempted.exit_code:  # that rank leaves it, if anything was trained
             self.final(int(row["exit_code"]))
+        if row["code"] in _OF_ALL:
+            return PeerLost(row["code"], row["what"], where=row["where"], fix=row["fix"])
         what = f"rank {row['rank']} failed with {row['code']}: {row['what']}"
         if row["exit_code"] == Preempted.exit_code or (row["exit_code"] == PeerLost.exit_code and self._stopped):
             return self._stopped_too(what)
@@ -265,12 +308,12 @@ class Watcher:
         return Preempted("STOPPED", "stopped before this step was saved", where=str(self.run_dir), found=found,
                          fix="--resume continues from the last checkpoint, if there is one")  # fmt: skip
 
-    def _part(self, error: PenteractError) -> None:
+    def _part(self, error: PenteractError, teardown: float = TEARDOWN_S) -> None:
         """Tear down process groups, and give the others time to read the abort key."""
         if isinstance(error, PeerLost | Preempted):  # if this works, blocked collectives end and GPUs come free
             thread = threading.Thread(target=self.abort, daemon=True)
             thread.start()
-            thread.join(TEARDOWN_S)
+            thread.join(teardown)
         if self.rank == 0:  # it may host the store: the others must read it once more
             with suppress(OSError):
                 rundir.write_status(self.run_dir, rundir.ended(error.exit_code), exit_code=error.exit_code)
@@ -290,7 +333,7 @@ def watched(
     stopping = stopping or Stopping()
     watcher = None
     if rank.store is not None:
-        watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups, stopping)
+        watcher = Watcher(rank.store, rank.number, rank.world, run_dir, abort_groups, stopping, rank.progress)
         watcher.final = final
         watcher.told = told
         watcher.start()
@@ -333,33 +376,6 @@ def abort_groups() -> None:
     if abort is not None and dist.is_initialized():
         with suppress(Exception):
             abort()
-
-
-def from_exception(e: BaseException) -> PenteractError:
-    """Any exception as a PenteractError."""
-    text = _first_line(e)
-    if isinstance(e, PenteractError):
-        return e
-    if isinstance(e, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
-        fix = "a smaller micro-batch, more recompute, or more ranks"
-        return OutOfMemory("MEMORY", text or "out of memory", fix=fix)
-    if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
-        where = str(e.filename or "")
-        return DiskFailure("DISK", "could not write", where=where, found=e.strerror, fix="free some space")
-    return Bug("BUG", f"{type(e).__name__}: {text}", fix="run again with --debug, and report it")
-
-
-def is_of_a_peer(e: BaseException) -> bool:
-    """Whether this is the exception of a connection to a rank that has ended."""
-    if isinstance(e, dist.DistError):
-        return True
-    return type(e) is RuntimeError and bool(
-        re.search(r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe", str(e))
-    )
-
-
-def _first_line(e: BaseException) -> str:
-    return (str(e).splitlines() or [""])[0][:200]
 
 
 def _exit_later(code: int) -> None:

@@ -13,11 +13,12 @@ from penteract.config.files.write import run_values
 from penteract.config.rules.resolve import resolve
 from penteract.config.run import RunSpec
 from penteract.engine.data.description import describe
+from penteract.engine.runtime.failures import from_exception
 from penteract.engine.runtime.generation import Generation
 from penteract.engine.runtime.printing import never_fails
 from penteract.engine.runtime.rank import Rank, join
 from penteract.engine.runtime.stopping import Phase, Stopping
-from penteract.engine.runtime.watch import from_exception, watched
+from penteract.engine.runtime.watch import watched
 from penteract.engine.session.lease import Lease
 from penteract.engine.session.session import Session, SessionOptions, closing_line, rundir, set_up
 from penteract.errors import PeerLost, PenteractError, Preempted
@@ -93,7 +94,7 @@ def _join(spec: RunSpec, listener: int | None = None) -> Rank:
     set_up(spec)
     facts = {name: value for name, value in run_values(spec).items() if not name.startswith(_OWN)}
     facts |= describe(spec.data.source, spec.tokenizer)
-    return join(os.environ, spec.precision.device, facts, spec.limits.join, listener)
+    return join(os.environ, spec.precision.device, facts, spec.limits, listener)
 
 
 def main(argv: list[str]) -> int:

@@ -18,9 +18,9 @@ import torch
 
 from penteract.config.run import RunSpec
 from penteract.engine.data import Samples, open_samples, open_tokenizer
+from penteract.engine.runtime.failures import from_exception
 from penteract.engine.runtime.rank import Rank
 from penteract.engine.runtime.stopping import Stopping
-from penteract.engine.runtime.watch import from_exception
 from penteract.engine.session import rundir
 from penteract.engine.session.checkpoints import Checkpoints
 from penteract.engine.session.compare import Comparison, load_gradients, save_gradients
@@ -88,13 +88,15 @@ class Session:
     def open(self) -> None:
         """Open tokenizer, data and trainer, and load the checkpoint of a resumed run. Raises BadInput where they do not
         fit each other."""
-        spec = self.spec
+        spec, progress = self.spec, self.rank.progress
+        progress.enter("data")
         self.tokenizer = open_tokenizer(spec.tokenizer)
         if self.tokenizer.vocab_size > spec.model.vocab_size:
             raise BadInput("VOCABULARY", "the tokenizer has more ids than the model has rows", where="model.vocab_size",
                            found=spec.model.vocab_size, allowed=f">= {self.tokenizer.vocab_size}",
                            fix=f"--model.vocab_size {-(-self.tokenizer.vocab_size // 64) * 64}")  # fmt: skip
         self._open_data()
+        progress.enter("compile")
         self.checkpoints = Checkpoints(
             self.options.folder / "checkpoints", self.rank, self.spec.checkpoint.keep, self.options.epoch
         )
@@ -102,9 +104,11 @@ class Session:
         self.trainer = Trainer.build(spec, self.rank, self.options.init)
         self.grace = Grace(self.options.grace, saved_bytes(self.trainer.program) / self.rank.world)
         if spec.train.validation_every and len(self.validation):
-            self.trainer.check_validation(self.validation)
+            with progress.during("data"):
+                self.trainer.check_validation(self.validation)
         if self.options.resume is not None:
-            self._load(self.options.resume)
+            with progress.during("load"):
+                self._load(self.options.resume)
         every, steps = self.spec.checkpoint.every, self.spec.train.steps
         saves = (steps // every - (self.first - 1) // every if every else 0) + bool(not every or steps % every)
         self.checkpoints.check_room(saved_bytes(self.trainer.program), saves)
@@ -177,6 +181,7 @@ class Session:
 
     def _begin(self, number: int) -> Begun:
         """Ask the device for a step."""
+        self.rank.progress.begin_step(number, first=number == self.first)
         self.trainer.run.stop.fill_(float(self.stopping.asked))
         at, first = time.perf_counter(), self._samples_after(number - 1)
         if number == min(self.first + 1, self.spec.train.steps):  # the second: everything is in place, nothing is new
@@ -188,8 +193,10 @@ class Session:
         """Read a step's outcome, show it, and save where it is time to."""
         number, outcome = begun.number, self._outcome(begun)
         told = number == 1 and not outcome.skipped  # a gradient that overflowed is none
-        if told and save_gradients(self.trainer, self.options.folder, self.rank) and compare:
-            compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
+        if told:
+            with self.rank.progress.during("save"):
+                if save_gradients(self.trainer, self.options.folder, self.rank) and compare:
+                    compare.gradient = load_gradients(self.trainer, compare.folder, self.rank)
         last = outcome.stop or number == self.spec.train.steps
         if _every(self.spec.train.replica_check_every, number):
             self._check_state(number)
@@ -248,7 +255,8 @@ class Session:
             row |= {"train/loss_scale": outcome.loss_scale, "train/skipped": outcome.skipped}
         every = spec.train.validation_every
         if len(self.validation) and (_every(every, number) or (every and last)):
-            row["val/loss"] = self.trainer.validate(self.validation)
+            with self.rank.progress.during("validate"):
+                row["val/loss"] = self.trainer.validate(self.validation)
         return row
 
     def _check_state(self, step: int) -> None:
@@ -296,7 +304,7 @@ class Session:
         extra["data"] = dict(self.train.fingerprint())
         extra |= resume_settings(spec)
         at = time.perf_counter()
-        with self.stopping.held():
+        with self.rank.progress.during("save"), self.stopping.held():
             self.checkpoints.save(step, state_slices(trainer.program, trainer.state), extra, prune=prune)
         self.grace.saved = time.perf_counter() - at
 
@@ -309,7 +317,8 @@ class Session:
 
     def _finish(self, table: LiveTable | None, compare: Comparison | None) -> dict[str, Any]:
         self.trainer.run.settle_parameters()  # no collective may be under way when a process ends
-        text = self._text()
+        with self.rank.progress.during("validate"):  # text is written by forward passes
+            text = self._text()
         result = self._result()
         if table is None:
             return result

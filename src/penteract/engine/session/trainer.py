@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -70,7 +71,7 @@ class Trainer:
             optimizer_kinds=spec.optimizer.optimizer_kinds,
         )  # fmt: skip
         check_kernels(program, rank.device, packed=spec.data.pack_documents)
-        comm = device_of(rank.device).comm(rank.number)
+        comm = device_of(rank.device).comm(rank.number, rank.progress.journal, spec.limits.collective)
         comm.open(program)
         state = allocate(program, rank.device)
         if init is not None:
@@ -87,6 +88,7 @@ class Trainer:
         # Training and validation never run at once, so their arenas share one block.
         validation_memory = Arena(plan_arena(forward, training=False), precision, rank.device, memory.block)
         validation_run = Run(forward, state, comm, kernels(forward, rank.device), validation_memory)
+        run.on_action = validation_run.on_action = rank.progress.did
         run.micro_batches = validation_run.micro_batches = allocate_micro_batches(program, rank.device)
         return Trainer(
             spec,
@@ -108,13 +110,12 @@ class Trainer:
         assert self.run.optimizer is not None
         self.run.optimizer.rate.fill_(self.rate(number))
         self.run.optimizer.step.fill_(number)
-        counts = self.loader.load(samples, first)
+        counts = self.rank.progress.reading(lambda: self.loader.load(samples, first))
         if counts is not None:
             self.run.counts.copy_(torch.tensor(counts))
         last = number == self.spec.train.steps
-        self.run.summed.next_targets = (
-            None if last else self.loader.prefetch_task(samples, first + self.spec.layout.global_batch_size)
-        )
+        prefetch = self.loader.prefetch_task(samples, first + self.spec.layout.global_batch_size)
+        self.run.summed.next_targets = None if last else partial(self.rank.progress.reading, prefetch)
         walk(self.program, self.run, counted=counts is None)
         return self._outcome(self.run)
 
@@ -142,7 +143,8 @@ class Trainer:
         total, tokens = 0.0, 0
         self.run.settle_parameters()
         for first in self._validation_samples(samples):
-            self.validation_run.counts.copy_(torch.tensor(self.validation_loader.load(samples, first)))
+            counts = self.rank.progress.reading(lambda first=first: self.validation_loader.load(samples, first))
+            self.validation_run.counts.copy_(torch.tensor(counts))
             walk_forward(self.validation_run.p, self.validation_run)
             count = int(self.validation_run.counts[0])
             total, tokens = total + self._outcome(self.validation_run)().loss * count, tokens + count
@@ -151,7 +153,7 @@ class Trainer:
     def check_validation(self, samples: Samples) -> None:
         """Check the validation samples before the first step, because an error later would lose training. Raises what
         loading them raises."""
-        for first in self._validation_samples(samples):
+        for first in self.rank.progress.over(self._validation_samples(samples)):
             self.validation_loader.check_readable(samples, first)
 
     def _validation_samples(self, samples: Samples) -> range:

@@ -1,0 +1,87 @@
+"""How far a rank's main thread is. It notes it here; the watching thread reads it, and tells the other ranks."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from penteract.config.run import Limits
+from penteract.engine.comm.journal import Journal
+
+PhaseName = Literal["join", "data", "compile", "load", "step", "validate", "save", "done"]
+_T = TypeVar("_T")
+_PACKAGE = str(Path(__file__).parents[2])
+
+
+@dataclass(slots=True)
+class Progress:
+    """`phase`, and the one whose limit holds. `step`: from 1; 0: before the first. `action`: the last that the host has
+    finished."""
+
+    limits: Limits = field(default_factory=Limits)
+    journal: Journal = field(default_factory=Journal)
+    phase: PhaseName = "join"
+    limited_by: PhaseName = "join"
+    step: int = 0
+    action: str = ""
+    ticks: int = 0
+
+    @property
+    def limit(self) -> float:
+        """Seconds that the main thread may spend without progress."""
+        return self.limits.of(self.limited_by)
+
+    def enter(self, phase: PhaseName, limited_by: PhaseName | None = None) -> None:
+        """Go on to a phase. `limited_by`: the phase whose limit holds, if it is another."""
+        self.limited_by = limited_by or phase
+        self.phase = phase
+        self.ticks += 1
+
+    @contextmanager
+    def during(self, phase: PhaseName, limited_by: PhaseName | None = None) -> Iterator[None]:
+        """A phase within another. One that fails stays the present one, so that it is named."""
+        before = self.phase, self.limited_by
+        self.enter(phase, limited_by)
+        yield
+        self.enter(*before)
+
+    def reading(self, read: Callable[[], _T]) -> _T:
+        """Read data in the middle of another phase, whose limit goes on."""
+        with self.during("data", self.limited_by):
+            return read()
+
+    def begin_step(self, number: int, *, first: bool = False) -> None:
+        """Step `number` begins. In the first of a process kernels are compiled, so the limit of that phase holds."""
+        self.step, self.action = number, ""
+        self.enter("step", "compile" if first else None)
+
+    def did(self, action: str) -> None:
+        """An action is done on the host; a GPU may still be at it."""
+        self.action = action
+        self.ticks += 1
+        if self.journal.marks is not None:
+            self.journal.marks.add(action)
+
+    def over(self, items: Iterable[_T]) -> Iterator[_T]:
+        """The items. Each one is progress."""
+        for item in items:
+            self.ticks += 1
+            yield item
+
+
+def main_thread_at() -> str:
+    """Where the main thread is: the innermost line of this package, as `session/trainer.py:112 in start`. Lines that
+    only pass a wait on are left out."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        code = frame.f_code
+        parts = Path(code.co_filename).parts[-2:]
+        if code.co_filename.startswith(_PACKAGE) and parts[0] != "comm" and parts[1] not in ("rank.py", "progress.py"):
+            return f"{'/'.join(parts)}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back
+    return ""
