@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +26,7 @@ from penteract.config.run import RunSpec
 from penteract.errors import BadInput
 from penteract.readings.price import price
 from penteract.schedule.draw import draw as draw_schedule
-from penteract.schedule.registry import generate
+from penteract.schedule.registry import generate, schedule_of
 from penteract.step.program import check_op_names, compile_step
 
 EXAMPLES = (
@@ -141,10 +142,25 @@ def _check_paths(resolved: Resolved) -> None:
 
 
 def _predicted(run: RunSpec) -> int:
-    """Bytes that rank 0 will allocate. The command line alone may use both the predictions and the engine."""
+    """Bytes that rank 0 will allocate. The command line alone may use both the predictions and the engine.
+
+    Once a pipeline is full, each further micro-batch needs as much as the one before: two short steps tell that of a
+    long one, whose price would take as long as its steps are many.
+    """
+    lay, steps = run.layout, run.layout.gradient_accumulation_steps
+    unit = schedule_of(lay.schedule).round(lay.pp)
+    short = -(-2 * lay.stages // unit) * unit
+    if steps <= 2 * short:
+        return _allocated(run, steps)
+    few, more = _allocated(run, short), _allocated(run, 2 * short)
+    return more + (steps - 2 * short) * (more - few) // short
+
+
+def _allocated(run: RunSpec, micro_batches: int) -> int:
+    """Bytes that rank 0 would allocate with so many micro-batches in a step."""
     program = compile_step(
-        run.model, run.layout, run.sequence_length, precision=run.precision.policy,
-        optimizer_kinds=run.optimizer.optimizer_kinds,
+        run.model, replace(run.layout, gradient_accumulation_steps=micro_batches), run.sequence_length,
+        precision=run.precision.policy, optimizer_kinds=run.optimizer.optimizer_kinds,
     )  # fmt: skip
     return price(program).allocated
 

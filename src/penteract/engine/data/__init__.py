@@ -5,9 +5,20 @@
 Everything here is numpy; nothing imports torch.
 """
 
+from penteract.engine.data.check import check_data, check_vocabulary
 from penteract.engine.data.open import DataChoice, open_samples
 from penteract.engine.data.pack import Sample, Samples
 from penteract.engine.data.tokenizer import TextTokenizer, open_tokenizer
 from penteract.engine.data.tokens import write_tokens
 
-__all__ = ["DataChoice", "Sample", "Samples", "TextTokenizer", "open_samples", "open_tokenizer", "write_tokens"]
+__all__ = [
+    "DataChoice",
+    "Sample",
+    "Samples",
+    "TextTokenizer",
+    "check_data",
+    "check_vocabulary",
+    "open_samples",
+    "open_tokenizer",
+    "write_tokens",
+]

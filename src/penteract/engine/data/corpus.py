@@ -119,10 +119,10 @@ def _local(source: str) -> list[Path]:
         files = _in_fair_order(path, [p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file()])
         if files:
             return files
-    elif path.suffix in _SUFFIXES:
+    elif path.suffix in _SUFFIXES and path.is_file():
         return [path]
-    raise BadInput("SOURCE", "no data files in this folder" if path.is_dir() else "not a kind of data file",
-                   found=source, allowed=_ALLOWED, fix="rename files of plain text to .txt")  # fmt: skip
+    what = "not a kind of data file" if path.is_file() else "a pipe, a socket or a device"
+    raise BadInput("SOURCE", "no data files in this folder" if path.is_dir() else what, found=source, allowed=_ALLOWED, fix="rename files of plain text to .txt")  # fmt: skip
 
 
 def _in_fair_order(root: Path, files: list[Path]) -> list[Path]:

@@ -86,10 +86,15 @@ def _available() -> int:
 def _folder(resolved: Resolved, resume: Path | None, init: Path | None) -> Path:
     """The run's folder: a new one, or the one that is resumed.
 
-    A resumed run keeps its run.toml until its checkpoint is read, so a refused resume changes nothing.
+    A resumed run keeps its run.toml until its checkpoint is read, so a refused resume changes nothing. Nor is anything
+    made where the data are wrong.
     """
     if resume is not None:
         import_module("penteract.engine.session.resume").check_resume(resume, resolved.run)
+    run = resolved.run
+    import_module("penteract.engine.data").check_data(
+        run.data, run.tokenizer, run.sequence_length, run.model.vocab_size
+    )
     folder = resume or rundir.create(resolved.run.out, resolved.run.model.name)
     (folder / (rundir.NEXT if resume else rundir.RUN)).write_text(to_toml(resolved))
     if init is not None:
